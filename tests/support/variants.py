@@ -50,11 +50,11 @@ def asked(folder: Path) -> Path:
         log = EventLog(path)
         async with Service(entries, log=log) as service:
             for one in (entries[0], entries[-1]):
-                await service.infer(one.variant.name, INPUTS[:1])
+                await service.infer(one.variant.name, {"input": INPUTS[:1]})
             for latency in (100.0, 200.0, 300.0):  # each without recent ones
-                await service.infer("sums", INPUTS[:1], latency=latency)
+                await service.infer("sums", {"input": INPUTS[:1]}, latency=latency)
             with contextlib.suppress(UserError):
-                await service.infer("sums", INPUTS[:1], accuracy=2.0)
+                await service.infer("sums", {"input": INPUTS[:1]}, accuracy=2.0)
         log.close()
 
     asyncio.run(ask())

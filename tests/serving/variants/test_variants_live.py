@@ -38,26 +38,44 @@ def test_a_module_of_torch_becomes_variants_that_do_as_it_does(tmp_path: Path) -
         module[0].weight.copy_(torch.from_numpy(WEIGHTS.T))
     torch.save(module, tmp_path / "net.pt")
     _, data = submitted(tmp_path)
-    found, _ = registry.add(tmp_path / "net.pt", data, tmp_path / "home", task="sums", architecture="net")
-    assert registry.registered(tmp_path / "home") == found
-    assert {(one.variant.precision, one.variant.threads, one.variant.batch) for one in found} >= {
-        ("fp32", threads, batch) for threads in (1, 2) for batch in (1, 8)
+    found, left_out = registry.add(
+        tmp_path / "net.pt", data, tmp_path / "home", task="sums", architecture="net", compiled=False
+    )
+    assert registry.registered(tmp_path / "home") == found and left_out[0].startswith("compiled: it was not")
+    kinds = {
+        (one.variant.framework, one.variant.precision, one.variant.threads, one.variant.batch)
+        for one in found
     }
+    assert kinds >= {
+        (*kind, threads, batch)
+        for kind in (("onnxruntime", "fp32"), ("torch", "eager")) for threads in (1, 2) for batch in (1, 8)
+    }  # fmt: skip
+    softmax = np.exp(OUTPUTS) / np.exp(OUTPUTS).sum(1, keepdims=True)
     for one in found:
         assert one.variant.load > 0 and one.variant.latency(8) > 0 and one.variant.accuracy >= 0.95
-    softmax = np.exp(OUTPUTS) / np.exp(OUTPUTS).sum(1, keepdims=True)
-    np.testing.assert_allclose(registry.run(found[0].file, INPUTS), softmax, atol=1e-6)
+        if one.variant.precision != "int8":
+            [made] = replica.program(one.file, 1)({"input": INPUTS})
+            np.testing.assert_allclose(made, softmax, atol=1e-6)
+
+    async def story() -> None:
+        async with Service(found) as service:
+            for count in (1, 5):
+                name, [(_, made)] = await service.infer("net:eager-t1-b8", {"input": INPUTS[:count]})
+                np.testing.assert_allclose(made, softmax[:count], atol=1e-6)
+                assert name == "net:eager-t1-b8"
+
+    asyncio.run(story())
     with pytest.raises(UserError, match=r"registered in .* already"):
         registry.add(tmp_path / "net.pt", data, tmp_path / "home", task="sums", architecture="net")
 
 
 def test_what_is_not_equal_or_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LessError, match=r"net\.pt: refused: .* by 0\.25, 0\.0001 is tolerated"):
-        registry.verify(np.zeros((2, 2)), np.array([[0.0, 0.25], [0, 0]]), "net.pt")
-    with pytest.raises(LessError, match="gives"):
-        registry.verify(np.zeros((2, 2)), np.zeros((2, 3)), "net.pt")
+        registry.verify([np.zeros((2, 2))], [np.array([[0.0, 0.25], [0, 0]])], "net.pt")
+    with pytest.raises(LessError, match="shapes"):
+        registry.verify([np.zeros((2, 2))], [np.zeros((2, 3))], "net.pt")
     with pytest.raises(LessError, match="nan"):
-        registry.verify(np.zeros(2), np.full(2, np.nan), "net.pt")
+        registry.verify([np.zeros(2)], [np.full(2, np.nan)], "net.pt")
     model, data = submitted(tmp_path)
     home = tmp_path / "home"
     (tmp_path / "bad.onnx").write_bytes(b"no model")
@@ -70,17 +88,17 @@ def test_what_is_not_equal_or_no_model_is_refused(tmp_path: Path, monkeypatch: p
     with pytest.raises(UserError, match=r"name '\.\./bad' is not accepted"):
         registry.add(model, data, home, task="sums", architecture="../bad")
     assert registry.registered(home) == []
-    real = registry._accuracy
-    monkeypatch.setattr(registry, "_accuracy", lambda file, *rest: real(file, *rest) - ("int8" in file.name))
+    real = registry.accuracy
+    monkeypatch.setattr(registry, "accuracy", lambda file, *rest: real(file, *rest) - ("int8" in file.name))
     found, left_out = registry.add(model, data, home, task="sums", architecture="linear")
     assert {one.variant.precision for one in found} == {"fp32"}
-    assert len(left_out) == 1 and "int8: refused" in left_out[0]
+    assert len(left_out) == 2 and "int8: refused" in left_out[1]
 
 
 def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[Entry]) -> None:
     async def story() -> None:
         async with Service(entries) as service:
-            await service.infer("sums", INPUTS[:1], accuracy=0.9)
+            await service.infer("sums", {"input": INPUTS[:1]}, accuracy=0.9)
             killed = 0
 
             async def one(number: int) -> None:
@@ -91,7 +109,8 @@ def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[Entry]) -
                             os.kill(pid, signal.SIGKILL)
                             killed += 1
                 place = number % 64
-                _, made = await service.infer("linear", INPUTS[place : place + 1], background=number % 5 == 0)
+                inputs = {"input": INPUTS[place : place + 1]}
+                _, [(_, made)] = await service.infer("linear", inputs, background=number % 5 == 0)
                 np.testing.assert_allclose(made, OUTPUTS[place : place + 1], atol=0.2)
 
             for first in range(0, 240, 20):
@@ -100,9 +119,9 @@ def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[Entry]) -
             assert killed >= 4 and sum(one.requeued for one in groups) >= 1
             assert sum(one.answered for one in groups) == 241
             with pytest.raises(Infeasible, match=r"no variant does accuracy 0\.999"):
-                await service.infer("sums", INPUTS[:1], accuracy=0.999, latency=1e-9)
-            with pytest.raises(UserError, match=r"shape \[1, 5\] is not accepted; use \[-1, 6\]"):
-                await service.infer("sums", INPUTS[:1, :5])
+                await service.infer("sums", {"input": INPUTS[:1]}, accuracy=0.999, latency=1e-9)
+            with pytest.raises(UserError, match=r"\['none'\] is not accepted; use some of output once"):
+                await service.infer("sums", {"input": INPUTS[:1]}, wanted=["none"])
 
     asyncio.run(story())
 
@@ -112,12 +131,12 @@ def test_what_a_hung_replica_was_asked_another_answers(
 ) -> None:
     async def story() -> None:
         async with Service(entries) as service:
-            await service.infer("sums", INPUTS[:1])
+            await service.infer("sums", {"input": INPUTS[:1]})
             monkeypatch.setattr(replica, "PATIENCE", 2.0)
             for pid in service.pids():
                 os.kill(pid, signal.SIGSTOP)
-            asked = [service.infer("sums", INPUTS[at : at + 1]) for at in range(4)]
-            for at, (_, made) in enumerate(await asyncio.gather(*asked)):
+            asked = [service.infer("sums", {"input": INPUTS[at : at + 1]}) for at in range(4)]
+            for at, (_, [(_, made)]) in enumerate(await asyncio.gather(*asked)):
                 np.testing.assert_allclose(made, OUTPUTS[at : at + 1], atol=0.2)
             groups = [one.group for one in service.groups.values()]
             assert sum(one.answered for one in groups) == 5 and sum(one.requeued for one in groups) >= 1
@@ -175,11 +194,13 @@ async def over_http(http: httpx.AsyncClient) -> None:
     await refused(400, "no JSON", b"{")
     await refused(400, "no JSON object", b"[]")
     await refused(400, "parameter latency: 'soon'", body(parameters={"latency": "soon"}))
-    await refused(400, "exactly one tensor", b"{}")
-    await refused(400, "use 'input' of 'FP32'", body(inputs=[{**ONE, "datatype": "INT64"}]))
+    await refused(400, "field inputs: use a list", b"{}")
+    await refused(
+        400, "input input of 'INT64' is not accepted; use 'FP32'", body(inputs=[{**ONE, "datatype": "INT64"}])
+    )
     await refused(400, "data is not accepted for shape [2, 6]", body(inputs=[{**ONE, "shape": [2, 6]}]))
     await refused(400, "use [-1, 6]", body(inputs=[{**ONE, "shape": [6]}]))
-    await refused(400, "binary_data_size 72", head, **sent)
+    await refused(400, "binary_data_size 72 is not accepted; 0 bytes follow", head, **sent)
     await refused(400, "the body has", head, **{HEADER: "99999"})
     assert 'answered_total{variant="linear:' in (await http.get("/metrics")).text
 

@@ -56,7 +56,7 @@ def submitted(folder: Path) -> list[Entry]:
     for name, width in WIDTHS.items():
         torch.save(trained(width), folder / f"{name}.pt")
         data, home = folder / "digits.npz", folder / "variants"
-        entries += add(folder / f"{name}.pt", data, home, task="digits", architecture=name)[0]
+        entries += add(folder / f"{name}.pt", data, home, task="digits", architecture=name, compiled=False)[0]
     return entries
 
 
@@ -107,7 +107,9 @@ async def _loaded(
     loop = asyncio.get_running_loop()
     async with Service(entries, policy=policy, pinned=pinned) as service:
         for accuracy, latency in CLASSES:  # loaded once, as in a service that has been there for a while
-            await service.infer("digits", images[:1], accuracy=min(accuracy, best), latency=latency)
+            await service.infer(
+                "digits", {"input": images[:1]}, accuracy=min(accuracy, best), latency=latency
+            )
         busy, began = service.busy, loop.time()
 
         async def one(number: int, at: float) -> bool:
@@ -115,7 +117,7 @@ async def _loaded(
             accuracy, latency = CLASSES[number % len(CLASSES)]
             place, since = number % 64, loop.time()
             await service.infer(
-                "digits", images[place : place + 1], accuracy=min(accuracy, best), latency=latency
+                "digits", {"input": images[place : place + 1]}, accuracy=min(accuracy, best), latency=latency
             )
             return loop.time() - since <= latency
 
@@ -131,7 +133,12 @@ def crash_rows(quick: bool) -> Iterator[Row]:
         np.savez(folder / "digits.npz", inputs=images, labels=labels)
         torch.save(model, folder / "medium.pt")
         entries, _ = add(
-            folder / "medium.pt", folder / "digits.npz", folder, task="digits", architecture="medium"
+            folder / "medium.pt",
+            folder / "digits.npz",
+            folder,
+            task="digits",
+            architecture="medium",
+            compiled=False,
         )
         with torch.no_grad():
             wanted = model(torch.from_numpy(images)).numpy()
@@ -159,7 +166,7 @@ async def _killed(
 
             async def one(number: int) -> bool:
                 place = number % len(images)
-                _, made = await service.infer(variant.name, images[place : place + 1])
+                _, [(_, made)] = await service.infer(variant.name, {"input": images[place : place + 1]})
                 return bool(np.abs(made - wanted[place : place + 1]).max() < 1e-3)
 
             asked = asyncio.gather(*(one(number) for number in range(first, first + 20)))

@@ -1,15 +1,16 @@
 """The Open Inference Protocol, version 2, over HTTP: JSON tensors, and the binary tensor extension.
 
-A model's name is a task, an architecture or a variant; ``accuracy``, ``latency`` (seconds), ``cost`` and
-``background`` are parameters of an infer request. 404: no such model; 422: none does what is asked; 400: not
-the protocol; 503: replicas could not answer. See kserve.github.io, Open Inference Protocol.
+A model's name is a task, an architecture or a variant, and its versions are variants; ``accuracy``,
+``latency`` (seconds), ``cost`` and ``background`` are parameters of an infer request. 404: no such model;
+422: none does what is asked; 400: not the protocol; 503: replicas could not answer. See kserve.github.io,
+Open Inference Protocol.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,19 +18,48 @@ import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
 
 from windtunnel import __version__
 from windtunnel.base.errors import UserError
-from windtunnel.serving.variants.live.service import Infeasible, Service, Tensor, Unanswered, Unknown
+from windtunnel.serving.variants.live.service import Infeasible, Service, Unanswered, Unknown
+from windtunnel.serving.variants.live.tensors import DATATYPES, Given, Tensor, checked, packed
 
-NUMPY = {
-    "FP32": np.float32, "FP64": np.float64, "FP16": np.float16, "INT64": np.int64, "INT32": np.int32,
-    "UINT8": np.uint8, "INT8": np.int8, "BOOL": np.bool_,
-}  # fmt: skip
 HEADER = "Inference-Header-Content-Length"
 EXTENSIONS = ["binary_tensor_data"]
 BOUNDS = {"accuracy": 0.0, "latency": math.inf, "cost": math.inf}
 STATUS: dict[type[Exception], int] = {Unknown: 404, Infeasible: 422, UserError: 400, Unanswered: 503}
+MODEL = "/v2/models/{name}"
+VERSION = f"{MODEL}/versions/{{version}}"
+
+
+def _form(*required: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": list(required)}
+
+
+_WORD, _NUMBER = {"type": "string"}, {"type": "number", "minimum": 0}
+_TENSOR = _form(
+    "name", "datatype", "shape", name=_WORD, datatype={"enum": list(DATATYPES)}, parameters=_form(),
+    shape={"type": "array", "items": {"type": "integer", "minimum": 0}},
+    data={"type": "array", "items": {}},
+)  # fmt: skip
+_PARAMETERS = _form(background={"type": "boolean"}, **dict.fromkeys(BOUNDS, _NUMBER))
+_OUTPUT = _form("name", name=_WORD, parameters=_form())
+_ASKED = _form(
+    "inputs", id=_WORD, parameters=_PARAMETERS, inputs={"type": "array", "items": _TENSOR, "minItems": 1},
+    outputs={"type": "array", "items": _OUTPUT},
+)  # fmt: skip
+_BODY = {"required": True, "content": {"application/json": {"schema": _ASKED}}}
+_ANSWER = _form("model_name", "outputs", model_name=_WORD, outputs={"type": "array", "items": _TENSOR})
+_REFUSED = {"content": {"application/json": {"schema": _form("error", error=_WORD)}}}
+_NAMED: dict[int | str, Any] = {404: {"description": "No such model", **_REFUSED}}
+_INFER: dict[int | str, Any] = {
+    **_NAMED, 400: {"description": "Not the protocol", **_REFUSED},
+    422: {"description": "No variant does what is asked", **_REFUSED},
+    503: {"description": "Replicas could not answer", **_REFUSED},
+    200: {"description": "The outputs", "content": {"application/json": {"schema": _ANSWER},
+                                                    "application/octet-stream": {}}},
+}  # fmt: skip
 
 
 def application(service: Service) -> FastAPI:
@@ -43,9 +73,11 @@ def application(service: Service) -> FastAPI:
     app = FastAPI(title="windtunnel variants", version=__version__, lifespan=lifespan)
 
     async def told(request: Request, fault: Exception) -> JSONResponse:
+        if isinstance(fault, HTTPException):
+            return JSONResponse({"error": fault.detail}, fault.status_code, fault.headers)
         return JSONResponse({"error": str(fault)}, STATUS[type(fault)])
 
-    for kind in STATUS:
+    for kind in (*STATUS, HTTPException):
         app.add_exception_handler(kind, told)
 
     @app.get("/v2")
@@ -60,14 +92,16 @@ def application(service: Service) -> FastAPI:
     async def ready() -> dict[str, bool]:
         return {"ready": True}
 
-    @app.get("/v2/models/{name}/ready")
-    async def model_ready(name: str) -> dict[str, Any]:
-        service.named(name)
+    @app.get(f"{MODEL}/ready", responses=_NAMED)
+    @app.get(f"{VERSION}/ready", responses=_NAMED)
+    async def model_ready(name: str, version: str = "") -> dict[str, Any]:
+        asked_for(service, name, version)
         return {"name": name, "ready": True}
 
-    @app.get("/v2/models/{name}")
-    async def metadata(name: str) -> dict[str, Any]:
-        return described(service, name)
+    @app.get(MODEL, responses=_NAMED)
+    @app.get(VERSION, responses=_NAMED)
+    async def metadata(name: str, version: str = "") -> dict[str, Any]:
+        return described(service, name, version)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -85,28 +119,50 @@ def application(service: Service) -> FastAPI:
             ]
         return Response("".join(lines), media_type="text/plain")
 
-    @app.post("/v2/models/{name}/infer")
-    async def infer(name: str, request: Request) -> Response:
-        groups = service.named(name)
+    @app.post(f"{MODEL}/infer", responses=_INFER, openapi_extra={"requestBody": _BODY})
+    @app.post(f"{VERSION}/infer", responses=_INFER, openapi_extra={"requestBody": _BODY})
+    async def infer(request: Request, name: str, version: str = "") -> Response:
+        found = asked_for(service, name, version)
         asked, binary = _parsed(await request.body(), request.headers.get(HEADER))
-        inputs = tensor_of(asked, binary, groups[0].inputs)
+        inputs = checked(_given(asked, binary), service.named(found)[0].entry.signature)
         parameters = _object(asked, "parameters")
-        variant, made = await service.infer(name, inputs, **bounds(parameters))
-        return _answer(asked, variant, groups[0].outputs, made, parameters)
+        outputs = asked.get("outputs") or []
+        if not isinstance(outputs, list) or not all(isinstance(one, dict) for one in outputs):
+            raise UserError("field outputs: use a list of JSON objects")
+        variant, made = await service.infer(
+            found, inputs, wanted=[one.get("name") for one in outputs], **bounds(parameters)
+        )
+        default = parameters.get("binary_data_output", False)
+        binaries = [_object(one, "parameters").get("binary_data", default) for one in outputs]
+        return _answer(asked, variant, made, binaries or [default] * len(made))
 
     return app
 
 
-def described(service: Service, name: str) -> dict[str, Any]:
-    """A model's metadata."""
+def asked_for(service: Service, name: str, version: str) -> str:
+    """What the service calls it.
+
+    Raises:
+        Unknown: there is no such model, or it has no such version.
+    """
     groups = service.named(name)
-    tensors = [
-        {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}
-        for one in (groups[0].inputs, groups[0].outputs)
-    ]
+    if version and version not in {one.variant.name for one in groups}:
+        raise Unknown(f"version {version!r} of model {name!r} is unknown; versions are names of variants")
+    return version or name
+
+
+def described(service: Service, name: str, version: str = "") -> dict[str, Any]:
+    """A model's metadata."""
+    groups = service.named(asked_for(service, name, version))
+    signature = groups[0].entry.signature
+    inputs, outputs = (
+        [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in some]
+        for some in (signature.inputs, signature.outputs)
+    )
+    platforms = {"onnxruntime": "onnx_onnxruntime", "torch": "pytorch_torch"}
     return {
-        "name": name, "versions": [one.variant.name for one in groups], "platform": "onnx_onnxruntime",
-        "inputs": tensors[:1], "outputs": tensors[1:],
+        "name": name, "versions": [one.variant.name for one in groups],
+        "platform": platforms[groups[0].variant.framework], "inputs": inputs, "outputs": outputs,
     }  # fmt: skip
 
 
@@ -120,8 +176,8 @@ def bounds(parameters: dict[str, Any]) -> dict[str, Any]:
     for name, default in BOUNDS.items():
         value = parameters.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise UserError(f"parameter {name}: {value!r} is not accepted; use a number from 0")
-        found[name] = float(value)
+            raise UserError(f"parameter {name}: {str(value)[:50]!r} is not accepted; use a number from 0")
+        found[name] = float(min(value, 1e300)) if value != math.inf else math.inf
     background = parameters.get("background", False)
     if not isinstance(background, bool):
         raise UserError(f"parameter background: {background!r} is not accepted; use true or false")
@@ -132,16 +188,22 @@ def _parsed(body: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
     """The JSON part and what follows it."""
     length = len(body)
     if header is not None:
-        if not header.isdigit() or int(header) > len(body):
-            raise UserError(f"{HEADER} {header!r} is not accepted; the body has {len(body)} bytes")
+        if not (header.isascii() and header.isdigit()) or int(header[:20]) > len(body):
+            raise UserError(f"{HEADER} {header[:50]!r} is not accepted; the body has {len(body)} bytes")
         length = int(header)
     try:
-        asked = json.loads(body[:length])
+        asked = json.loads(body[:length], parse_constant=_no_json)
     except (ValueError, RecursionError) as fault:
         raise UserError(f"the request is no JSON: {fault}") from fault
     if not isinstance(asked, dict):
         raise UserError("the request is no JSON object")
+    if not isinstance(asked.get("id", ""), str):
+        raise UserError("field id is no string")
     return asked, body[length:]
+
+
+def _no_json(word: str) -> None:
+    raise ValueError(f"it has no {word}")
 
 
 def _object(of: dict[str, Any], name: str) -> dict[str, Any]:
@@ -151,49 +213,48 @@ def _object(of: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def tensor_of(asked: dict[str, Any], binary: bytes, wanted: Tensor) -> NDArray[Any]:
-    """The one input of a request.
-
-    Raises:
-        UserError: it is missing, of another name or type, or has another number of values than its shape.
-    """
-    given = asked.get("inputs")
-    if not isinstance(given, list) or len(given) != 1 or not isinstance(given[0], dict):
-        raise UserError(f"field inputs: exactly one tensor is accepted, {wanted.name!r}")
-    one = given[0]
-    if one.get("name") != wanted.name or one.get("datatype") != wanted.datatype:
-        raise UserError(
-            f"input {one.get('name')!r} of {one.get('datatype')!r} is not accepted; use {wanted.name!r} of"
-            f" {wanted.datatype!r}"
-        )
-    shape = one.get("shape")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise UserError(f"input {wanted.name}: shape {shape!r} is not accepted; use whole numbers")
-    kind = np.dtype(NUMPY[wanted.datatype])
-    size = _object(one, "parameters").get("binary_data_size")
-    try:
-        if size is None:
-            return np.array(one["data"], dtype=kind).reshape(shape)
-        if size != len(binary):
-            raise ValueError(f"binary_data_size {size!r}, and {len(binary)} bytes follow")
-        return np.frombuffer(binary, kind).reshape(shape)
-    except (ValueError, TypeError, KeyError, OverflowError) as fault:
-        raise UserError(f"input {wanted.name}: data is not accepted for shape {shape}: {fault}") from fault
+def _given(asked: dict[str, Any], binary: bytes) -> list[Given]:
+    """The inputs, each with its part of what followed the JSON."""
+    inputs = asked.get("inputs")
+    if not isinstance(inputs, list) or not all(isinstance(one, dict) for one in inputs):
+        raise UserError("field inputs: use a list of JSON objects")
+    made, at = [], 0
+    for one in inputs:
+        size, raw = _object(one, "parameters").get("binary_data_size"), None
+        if size is not None:
+            if type(size) is not int or not 0 <= size <= len(binary) - at or "data" in one:
+                raise UserError(f"input {str(one.get('name'))[:50]}: binary_data_size {str(size)[:50]} is not"
+                                f" accepted; {len(binary) - at} bytes follow, and no data")  # fmt: skip
+            raw, at = binary[at : at + size], at + size
+        made.append(Given(one.get("name"), one.get("datatype"), one.get("shape"), one.get("data"), raw))
+    if at < len(binary):
+        raise UserError(f"{len(binary)} bytes follow the JSON; the inputs have binary_data_size {at}")
+    return made
 
 
 def _answer(
-    asked: dict[str, Any], variant: str, wanted: Tensor, made: NDArray[Any], parameters: dict[str, Any]
+    asked: dict[str, Any], variant: str, made: Sequence[tuple[Tensor, NDArray[Any]]], binary: Sequence[Any]
 ) -> Response:
-    output: dict[str, Any] = {"name": wanted.name, "datatype": wanted.datatype, "shape": list(made.shape)}
-    answer: dict[str, Any] = {"model_name": variant, "outputs": [output]}
-    if isinstance(asked.get("id"), str):
+    answer: dict[str, Any] = {"model_name": variant, "outputs": []}
+    if "id" in asked:
         answer["id"] = asked["id"]
-    outputs = asked.get("outputs")
-    first = outputs[0] if isinstance(outputs, list) and outputs and isinstance(outputs[0], dict) else {}
-    if not _object(first, "parameters").get("binary_data", parameters.get("binary_data_output", False)):
-        output["data"] = made.ravel().tolist()
-        return Response(json.dumps(answer), media_type="application/json")
-    data = made.tobytes()
-    output["parameters"] = {"binary_data_size": len(data)}
+    behind = []
+    for (wanted, array), packs in zip(made, binary, strict=True):
+        output: dict[str, Any] = {
+            "name": wanted.name,
+            "datatype": wanted.datatype,
+            "shape": list(array.shape),
+        }
+        if packs:
+            behind.append(packed(array))
+            output["parameters"] = {"binary_data_size": len(behind[-1])}
+        elif array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise UserError(f"output {wanted.name} has values that JSON has not; use binary_data")
+        else:
+            output["data"] = array.ravel().tolist()
+        answer["outputs"].append(output)
     head = json.dumps(answer).encode()
-    return Response(head + data, media_type="application/octet-stream", headers={HEADER: str(len(head))})
+    if not behind:
+        return Response(head, media_type="application/json")
+    headers = {HEADER: str(len(head))}
+    return Response(b"".join((head, *behind)), media_type="application/octet-stream", headers=headers)

@@ -1,54 +1,80 @@
 """From one submitted model to its variants: exported, quantised, held against the model, and measured.
 
-A folder holds a model: ``variants.json``, and the ONNX files that it names. A variant is registered only
-where its outputs are those of the model (float32: within `TOLERATED` of the largest; int8: its accuracy on
-the given data within `LOST`); what is not is refused with the difference.
+A folder holds a model: ``variants.json``, and the files that it names. A variant is registered only where its
+outputs are those of the model (float32: within `TOLERATED` of the largest; int8: its accuracy on the given
+data within `LOST`); what is not is refused with the difference. Requests are run together only where a batch
+gave what its items gave one by one.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import shutil
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import LessError, UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.calibration.fit import least_squares
-from windtunnel.serving.variants.live.replica import Replica, session
+from windtunnel.serving.variants.live.replica import (
+    COMPILED,
+    Died,
+    Failed,
+    Replica,
+    preload,
+    program,
+    session,
+)
+from windtunnel.serving.variants.live.tensors import DATATYPES, Arrays, Outputs, Signature, Tensor, parted
 from windtunnel.serving.variants.model import Variant
 
 TOLERATED = 1e-4
 LOST = 0.02
 BATCHES = (1, 4, 8, 16)
 REPEATS = 5
-Arrays = Mapping[str, NDArray[Any]]
+ONNX = {
+    "tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(float16)": "FP16", "tensor(string)": "BYTES",
+    **{f"tensor({one.lower()})": one for one in DATATYPES if one[0] in "UIB"},
+}  # fmt: skip
+"""ONNX Runtime's names of types, and the protocol's."""
 
 
 class Entry(NamedTuple):
-    """A variant, and the file that a replica of it loads."""
+    """A variant, the file that a replica of it loads, and what it takes and gives."""
 
     variant: Variant
     file: Path
+    signature: Signature
 
 
 @dataclass(frozen=True)
 class _Kept:
     variant: Variant
     file: str
+    signature: Signature
+
+
+class _Made(NamedTuple):
+    framework: str
+    precision: str
+    file: Path
 
 
 def add(
-    model: Path, data: Path, home: Path, *, task: str, architecture: str
+    model: Path, data: Path, home: Path, *, task: str, architecture: str, compiled: bool = True
 ) -> tuple[list[Entry], list[str]]:
     """Register a model. ``model``: ONNX, or a module kept by ``torch.save`` (it is a program: load only what
-    you trust). ``data``: an ``.npz`` with ``inputs`` (n, …) and ``labels`` (n,).
+    you trust). ``data``: an ``.npz`` with an array (n, …) for each input (``inputs``, if there is one only)
+    and ``labels`` (n, …) of the first output. ``compiled``: by torch's Inductor, too.
     Answers the variants, and in words which were left out.
 
     Raises:
@@ -64,23 +90,36 @@ def add(
         raise UserError(
             f"variants add: {architecture} is registered in {home} already; choose another --name"
         )
-    inputs, labels = read_data(data)
+    given, labels = read_data(data)
     folder.mkdir(parents=True, exist_ok=True)
-    full = _exported(model, inputs, folder / "fp32.onnx")
-    found, left_out = [("fp32", full)], []
-    right = _accuracy(full, inputs, labels)
-    small = _quantised(full, inputs, folder / "int8.onnx")
-    if small is None:
-        left_out.append("int8: ONNX Runtime cannot quantise the model")
-    elif (less := _accuracy(small, inputs, labels)) < right - LOST:
-        left_out.append(f"int8: refused: accuracy {less:.2%}, and {right:.2%} in float32")
+    left_out: list[str] = []
+    if model.suffix == ".onnx":
+        found, signature, inputs = _submitted(model, folder, data, given)
+        left_out.append("torch: the model was submitted as ONNX")
     else:
-        found.append(("int8", small))
-    warm = Replica(full, 1)  # the first one starts the fork server, and pays for that
-    warm.loaded()
-    warm.end()
-    entries = list(_measured(found, inputs, labels, task, architecture))
-    kept = [to_plain(_Kept(one.variant, one.file.name)) for one in entries]
+        found, signature, inputs = _exported(model, folder, given, compiled, left_out)
+    others = [one.signature.inputs for one in registered(home) if one.variant.task == task]
+    if others and others[0] != signature.inputs:
+        raise UserError(
+            f"variants add: {architecture} takes {_told(signature.inputs)}, and other models of {task} take"
+            f" {_told(others[0])}; choose another --task"
+        )
+    full = found[0].file
+    right = accuracy(full, signature, inputs, labels)
+    if full.suffix == ".onnx" and found[0].precision == "fp32":
+        small = _quantised(full, inputs, signature, folder / "int8.onnx")
+        if small is None:
+            left_out.append("int8: ONNX Runtime cannot quantise the model")
+        elif (less := accuracy(small, signature, inputs, labels)) < right - LOST:
+            left_out.append(f"int8: refused: accuracy {less:.2%}, and {right:.2%} in float32")
+        else:
+            found.append(_Made("onnxruntime", "int8", small))
+    if not signature.batched:
+        left_out.append("batches: an item of the model is not a row of all its tensors, or not by itself")
+    preload(*(one.framework for one in found))
+    _profile(full, signature, inputs, 1)  # the first one starts the fork server, and pays for that
+    entries = list(_measured(found, signature, inputs, labels, task, architecture))
+    kept = [to_plain(_Kept(one.variant, one.file.name, signature)) for one in entries]
     atomic.replace(folder / "variants.json", json.dumps(kept, indent=1))
     return entries, left_out
 
@@ -97,75 +136,227 @@ def registered(home: Path) -> list[Entry]:
             kept = [from_plain(_Kept, one) for one in json.loads(path.read_text())]
         except (OSError, ValueError, TypeError, KeyError) as fault:
             raise UserError(f"{path}: no registry of variants: {fault}") from fault
-        entries += [Entry(one.variant, path.parent / one.file) for one in kept]
+        entries += [Entry(one.variant, path.parent / one.file, one.signature) for one in kept]
     return entries
 
 
-def read_data(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Inputs and labels of an ``.npz``."""
+def read_data(path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+    """Inputs by name, and labels, of an ``.npz``."""
     try:
         with np.load(path, allow_pickle=False) as found:
-            inputs, labels = found["inputs"], found["labels"]
-    except (OSError, ValueError, KeyError) as fault:
-        raise UserError(f"{path}: not an .npz with the arrays inputs and labels: {fault}") from fault
-    if len(inputs) != len(labels) or len(inputs) < max(BATCHES) or labels.ndim != 1:
+            inputs = {name: found[name] for name in found.files if name != "labels"}
+            labels = found["labels"]
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise UserError(f"{path}: not an .npz with inputs and labels: {fault}") from fault
+    lengths = {one.shape[:1] for one in (*inputs.values(), labels)}
+    if not inputs or len(lengths) > 1 or lengths < {(max(BATCHES),)}:
+        shapes = ", ".join(f"{name} {one.shape}" for name, one in (*inputs.items(), ("labels", labels)))
         raise UserError(
-            f"{path}: inputs {inputs.shape} and labels {labels.shape} do not fit; accepted are n inputs and n"
-            f" labels, {max(BATCHES)} at least"
+            f"{path}: {shapes} do not fit; accepted are n items of each input and n labels, {max(BATCHES)} at"
+            " least"
         )
-    return inputs, labels
+    words = {name: one.astype(object) for name, one in inputs.items() if one.dtype.kind == "U"}
+    return {**inputs, **words}, labels
 
 
-def _exported(model: Path, inputs: NDArray[Any], file: Path) -> Path:
-    if model.suffix == ".onnx":
-        try:
-            file.write_bytes(model.read_bytes())
-            run(file, inputs[:2])
-        except Exception as fault:  # the runtime's own are no family of exceptions
-            raise UserError(f"{model}: ONNX Runtime cannot run it: {str(fault).splitlines()[0]}") from fault
-        return file
+def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[list[_Made], Signature, Arrays]:
+    """ONNX as it is, with what it kept in other files."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        read = onnx.load(model)
+        precision = _precision(read)
+        file = folder / f"{precision}.onnx"
+        onnx.save(read, file, save_as_external_data=read.ByteSize() > 1 << 30, location=f"{precision}.data")
+        loaded = session(file, 0)
+    except (DecodeError, Exception) as fault:  # the runtime's own are no family of exceptions
+        raise UserError(f"{model}: ONNX Runtime cannot run it: {_line(fault)}") from fault
+    tensors = []
+    for kind, some in (("input", loaded.get_inputs()), ("output", loaded.get_outputs())):
+        for one in some:
+            if one.type not in ONNX or one.shape is None:
+                what = f"of type {one.type}" if one.type not in ONNX else "without a rank"
+                raise UserError(f"{model}: {kind} {one.name} {what} is not accepted; use tensors of"
+                                f" {', '.join(DATATYPES)} with their axes")  # fmt: skip
+            shape = tuple(size if isinstance(size, int) else -1 for size in one.shape)
+            tensors.append(Tensor(one.name, ONNX[one.type], shape))
+    count = len(loaded.get_inputs())
+    wanted, outputs = tuple(tensors[:count]), tuple(tensors[count:])
+    if set(given) == {"inputs"} and count == 1:
+        given = {wanted[0].name: given["inputs"]}
+    if set(given) != {one.name for one in wanted}:
+        raise UserError(f"{data}: inputs {', '.join(given)} are not accepted; use {_told(wanted)}")
+    rows = {one.name: _rows(one, given[one.name], data) for one in wanted}
+    free = all(rows.values()) and all(one.shape[0] < 0 for one in wanted)
+    signature, inputs = _batched(Signature(wanted, outputs, free), {name: given[name] for name in rows}, file)
+    if not free:
+        inputs = {name: one[:, None] if rows[name] else one for name, one in inputs.items()}
+    try:
+        program(file, 0)(_item(inputs, signature, 0, 1))
+    except Exception as fault:
+        raise UserError(f"{model}: ONNX Runtime cannot run it on {data}: {_line(fault)}") from fault
+    return [_Made("onnxruntime", precision, file)], signature, inputs
+
+
+def _rows(wanted: Tensor, has: NDArray[Any], data: Path) -> bool:
+    """Whether an item of the data is a row of the tensor, or else a whole one.
+
+    Raises:
+        UserError: it is neither.
+    """
+    shape = wanted.shape
+    row, whole = has.ndim == len(shape) and shape[0] in (-1, 1), has.ndim == len(shape) + 1
+    sizes = zip(shape[1:] if row else shape, has.shape[1:], strict=True) if row or whole else ()
+    fits = (row or whole) and all(size in (-1, mine) for size, mine in sizes)
+    if has.dtype != DATATYPES[wanted.datatype] or not fits:
+        raise UserError(
+            f"{data}: {wanted.name} of {has.dtype} {has.shape} is not accepted; use n items of"
+            f" {_told([wanted])}"
+        )
+    return row
+
+
+def _precision(model: Any) -> str:
+    """Of most of the weights."""
+    from onnx import TensorProto
+
+    names = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.DOUBLE: "fp64",
+             TensorProto.INT8: "int8", TensorProto.UINT8: "int8"}  # fmt: skip
+    sizes: dict[str, int] = {"fp32": 0}
+    for one in model.graph.initializer:
+        name = names.get(one.data_type, "fp32")
+        sizes[name] = sizes.get(name, 0) + one.ByteSize()
+    return max(sizes, key=lambda name: sizes[name])
+
+
+def _batched(signature: Signature, inputs: Arrays, file: Path) -> tuple[Signature, Arrays]:
+    """Both as they are where a batch gives what its items give one by one; or those of a model that is asked
+    for one item at a time."""
+    if not signature.batched:
+        return signature, inputs
+    run, some = program(file, 0), {name: one[:4] for name, one in inputs.items()}
+    try:
+        together = parted(run(some), [1] * 4)
+        for at, whole in enumerate(together):
+            verify(run({name: one[at : at + 1] for name, one in some.items()}), whole, "")
+    except Exception:  # of a runtime that cannot, or a difference
+        return replace(signature, batched=False), {name: one[:, None] for name, one in inputs.items()}
+    return signature, inputs
+
+
+def _item(inputs: Arrays, signature: Signature, at: int, count: int) -> Arrays:
+    """Items from ``at`` as the model takes them."""
+    if signature.batched:
+        return {name: one[at : at + count] for name, one in inputs.items()}
+    return {name: np.asarray(one[at], one.dtype) for name, one in inputs.items()}
+
+
+def _exported(
+    model: Path, folder: Path, given: Arrays, compiled: bool, left_out: list[str]
+) -> tuple[list[_Made], Signature, Arrays]:
+    """A module, as a program of torch, compiled, and as ONNX: each held against it."""
     import torch
 
     try:
         module = torch.load(model, weights_only=False).eval()
     except Exception as fault:  # whatever a pickle raises
-        raise UserError(f"{model}: neither ONNX nor a module kept by torch.save: {fault}") from fault
-    sample = torch.from_numpy(inputs[:16])
-    shapes = ({0: torch.export.Dim("batch")},)
-    with torch.no_grad():
-        wanted = module(sample).numpy()
+        raise UserError(f"{model}: neither ONNX nor a module kept by torch.save: {_line(fault)}") from fault
+    takes = ["inputs"] if set(given) == {"inputs"} else [*inspect.signature(module.forward).parameters]
+    if not set(given) <= set(takes):
+        raise UserError(f"{model}: inputs {', '.join(given)} are not accepted; use {', '.join(takes)}")
+    inputs = {name if len(given) > 1 else "input": given[name] for name in takes if name in given}
+    sample = tuple(torch.from_numpy(one[:16]) for one in inputs.values())
+    shapes = tuple({0: torch.export.Dim("batch")} for _ in sample)
+    try:
+        with torch.no_grad():
+            made = module(*sample)
+            tensors = made if isinstance(made, tuple | list) else (made,)
+            wanted = [one.numpy() for one in tensors]
+            traced = torch.export.export(module, tuple(one[:2] for one in sample), dynamic_shapes=shapes)
+    except Exception as fault:  # of any kind, by the model's code
+        raise UserError(f"{model}: torch.export cannot export it: {_line(fault)}") from fault
+    names = ["output"] if len(wanted) == 1 else [f"output_{at}" for at in range(len(wanted))]
+    signature = Signature(
+        tuple(_free(name, one) for name, one in inputs.items()),
+        tuple(_free(name, one) for name, one in zip(names, wanted, strict=True)), True,
+    )  # fmt: skip
+    found = []
+    try:
         torch.onnx.export(
-            module, (sample[:2],), str(file), dynamo=True, dynamic_shapes=shapes, input_names=["input"],
-            output_names=["output"], verbose=False, external_data=False,
+            traced, (), str(folder / "fp32.onnx"), dynamo=True, input_names=list(inputs), output_names=names,
+            verbose=False, external_data=False,
         )  # fmt: skip
-    verify(wanted, run(file, inputs[:16]), str(model))
-    return file
+        found.append(_Made("onnxruntime", "fp32", folder / "fp32.onnx"))
+    except Exception as fault:
+        left_out.append(f"ONNX: torch cannot export the model to it: {_line(fault)}")
+    torch.export.save(traced, folder / "eager.pt2")
+    found.append(_Made("torch", "eager", folder / "eager.pt2"))
+    if not compiled:
+        left_out.append("compiled: it was not asked for")
+    elif not any(map(shutil.which, ("g++", "c++", "clang++"))):
+        left_out.append("compiled: there is no C++ compiler")
+    else:
+        from torch._inductor import aoti_compile_and_package, config
+
+        settings: dict[str, Any] = {"cpp.dynamic_threads": True}  # one file for any number of them
+        if hasattr(config.aot_inductor, "precompile_headers"):
+            settings["aot_inductor.precompile_headers"] = False  # they take longer than one model
+        file = folder / f"model{COMPILED}"
+        try:
+            aoti_compile_and_package(traced, package_path=str(file), inductor_configs=settings)
+            found.append(_Made("torch", "compiled", file))
+        except Exception as fault:  # of any kind, by the compiler
+            left_out.append(f"compiled: torch cannot compile the model: {_line(fault)}")
+    some = {name: one[:16] for name, one in inputs.items()}
+    for made in found:
+        verify(wanted, program(made.file, 0)(some), f"{model}: {made.file.name}")
+    return found, *_batched(signature, inputs, found[-1].file)
 
 
-def verify(wanted: NDArray[Any], made: NDArray[Any], what: str) -> None:
+def _free(name: str, one: NDArray[Any]) -> Tensor:
+    kind = next((key for key, kind in DATATYPES.items() if one.dtype == kind), str(one.dtype))
+    return Tensor(name, kind, (-1, *one.shape[1:]))
+
+
+def _told(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(f"{one.name} {one.datatype} {list(one.shape)}" for one in tensors)
+
+
+def _line(fault: BaseException) -> str:
+    return next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
+
+
+def verify(wanted: Outputs, made: Outputs, what: str) -> None:
     """Refuse what differs.
 
     Raises:
         LessError: it does, and by how much.
     """
-    if wanted.shape != made.shape:
-        raise LessError(f"{what}: refused: the export gives {made.shape}, the model {wanted.shape}")
-    difference = float(np.abs(wanted - made).max())
-    bound = TOLERATED * max(1.0, float(np.abs(wanted).max()))
-    if not difference <= bound:
-        words = f"the export differs from the model by {difference:.3g}, {bound:.3g} is tolerated"
-        raise LessError(f"{what}: refused: {words}")
+    if [one.shape for one in wanted] != [one.shape for one in made]:
+        shapes = " and ".join(str([one.shape for one in some]) for some in (made, wanted))
+        raise LessError(f"{what}: refused: the shapes of the variant's and the model's outputs are {shapes}")
+    for mine, theirs in zip(wanted, made, strict=True):
+        if mine.dtype.kind != "f":
+            difference, bound = float((mine != theirs).sum()), 0.0
+        else:
+            difference = float(np.abs(mine - theirs).max(initial=0.0))
+            bound = TOLERATED * max(1.0, float(np.abs(mine).max(initial=0.0)))
+        if not difference <= bound:
+            words = f"it differs from the model by {difference:.3g}, {bound:.3g} is tolerated"
+            raise LessError(f"{what}: refused: {words}")
 
 
-def _quantised(full: Path, inputs: NDArray[Any], file: Path) -> Path | None:
+def _quantised(full: Path, inputs: Arrays, signature: Signature, file: Path) -> Path | None:
     """Static int8 with QDQ nodes; None where ONNX Runtime knows no way to do so."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Samples(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            name = session(full, 1).get_inputs()[0].name
-            self.left = iter([{name: inputs[at : at + 16]} for at in range(0, min(len(inputs), 128), 16)])
+            count = min(len(next(iter(inputs.values()))), 128)
+            step = 16 if signature.batched else 1
+            self.left = iter([_item(inputs, signature, at, step) for at in range(0, count, step)])
 
         def get_next(self) -> Any:
             return next(self.left, None)
@@ -184,55 +375,69 @@ def _quantised(full: Path, inputs: NDArray[Any], file: Path) -> Path | None:
     return file
 
 
-def run(file: Path, inputs: NDArray[Any]) -> NDArray[Any]:
-    """What the file's first output is."""
-    loaded = session(file, 1)
-    return np.asarray(loaded.run(None, {loaded.get_inputs()[0].name: inputs})[0])
-
-
 def _measured(
-    found: list[tuple[str, Path]],
-    inputs: NDArray[Any],
+    found: list[_Made],
+    signature: Signature,
+    inputs: Arrays,
     labels: NDArray[Any],
     task: str,
     architecture: str,
 ) -> Iterator[Entry]:
     """Each file with one thread and two, for batches of one and of eight."""
-    for precision, file in found:
-        right = _accuracy(file, inputs, labels)
+    for framework, precision, file in found:
+        right = accuracy(file, signature, inputs, labels)
         for threads in (1, 2):
-            load, slope, intercept = _profile(file, inputs, threads)
-            memory = 3 * file.stat().st_size + (64 << 20)
-            for batch in (1, 8):
+            load, slope, intercept, memory = _profile(file, signature, inputs, threads)
+            for batch in (1, 8) if signature.batched else (1,):
                 name = f"{architecture}:{precision}-t{threads}-b{batch}"
                 yield Entry(Variant(
-                    name, architecture, task, "onnxruntime", "cpu", precision, threads, batch, load, slope,
+                    name, architecture, task, framework, "cpu", precision, threads, batch, load, slope,
                     intercept, memory, right, float(threads),
-                ), file)  # fmt: skip
+                ), file, signature)  # fmt: skip
 
 
-def _accuracy(file: Path, inputs: NDArray[Any], labels: NDArray[Any]) -> float:
-    return float((run(file, inputs).argmax(-1) == labels).mean())
+def accuracy(file: Path, signature: Signature, inputs: Arrays, labels: NDArray[Any]) -> float:
+    """The part of the items whose first output is right: equal to the label, greatest at it, or (labels that
+    are fractions) within `LOST` of the largest label."""
+    run, count = program(file, 0), len(labels)
+    step = max(BATCHES) if signature.batched else 1
+    first = [run(_item(inputs, signature, at, step))[0] for at in range(0, count, step)]
+    try:
+        made = np.concatenate([one if signature.batched else one[None] for one in first]).reshape(count, -1)
+        right = labels.reshape(count, -1)
+        if labels.dtype.kind == "f":
+            return float((np.abs(made - right) <= LOST * np.abs(labels).max()).all(1).mean())
+        chosen = made.argmax(-1)[:, None] if made.dtype.kind == "f" else made
+        return float((chosen == np.broadcast_to(right, chosen.shape)).all(1).mean())
+    except ValueError as fault:
+        name = signature.outputs[0].name
+        raise UserError(f"labels {labels.shape} are not accepted for output {name}: {fault}") from fault
 
 
-def _profile(file: Path, inputs: NDArray[Any], threads: int) -> tuple[float, float, float]:
-    """Of a replica as it will serve: seconds until it answers, of each item, and of any batch."""
+def _profile(
+    file: Path, signature: Signature, inputs: Arrays, threads: int
+) -> tuple[float, float, float, int]:
+    """Of a replica as it will serve: seconds until it answers, of each item, and of any batch; and bytes."""
     began = time.perf_counter()
     replica = Replica(file, threads)
     try:
         replica.loaded()
-        replica.ask(inputs[:1])
+        replica.ask(_item(inputs, signature, 0, 1))
         load = time.perf_counter() - began
-        took = []
-        for size in BATCHES:
+        sizes, took = BATCHES if signature.batched else (1,), []
+        for size in sizes:
             best = float("inf")
             for _ in range(REPEATS):
                 began = time.perf_counter()
-                replica.ask(inputs[:size])
+                replica.ask(_item(inputs, signature, 0, size))
                 best = min(best, time.perf_counter() - began)
             took.append(best)
+        memory = psutil.Process(replica.process.pid).memory_full_info().uss
+    except (Died, Failed) as fault:
+        raise UserError(f"{file}: a replica of it died while it was measured: {_line(fault)}") from fault
     finally:
         replica.end()
-    columns = [np.array(BATCHES, float), np.ones(len(BATCHES))]
-    slope, intercept = least_squares(columns, np.array(took))
-    return load, slope, intercept
+    if len(took) == 1:
+        return load, took[0], 0.0, memory
+    slope, intercept = least_squares([np.array(sizes, float), np.ones(len(sizes))], np.array(took))
+    return load, slope, intercept, memory

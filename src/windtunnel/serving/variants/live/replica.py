@@ -1,7 +1,7 @@
-"""One replica: a process that holds one ONNX session, and answers batches over a pipe.
+"""One replica: a process that holds one loaded model, and answers batches over a pipe.
 
-Processes come from a fork server that has ONNX Runtime imported already, so a replica is there as soon as its
-file is loaded. A message is (number, array); the answer is (number, array or the error's words, seconds). A
+Processes come from a fork server that has the runtimes imported already, so a replica is there as soon as its
+file is loaded. A message is (number, arrays); the answer is (number, arrays or the error's words, seconds). A
 replica ends when its pipe does.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,18 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from windtunnel.serving.variants.live.tensors import Arrays
+
 PATIENCE = 60.0
 """Seconds after which a process that does not answer has hung."""
 LOADS = 300.0
 """The same, for one that is being loaded."""
+COMPILED = ".compiled.pt2"
+"""How the file of a model ends that torch's Inductor compiled; other ``.pt2`` are exported programs."""
+TORCH = ("torch._inductor.package", "networkx")
+"""What loading one of these imports."""
+Program = Callable[[Arrays], list[NDArray[Any]]]
+"""Inputs to outputs, both in the model's order."""
 _context = multiprocessing.get_context("forkserver")
 
 
@@ -29,16 +38,42 @@ class Died(Exception):
 
 
 class Failed(Exception):
-    """The session refused the inputs, and would do so again."""
+    """The model refused the inputs, and would do so again."""
+
+
+def preload(*frameworks: str) -> None:
+    """What the fork server imports, where it does not run yet."""
+    _context.set_forkserver_preload([__name__, *(TORCH if "torch" in frameworks else ())])
 
 
 def session(file: Path, threads: int) -> Any:
-    """The file loaded, run by so many threads."""
+    """An ONNX file loaded, run by so many threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+def program(file: Path, threads: int) -> Program:
+    """A variant's file loaded, by what it ends in; 0 threads: as the runtime will."""
+    if file.suffix == ".onnx":
+        loaded = session(file, threads)
+        return lambda inputs: [np.asarray(one) for one in loaded.run(None, dict(inputs))]
+    import torch
+    from torch._inductor import aoti_load_package
+
+    if threads:
+        torch.set_num_threads(threads)
+    compiled = file.name.endswith(COMPILED)
+    run = aoti_load_package(str(file)) if compiled else torch.export.load(file).module()
+
+    def answer(inputs: Arrays) -> list[NDArray[Any]]:
+        with torch.inference_mode():
+            made = run(*(torch.tensor(one) for one in inputs.values()))
+        return [one.numpy() for one in (made if isinstance(made, tuple | list) else (made,))]
+
+    return answer
 
 
 class Replica:
@@ -59,8 +94,8 @@ class Replica:
         """
         self._receive(LOADS)
 
-    def ask(self, inputs: NDArray[Any]) -> tuple[NDArray[Any], float]:
-        """The first output, and the seconds that it took there.
+    def ask(self, inputs: Arrays) -> tuple[list[NDArray[Any]], float]:
+        """The outputs, and the seconds that they took there.
 
         Raises:
             Died: the process went, or has not answered for `PATIENCE` seconds.
@@ -93,20 +128,25 @@ class Replica:
 
 def serve(pipe: Connection, file: str, threads: int) -> None:
     """What the process does."""
-    loaded = session(Path(file), threads)
-    name = loaded.get_inputs()[0].name
+    run = program(Path(file), threads)
     pipe.send((0, None, 0.0))
     while True:
         try:
             number, inputs = pipe.recv()
         except (EOFError, OSError, KeyboardInterrupt):
             return
-        began = time.perf_counter()
-        try:
-            made: Any = np.asarray(loaded.run(None, {name: inputs})[0])
-        except Exception as fault:  # the runtime's own are no family of exceptions
-            made = str(fault).splitlines()[0]
-        pipe.send((number, made, time.perf_counter() - began))
+        made, seconds = timed(run, inputs)
+        pipe.send((number, made, seconds))
 
 
-_context.set_forkserver_preload([__name__])
+def timed(run: Program, inputs: Arrays) -> tuple[list[NDArray[Any]] | str, float]:
+    """The outputs, or why there are none; and the seconds."""
+    began = time.perf_counter()
+    try:
+        made: list[NDArray[Any]] | str = run(inputs)
+    except Exception as fault:  # the runtimes' own are no family of exceptions
+        made = next(iter(str(fault).splitlines()), type(fault).__name__)
+    return made, time.perf_counter() - began
+
+
+preload()

@@ -9,8 +9,9 @@ import grpc
 
 from windtunnel import __version__
 from windtunnel.base.errors import UserError
-from windtunnel.serving.variants.live.gateway import bounds, described, tensor_of
+from windtunnel.serving.variants.live.gateway import asked_for, bounds, described
 from windtunnel.serving.variants.live.service import Infeasible, Service, Unanswered, Unknown
+from windtunnel.serving.variants.live.tensors import Given, checked, packed
 
 # compiled when it is imported: the protocol is the file beside this one
 messages, services = grpc.protos_and_services("windtunnel/serving/variants/live/inference.proto")
@@ -36,49 +37,49 @@ class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name
         return messages.ServerMetadataResponse(name="windtunnel", version=__version__)
 
     async def ModelReady(self, request: Any, context: Any) -> Any:
-        return messages.ModelReadyResponse(ready=request.name in await self._told(context, request.name))
+        await self._told(request, context)
+        return messages.ModelReadyResponse(ready=True)
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
-        return messages.ModelMetadataResponse(**await self._told(context, request.name, whole=True))
+        return messages.ModelMetadataResponse(**await self._told(request, context))
 
-    async def ModelInfer(self, request: Any, context: Any) -> Any:
+    async def _told(self, request: Any, context: Any) -> dict[str, Any]:
         try:
-            wanted = self._service.named(request.model_name)[0].inputs
-            asked, raw = _plain(request)
-            inputs = tensor_of(asked, raw, wanted)
-            given = {name: getattr(one, one.WhichOneof("parameter_choice") or "", None)
-                     for name, one in request.parameters.items()}  # fmt: skip
-            variant, made = await self._service.infer(request.model_name, inputs, **bounds(given))
-        except (UserError, Unanswered) as fault:
-            await _refuse(context, fault)
-            raise
-        output = self._service.groups[variant].outputs
-        tensor = {"name": output.name, "datatype": output.datatype, "shape": made.shape}
-        return messages.ModelInferResponse(
-            model_name=variant, id=request.id, outputs=[tensor], raw_output_contents=[made.tobytes()]
-        )
-
-    async def _told(self, context: Any, name: str, whole: bool = False) -> dict[str, Any]:
-        try:
-            found = described(self._service, name)
+            return described(self._service, request.name, request.version)
         except Unknown as fault:
             await _refuse(context, fault)
             raise
-        return found if whole else {name: True}
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        try:
+            found = asked_for(self._service, request.model_name, request.model_version)
+            inputs = checked(_given(request), self._service.named(found)[0].entry.signature)
+            parameters = {name: getattr(one, one.WhichOneof("parameter_choice") or "", None)
+                          for name, one in request.parameters.items()}  # fmt: skip
+            wanted = [one.name for one in request.outputs]
+            variant, made = await self._service.infer(found, inputs, wanted=wanted, **bounds(parameters))
+        except (UserError, Unanswered) as fault:
+            await _refuse(context, fault)
+            raise
+        outputs = [{"name": one.name, "datatype": one.datatype, "shape": array.shape} for one, array in made]
+        raw = [packed(array) for _, array in made]
+        return messages.ModelInferResponse(
+            model_name=variant, id=request.id, outputs=outputs, raw_output_contents=raw
+        )
 
 
-def _plain(request: Any) -> tuple[dict[str, Any], bytes]:
-    """As the request would be over HTTP."""
-    inputs: list[dict[str, Any]] = []
-    for one in request.inputs:
-        inputs.append({"name": one.name, "datatype": one.datatype, "shape": list(one.shape)})
+def _given(request: Any) -> list[Given]:
+    """The inputs; values come in each of them, or the bytes of all beside them."""
+    raw, made = list(request.raw_input_contents), []
+    if raw and len(raw) != len(request.inputs):
+        raise UserError(f"{len(raw)} raw_input_contents came for {len(request.inputs)} inputs")
+    for at, one in enumerate(request.inputs):
         filled = one.contents.ListFields()
-        if filled:
-            inputs[-1]["data"] = list(filled[0][1])
-    raw = b"".join(request.raw_input_contents)
-    if inputs and raw:
-        inputs[0]["parameters"] = {"binary_data_size": len(raw)}
-    return {"inputs": inputs}, raw
+        if len(filled) + bool(raw) > 1:
+            raise UserError(f"input {one.name!r} has several contents; use one")
+        data = list(filled[0][1]) if filled else None if raw else []
+        made.append(Given(one.name, one.datatype, list(one.shape), data, raw[at] if raw else None))
+    return made
 
 
 async def _refuse(context: Any, fault: Exception) -> None:
@@ -91,7 +92,7 @@ async def listening(service: Service, address: str) -> tuple[Any, int]:
     Raises:
         UserError: nobody may listen there.
     """
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])  # images are larger than 4 MB
     services.add_GRPCInferenceServiceServicer_to_server(Servicer(service), server)
     try:
         port = server.add_insecure_port(address)

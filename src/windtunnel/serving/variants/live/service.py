@@ -6,7 +6,6 @@ Each accepted request has one future, which is answered once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import time
@@ -15,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import psutil
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.variants.live.registry import Entry
-from windtunnel.serving.variants.live.replica import Died, Failed, Replica, session
+from windtunnel.serving.variants.live.replica import Died, Failed, Replica, preload
+from windtunnel.serving.variants.live.tensors import Arrays, Outputs, Tensor, joined, lengths, parted
 from windtunnel.serving.variants.model import CPU, Query, Variant
 from windtunnel.serving.variants.policy import POLICIES, Observation
 from windtunnel.serving.variants.policy.desk import (
@@ -40,11 +39,6 @@ from windtunnel.store.eventlog import EventLog
 
 HERE = "this host"
 NAME = "serving.variants"
-TYPES = {
-    "tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(float16)": "FP16", "tensor(int64)": "INT64",
-    "tensor(int32)": "INT32", "tensor(uint8)": "UINT8", "tensor(int8)": "INT8", "tensor(bool)": "BOOL",
-}  # fmt: skip
-"""ONNX Runtime's names of types, and the protocol's."""
 
 
 class Unknown(UserError):
@@ -59,22 +53,11 @@ class Unanswered(Exception):
     """Accepted, and not answered: replicas died of it or refused it."""
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """``shape``: -1 where it may be any number."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-
-
 @dataclass
 class Served:
     """A variant here: its ``group`` at the desk, and its processes, of which ``idle`` do nothing."""
 
     entry: Entry
-    inputs: Tensor
-    outputs: Tensor
     group: Group
     replicas: list[Replica] = field(default_factory=list)
     idle: list[Replica] = field(default_factory=list)
@@ -99,15 +82,14 @@ class Service:
         self.desk = Desk([one.variant for one in entries], self._decide, pinned=pinned, grows=False)
         host = Hosted(name=HERE, hardware=CPU, cores=os.cpu_count() or 1, free=_free())
         self.desk.hosts[HERE] = self._host = host
-        described = {one.file: _described(one) for one in entries}
+        preload(*(one.variant.framework for one in entries))
         self.groups = {
-            one.variant.name: Served(one, *described[one.file], self.desk.group(one.variant.name, HERE))
-            for one in entries
+            one.variant.name: Served(one, self.desk.group(one.variant.name, HERE)) for one in entries
         }
         self._threads = ThreadPoolExecutor(64)
         self._tasks: set[asyncio.Task[None]] = set()
         self.busy = 0.0  # core-seconds of all batches
-        self._open: set[asyncio.Future[NDArray[Any]]] = set()
+        self._open: set[asyncio.Future[Outputs]] = set()
         self._number = 0
         self._ending = False
 
@@ -151,27 +133,33 @@ class Service:
         return [self.groups[one.name] for one in self.desk.named[name]]
 
     async def infer(
-        self, name: str, inputs: NDArray[Any], *, accuracy: float = 0.0, latency: float = math.inf,
-        cost: float = math.inf, background: bool = False,
-    ) -> tuple[str, NDArray[Any]]:  # fmt: skip
-        """Who answered, and what.
+        self, name: str, inputs: Arrays, *, wanted: Sequence[str] = (), accuracy: float = 0.0,
+        latency: float = math.inf, cost: float = math.inf, background: bool = False,
+    ) -> tuple[str, list[tuple[Tensor, NDArray[Any]]]]:  # fmt: skip
+        """Who answered, and the ``wanted`` outputs (all, where none is). ``inputs``: as `checked` gives them.
 
         Raises:
             Unknown: no such model. Infeasible: none does what is asked. Unanswered: none could.
-            UserError: the inputs are of another shape or type.
+            UserError: an output is wanted twice, or there is none of that name.
         """
         first = self.named(name)[0]
-        _fitting(first.inputs, inputs)
+        signature = first.entry.signature
+        names = [one.name for one in signature.outputs]
+        if len(set(map(str, wanted))) < len(wanted) or not {*wanted} <= {*names}:
+            words = (
+                f"field outputs: {str([*wanted])[:200]} is not accepted; use some of {', '.join(names)} once"
+            )
+            raise UserError(words)
         self._number += 1
         variant = first.variant
         task = name if name == variant.task else ""
         architecture = name if not task and name == variant.architecture else ""
         query = Query(
-            self._number, task, architecture, "" if task or architecture else name, len(inputs), accuracy,
-            latency, cost, background,
+            self._number, task, architecture, "" if task or architecture else name, signature.items(inputs),
+            accuracy, latency, cost, background,
         )  # fmt: skip
-        answer: asyncio.Future[NDArray[Any]] = asyncio.get_running_loop().create_future()
-        request = Request(query, time.monotonic(), (inputs, answer))
+        answer: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
+        request = Request(query, time.monotonic(), (inputs, answer), lengths(inputs))
         self._open.add(answer)
         self._do(self.desk.ask(request, request.came))
         try:
@@ -182,7 +170,9 @@ class Service:
         finally:
             self._open.discard(answer)
         assert request.group is not None
-        return request.group.variant.name, made
+        who = self.groups[request.group.variant.name]
+        found = dict(zip(names, zip(who.entry.signature.outputs, made, strict=True), strict=True))
+        return who.variant.name, [found[one] for one in wanted or names]
 
     def _do(self, effects: Iterable[Effect]) -> None:
         for one in () if self._ending else effects:
@@ -220,11 +210,10 @@ class Service:
 
     async def _run(self, one: Served, replica: Replica, batch: list[Request]) -> None:
         group = one.group
-        inputs = [request.work[0] for request in batch]
-        joined = np.concatenate(inputs) if len(batch) > 1 else inputs[0]
+        inputs = joined([request.work[0] for request in batch])
         try:
             made, seconds = await asyncio.get_running_loop().run_in_executor(
-                self._threads, replica.ask, joined
+                self._threads, replica.ask, inputs
             )
         except Died:
             one.replicas.remove(replica)
@@ -237,11 +226,10 @@ class Service:
         else:
             one.idle.append(replica)
             self.busy += seconds * one.variant.threads
-            place = 0
-            for request, asked in zip(batch, inputs, strict=True):
+            parts = parted(made, [request.query.items for request in batch])
+            for request, part in zip(batch, parts, strict=True):
                 if not request.work[1].done():
-                    request.work[1].set_result(made[place : place + len(asked)])
-                place += len(asked)
+                    request.work[1].set_result(part)
             self._do(self.desk.answered(group, batch, seconds, time.monotonic()))
 
     async def _seconds(self) -> None:
@@ -266,22 +254,3 @@ class Service:
 
 def _free() -> int:
     return int(psutil.virtual_memory().available)
-
-
-def _described(entry: Entry) -> tuple[Tensor, Tensor]:
-    loaded = session(entry.file, 1)
-    first, last = loaded.get_inputs()[0], loaded.get_outputs()[0]
-
-    def tensor(one: Any) -> Tensor:
-        shape = (-1, *(size if isinstance(size, int) else -1 for size in one.shape[1:]))
-        return Tensor(one.name, TYPES.get(one.type, one.type), shape)
-
-    return tensor(first), tensor(last)
-
-
-def _fitting(wanted: Tensor, inputs: NDArray[Any]) -> None:
-    fits = inputs.ndim == len(wanted.shape) and len(inputs) > 0
-    with contextlib.suppress(ValueError):
-        fits = fits and all(size in (-1, has) for size, has in zip(wanted.shape, inputs.shape, strict=True))
-    if not fits:
-        raise UserError(f"input shape {list(inputs.shape)} is not accepted; use {list(wanted.shape)}")

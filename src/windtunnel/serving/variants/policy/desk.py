@@ -34,12 +34,13 @@ FAR = 1e9
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """``work``: whatever its caller keeps with it; ``group``: where it was put last; ``alone``: its batch has
-    no other."""
+    """``work``: whatever its caller keeps with it; ``kind``: only those of one kind go in one batch;
+    ``group``: where it was put last; ``alone``: its batch has no other."""
 
     query: Query
     came: float
     work: Any = None
+    kind: Any = None
     group: Group | None = None
     attempts: int = 0
     alone: bool = False
@@ -380,7 +381,9 @@ class Desk:
     def _batches(self, group: Group, queue: deque[Request], now: float) -> list[Run]:
         variant, host, begun = group.variant, group.host, []
         while queue and group.busy < group.ready:
-            first = [*takewhile(lambda one: not one.alone, islice(queue, variant.batch))] or [queue[0]]
+            oldest = islice(queue, variant.batch)
+            alike = takewhile(lambda one: one.kind == queue[0].kind and not one.alone, oldest)
+            first = [*alike] or [queue[0]]
             items = tuple(one.query.items for one in first)
             if queue is group.background:
                 seen = Waiting(variant, items, (FAR,) * len(items), True, host.used, host.cores)

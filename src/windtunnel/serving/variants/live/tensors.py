@@ -1,0 +1,163 @@
+"""Tensors as the Open Inference Protocol names them: what models take and give, and requests hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.base.errors import UserError
+
+Arrays = Mapping[str, NDArray[Any]]
+"""Inputs by name, in the model's order."""
+Outputs = Sequence[NDArray[Any]]
+"""In the model's order, too."""
+DATATYPES: dict[str, Any] = {
+    "FP32": np.float32, "FP64": np.float64, "FP16": np.float16, "INT64": np.int64, "INT32": np.int32,
+    "INT16": np.int16, "INT8": np.int8, "UINT64": np.uint64, "UINT32": np.uint32, "UINT16": np.uint16,
+    "UINT8": np.uint8, "BOOL": np.bool_, "BYTES": np.object_,
+}  # fmt: skip
+ACCEPTED = {"f": "iuf", "i": "iu", "u": "iu", "b": "b"}
+"""Kinds of NumPy that may stand for a kind in JSON: no fraction for a whole number, no word for a number."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """``shape``: -1 where it may be any number."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """``batched``: the first axis of all tensors counts items, so requests may be run together."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    batched: bool
+
+    def items(self, inputs: Arrays) -> int:
+        """How many they are."""
+        return len(inputs[self.inputs[0].name]) if self.batched else 1
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input as it came: values, or their bytes."""
+
+    name: Any
+    datatype: Any
+    shape: Any
+    data: Any = None
+    raw: bytes | None = None
+
+
+def checked(given: Sequence[Given], wanted: Signature) -> Arrays:
+    """What came, as arrays.
+
+    Raises:
+        UserError: one is missing, doubled, of another name, type or shape, or has other values than it says.
+    """
+    names = [one.name for one in given]
+    if sorted(map(str, names)) != sorted(one.name for one in wanted.inputs):
+        expected = ", ".join(repr(one.name) for one in wanted.inputs)
+        raise UserError(f"field inputs: {str(names)[:200]} is not accepted; use each of {expected} once")
+    found = {one.name: _array(given[names.index(one.name)], one) for one in wanted.inputs}
+    counts = {one.shape[:1] for one in found.values()}
+    if wanted.batched and (len(counts) > 1 or (0,) in counts):
+        raise UserError(f"inputs of {' and '.join(str(one[0]) for one in sorted(counts))} items are not"
+                        " accepted; use the same number in each, 1 at least")  # fmt: skip
+    return found
+
+
+def _array(given: Given, wanted: Tensor) -> NDArray[Any]:
+    shape, what = given.shape, f"input {wanted.name}"
+    if given.datatype != wanted.datatype:
+        raise UserError(f"{what} of {str(given.datatype)[:50]!r} is not accepted; use {wanted.datatype!r}")
+    if (
+        not isinstance(shape, list)
+        or len(shape) != len(wanted.shape)
+        or not all(type(has) is int and has >= 0 for has in shape)
+        or not all(size in (-1, has) for size, has in zip(wanted.shape, shape, strict=True))
+    ):
+        raise UserError(f"{what}: shape {str(shape)[:200]} is not accepted; use {list(wanted.shape)}")
+    try:
+        made = _values(given.data, wanted.datatype) if given.raw is None else _unpacked(given.raw, wanted)
+        if made.size != math.prod(shape) or (made.ndim > 1 and list(made.shape) != shape):
+            raise ValueError(f"{made.size} values came")
+        return made.reshape(shape)
+    except (ValueError, TypeError, OverflowError, RecursionError) as fault:
+        words = str(fault)[:200]
+        raise UserError(f"{what}: data is not accepted for shape {str(shape)[:200]}: {words}") from fault
+
+
+def _values(data: Any, datatype: str) -> NDArray[Any]:
+    kind = np.dtype(DATATYPES[datatype])
+    if data is None:
+        raise ValueError("there is none")
+    if kind == np.object_:
+        words = np.array(data, object)
+        if not all(isinstance(one, str | bytes) for one in words.flat):
+            raise ValueError("not all are strings")
+        return np.vectorize(_text, [object])(words) if words.size else words
+    read = np.array(data)
+    if read.size and read.dtype.kind not in ACCEPTED[kind.kind]:
+        raise ValueError(f"not all are of {datatype}")
+    with np.errstate(over="ignore"):
+        made = read.astype(kind)
+    if (kind.kind == "f" and not np.isfinite(made).all()) or (kind.kind in "iu" and (made != read).any()):
+        raise ValueError(f"not all are within {datatype}")
+    return made
+
+
+def _text(one: str | bytes) -> str:
+    return one.decode() if isinstance(one, bytes) else one
+
+
+def _unpacked(raw: bytes, wanted: Tensor) -> NDArray[Any]:
+    if wanted.datatype != "BYTES":
+        return np.frombuffer(raw, DATATYPES[wanted.datatype])
+    words, at = [], 0
+    while at < len(raw):
+        end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
+        if end > len(raw):
+            raise ValueError("a string is longer than what came")
+        words.append(raw[at + 4 : end].decode())
+        at = end
+    return np.array(words, object)
+
+
+def packed(made: NDArray[Any]) -> bytes:
+    """As the protocol's raw contents: strings behind their length."""
+    if made.dtype.kind not in "OU":
+        return made.tobytes()
+    words = [str(one).encode() for one in made.flat]
+    return b"".join(len(one).to_bytes(4, "little") + one for one in words)
+
+
+def joined(parts: Sequence[Arrays]) -> Arrays:
+    """Several requests' inputs as those of one batch; they agree in all axes but the first."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
+
+
+def parted(made: Outputs, counts: Sequence[int]) -> list[Outputs]:
+    """The outputs of a batch, for each of its requests with so many items."""
+    if len(counts) == 1:
+        return [made]
+    ends = np.cumsum(counts)
+    return [
+        [one[end - count : end] for one in made] for end, count in zip(ends.tolist(), counts, strict=True)
+    ]
+
+
+def lengths(inputs: Arrays) -> tuple[tuple[int, ...], ...]:
+    """The axes but the first: requests that agree in these may be joined."""
+    return tuple(one.shape[1:] for one in inputs.values())
