@@ -28,7 +28,15 @@ from windtunnel.linux.system import bpf
 
 HASH, ARRAY, PERCPU_ARRAY, LRU_HASH, LPM_TRIE, RINGBUF = 1, 2, 6, 9, 11, 27
 _CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT, _LOAD, _TEST_RUN, _RAW_TRACEPOINT = 0, 1, 2, 3, 4, 5, 10, 17
-_PROGRAM_BY_ID, _MAP_BY_ID, _INFO, _LOAD_BTF, _LOOKUP_BATCH, _UPDATE_BATCH = 13, 14, 15, 18, 24, 26
+_PROGRAM_BY_ID, _MAP_BY_ID, _INFO, _LOAD_BTF, _LOOKUP_BATCH, _UPDATE_BATCH, _BIND_MAP = (
+    13,
+    14,
+    15,
+    18,
+    24,
+    26,
+    35,
+)
 _KINDS = {"raw_tracepoint": 17, "tc": 3}
 """Kinds of programs, by the beginning of the names of their sections."""
 _NO_PREALLOC, _LOCKED = 1, 4
@@ -164,6 +172,11 @@ def _information(descriptor: int, size: int) -> bytes:
 def number_of(descriptor: int) -> int:
     """The number by which the kernel knows a program, as long as somebody holds it."""
     return int(struct.unpack_from("II", _information(descriptor, 64))[1])
+
+
+def bind(program: int, table: Map) -> None:
+    """Let a loaded program hold a map that it does not use: whoever finds the program finds the map."""
+    bpf(_BIND_MAP, struct.pack("III", program, table.fd, 0))
 
 
 def maps_of(program: int) -> dict[str, Map]:

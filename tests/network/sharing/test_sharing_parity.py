@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from windtunnel.linux import bpf
 from windtunnel.network.sharing.live import native
-from windtunnel.network.sharing.policy.gap import DROP, NEVER, step
+from windtunnel.network.sharing.policy.gap import DROP, step
+from windtunnel.network.sharing.policy.units import NEVER
 
 ETHERNET = bytes(12) + b"\x08\x00" + bytes(40)
 SHOT, ON = 2, -1
@@ -29,21 +30,20 @@ class Kernel:
     program: int
 
     def reset(self) -> None:
-        empty = np.zeros(4, native.STATES).tobytes()
-        self.maps["states"].put(np.arange(4, dtype="<u4").tobytes(), empty)
+        native.put(self.maps["states"], np.zeros(4, native.STATES))
         self.common(0)
 
     def common(self, until: int, levels: int = 0) -> None:
-        self.maps["common"][bytes(4)] = np.array([(until, levels, 0)], native.COMMON).tobytes()
+        self.maps["common"][bytes(4)] = np.array([(until, levels, 0, 0, 0, 0)], native.COMMON).tobytes()
 
     def allow(self, allowed: list[tuple[int, int, int, int]]) -> None:
-        native.put_allowed(self.maps, np.array(allowed, native.ALLOWED))
+        native.put(self.maps["allowed"], np.array(allowed, native.ALLOWED))
 
     def run(self, packet: bpf.Packet) -> int:
         return bpf.tried(self.program, packet)[0]
 
     def states(self) -> np.ndarray:
-        return native.read(self.maps, "states", native.STATES)
+        return native.read(self.maps, "states")
 
 
 def made(by: native.By) -> Iterator[Kernel]:
@@ -136,8 +136,8 @@ def of(source: str, destination: str) -> bytes:
 @pytest.mark.parametrize("which", ["sources", "destinations"])
 def test_the_longest_prefix_says_whose_a_packet_is(which: str, request: pytest.FixtureRequest) -> None:
     kernel = request.getfixturevalue(which)
-    keys = native.prefixes_of([("10.1.0.0/16", 1), ("10.1.2.0/24", 2), ("fd00:1::/32", 3)])
-    kernel.maps["prefixes"].put(*keys)
+    for place, prefix in enumerate(("10.1.0.0/16", "10.1.2.0/24", "fd00:1::/32"), 1):
+        kernel.maps["prefixes"][native.prefix_key(prefix)] = struct.pack("I", place)
     seen = [("10.1.9.9", 1), ("10.1.2.3", 2), ("10.9.9.9", 0), ("fd00:1::7", 3), ("fd00:2::7", 0)]
     for address, entity in seen:
         other = "192.0.2.1" if "." in address else "2001:db8::1"

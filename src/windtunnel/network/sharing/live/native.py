@@ -8,18 +8,20 @@ from __future__ import annotations
 import ipaddress
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.linux import bpf
 
+Array = NDArray[Any]
 By = Literal["source", "destination", "mark", "cgroup"]
 OBJECT = bpf.Object(Path(__file__).parent / "bpf" / "gap.bpf.c", "windtunnel.network.sharing.live.native")
-OTHERS = 0
-"""The place in `ALLOWED` and `STATES` of packets that are no entity's."""
+LEVELS = 8
+"""How deep cgroups are told apart; place 0 of all arrays is of packets that are no entity's."""
 ALLOWED = np.dtype([("rate", "<u4"), ("lent", "<u4"), ("limit", "<u4"), ("mark", "<u4")])
 STATES = np.dtype(
     [
@@ -31,7 +33,13 @@ STATES = np.dtype(
         ("marked", "<u8"),
     ]
 )
-COMMON = np.dtype([("until", "<u8"), ("levels", "<u4"), ("pad", "<u4")])
+COMMON = np.dtype(
+    [("until", "<u8"), ("levels", "<u4"), ("change", "<u4"), ("line", "<u8"), ("made", "<u4"), ("pad", "<u4")]
+)
+NAMES = np.dtype([("name", "S32"), ("weight", "<f8"), ("rate", "<f8")])
+"""For those who set and lend, not for the program: of each entity, ``rate`` NaN where its weight decides."""
+CLEARED = 0xFFFFFFFF
+"""As ``change``: who lends is to end."""
 _KEYS = {"source": "prefixes", "destination": "prefixes", "mark": "marks", "cgroup": "cgroups"}
 _SIZES = {"prefixes": (bpf.LPM_TRIE, 20), "marks": (bpf.HASH, 4), "cgroups": (bpf.HASH, 8)}
 
@@ -44,6 +52,7 @@ def make_maps(by: By, entities: int, keys: int) -> dict[str, bpf.Map]:
         "allowed": bpf.Map(bpf.ARRAY, 4, ALLOWED.itemsize, entities, "allowed"),
         "states": bpf.Map(bpf.ARRAY, 4, STATES.itemsize, entities, "states", lock=True),
         "common": bpf.Map(bpf.ARRAY, 4, COMMON.itemsize, 1, "common"),
+        "names": bpf.Map(bpf.ARRAY, 4, NAMES.itemsize, entities, "names"),
         _KEYS[by]: bpf.Map(kind, size, 4, max(keys, 1), _KEYS[by]),
     }
 
@@ -53,17 +62,13 @@ def keys_of(maps: Mapping[str, bpf.Map]) -> bpf.Map:
     return next(maps[name] for name in _SIZES if name in maps)
 
 
-def prefixes_of(given: Iterable[tuple[str, int]]) -> tuple[bytes, bytes]:
-    """Keys and values of the map of prefixes: IPv4 among IPv6, as ::ffff:a.b.c.d."""
-    keys, values = bytearray(), bytearray()
-    for prefix, place in given:
-        net = ipaddress.ip_network(prefix)
-        bits, address = net.prefixlen, net.network_address.packed
-        if net.version == 4:
-            bits, address = bits + 96, bytes(10) + b"\xff\xff" + address
-        keys += struct.pack("<I16s", bits, address)
-        values += struct.pack("<I", place)
-    return bytes(keys), bytes(values)
+def prefix_key(prefix: str) -> bytes:
+    """The key of a prefix: IPv4 stands among IPv6, as ::ffff:a.b.c.d."""
+    net = ipaddress.ip_network(prefix)
+    bits, address = net.prefixlen, net.network_address.packed
+    if net.version == 4:
+        bits, address = bits + 96, bytes(10) + b"\xff\xff" + address
+    return struct.pack("<I16s", bits, address)
 
 
 def load(by: By, maps: Mapping[str, bpf.Map], *, trial: bool = False, source: bpf.Object = OBJECT) -> int:
@@ -74,14 +79,15 @@ def load(by: By, maps: Mapping[str, bpf.Map], *, trial: bool = False, source: bp
     return bpf.loaded(program, maps)
 
 
-def put_allowed(maps: Mapping[str, bpf.Map], allowed: np.ndarray) -> None:
-    """``allowed``: an array of `ALLOWED`, one for each entity."""
-    maps["allowed"].put(np.arange(len(allowed), dtype="<u4").tobytes(), allowed.tobytes())
+def put(table: bpf.Map, values: Array) -> None:
+    """All of a map of arrays, from an array of its kind."""
+    table.put(np.arange(len(values), dtype="<u4").tobytes(), values.tobytes())
 
 
-def read(maps: Mapping[str, bpf.Map], name: str, kind: np.dtype) -> np.ndarray:
-    """A map of arrays as an array of ``kind``."""
-    return np.frombuffer(maps[name].all(locked=name == "states"), kind)
+def read(maps: Mapping[str, bpf.Map], name: str) -> Array:
+    """A map of arrays, which may be written to `put` it back."""
+    kinds = {"allowed": ALLOWED, "states": STATES, "common": COMMON, "names": NAMES}
+    return np.frombuffer(bytearray(maps[name].all(locked=name == "states")), kinds[name])
 
 
 def close(maps: Mapping[str, bpf.Map]) -> None:

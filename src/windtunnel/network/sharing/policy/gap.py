@@ -13,20 +13,10 @@ point and clamps are ours.
 
 from __future__ import annotations
 
-import numpy as np
-
 from windtunnel.base.compiled import jit
+from windtunnel.network.sharing.policy.units import LONGEST, SHIFT
 
 PASS, MARK, DROP = 0, 1, 2
-SHIFT = 20
-"""Rates are in bytes per 2^20 ns, gaps in 2^-20 bytes: what drains in 1 ns is the rate itself, and exact."""
-LONGEST = 1 << 32
-"""ns, 4.3 s: no longer time drains. With rates below 2^27 no product passes 2^63."""
-NEVER = (1 << 32) - 1
-"""As ``mark``: nothing is marked."""
-
-STATE = np.dtype([("last", "<i8"), ("gap", "<i8")])
-"""What is kept of an entity: ns, 2^-20 bytes."""
 
 
 @jit
@@ -55,8 +45,3 @@ def step(
 def virtual_delay(gap: int, rate: int) -> int:
     """ns that a gap takes to drain."""
     return gap // rate
-
-
-def rate_units(rate: float) -> int:
-    """Bytes/s as `step` has it; at least 1."""
-    return max(1, round(rate * (1 << SHIFT) / 1e9))

@@ -35,7 +35,9 @@ struct state {
 struct common {
 	__u64 until; /* lent rates hold so long, in ns of the clock */
 	__u32 levels; /* of which cgroups are entities, a bit each */
-	__u32 pad;
+	__u32 change; /* the rest is for those who attach, set and lend */
+	__u64 line;
+	__u32 made, pad;
 };
 struct prefix {
 	__u32 bits;

@@ -1,0 +1,143 @@
+"""What some leave, lent to others, every few milliseconds: the policy on what the kernel counts.
+
+A loop reads what every entity sent and what was dropped, asks the policy, and writes rates that hold for a
+few turns of the loop. When it dies the rates that it lent end by themselves, and every entity is back at its
+own. When others set other rates meanwhile it goes on with those; when shares or interface are gone it ends.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.linux import LinuxError, bpf
+from windtunnel.linux.system import locked
+from windtunnel.network.sharing.live import native
+from windtunnel.network.sharing.live.attachment import TURN, Attachment
+from windtunnel.network.sharing.policy import HELD, POLICIES, Decision, Entity, Observation
+from windtunnel.network.sharing.policy.units import rate_units
+from windtunnel.store.eventlog import EventLog
+
+PERIOD = 0.005
+WINDOW = 4
+"""Turns over which what an entity sends is measured: at 5 ms, 20 ms."""
+HOLDS = 0.05
+"""Seconds that lent rates hold at least: one late turn does not end them."""
+TOLD = 0.02
+"""Decisions are logged when a rate changed by more than this part of it."""
+CAPABILITY = "network.sharing"
+
+
+@dataclass
+class Meter:
+    """What the kernel counted, turn by turn, as the policy is told of it."""
+
+    maps: Mapping[str, bpf.Map]
+    past: deque[tuple[float, native.Array]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
+    held: dict[int, float] = field(default_factory=dict)
+
+    def look(self, now: float) -> Observation:
+        """``now``: seconds of a clock that does not go back."""
+        states, names = native.read(self.maps, "states"), native.read(self.maps, "names")
+        line = float(native.read(self.maps, "common")["line"][0])
+        self.past.append((now, states))
+        then, before = self.past[0]
+        last = self.past[-2][1] if len(self.past) > 1 else states
+        sent = (states["passed"] + states["dropped"] - before["passed"] - before["dropped"]).astype(float)
+        offered = sent / max(now - then, 1e-9) if now > then else np.zeros(len(states))
+        trouble = states["dropped"] + states["marked"] > last["dropped"] + last["marked"]
+        self.held |= {int(place): now for place in np.flatnonzero(trouble)}
+        entities = []
+        for place, (row, rate) in enumerate(zip(names, offered, strict=True)):
+            if not row["weight"]:  # others, where nothing holds them back
+                continue
+            since = now - self.held[place] if place in self.held else None
+            promised = None if math.isnan(row["rate"]) else float(row["rate"])
+            entities.append(
+                Entity(row["name"].decode(), float(row["weight"]), promised, float(rate),
+                       None if since is None or since > 2 * HELD else since)
+            )  # fmt: skip
+        return Observation(line, tuple(entities))
+
+
+def lend(
+    found: Attachment, *, policy: str = "lend", period: float = PERIOD, log: Path | None = None,
+    stop: threading.Event | None = None,
+) -> str:  # fmt: skip
+    """Lend until ``stop`` or an end by others: why it ended, in words. ``log``: decisions that changed a
+    rate.
+
+    Raises:
+        LinuxError: the interface is gone, or the kernel refused.
+        LogFailed: the log cannot be written.
+    """
+    decide, meter, stop = POLICIES[policy], Meter(found.maps), stop or threading.Event()
+    events = EventLog(log) if log is not None else None
+    told: Decision | None = None
+    try:
+        while not stop.wait(period):
+            common = native.read(found.maps, "common")
+            change = int(common["change"][0])
+            if change == native.CLEARED:
+                return f"the shares of {found.device} were cleared"
+            _check_there(found)
+            seen = meter.look(time.monotonic())
+            made = decide(seen)
+            if not _put(found, made, change, period):
+                continue
+            if events is not None and _differs(made, told):
+                events.decision(CAPABILITY, policy, seen, made)
+                told = made
+        _end(found)
+        return "stopped"
+    finally:
+        if events is not None:
+            events.close()
+
+
+def _put(found: Attachment, made: Decision, change: int, period: float) -> bool:
+    """Whether the rates were written: not when others have set other ones since they were read."""
+    with locked(TURN):
+        common = native.read(found.maps, "common")
+        if int(common["change"][0]) != change:
+            return False
+        allowed = native.read(found.maps, "allowed")
+        held = np.flatnonzero(allowed["rate"])
+        lent = np.array([rate_units(rate) for rate in made.lent], "<u4")
+        allowed["lent"][held] = np.maximum(lent, allowed["rate"][held])
+        common["until"] = time.monotonic_ns() + int(1e9 * max(HOLDS, WINDOW * period))
+        native.put(found.maps["allowed"], allowed)
+        native.put(found.maps["common"], common)
+        return True
+
+
+def _end(found: Attachment) -> None:
+    """What was lent ends now."""
+    with locked(TURN):
+        common = native.read(found.maps, "common")
+        common["until"] = 0
+        native.put(found.maps["common"], common)
+
+
+def _check_there(found: Attachment) -> None:
+    try:
+        there = socket.if_nametoindex(found.device)
+    except OSError:
+        there = 0
+    if there != found.index:
+        raise LinuxError(f"the interface {found.device} is gone, and its shares with it")
+
+
+def _differs(made: Decision, told: Decision | None) -> bool:
+    if told is None or len(told.lent) != len(made.lent):
+        return True
+    pairs = zip((*made.own, *made.lent), (*told.own, *told.lent), strict=True)
+    return any(abs(new - old) > TOLD * old for new, old in pairs)

@@ -1,0 +1,205 @@
+"""Who shares an interface, and how: the file that users write, checked field by field.
+
+    line: 10 Gb/s               # what the interface, or what is behind it, carries
+    by: source                  # or destination, mark, cgroup
+    hook: egress                # what it sends; ingress: what it receives
+    entities:
+      blue: {match: 10.0.1.0/24, weight: 3}
+      red: {match: [10.0.2.0/24, "fd00:2::/64"], rate: 2 Gb/s, feedback: ecn}
+    others: {weight: 1}         # all that is nobody's; without it that is not held back
+
+An error becomes one sentence: file, field, value, what is accepted.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.strict_yaml import read_yaml
+from windtunnel.cluster.schema import Bytes, Rate, suggest
+from windtunnel.network.sharing.policy import Entity, Observation, promised
+
+SLOWEST, FASTEST = 125e3, 125e9
+"""Bytes/s: below, a rate in whole bytes per 2^20 ns is off by more than a thousandth; above, a product
+overflows."""
+LEAST_LIMIT = 131_072
+"""Bytes: two packets of 64 KiB, which the card cuts only later."""
+LONGEST_LIMIT = 4.0
+"""Seconds that a limit may take to drain."""
+LIMIT, LIMIT_TIME, MARK_PART = 524_288.0, 2e-3, 0.25
+"""By default: eight packets of 64 KiB (a sender whose whole window is one packet, which is dropped, waits for
+its timeout), or so many seconds of the rate; and the part of that from which packets are marked."""
+OTHERS = "others"
+_MATCH = "a prefix such as 10.0.1.0/24, a mark (a whole number), a cgroup's folder, or a list of them"
+ACCEPTED = {
+    "line": "1 Mb/s to 1 Tb/s, such as 10 Gb/s",
+    "by": "source, destination, mark or cgroup",
+    "hook": "egress or ingress",
+    "entities": "a mapping of names to what is theirs",
+    "others": "a mapping of fields",
+    "match": _MATCH,
+    "weight": "a number greater than 0",
+    "rate": "1 Mb/s to 1 Tb/s, such as 2 Gb/s",
+    "limit": "bytes, from 128 KiB up",
+    "feedback": "drop or ecn; virtual delays have no field in TCP/IP",
+    "mark_at": "bytes, such as 60 kB",
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Others(_Strict):
+    """``limit``: how far an entity may be ahead of its rate (default: 2 ms of it, at least 512 KiB).
+    ``mark_at``: from where it is marked, with ``feedback: ecn``."""
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    rate: Annotated[Rate, Field(ge=SLOWEST, le=FASTEST)] | None = None
+    limit: Annotated[Bytes, Field(ge=LEAST_LIMIT, lt=2**32)] | None = None
+    feedback: Literal["drop", "ecn"] = "drop"
+    mark_at: Annotated[Bytes, Field(lt=2**32 - 1)] | None = None
+
+
+class Owner(Others):
+    match: str | int | list[str | int]
+
+
+class Spec(_Strict):
+    line: Annotated[Rate, Field(ge=SLOWEST, le=FASTEST)]
+    by: Literal["source", "destination", "mark", "cgroup"]
+    hook: Literal["egress", "ingress"] = "egress"
+    entities: Annotated[dict[str, Owner], Field(min_length=1)]
+    others: Others | None = None
+
+    def parts(self) -> Iterator[tuple[str, Others | None]]:
+        """Name and settings by place: first those of all others."""
+        yield OTHERS, self.others
+        yield from self.entities.items()
+
+    def observation(self) -> Observation:
+        """What the policy decides on, in the order of `parts`; others only where something holds them
+        back."""
+        held = [(name, one) for name, one in self.parts() if one is not None]
+        return Observation(
+            self.line,
+            tuple(Entity(name, 1.0 if one.weight is None else one.weight, one.rate) for name, one in held),
+        )
+
+    def matches(self) -> Iterator[tuple[str, str]]:
+        """Every name with everything that is matched to it."""
+        for name, one in self.entities.items():
+            for match in one.match if isinstance(one.match, list) else [one.match]:
+                yield name, str(match)
+
+
+def read_spec(path: Path) -> Spec:
+    """The file at ``path``. Raises `UserError` for the first thing in it that is wrong."""
+    document = read_yaml(path, "file of shares (YAML)", "a file of shares (YAML)")
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: a file of shares holds {document!r}, accepted is a mapping of fields")
+    return check(document, str(path))
+
+
+def check(document: dict[str, Any], where: str) -> Spec:
+    """``document`` as a `Spec`; ``where`` is the file that errors name.
+
+    Raises:
+        UserError: the first thing in it that is wrong.
+    """
+    try:
+        spec = Spec.model_validate(document)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_sentence(error)}") from None
+    try:
+        rates = promised(spec.observation())
+    except ValueError as error:
+        raise UserError(f"{where}: line is {spec.line:g} bytes/s, {error} (98.5 % of it)") from None
+    for (name, one), rate in zip(((n, o) for n, o in spec.parts() if o), rates, strict=True):
+        field = f"{where}: {'' if name == OTHERS else 'entities.'}{name}"
+        if one.weight is not None and one.rate is not None:
+            raise UserError(f"{field} has a weight and a rate, accepted is one of them")
+        if rate < SLOWEST:
+            raise UserError(f"{field} gets {rate:.6g} bytes/s, accepted is at least 1 Mb/s")
+        if limit_of(one, rate) > LONGEST_LIMIT * rate:
+            raise UserError(f"{field}: limit is {one.limit!r}, accepted is at most 4 s of its rate")
+        if one.mark_at is not None and one.feedback == "drop":
+            raise UserError(f"{field}: mark_at is given, accepted is that with feedback: ecn")
+    if OTHERS in spec.entities:
+        raise UserError(f"{where}: an entity is called others, accepted is that as a field of its own")
+    if spec.by == "cgroup" and spec.hook == "ingress":
+        raise UserError(
+            f"{where}: hook is 'ingress' by cgroup, accepted is egress: who receives is not known"
+        )
+    _check_keys(spec, where)
+    return spec
+
+
+def _check_keys(spec: Spec, where: str) -> None:
+    owners: dict[str, str] = {}
+    for name, match in spec.matches():
+        if len(name.encode()) > 31:
+            raise UserError(f"{where}: entities.{name}, accepted are names of at most 31 bytes")
+        try:
+            key = normal(spec.by, match)
+        except ValueError:
+            kinds = {
+                "mark": "a whole number from 1 up, below 2^32",
+                "cgroup": "the path of a cgroup's folder",
+            }
+            accepted = kinds.get(spec.by, "a prefix such as 10.0.1.0/24, without bits after it")
+            raise UserError(f"{where}: entities.{name}.match is {match!r}, accepted is {accepted}") from None
+        if key in owners:
+            whose = f"of {owners[key]}, too" if owners[key] != name else "given twice"
+            raise UserError(
+                f"{where}: entities.{name}.match is {match!r}, which is {whose}; accepted is it once"
+            )
+        owners[key] = name
+
+
+def normal(by: str, match: str) -> str:
+    """The one way to write a match. Raises ValueError: it is none."""
+    if by == "mark":
+        number = int(match, 0)
+        if not 0 < number < 2**32:
+            raise ValueError
+        return str(number)
+    if by == "cgroup":
+        if not match.startswith("/"):
+            raise ValueError
+        return str(Path(match))
+    return str(ipaddress.ip_network(match))
+
+
+def limit_of(one: Others, rate: float) -> float:
+    """Bytes that an entity of ``rate`` may be ahead."""
+    usual = min(max(LIMIT, LIMIT_TIME * rate), LONGEST_LIMIT * rate)
+    return usual if one.limit is None else one.limit
+
+
+def mark_of(one: Others, rate: float) -> float | None:
+    """From where it is marked; None: never."""
+    if one.feedback == "drop":
+        return None
+    return MARK_PART * limit_of(one, rate) if one.mark_at is None else one.mark_at
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    loc = tuple(str(part) for part in first["loc"])
+    field = ".".join(loc[:3] if loc[0] == "entities" else loc[:2])
+    if first["type"] == "missing":
+        return f"field {field} is missing, accepted is {ACCEPTED[loc[-1]]}"
+    if first["type"] == "extra_forbidden":
+        kind = Spec if len(loc) == 1 else Owner if loc[0] == "entities" else Others
+        return f"field {field} is unknown{suggest(loc[-1], kind.model_fields)}"
+    last = next((part for part in reversed(loc) if part in ACCEPTED), "entities")
+    if first["type"] == "value_error":
+        return f"field {field} is {first['input']!r}, {first['ctx']['error']}"
+    return f"field {field} is {first['input']!r}, accepted is {ACCEPTED[last]}"
