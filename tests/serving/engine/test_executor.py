@@ -62,9 +62,8 @@ def _decode(served: Executor, rows: list[_Row], chance: random.Random) -> int:
     """Decodes all to their ends, in each step some of them in any order; tells how many ties there were."""
     while alive := [row for row in rows if row.left]:
         some = chance.sample(alive, chance.randint(1, len(alive)))
-        for row, logits in zip(
-            some, served.decode([row.sequence for row in some], [row.token() for row in some]), strict=True
-        ):
+        found = served.step([], [(row.sequence, row.token()) for row in some])
+        for row, logits in zip(some, found, strict=True):
             row.logits = logits
     return sum(row.ties for row in rows)
 
@@ -95,10 +94,14 @@ def test_a_family_is_served_as_it_generates(family: str) -> None:
     heads = [_ids(length, 50 + length) for length in (1, 5)]
     trunk = served.new()
     served.prefill(trunk, prompts[1])
-    branches = []
-    for branch, head in zip(served.fork(trunk, len(heads)), heads, strict=True):
-        logits, _ = served.prefill(branch, head)
-        branches.append(_Row(branch, logits, _generated(plain, prompts[1] + head, 4)))
+    forked = list(zip(served.fork(trunk, len(heads)), heads, strict=True))
+    found = served.step([*forked, (whole := served.new(), prompts[0])], [(rows[0].sequence, rows[0].token())])
+    branches = [
+        _Row(branch, logits, _generated(plain, prompts[1] + head, 4))
+        for (branch, head), logits in zip(forked, found[:-2], strict=True)
+    ]
+    rows[0].logits = found[-1]
+    rows.append(_Row(whole, found[-2], _generated(plain, prompts[0], 4)))
     assert _decode(served, rows + branches, chance) <= 1
     assert served.tokens(branches[1].sequence)[: len(prompts[1])].tolist() == prompts[1]
 

@@ -173,7 +173,7 @@ def test_a_step_that_fails_ends_those_who_took_part_in_it_alone(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "prefill", broken)
+        patch.setattr(executor, "step", broken)
         engine.add(second)
         told = engine.step()
     assert told is not None and {number for number, _ in told.failed} == {0, 1}

@@ -133,34 +133,36 @@ class Plan:
 class Step:
     """Writes and reads the pieces of the rows of one pass."""
 
-    def __init__(self, rows: Sequence[Row], count: int, device: torch.device) -> None:
+    def __init__(self, rows: Sequence[Row], counts: Sequence[int], device: torch.device) -> None:
+        """``counts``: tokens of each row; a query is one of these."""
         reads: list[Read] = []
-        by_slots: dict[Slots, list[tuple[int, Piece]]] = {}
-        for at, row in enumerate(rows):
+        by_slots: dict[Slots, list[tuple[Piece, int, int]]] = {}
+        queries = 0
+        for row, count in zip(rows, counts, strict=True):
             assert row.tail is not None
-            by_slots.setdefault(row.tail.slots, []).append((at, row.tail))
+            by_slots.setdefault(row.tail.slots, []).append((row.tail, queries, count))
             begin = 0
             for piece, length in chain(row.path, ((row.tail, len(row.tail.tokens) + count),)):
-                reads += [Read(at + t, row.depth + t, piece, begin, length) for t in range(count)]
+                reads += [Read(queries + t, row.depth + t, piece, begin, length) for t in range(count)]
                 begin += length
-        self.count = count
-        self.plan = Plan(reads, len(rows) * count, device)
-        # Where new keys go: rows, slots' numbers and offsets. From here on no piece moves.
+            queries += count
+        self.plan = Plan(reads, queries, device)
+        # Where new keys go: queries, slots' numbers and offsets. From here on no piece moves.
         self.writes: list[tuple[Slots, int, Tensor]] = []
         for slots, members in by_slots.items():
-            numbers = [(at, tail.place.index, len(tail.tokens)) for at, tail in members]
-            self.writes.append((slots, members[0][1].capacity, torch.tensor(numbers, device=device).T))
+            numbers = [
+                (first + t, tail.place.index, len(tail.tokens) + t)
+                for tail, first, count in members
+                for t in range(count)
+            ]
+            self.writes.append((slots, members[0][0].capacity, torch.tensor(numbers, device=device).T))
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """New keys and values: (rows, heads, tokens, dim)."""
-        for slots, capacity, (rows, places, offsets) in self.writes:
+        for slots, capacity, (queries, places, offsets) in self.writes:
             for name, new in (("k", key), ("v", value)):
                 held = slots.tensor((name, layer), new, (new.shape[1], capacity, new.shape[3]))
-                if self.count == 1:
-                    held[places, :, offsets] = new[rows, :, 0]
-                else:
-                    at, begin = int(places[0]), int(offsets[0])
-                    held[at, :, begin : begin + self.count] = new[0]
+                held[places, :, offsets] = new.transpose(1, 2).flatten(0, 1)[queries]
 
     def attend(
         self,
@@ -172,8 +174,8 @@ class Step:
         sinks: Tensor | None,
     ) -> Tensor:
         """(rows, heads, tokens, dim) -> (rows, tokens, heads, dim of values)."""
-        rows, heads, count, dim = query.shape
-        asked = query.transpose(1, 2).reshape(rows * count, heads, dim)
+        rows, heads, count, _ = query.shape
+        asked = query.transpose(1, 2).flatten(0, 1)
         return attend(self.plan, layer, asked, scale, window, softcap, sinks).view(rows, count, heads, -1)
 
 

@@ -164,6 +164,27 @@ class Executor:
         back[order] = torch.arange(len(order))
         return logits[back.to(self.device)]
 
+    @torch.inference_mode()
+    def step(
+        self, chunks: Ordered[tuple[Sequence, Ordered[int]]], rows: Ordered[tuple[Sequence, int]]
+    ) -> Tensor:
+        """What `prefill` does with each of ``chunks`` and `decode` with ``rows``: logits of shape (chunks and
+        rows, vocabulary). A model without states takes all in one pass."""
+        if self.pool.tensors or not (self.support.several and self.support.prefixes):
+            found = [self.prefill(*chunk)[0][None] for chunk in chunks]
+            if rows:
+                found.append(self.decode([row for row, _ in rows], [token for _, token in rows]))
+            return torch.cat(found)
+        parts: list[tuple[Sequence, Ordered[int]]] = []
+        for sequence, tokens in chunks:
+            if ahead := (len(tokens) - 1) // CHUNK * CHUNK:
+                self.prefill(sequence, tokens[:ahead])
+            parts.append((sequence, tokens[ahead:]))
+        parts += [(row, [token]) for row, token in rows]
+        for sequence, tokens in parts:
+            self._room(sequence, len(tokens))
+        return self._pass([one for one, _ in parts], [tokens for _, tokens in parts], reading=True)
+
     def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
         """``count`` sequences that have read what ``sequence`` has. It stays as it is."""
         self._freeze(sequence)
@@ -380,20 +401,27 @@ class Executor:
         self.store.reserve(sequence.tail, len(sequence.tail.tokens) + count)
 
     def _pass(self, rows: Ordered[Sequence], tokens: Ordered[Ordered[int]], reading: bool) -> Tensor:
-        """One forward pass: one row of several tokens, or rows of one. With states, the rows are the pool's
-        first."""
-        count = len(tokens[0])
-        step = Step(rows, count, self.device)
+        """One forward pass. With states, it is one row of several tokens, or the pool's first ones of one
+        each; without, rows of any lengths are one after another."""
+        counts = [len(each) for each in tokens]
+        step = Step(rows, counts, self.device)
         at = rows[0].place.index if rows[0].place is not None else 0
         span = slice(at, at + len(rows))
         held: adapter.States = {}
         if rows[0].place is not None:
             held = {key: each[span] for key, each in self.pool.tensors.items()}
-        depths = torch.tensor([row.depth for row in rows])
-        positions = (depths[:, None] + torch.arange(count)).to(self.device)
-        ids = torch.tensor([list(each) for each in tokens]).to(self.device)
+        told = torch.tensor(
+            [
+                (token, row.depth + at)
+                for row, each in zip(rows, tokens, strict=True)
+                for at, token in enumerate(each)
+            ],
+            device=self.device,
+        )
+        ids, positions = told.T.reshape(2, len(rows) if held else 1, -1)
+        ends = None if held or len(rows) == 1 else torch.tensor(counts, device=self.device).cumsum(0) - 1
         logits, states = adapter.forward(
-            self.ready, ids, positions, step, rows[0].depth, held or None, reading
+            self.ready, ids, positions, step, rows[0].depth, held or None, reading, ends
         )
         if held:
             for key, state in states.items():
@@ -404,7 +432,7 @@ class Executor:
         for row, read in zip(rows, tokens, strict=True):
             assert row.tail is not None
             row.tail.tokens.extend(read)
-            row.depth += count
+            row.depth += len(read)
         return logits
 
     def _layer_bytes(self, probe: Sequence) -> dict[int, tuple[int, int]]:

@@ -232,35 +232,34 @@ class Engine:
             self._join(self._running[number])
         for number, units in step.forks:
             self._fork(self._running[number], units)
+        chunks = []
         for chunk in step.prefill:
             running = self._running[chunk.request]
-            begin = running.begin[chunk.unit]
-            tokens = running.known[chunk.unit][chunk.begin - begin : chunk.end - begin]
-            keep = (
-                [chunk.end] if running.found and chunk.unit == 0 and chunk.end in running.found.keep else []
-            )
-            logits, kept = self.executor.prefill(running.streams[chunk.unit], tokens, keep)
-            running.kept |= kept
-            if chunk.samples:
-                self._sampled(logits[None], [(chunk.request, chunk.unit)], told)
-            if chunk.unit == 0 and chunk.end == len(running.job.prompt) and self.prefixes is not None:
+            known, begin = running.known[chunk.unit], running.begin[chunk.unit]
+            chunks.append((running.streams[chunk.unit], known[chunk.begin - begin : chunk.end - begin]))
+        parts = [self._running[number] for number, _ in step.rows]
+        rows = [
+            (one.streams[unit], one.known[unit][-1]) for one, (_, unit) in zip(parts, step.rows, strict=True)
+        ]
+        logits = self.executor.step(chunks, rows)
+        ends = [at for at, chunk in enumerate(step.prefill) if chunk.samples]
+        sampled = [(step.prefill[at].request, step.prefill[at].unit) for at in ends] + list(step.rows)
+        if sampled:
+            self._sampled(logits[ends + list(range(len(chunks), len(logits)))], sampled, told)
+        for chunk in step.prefill:
+            running = self._running[chunk.request]
+            if chunk.unit or self.prefixes is None:
+                continue
+            if running.found and chunk.end in running.found.keep:
+                running.kept[chunk.end] = self.executor.snapshot(running.streams[0])
+            if chunk.end == len(running.job.prompt):
                 self.prefixes.put(running.job.prompt, running.kept, running.streams[0], self.clock())
                 running.kept = {}
-        if step.rows:
-            parts = [self._running[number] for number, _ in step.rows]
-            streams = [one.streams[unit] for one, (_, unit) in zip(parts, step.rows, strict=True)]
-            last = [one.known[unit][-1] for one, (_, unit) in zip(parts, step.rows, strict=True)]
-            self._sampled(self.executor.decode(streams, last), list(step.rows), told)
-            for one, (_, unit) in zip(parts, step.rows, strict=True):
-                if (
-                    unit == 0
-                    and one.found
-                    and one.found.end > 1
-                    and one.streams[0].depth % one.found.end == 0
-                ):
-                    for gone in one.kept.values():
-                        self.executor.free(gone)
-                    one.kept = {one.streams[0].depth: self.executor.snapshot(one.streams[0])}
+        for one, (_, unit) in zip(parts, step.rows, strict=True):
+            if unit == 0 and one.found and one.found.end > 1 and one.streams[0].depth % one.found.end == 0:
+                for gone in one.kept.values():
+                    self.executor.free(gone)
+                one.kept = {one.streams[0].depth: self.executor.snapshot(one.streams[0])}
 
     def _sampled(self, logits: torch.Tensor, units: list[Unit], told: Report) -> None:
         parts = [self._running[number] for number, _ in units]
