@@ -16,6 +16,7 @@ from windtunnel.base import units
 from windtunnel.base.errors import HangError, UserError, VerdictError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
+from windtunnel.fabrics import alternatives
 from windtunnel.report import text
 from windtunnel.report.timeline import Timeline, read_trace
 from windtunnel.store.compare import Comparison, compare
@@ -269,7 +270,8 @@ def emulate(
     try:
         done = emulation.emulate(
             what, arguments, where, options, pictures=report, timeline_ranks=shown, progress=progress,
-            fail_on=failing, baseline=baseline.id if isinstance(baseline, Run) else baseline,
+            fabrics=alternatives, fail_on=failing,
+            baseline=baseline.id if isinstance(baseline, Run) else baseline,
         )  # fmt: skip
     except HangError as error:
         if not failing.hang:
@@ -301,7 +303,9 @@ def sweep(
         ScriptError: a process ended unexpectedly. Points that fail are in the result, with the reason.
     """
     what = load_sweep(Path(spec))
-    folder, rows = run_sweep(what, jobs=jobs, ray=ray, resume=resume, pictures=report, progress=progress)
+    folder, rows = run_sweep(
+        what, jobs=jobs, ray=ray, resume=resume, pictures=report, progress=progress, fabrics=alternatives
+    )
     found, page = result(rows), folder / "sweep.html"
     write_page(page, found, f"Sweep {what.name}")
     return SweepRun(what, found, page)

@@ -20,6 +20,7 @@ TOPOLOGIES = {
     "fat-tree-2": "all NICs of a host on one leaf switch, one layer of spines above",
     "fat-tree-3": "as fat-tree-2, in pods joined by core switches",
     "torus": "hosts joined to their neighbours, without switches; needs dims",
+    "optical-torus": "a torus in which light can pass hosts, a wavelength for each pair; needs dims",
 }
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="The hardware catalogue, and cluster files.")

@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from windtunnel.cluster.model import Cluster, Link, Placement
+from windtunnel.cluster.model import TORI, Cluster, Link, Placement
 
 WIDTH = 76
 
@@ -31,7 +31,7 @@ def picture(cluster: Cluster) -> str:
     devices = f"{cluster.world_size:,} x {host.device.name}"
     lines = [f"{cluster.name}: {devices}, {cluster.hosts:,} host{plural} of {host.devices}"]
     if cluster.hosts > 1:
-        lines += _torus_lines(cluster) if topology.kind == "torus" else _switch_lines(cluster)
+        lines += _torus_lines(cluster) if topology.kind in TORI else _switch_lines(cluster)
     return "\n".join(lines + _host_lines(cluster))
 
 
@@ -140,7 +140,7 @@ def topology_text(cluster: Cluster) -> str:
     """The topology in a few words."""
     topology = cluster.topology
     parts: list[str] = [topology.kind]
-    if topology.kind == "torus":
+    if topology.kind in TORI:
         parts.append("x".join(map(str, topology.dims)))
     elif topology.kind != "single-switch":
         parts.append(f"{topology.hosts_per_leaf} hosts a leaf")

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from windtunnel.base.errors import UserError
 from windtunnel.base.strict_yaml import read_yaml
 from windtunnel.cluster import catalogue
-from windtunnel.cluster.model import Cluster, Device, Host, Link, Topology, TopologyKind
+from windtunnel.cluster.model import TORI, Cluster, Device, Host, Link, Topology, TopologyKind
 from windtunnel.cluster.schema import ClusterSpec, DeviceSpec, LinkSpec, TopologySpec, check, suggest
 
 # What may stand behind a comma, and where it belongs in a file.
@@ -242,7 +242,7 @@ def _topology(given: TopologySpec, usual: Topology, host: Host, hosts: int, wher
         changes.setdefault("hop_latency", latency)
     topology = replace(_leaves_for(usual, given.kind or usual.kind, host.nics), **changes)
     shape = "x".join(map(str, topology.dims))
-    if topology.kind == "torus":
+    if topology.kind in TORI:
         if not topology.dims or math.prod(topology.dims) != hosts:
             raise UserError(
                 f"{where}: topology.dims is {shape or 'missing'}, accepted for a torus of {hosts} hosts are "
@@ -250,7 +250,7 @@ def _topology(given: TopologySpec, usual: Topology, host: Host, hosts: int, wher
             )
     elif topology.dims:
         raise UserError(f"{where}: topology.dims is {shape}, accepted only where topology.kind is torus")
-    if topology.kind in ("torus", "single-switch") and topology.oversubscription != 1:
+    if topology.kind in (*TORI, "single-switch") and topology.oversubscription != 1:
         raise UserError(
             f"{where}: topology.oversubscription is {topology.oversubscription:g}, accepted is 1, since a "
             f"{topology.kind} network has no uplinks"

@@ -35,10 +35,14 @@ from typing import Literal
 
 from windtunnel.base.errors import UserError
 
-TopologyKind = Literal["single-switch", "rail-optimised", "fat-tree-2", "fat-tree-3", "torus"]
+TopologyKind = Literal[
+    "single-switch", "rail-optimised", "fat-tree-2", "fat-tree-3", "torus", "optical-torus"
+]
 TOPOLOGY_KINDS: tuple[TopologyKind, ...] = (
-    "single-switch", "rail-optimised", "fat-tree-2", "fat-tree-3", "torus",
+    "single-switch", "rail-optimised", "fat-tree-2", "fat-tree-3", "torus", "optical-torus",
 )  # fmt: skip
+TORI = ("torus", "optical-torus")
+"""Hosts joined to their neighbours. In an optical one light may also pass hosts, a wavelength a pair."""
 
 
 _FLOAT8 = ("float8_e4m3fn", "bfloat16", "float16", "float32")
@@ -213,11 +217,16 @@ class Cluster:
     @property
     def leaves(self) -> int:
         """Leaf switches (rail-optimised: sets of rail switches); 1 for a single switch, 0 for a torus."""
-        if self.topology.kind == "torus":
+        if self.topology.kind in TORI:
             return 0
         if self.topology.kind == "single-switch":
             return 1
         return math.ceil(self.hosts / self.topology.hosts_per_leaf)
+
+    @property
+    def fabrics(self) -> tuple[str, ...]:
+        """What the network has for some collectives besides what NCCL does; no placement knows of it."""
+        return ("optical-torus",) if self.topology.kind == "optical-torus" else ()
 
     def host_of(self, rank: int) -> int:
         return rank // self.host.devices
@@ -268,7 +277,7 @@ def place(cluster: Cluster, ranks: Sequence[int]) -> Placement:
     nics_per_rank = min(_nics_used(host, members) / len(members) for members in by_host.values())
     line_rate = nics_per_rank * host.nic_bandwidth
     order = list(by_host)
-    if cluster.topology.kind == "torus":
+    if cluster.topology.kind in TORI:
         tier, hops, share = _torus(cluster.topology, order)
         worst = ring = line_rate * share
     else:

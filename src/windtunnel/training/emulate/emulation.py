@@ -21,6 +21,7 @@ from windtunnel.cluster.model import UNITS, Cluster, Device
 from windtunnel.store.eventlog import EventLog
 from windtunnel.training.emulate.graph import (
     DTYPE_BYTES,
+    Alternative,
     Collective,
     EventKind,
     Group,
@@ -104,22 +105,26 @@ class EmulationResult:
     wall_time_s: float
     capture_time_s: float
     notes: list[Note] = field(default_factory=list)
+    alternatives: Sequence[Alternative] = ()
 
 
 def simulate(
     program: Program, cluster: Cluster, options: Options, progress: Progress = no_progress,
-    log: EventLog | None = None, take: Capturing | None = None,
+    log: EventLog | None = None, take: Capturing | None = None, alternatives: Sequence[Alternative] = (),
 ) -> EmulationResult:  # fmt: skip
     """Emulate ``program`` on ``cluster``.
 
     ``log``: gets the decisions which ranks to capture. ``take`` may give an earlier capture again instead of
-    taking one.
+    taking one. ``alternatives``: other ways than NCCL's, of which each call takes the cheapest.
 
     Raises:
-        UserError: an option, the script's path or the cluster is wrong.
+        UserError: an option, the script's path or the cluster is wrong, or the cluster has a fabric that none
+            of the ``alternatives`` is.
         ScriptError: the script failed, hung, or would deadlock (`Deadlock`).
     """
     began = time.monotonic()
+    for fabric in set(cluster.fabrics) - {one.name for one in alternatives}:
+        raise UserError(f"{cluster.name}: {fabric} is not priced here, accepted with `emulate` and `sweep`")
     allocator = AllocatorConfig.parse(options.allocator)
     slow = [one for text in options.slow for one in parse_slow(text, cluster)]
     profile = find_profile(options.profile or cluster.host.device.name)
@@ -137,16 +142,29 @@ def simulate(
         for row in range(len(classes.classes))
     ]
     progress("replay", 0.0)
-    costs = costs_of(classes, cluster, profile)
+    costs = costs_of(classes, cluster, profile, alternatives)
     timing = replay_world(world, cluster, costs, slow=slow, jitter=options.jitter, seed=options.seed)
     work = measure(classes, options.tokens)
     notes = [note for cls in classes.classes for note in cls.slice.notes]
+    notes += [used_by(one, timing) for one in alternatives]
     return EmulationResult(
         program=program, cluster=cluster, options=options, profile=profile, classes=classes, world=world,
         timing=timing, first_iteration_s=first_iteration(classes, cluster, costs), memory=memory, work=work,
         wall_time_s=time.monotonic() - began, capture_time_s=captured,
-        notes=list(dict.fromkeys([*classes.notes, *timing.notes, *notes])),
+        notes=list(dict.fromkeys([*classes.notes, *timing.notes, *notes])), alternatives=alternatives,
     )  # fmt: skip
+
+
+def used_by(alternative: Alternative, timing: Timing) -> Note:
+    """Which kinds of calls an alternative is there for, by what they cost alone."""
+    eligible = [
+        f"{use.call.kind} over {use.label}"
+        for use in timing.collectives
+        if use.call.backend == "nccl"
+        and alternative.seconds(use.call, Group("", use.ranks, use.label)) is not None
+    ]
+    told = f"for {', '.join(dict.fromkeys(eligible))}, where it is the cheapest" if eligible else "of no use"
+    return Note(f"{alternative.name} is {told}: it takes {alternative.takes}", NoteKind.APPROXIMATION)
 
 
 def capture(
@@ -189,7 +207,10 @@ def capture(
         return replace(classes, notes=[*classes.notes, *refused])
 
 
-def costs_of(classes: Classes, cluster: Cluster, profile: DeviceProfile | None) -> WorldCosts:
+def costs_of(
+    classes: Classes, cluster: Cluster, profile: DeviceProfile | None,
+    alternatives: Sequence[Alternative] = (),
+) -> WorldCosts:  # fmt: skip
     """What the operators, the host and the collectives of all classes cost on ``cluster``."""
     device = cluster.host.device
     operators, host_operators, host_events = [], [], []
@@ -204,7 +225,7 @@ def costs_of(classes: Classes, cluster: Cluster, profile: DeviceProfile | None) 
             sender, receiver = group.ranks
             issuer, peer = (sender, receiver) if call.kind == "send" else (receiver, sender)
             return collective_seconds(replace(call, peer=peer), group, cluster, profile, rank=issuer)
-        return collective_seconds(call, group, cluster, profile)
+        return collective_seconds(call, group, cluster, profile, alternatives=alternatives)
 
     return WorldCosts(operators, host_operators, host_events, seconds)
 

@@ -11,7 +11,7 @@ Units are SI: bytes, seconds, FLOP.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
@@ -100,6 +100,20 @@ class Collective:
     dtype: str = "float32"
     peer: int = -1
     backend: str = "nccl"
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another way than NCCL's for some collectives: a fabric of its own, a switch that adds up.
+
+    ``name``: what tables call it. ``takes``: which calls, in words. ``seconds(call, group)``: from the first
+    byte that leaves to the last that has come, None for a call that it does not take; what NCCL loses in its
+    kernels and proxies comes on top.
+    """
+
+    name: str
+    takes: str
+    seconds: Callable[[Collective, Group], float | None]
 
 
 class EventKind(IntEnum):

@@ -23,11 +23,19 @@ from windtunnel.training.emulate.emulation import (
     no_progress,
     simulate,
 )
+from windtunnel.training.emulate.graph import Alternative
 from windtunnel.training.emulate.live.module import Module
 from windtunnel.training.emulate.live.session import Function, Program, Script
 from windtunnel.training.emulate.pictures import write_pictures
 from windtunnel.training.emulate.summary import Summary, summarise
 from windtunnel.training.emulate.verdict import FailOn
+
+Fabrics = Callable[[Cluster], Sequence[Alternative]]
+
+
+def no_fabrics(cluster: Cluster) -> Sequence[Alternative]:
+    """NCCL alone."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ def emulate(
     timeline_ranks: tuple[int, ...] = (),
     progress: Progress = no_progress,
     take: Capturing | None = None,
+    fabrics: Fabrics = no_fabrics,
     fail_on: FailOn | None = None,
     baseline: str | None = None,
 ) -> Emulation:
@@ -62,8 +71,9 @@ def emulate(
     ``arguments`` are its own. ``cluster``: as `load_cluster` takes it, or one that is loaded. ``pictures``:
     write report.html, the timeline (of ``timeline_ranks``; by default the critical rank and one of some
     classes) and the graph besides summary.json. A run that fails is kept as failed, with the reason.
-    ``take``: as in `simulate`. ``fail_on``: what the summary's verdict is to be about; ``baseline``: the run
-    or the file of a summary that it compares with.
+    ``take``: as in `simulate`. ``fabrics``: gives the alternatives that a cluster has. ``fail_on``:
+    what the summary's verdict is to be about; ``baseline``: the run or the file of a summary that it compares
+    with.
 
     Raises:
         UserError: an option, the program or the cluster is wrong, or there is no baseline.
@@ -85,7 +95,7 @@ def emulate(
     run = store.begin(CAPABILITY, inputs, options.seed)
     log = EventLog(run.directory / NAME)
     with run.failing(), closing(log):
-        result = simulate(program, cluster, options, progress, log, take)
+        result = simulate(program, cluster, options, progress, log, take, fabrics(cluster))
         progress("write the report", 0.0)
         summary = summarise(result, run.id, run.directory)
         summary = replace(summary, verdict=fail_on.judge(summary, compared))

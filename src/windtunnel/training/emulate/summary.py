@@ -19,8 +19,13 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.cluster.draw import topology_text
 from windtunnel.training.emulate.emulation import EmulationResult, utilisation
-from windtunnel.training.emulate.graph import Category, EventKind, NoteKind, sentences
-from windtunnel.training.emulate.twin.costs.collectives import collective_cost, full_bytes, sharing_of
+from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, sentences
+from windtunnel.training.emulate.twin.costs.collectives import (
+    collective_cost,
+    full_bytes,
+    or_alternative,
+    sharing_of,
+)
 from windtunnel.training.emulate.twin.costs.operators import cost_of
 from windtunnel.training.emulate.twin.findings import CollectiveUse
 
@@ -368,6 +373,7 @@ def _collective(result: EmulationResult, use: CollectiveUse) -> CollectiveFacts:
         call.kind, nbytes, placement, cluster, backend=call.backend, sharing=sharing_of(cluster, placement),
         profile=result.profile,
     )  # fmt: skip
+    cost = or_alternative(cost, call, Group("", use.ranks, use.label), result.alternatives)
     return CollectiveFacts(
         kind=call.kind, group=use.label, group_size=use.group_size, hosts=placement.hosts,
         backend=call.backend, dtype=call.dtype, algorithm=cost.algorithm, protocol=cost.protocol,

@@ -35,7 +35,7 @@ from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.paths import home
 from windtunnel.training.emulate.emulation import Capturing, Progress, capture, no_progress
 from windtunnel.training.emulate.policy.classes import Classes
-from windtunnel.training.emulate.run import emulate
+from windtunnel.training.emulate.run import Fabrics, emulate, no_fabrics
 from windtunnel.training.emulate.summary import Summary
 from windtunnel.training.emulate.sweep.plan import Point, Sweep
 from windtunnel.training.emulate.sweep.result import Row
@@ -46,12 +46,13 @@ CAPTURE_JOBS = 2
 
 def run_sweep(
     sweep: Sweep, *, jobs: int = 1, ray: str | None = None, resume: bool = True, pictures: bool = True,
-    progress: Progress = no_progress,
+    progress: Progress = no_progress, fabrics: Fabrics = no_fabrics,
 ) -> tuple[Path, list[Row]]:  # fmt: skip
     """Emulate all points of ``sweep`` that are not done; returns its folder and the outcomes in order.
 
     ``jobs``: processes, each with one group of points. ``ray``: the address of a Ray cluster to use instead.
-    ``resume``: keep what an earlier call has done. ``pictures``: write the report of each run.
+    ``resume``: keep what an earlier call has done. ``pictures``: write the report of each run. ``fabrics``:
+    as in `emulate`, a function that other processes can import.
 
     Raises:
         UserError: Ray is not installed or not at that address, or the home folder cannot be written.
@@ -66,14 +67,14 @@ def run_sweep(
     if ray is not None:
         from windtunnel.training.emulate.sweep.execute import emulate_on_ray
 
-        emulate_on_ray(ray, todo, folder, CAPTURE_JOBS, pictures, tell.count)
+        emulate_on_ray(ray, todo, folder, CAPTURE_JOBS, pictures, tell.count, fabrics)
     elif jobs == 1 or len(todo) < 2:
         for group in todo:
-            for row in emulate_group(group, CAPTURE_JOBS, pictures, tell.within):
+            for row in emulate_group(group, CAPTURE_JOBS, pictures, tell.within, fabrics):
                 write_row(folder, row)
                 tell.count()
     else:
-        _emulate_in_processes(min(jobs, len(todo)), todo, folder, pictures, tell)
+        _emulate_in_processes(min(jobs, len(todo)), todo, folder, pictures, tell, fabrics)
     rows = read_rows(folder)
     return folder, [rows[point.index] for point in sweep.points]
 
@@ -96,7 +97,7 @@ class _Counting:
 
 
 def _emulate_in_processes(
-    jobs: int, todo: list[list[Point]], folder: Path, pictures: bool, tell: _Counting
+    jobs: int, todo: list[list[Point]], folder: Path, pictures: bool, tell: _Counting, fabrics: Fabrics
 ) -> None:
     capture_jobs = max(1, min(CAPTURE_JOBS, (os.cpu_count() or 1) // jobs))
     # Spawned, not forked: the parent has threads (of Rich, of NumPy's libraries) that a fork would break.
@@ -104,7 +105,7 @@ def _emulate_in_processes(
         jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
     ) as pool:
         waiting: set[Future[None]] = {
-            pool.submit(_emulate_and_write, group, folder, capture_jobs, pictures) for group in todo
+            pool.submit(_emulate_and_write, group, folder, capture_jobs, pictures, fabrics) for group in todo
         }
         try:
             while waiting:
@@ -121,8 +122,10 @@ def _emulate_in_processes(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _emulate_and_write(group: list[Point], folder: Path, capture_jobs: int, pictures: bool) -> None:
-    for row in emulate_group(group, capture_jobs, pictures):
+def _emulate_and_write(
+    group: list[Point], folder: Path, capture_jobs: int, pictures: bool, fabrics: Fabrics
+) -> None:
+    for row in emulate_group(group, capture_jobs, pictures, fabrics=fabrics):
         write_row(folder, row)
 
 
@@ -147,7 +150,11 @@ def groups(points: Iterable[Point]) -> list[list[Point]]:
 
 
 def emulate_group(
-    points: list[Point], capture_jobs: int, pictures: bool, progress: Progress = no_progress
+    points: list[Point],
+    capture_jobs: int,
+    pictures: bool,
+    progress: Progress = no_progress,
+    fabrics: Fabrics = no_fabrics,
 ) -> Iterator[Row]:
     """Emulate points that share a capture, each a run in the store; yields the outcome of each as it ends.
 
@@ -158,8 +165,9 @@ def emulate_group(
         options = replace(point.options, jobs=capture_jobs)
         try:
             done = emulate(
-                point.script, (), point.cluster, options, pictures=pictures, progress=progress, take=once
-            )
+                point.script, (), point.cluster, options, pictures=pictures, progress=progress, take=once,
+                fabrics=fabrics,
+            )  # fmt: skip
         except (UserError, ScriptError) as error:
             yield _head(point) | {"status": "failed", "error": _sentence(error)}
         else:
@@ -247,7 +255,7 @@ def forget_rows(folder: Path) -> None:
 
 def emulate_on_ray(
     address: str, todo: list[list[Point]], folder: Path, capture_jobs: int, pictures: bool,
-    count: Callable[[], None],
+    count: Callable[[], None], fabrics: Fabrics = no_fabrics,
 ) -> None:  # fmt: skip
     """Emulate ``todo`` on the Ray cluster at ``address`` (``local``: one of this machine alone).
 
@@ -282,7 +290,7 @@ def emulate_on_ray(
     try:
         # Each outcome is sent as it is yielded, not when the group has ended.
         remote = ray.remote(num_cpus=1, max_retries=0)(emulate_group).options(num_returns="streaming")
-        waiting: list[Any] = [remote.remote(group, capture_jobs, pictures) for group in todo]
+        waiting: list[Any] = [remote.remote(group, capture_jobs, pictures, fabrics=fabrics) for group in todo]
         while waiting:
             ready: list[Any] = ray.wait(waiting, num_returns=1)[0]
             try:

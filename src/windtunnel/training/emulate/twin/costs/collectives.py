@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from windtunnel.cluster.model import Cluster, Placement
-from windtunnel.training.emulate.graph import Collective, Group
+from windtunnel.training.emulate.graph import Alternative, Collective, Group
 from windtunnel.training.emulate.twin.costs.parameters import (
     DEFAULT,
     CostParameters,
@@ -287,19 +287,19 @@ def full_bytes(collective: Collective, ranks: int) -> int:
 
 def collective_seconds(
     collective: Collective, group: Group, cluster: Cluster, profile: DeviceProfile | None = None,
-    params: CostParameters = DEFAULT, rank: int = -1,
+    params: CostParameters = DEFAULT, rank: int = -1, alternatives: Sequence[Alternative] = (),
 ) -> float:  # fmt: skip
     """Seconds of ``collective`` by ``group`` on ``cluster`` from the moment that all members are ready.
 
-    A send or recv is between ``rank`` (the one that issues it) and the collective's peer. Raises `UserError`
-    when the cluster does not have the ranks.
+    A send or recv is between ``rank`` (the one that issues it) and the collective's peer. ``alternatives``:
+    see `or_alternative`. Raises `UserError` when the cluster does not have the ranks.
     """
     if collective.kind in ("send", "recv"):
         ends = (collective.peer, rank) if collective.kind == "recv" else (rank, collective.peer)
         placement = _placement(cluster, ends)
     else:
         placement = _placement(cluster, group.ranks)
-    return collective_cost(
+    cost = collective_cost(
         collective.kind,
         full_bytes(collective, placement.ranks),
         placement,
@@ -308,7 +308,32 @@ def collective_seconds(
         sharing=sharing_of(cluster, placement),
         profile=profile,
         params=params,
-    ).seconds
+    )
+    return or_alternative(cost, collective, group, alternatives, params).seconds
+
+
+def or_alternative(
+    cost: CollectiveCost, collective: Collective, group: Group, alternatives: Sequence[Alternative],
+    params: CostParameters = DEFAULT,
+) -> CollectiveCost:  # fmt: skip
+    """``cost``, which is NCCL's best, or that of the ``alternatives`` which is the least below it.
+
+    An alternative spares switches, not NCCL's own: its kernel and proxy begin, and what sending to all peers
+    at once reaches of a link's rate is the same.
+    """
+    kind, ranks, nccl = collective.kind, len(group.ranks), params.nccl
+    direct = "direct" in _ALGORITHMS.get(kind, ())
+    begin = nccl.ring_base[SIMPLE] + nccl.ring_network[SIMPLE]
+    begin += (ranks - 1) * nccl.all_to_all_peer if direct else 0.0
+    for one in alternatives if collective.backend == "nccl" else ():
+        seconds = one.seconds(collective, group)
+        if seconds is None:
+            continue
+        seconds /= nccl.all_to_all_efficiency if direct else 1.0
+        if begin + seconds < cost.seconds:
+            bus = full_bytes(collective, ranks) / (begin + seconds) * bus_factor(kind, ranks)
+            cost = CollectiveCost(begin + seconds, one.name, "", bus, begin, seconds)
+    return cost
 
 
 @lru_cache(maxsize=65536)
