@@ -94,12 +94,23 @@ def test_latency_counts_the_switches() -> None:
 def test_torus_lines_use_two_ports_and_planes_four() -> None:
     cluster = load_cluster("h100-sxm:16x8,topology=torus,dims=4x4")
     line = cluster.placement([0, 8, 16, 24])
-    assert (line.tier, line.inter_bandwidth) == (
-        1,
-        25e9,
-    )  # one of two dimensions, its ring closes in one step
+    assert (line.tier, line.ring_bandwidth) == (1, 25e9)  # one of two dimensions, its ring closes in one step
+    assert line.inter_bandwidth == 18.75e9  # but one of the three others is two hops away
     stride = cluster.placement([0, 16])
     assert (stride.tier, stride.inter_bandwidth) == (2, 12.5e9)  # two hosts apart, both ways
+
+
+@given(dims=st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(lambda dims: _product(dims) > 1))
+def test_all_to_all_in_a_torus_takes_no_more_than_all_ports_carry(dims: list[int]) -> None:
+    shape = "x".join(map(str, dims))
+    hosts = _product(dims)
+    for kind in ("torus", "optical-torus"):
+        cluster = load_cluster(f"h100-sxm:{hosts}x1,topology={kind},dims={shape}")
+        points = [coordinates(host, dims) for host in range(hosts)]
+        hops = sum(torus_distance(a, b, dims) for a in points for b in points) / (hosts - 1) / hosts
+        used = sum(size > 1 for size in dims) / len(dims)
+        placement = cluster.placement(range(hosts))
+        assert placement.inter_bandwidth * hops == pytest.approx(used * cluster.host.nic_bandwidth)
 
 
 @given(dims=st.lists(st.integers(1, 4), min_size=1, max_size=3), data=st.data())

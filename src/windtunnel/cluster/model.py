@@ -18,7 +18,8 @@ The rules of a placement, for a group given in its own order:
   ``ring_bandwidth`` counts the hops between consecutive hosts that do, and supposes that the rest of the leaf
   is filled with groups of the same shape, as in any SPMD job.
 * In a torus a host's NICs are split evenly over its 2 x dimensions ports; a group along k dimensions drives
-  2k of them, and a message that passes h hosts takes the ports of h hosts.
+  2k of them, and a message that passes h hosts takes the ports of h hosts: in a ring h is the mean of its
+  steps, in ``inter_bandwidth`` that of all pairs.
 
 Source for the rail and leaf counts: NVIDIA DGX SuperPOD H100 reference architecture, RA-11333-001. The torus
 and mesh shares are inference from the wiring.
@@ -278,8 +279,8 @@ def place(cluster: Cluster, ranks: Sequence[int]) -> Placement:
     line_rate = nics_per_rank * host.nic_bandwidth
     order = list(by_host)
     if cluster.topology.kind in TORI:
-        tier, hops, share = _torus(cluster.topology, order)
-        worst = ring = line_rate * share
+        tier, hops, share, share_of_all = _torus(cluster.topology, order)
+        ring, worst = line_rate * share, line_rate * share_of_all
     else:
         tier = _tier(cluster.topology, order)
         hops = SWITCHES[tier]
@@ -330,14 +331,20 @@ def _ring_crossing(topology: Topology, hosts: Sequence[int]) -> float:
     return max(count / members[leaf] for leaf, count in out.items())
 
 
-def _torus(topology: Topology, hosts: Sequence[int]) -> tuple[int, int, float]:
-    """Tier, hosts passed by the ring's longest step, and the share of a host's NICs that the group gets."""
+def _torus(topology: Topology, hosts: Sequence[int]) -> tuple[int, int, float, float]:
+    """Tier, hosts passed by the ring's longest step, and the share of a host's NICs that the group gets when
+    it is a ring, and when all send to all."""
     where = [coordinates(host, topology.dims) for host in hosts]
     steps = [torus_distance(a, b, topology.dims) for a, b in pairwise([*where, where[0]])]
     spread = sum(len({point[axis] for point in where}) > 1 for axis in range(len(topology.dims)))
     longest = max(steps)
-    share = spread / len(topology.dims) / (sum(steps) / len(steps))
-    return (1 if longest == 1 else 2), longest, share
+    share = spread / len(topology.dims)
+    apart = 0
+    for axis, size in enumerate(topology.dims):
+        count = Counter(point[axis] for point in where).items()
+        apart += sum(n * m * min((a - b) % size, (b - a) % size) for a, n in count for b, m in count)
+    mean = apart / (len(hosts) * (len(hosts) - 1))
+    return (1 if longest == 1 else 2), longest, share / (sum(steps) / len(steps)), share / mean
 
 
 def coordinates(host: int, dims: Sequence[int]) -> tuple[int, ...]:
