@@ -42,6 +42,7 @@ class Packet:
     flags: int = 0
     tag: int = 0
     band: int = 0
+    got: int = 0
     sent_at: int = 0
     delivered: int = 0
     delivered_at: int = 0
@@ -264,14 +265,16 @@ class Sender:
     def __init__(self, world: World, index: int, flow: Flow) -> None:
         self.world, self.index, self.spec = world, index, flow
         self.total = 2**53 if flow.size is None else math.ceil(flow.size / flow.packet)
-        self.next = self.una = self.high = 0
+        self.next = self.una = self.hole = self.fence = self.highest = 0
+        self.known: set[int] = set()  # what the receiver is known to have, from una on
         self.cwnd, self.ssthresh = (math.inf if flow.sender == "udp" else 10.0), math.inf
         self.cap = math.inf if flow.window is None else flow.window
         self.cap_gap = 0.0 if flow.rate is None else flow.packet * SECOND / flow.rate
         self.gap, self.ready_at, self.pacing = 0.0, 0, False
         self.deadline = round(flow.start * SECOND) if flow.sender != "node" else BIG
-        self.started = self.recovering = self.again = False
-        self.dups = self.backoff = self.recover = self.reacted = self.window_end = 0
+        self.started = self.again = False
+        self.recovering = ""
+        self.backoff = self.recover = self.reacted = self.window_end = 0
         self.srtt = self.rttvar = 0
         self.rto, self.base = SECOND, BIG
         self.acks, self.acked_at = 0, None
@@ -296,35 +299,35 @@ class Sender:
         else:
             self.cut()
             self.timeouts += 1
-            self.cwnd, self.next, self.recover = 1.0, self.una, self.high
-            self.dups, self.recovering, self.again = 0, False, False
+            self.cwnd, self.recovering, self.recover = 1.0, "timeout", self.next
+            self.hole, self.fence = self.una, self.next
             self.backoff = min(self.backoff + 1, 16)
         self.send()
 
     def send(self) -> None:
         now = self.world.now
         while True:
-            number = self.next
-            if self.again:
-                self.again = False
-                number = self.una
-            else:
-                flight = self.next - self.una
-                room = flight - self.dups + 1 <= min(self.cwnd, self.cap) and flight < 4096
-                if self.next >= self.total or not room:
+            lost = self.lost_ones()
+            if not self.again and self.pipe() + 1 > min(self.cwnd, self.cap):
+                return
+            number = lost[0] if lost else self.next
+            if number >= self.total or number - self.una >= 4096:
+                return
+            gap = max(self.gap, self.cap_gap)
+            if gap > 0:
+                if now < self.ready_at:
+                    if not self.pacing:
+                        self.pacing = True
+                        order = self.world.draw_order()
+                        self.world.schedule(self.ready_at, ARRIVAL, order, self.go_on)
                     return
-                gap = max(self.gap, self.cap_gap)
-                if gap > 0:
-                    if now < self.ready_at:
-                        if not self.pacing:
-                            self.pacing = True
-                            order = self.world.draw_order()
-                            self.world.schedule(self.ready_at, ARRIVAL, order, self.go_on)
-                        return
-                    self.ready_at = now + int(gap + 0.5)
+                self.ready_at = now + int(gap + 0.5)
+            self.again = False
+            if lost:
+                self.resent += 1
+                self.hole = number + 1
+            else:
                 self.next += 1
-            self.resent += number < self.high
-            self.high = max(self.high, number + 1)
             if self.spec.sender == "udp":
                 self.una = self.next
             elif self.deadline == BIG:
@@ -349,6 +352,13 @@ class Sender:
                     route=route,
                 )
             )
+
+    def lost_ones(self) -> list[int]:
+        """What is lost and was not sent again."""
+        return [number for number in range(max(self.hole, self.una), self.fence) if number not in self.known]
+
+    def pipe(self) -> int:
+        return self.next - self.una - len(self.known) - len(self.lost_ones())
 
     def go_on(self) -> None:
         self.pacing = False
@@ -375,6 +385,7 @@ class Sender:
                 flow=self.index,
                 size=self.spec.ack,
                 number=self.expected(),
+                got=packet.number,
                 flags=ACK | (ECHO if packet.flags & CE else 0),
                 tag=packet.tag,
                 band=packet.band,
@@ -419,26 +430,23 @@ class Sender:
             self.rttvar += (abs(error) - self.rttvar) // 4
         self.rto = max(round(self.spec.min_rto * SECOND), self.srtt + 4 * self.rttvar)
         self.acks += 1
-        acked, flight = packet.number - self.una, self.next - self.una
-        limited = flight + 1 >= self.cwnd
-        if self.cwnd < self.ssthresh:
-            limited = 2 * (flight + 1) >= self.cwnd
-        grows = acked > 0 and not self.recovering and limited
+        acked, flight = max(packet.number - self.una, 0), self.next - self.una
+        limited = flight + 1 >= self.cwnd or (self.cwnd < self.ssthresh and 2 * (flight + 1) >= self.cwnd)
+        grows = acked > 0 and self.recovering != "losses" and limited
+        self.una = max(self.una, packet.number)
+        self.known = {number for number in self.known | {packet.got} if number >= self.una}
+        self.highest = max(self.highest, packet.got + 1)
+        self.fence = max(self.fence, self.highest - 3)
         if acked > 0:
-            self.una = packet.number
-            self.next = max(self.next, self.una)
             self.backoff = 0
-            if not self.recovering or self.una >= self.recover:
-                self.recovering, self.dups = False, 0
-            else:
-                self.dups -= min(self.dups, acked - 1)
-                self.again = True
-            self.deadline = now + self.timeout() if self.una < self.high else BIG
-        elif flight > 0:
-            self.dups += 1
-            if self.dups == 3 and not self.recovering and self.una >= self.recover:
-                self.recovering, self.recover, self.again = True, self.next, True
-                self.cut()
+            self.deadline = now + self.timeout() if self.una < self.next else BIG
+            if self.recovering == "timeout":
+                acked = 1
+            if self.una >= self.recover:
+                self.recovering = ""
+        if self.lost_ones() and not self.recovering:
+            self.recovering, self.recover, self.again = "losses", self.next, True
+            self.cut()
         echo = bool(packet.flags & ECHO)
         getattr(self, "on_" + self.spec.sender)(packet, acked, echo, grows, trip)
         self.acked_at = now
@@ -523,7 +531,7 @@ class Sender:
                 self.stuck += 1
                 if self.stuck == 3:
                     self.phase = "drain"
-        if self.phase == "drain" and self.next - self.una - self.dups <= product:
+        if self.phase == "drain" and self.pipe() <= product:
             self.phase, self.phase_at, self.stuck = "cycle", now, 2
         if self.phase == "cycle" and now - self.phase_at > self.base:
             self.phase_at, self.stuck = now, (self.stuck + 1) % 8

@@ -35,7 +35,7 @@ from windtunnel.engines.packets.layout import (
     word_at,
 )
 from windtunnel.engines.packets.queues import free, leave, lose, mark, note, put, service_time, take
-from windtunnel.engines.packets.senders import may_send, on_ack, random, time_out, timeout
+from windtunnel.engines.packets.senders import is_sent, next_number, on_ack, random, time_out, timeout
 
 FIRST = -(2**62)
 """The order of a departure of link 0: before all arrivals of its instant."""
@@ -137,27 +137,19 @@ def take_free(w: Record) -> int:
 def next_packet(w: Record, f: int, now: int) -> int:
     """The packet that flow ``f`` sends now, or -1."""
     flow = flow_at(w, f)
-    number = flow.next
-    if flow.again:
-        flow.again = 0
-        number = flow.una
-    else:
-        if not may_send(flow):
+    number = next_number(w, flow, f * layout.REORDER)
+    if number < 0:
+        return -1
+    gap = max(flow.gap, flow.cap_gap)
+    if gap > 0.0:
+        if now < flow.ready_at:
+            if flow.pacing == 0:
+                flow.pacing = 1
+                push(w, flow.ready_at, w.order, 2 * w.link_count + f)
+                w.order += 1
             return -1
-        gap = max(flow.gap, flow.cap_gap)
-        if gap > 0.0:
-            if now < flow.ready_at:
-                if flow.pacing == 0:
-                    flow.pacing = 1
-                    push(w, flow.ready_at, w.order, 2 * w.link_count + f)
-                    w.order += 1
-                return -1
-            flow.ready_at = now + np.int64(gap + 0.5)
-        flow.next += 1
-    if number < flow.high:
-        flow.resent += 1
-    else:
-        flow.high = number + 1
+        flow.ready_at = now + np.int64(gap + 0.5)
+    is_sent(flow, number)
     if flow.kind == layout.UDP:
         flow.una = flow.next
     elif flow.deadline == layout.NEVER:
@@ -165,7 +157,6 @@ def next_packet(w: Record, f: int, now: int) -> int:
         arm(w, flow, f)
     if flow.acked_at < 0:
         flow.acked_at = now
-    flow.sent += 1
     p = take_free(w)
     packet = packet_at(w, p)
     packet.sent_at = now
@@ -201,17 +192,18 @@ def receive(w: Record, p: int, now: int) -> bool:
         return False
     number = packet.number
     base = packet.flow * layout.REORDER
+    packet.got = number
     if number == flow.expected:
         flow.expected += 1
         flow.received += 1
-        while flow.ahead > 0 and reorder_at(w, base + (flow.expected & (layout.REORDER - 1))).here:
-            reorder_at(w, base + (flow.expected & (layout.REORDER - 1))).here = 0
+        while flow.ahead > 0 and reorder_at(w, base + (flow.expected & (layout.REORDER - 1))).there:
+            reorder_at(w, base + (flow.expected & (layout.REORDER - 1))).there = 0
             flow.ahead -= 1
             flow.expected += 1
         if flow.expected == flow.total:
             flow.finished = now
-    elif number > flow.expected and reorder_at(w, base + (number & (layout.REORDER - 1))).here == 0:
-        reorder_at(w, base + (number & (layout.REORDER - 1))).here = 1
+    elif number > flow.expected and reorder_at(w, base + (number & (layout.REORDER - 1))).there == 0:
+        reorder_at(w, base + (number & (layout.REORDER - 1))).there = 1
         flow.ahead += 1
         flow.received += 1
     packet.number = flow.expected
@@ -448,7 +440,7 @@ def run(world: Record, until: int) -> int:
                 f = packet.flow
                 flow = flow_at(w, f)
                 note(w, layout.ACKED, 0, packet)
-                on_ack(flow, packet, now)
+                on_ack(w, flow, packet, now)
                 arm(w, flow, f)
                 free(w, p)
                 p = -1

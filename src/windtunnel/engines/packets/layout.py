@@ -18,7 +18,7 @@ NEVER = 2**62
 """A time that does not come. Runs end before it (53 days), so that no sum of a time and a delay overflows."""
 SECOND = 10**12
 REORDER = 4096
-"""Packets that a receiver keeps beyond a gap; no sender has more than these in flight."""
+"""Packets that a receiver keeps beyond a gap; no sender is further ahead of what is acknowledged."""
 OUTBOX = 64
 """The most packets that a node may send at one call."""
 
@@ -56,6 +56,7 @@ _PACKET = _record(
     "i4 next hop flow size",  # hop: where it stands among all routes; flow -1: not in use
     "i4 tag",  # the entity that gates know it by
     "i2 flags band",
+    "i8 got",  # of an acknowledgement the packet that it is for
 )
 PACKET = np.dtype(
     {
@@ -68,7 +69,7 @@ PACKET = np.dtype(
 """``word0`` to ``word3`` are the memory of ``sent_at`` to ``delivered_at``, for the packets of nodes."""
 PACKET_BYTES = PACKET.itemsize
 FLOW = _record(
-    "i8 next una high total",  # next to send, first unacknowledged, one above the highest sent, one above all
+    "i8 next una total",  # next new one to send, first unacknowledged, one above all
     "i8 expected received",  # the first that the receiver lacks; how many (different) ones it has
     "f8 cwnd window_cap ssthresh",
     "i8 deadline armed",  # of its timer (start, then timeout); when its entry in the heap of timers comes
@@ -77,9 +78,12 @@ FLOW = _record(
     "i8 ready_at",  # when pacing lets the next packet go
     "i8 acks acked_at",  # acknowledgements that came (packets known to be delivered), and when the last did
     "i8 recover reacted window_end",  # packets at which recovery, the answer to a mark, a window or round end
-    "i4 dups",  # duplicate acknowledgements: packets that have left the network
+    "i8 highest",  # one above the highest packet that it knows the receiver to have
+    "i8 hole fence",  # below the fence packets not known there are lost; from the hole on not yet sent again
+    "i4 known missing",  # packets from una on that it knows to be there; that are lost and not sent again
     "i4 kind size ack_size route tag flags band",
-    "i4 recovering again",  # again: una is to be sent at once
+    "i4 recovering",  # 1: from losses, 2: from a timeout
+    "i4 again",  # 1: one lost packet may go whatever the window
     "i4 pacing",  # an entry in the heap waits for ready_at
     "i4 started backoff",
     "i4 ahead",  # packets that the receiver has beyond a gap
@@ -135,7 +139,7 @@ every call, took most of the compiler's time and a good part of the loop's."""
 WORD = _record("i8 value")
 HOP = _record("i4 place")
 STACK = _record("i4 packet")
-REORDERED = _record("u1 here")
+REORDERED = _record("u1 there known")  # a packet beyond a gap: the receiver has it; the sender knows
 ROOMS = {
     "packets": PACKET, "flows": FLOW, "links": LINK, "bands": BAND, "nodes": NODES, "hops": HOP,
     "heap": ENTRY, "clocks": ENTRY, "stack": STACK, "reorder": REORDERED, "outbox": PACKET, "reply": REPLY,

@@ -1,9 +1,10 @@
 """When a sender may send, and how it answers acknowledgements, marks and timeouts.
 
 **Our TCP is a sketch.** Windows count packets of one size. Every data packet is acknowledged at once, and the
-acknowledgement echoes the packet's own mark and times; there is no SACK, no handshake, no end of connection,
-no HyStart, no delayed acknowledgement. Losses are repaired as in NewReno (RFC 6582) with limited transmit
-(RFC 3042): that a packet left the network is known by its duplicate acknowledgement. Timeouts: RFC 6298.
+acknowledgement tells which packet it is for, that packet's mark and times, and the first that is lacking:
+what SACK tells, while acknowledgements arrive. A packet is lost when one sent three later has arrived (as
+in RFC 6675, where routes keep the order); it is sent again once, then only after a timeout (RFC 6298). No
+handshake, no end of connection, no HyStart, no delayed acknowledgement, no proportional rate reduction.
 
 Reno and CUBIC (RFC 9438, with its Reno-friendly region and fast convergence) answer a mark as a loss, once a
 window; DCTCP (RFC 8257) by its share of marks. *Vegas-like*: once a window by the least round trip in it and
@@ -17,8 +18,9 @@ import numpy as np
 
 from windtunnel.base.compiled import jit, jit_inline
 from windtunnel.engines.packets import layout
-from windtunnel.engines.packets.layout import Record
+from windtunnel.engines.packets.layout import Record, reorder_at
 
+DUPLICATES = 3
 FIRST_WINDOW = 10.0
 FIRST_RTO = layout.SECOND
 MAX_RTO = 60 * layout.SECOND
@@ -32,11 +34,31 @@ BBR_BASE_AGE, BBR_PROBE_TIME = 10 * layout.SECOND, layout.SECOND // 5
 
 
 @jit_inline
-def may_send(flow: Record) -> bool:
-    """Whether the window has room for the next new packet."""
+def next_number(w: Record, flow: Record, base: int) -> int:
+    """The packet that the window lets go next, a lost one before a new one; -1 for none. ``base``: where the
+    flow's packets begin in the array of those beyond gaps."""
     flight = flow.next - flow.una
-    window = min(flow.cwnd, flow.window_cap)
-    return flow.next < flow.total and flight - flow.dups + 1 <= window and flight < layout.REORDER  # type: ignore[no-any-return]
+    if flow.again == 0 and flight - flow.known - flow.missing + 1 > min(flow.cwnd, flow.window_cap):
+        return -1
+    if flow.missing > 0:
+        hole = flow.hole
+        while reorder_at(w, base + (hole & (layout.REORDER - 1))).known:
+            hole += 1
+        return hole  # type: ignore[no-any-return]
+    return flow.next if flow.next < flow.total and flight < layout.REORDER else -1  # type: ignore[no-any-return]
+
+
+@jit_inline
+def is_sent(flow: Record, number: int) -> None:
+    """Packet ``number``, which `next_number` gave, goes."""
+    flow.sent += 1
+    flow.again = 0
+    if number == flow.next:
+        flow.next += 1
+    else:
+        flow.resent += 1
+        flow.hole = number + 1
+        flow.missing -= 1
 
 
 @jit
@@ -55,15 +77,15 @@ def cut(flow: Record, now: int) -> None:
 
 @jit
 def time_out(flow: Record, now: int) -> None:
-    """All in flight is taken for lost: begin again at the first that is not acknowledged."""
+    """All in flight that the receiver is not known to have is taken for lost."""
     cut(flow, now)
     flow.timeouts += 1
     flow.cwnd = 1.0
-    flow.next = flow.una
-    flow.recover = flow.high
-    flow.dups = 0
-    flow.recovering = 0
-    flow.again = 0
+    flow.recovering = 2
+    flow.recover = flow.next
+    flow.hole = flow.una
+    flow.fence = flow.next
+    flow.missing = flow.next - flow.una - flow.known
     flow.backoff = min(flow.backoff + 1, 16)
 
 
@@ -86,37 +108,58 @@ def measure(flow: Record, trip: int) -> None:
     flow.rto = max(flow.min_rto, flow.srtt + (flow.rttvar << 2))
 
 
+@jit_inline
+def learn(w: Record, flow: Record, base: int, number: int, got: int) -> None:
+    """Keep account of what the receiver has: all below ``number``, and ``got``."""
+    if got >= max(number, flow.una):
+        there = reorder_at(w, base + (got & (layout.REORDER - 1)))
+        if there.known == 0:
+            there.known = 1
+            flow.known += 1
+            if flow.hole <= got < flow.fence:  # it was only late
+                flow.missing -= 1
+    if number > flow.una:
+        if flow.known > 0 or flow.missing > 0:
+            for below in range(flow.una, number):
+                there = reorder_at(w, base + (below & (layout.REORDER - 1)))
+                if there.known:
+                    there.known = 0
+                    flow.known -= 1
+                elif flow.hole <= below < flow.fence:
+                    flow.missing -= 1
+        flow.una = number
+        flow.hole = max(flow.hole, number)
+        flow.fence = max(flow.fence, number)
+    flow.highest = max(flow.highest, got + 1)
+    while flow.fence < flow.highest - DUPLICATES:
+        if reorder_at(w, base + (flow.fence & (layout.REORDER - 1))).known == 0:
+            flow.missing += 1
+        flow.fence += 1
+
+
 @jit
-def on_ack(flow: Record, packet: Record, now: int) -> None:
+def on_ack(w: Record, flow: Record, packet: Record, now: int) -> None:
     """Take in one acknowledgement; what may be sent then is for the caller to find out."""
     trip = now - packet.sent_at
     measure(flow, trip)
     flow.acks += 1
-    acked = packet.number - flow.una
-    limited = 2 * (flow.next - flow.una + 1) >= flow.cwnd
-    if flow.cwnd >= flow.ssthresh:
-        limited = flow.next - flow.una + 1 >= flow.cwnd
-    grows = acked > 0 and flow.recovering == 0 and limited
+    acked = max(packet.number - flow.una, 0)
+    flight = flow.next - flow.una + 1
+    limited = flight >= flow.cwnd or (flow.cwnd < flow.ssthresh and 2 * flight >= flow.cwnd)
+    grows = acked > 0 and flow.recovering != 1 and limited
+    learn(w, flow, packet.flow * layout.REORDER, packet.number, packet.got)
     if acked > 0:
-        flow.una = packet.number
-        flow.next = max(flow.next, flow.una)
         flow.backoff = 0
-        if flow.recovering == 0:
-            flow.dups = 0
-        elif flow.una >= flow.recover:
+        flow.deadline = now + timeout(flow) if flow.una < flow.next else layout.NEVER
+        if flow.recovering == 2:
+            acked = np.int64(1)
+        if flow.una >= flow.recover:
             flow.recovering = 0
-            flow.dups = 0
-        else:
-            flow.dups -= min(flow.dups, acked - 1)
-            flow.again = 1
-        flow.deadline = now + timeout(flow) if flow.una < flow.high else layout.NEVER
-    elif flow.next > flow.una:
-        flow.dups += 1
-        if flow.dups == 3 and flow.recovering == 0 and flow.una >= flow.recover:
-            flow.recovering = 1
-            flow.recover = flow.next
-            flow.again = 1
-            cut(flow, now)
+    if flow.missing > 0 and flow.recovering == 0:
+        flow.recovering = 1
+        flow.recover = flow.next
+        flow.again = 1
+        cut(flow, now)
     echo = (packet.flags & layout.ECHO) != 0
     if flow.kind == layout.RENO:
         if echo:
@@ -231,7 +274,7 @@ def bbr(flow: Record, packet: Record, trip: int, now: int) -> None:
     if stale and flow.phase != 3:
         flow.phase = 3
         flow.phase_at = now
-    flight = flow.next - flow.una - flow.dups
+    flight = flow.next - flow.una - flow.known - flow.missing
     product = most * flow.base_rtt
     if flow.phase == 0 and round_ended:
         if most >= flow.full * 1.25:
