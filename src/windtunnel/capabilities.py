@@ -106,6 +106,10 @@ CAPABILITIES = (
         "agents.sandbox", "Agents' sandboxes that are kept, restored, forked and rolled back (Crab)",
         ROOMS, "agents", ("sandbox",), "sandbox", calibrates=True,
     ),
+    Capability(
+        "network.torus", "An all-to-all in an optical torus: wavelengths, routes, failures (RWA)",
+        ("policy", "twin", "bench"), "network", ("network",), "network",
+    ),
 )  # fmt: skip
 
 

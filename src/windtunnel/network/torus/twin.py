@@ -57,16 +57,22 @@ def uniform_traffic(nodes: int, nbytes: float) -> Floats:
 
 
 def moe_traffic(
-    nodes: int, tokens: int, token_bytes: float, skew: float, rng: np.random.Generator, chosen: int = 2
-) -> Floats:
+    nodes: int, tokens: int, token_bytes: float, skew: float, rng: np.random.Generator, *,
+    own: bool = False, chosen: int = 2,
+) -> Floats:  # fmt: skip
     """Bytes of the dispatch of a mixture of experts, one expert a node.
 
     Each node routes ``tokens`` to ``chosen`` experts, which are drawn by their popularity: that of the r-th
-    is in proportion to r to the power of minus ``skew`` (Zipf), in random order; 0 is a balanced router.
+    is in proportion to r to the power of minus ``skew`` (Zipf), 0 for a balanced router. The order is random,
+    the same for all nodes or, where each has data of its ``own``, for each another.
     """
-    share = np.arange(1, nodes + 1) ** -skew
-    share = rng.permutation(share / share.sum())
-    traffic: Floats = rng.multinomial(tokens * chosen, share, size=nodes).astype(np.float64) * token_bytes
+    share = np.arange(1, nodes + 1) ** -skew / np.sum(np.arange(1, nodes + 1) ** -skew)
+    shares = (
+        rng.permuted(np.tile(share, (nodes, 1)), axis=1)
+        if own
+        else np.tile(rng.permutation(share), (nodes, 1))
+    )
+    traffic: Floats = rng.multinomial(tokens * chosen, shares).astype(np.float64) * token_bytes
     np.fill_diagonal(traffic, 0.0)  # these stay where they are
     return traffic
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from windtunnel.base.errors import UserError
 from windtunnel.network.torus.policy import assign
-from windtunnel.network.torus.policy.reroute import SLACK, Flags, around, search, shortest, slots_bound
+from windtunnel.network.torus.policy.reroute import SLACK, Flags, around, shortest, slots_bound
 from windtunnel.network.torus.policy.shape import (
     Ints,
     Links,
@@ -92,11 +92,9 @@ POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"rwa": decide, "fir
 def _assigned(sides: tuple[int, ...], routes: Routes, method: str) -> tuple[Links, str]:
     alike = len(set(sides)) == 1
     fits = {
-        "closed-form": alike and sides[0] <= 3,
-        "recursion": alike and sides[0] == 3,
-        "gar": len(sides) == 1,
-        "first-fit": True,
-    }
+        "closed-form": alike and sides[0] <= 3, "recursion": alike and sides[0] == 3,
+        "gar": len(sides) == 1, "first-fit": True,
+    }  # fmt: skip
     if method not in METHODS or not fits.get(method, True):
         accepted = ", ".join(["auto", *(name for name, fit in fits.items() if fit)])
         shape = "x".join(map(str, sides))
@@ -148,15 +146,11 @@ def _repaired(seen: Observation, made: Decision) -> Decision:
     left = np.flatnonzero(~gone)
     count = max(made.count, int(wavelengths[left].max()) + 1)
     return replace(
-        made,
-        routes=_joined(routes, left, which, best[0], best[1]),
-        wavelengths=wavelengths[left],
-        count=count,
-        rerouted=np.searchsorted(left, which),
-        backups=count - made.count,
+        made, routes=_joined(routes, left, keep, which, best[0], best[1]), wavelengths=wavelengths[left],
+        count=count, rerouted=np.searchsorted(left, which), backups=count - made.count,
         backup_bound=slots_bound(ends, alive, nodes, load, made.count, sources, destinations),
         paper_backup_bound=_paper_backup_bound(seen),
-    )
+    )  # fmt: skip
 
 
 def standing(seen: Observation, ends: Links) -> Flags:
@@ -191,24 +185,15 @@ def name(node: int, sides: Sequence[int]) -> str:
 
 def _no_node_cut_off(seen: Observation, ends: Links, alive: Flags) -> None:
     """Every node that stands reaches the first of them, and is reached by it."""
-    nodes = nodes_of(seen.sides)
+    nodes, tails = nodes_of(seen.sides), np.arange(len(ends)) // (2 * len(seen.sides))
     stand = np.setdiff1d(np.arange(nodes), seen.failed_nodes)
     if len(stand) < 2:
         raise UserError(f"--fail: {len(stand)} nodes are left, accepted is a failure that leaves 2 or more")
-    tails = (np.arange(len(ends)) // (2 * len(seen.sides))).astype(np.int32)
-    far, came, queue = np.empty((3, nodes), dtype=np.int32)
-    degree = np.bincount(tails[alive], minlength=nodes) * np.bincount(ends[alive], minlength=nodes)
-    root = int(stand[np.argmax(degree[stand])])  # one that is not cut off itself, if any is not
-    search(ends, alive, root, -1, nodes, far, came, queue)
-    unreached = set(stand[far[stand] < 0].tolist())
-    back = np.zeros(nodes, dtype=np.bool_)
-    back[root] = True
-    while True:  # who reaches the root, one hop further each time
-        more = tails[alive & back[ends]]
-        if back[more].all():
-            break
-        back[more] = True
-    lost = sorted(unreached | set(stand[~back[stand]].tolist()))
+    into, out = ends[alive].astype(np.int64), tails[alive]
+    ways = np.bincount(into, minlength=nodes) * np.bincount(out, minlength=nodes)
+    root = int(stand[np.argmax(ways[stand])])  # one that is not cut off itself, if any is not
+    joined = _reached(out, into, root, nodes) & _reached(into, out, root, nodes)
+    lost = stand[~joined[stand]].tolist()
     if lost:
         shown = " and ".join(name(node, seen.sides) for node in lost[:4]) + (" and more" if lost[4:] else "")
         what = "node" if len(lost) == 1 else "nodes"
@@ -218,32 +203,30 @@ def _no_node_cut_off(seen: Observation, ends: Links, alive: Flags) -> None:
         )
 
 
-def _joined(routes: Routes, left: Ints, which: Ints, ways: Links, hops: Ints) -> Routes:
-    """``routes`` of the pairs ``left``, where those in ``which`` take ``ways``."""
-    lengths = routes.lengths.copy()
-    lengths[which] = hops
-    starts = np.concatenate(([0], np.cumsum(lengths[left])))
-    place = np.full(len(lengths), -1, dtype=np.int64)
-    place[left] = starts[:-1]
-    links = np.empty(int(starts[-1]), dtype=np.int32)
-    old = np.ones(len(lengths), dtype=np.bool_)
-    old[which] = False
-    old &= place >= 0
+def _reached(begins: Ints, ends: Ints, root: int, nodes: int) -> Flags:
+    """The nodes that links from ``begins`` to ``ends`` lead to from ``root``."""
+    found = np.arange(nodes) == root
+    while not found[more := ends[found[begins]]].all():
+        found[more] = True
+    return found
+
+
+def _joined(routes: Routes, left: Ints, keep: Flags, which: Ints, ways: Links, hops: Ints) -> Routes:
+    """``routes`` of the pairs ``left``: the old one of those to ``keep``, ``ways`` of those in ``which``."""
     pair = routes.pair_of_hop()
-    within = np.arange(len(pair)) - routes.starts[pair]
-    stays = old[pair]
-    links[place[pair[stays]] + within[stays]] = routes.links[stays]
-    row = np.repeat(np.arange(len(which)), hops)
-    column = np.arange(len(row)) - np.repeat(np.cumsum(hops) - hops, hops)
-    links[place[which[row]] + column] = ways[row, column]
-    return Routes(routes.sources[left], routes.destinations[left], starts, links)
+    stays = keep[pair]
+    owner = np.concatenate((pair[stays], np.repeat(which, hops)))
+    links = np.concatenate((routes.links[stays], ways[np.arange(ways.shape[1]) < hops[:, None]]))
+    lengths = np.bincount(owner, minlength=len(keep))[left]
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    return Routes(
+        routes.sources[left], routes.destinations[left], starts, links[np.argsort(owner, kind="stable")]
+    )
 
 
 def _paper_backup_bound(seen: Observation) -> int | None:
     """The paper's bound: of 3^n, where all that failed are links of one node to its neighbours."""
     if set(seen.sides) != {3} or seen.failed_nodes:
         return None
-    pairs = {frozenset(link) for link in seen.failed_links}
-    common = frozenset.intersection(*pairs)
-    links = len(pairs)
-    return failure_bound(len(seen.sides), links) if common and links < 2 * len(seen.sides) else None
+    cut, n = {frozenset(link) for link in seen.failed_links}, len(seen.sides)
+    return failure_bound(n, len(cut)) if frozenset.intersection(*cut) and len(cut) < 2 * n else None

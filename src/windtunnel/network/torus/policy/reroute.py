@@ -16,18 +16,12 @@ SLACK = 2
 
 @jit
 def search(
-    ends: Links,
-    usable: Flags,
-    source: int,
-    destination: int,
-    limit: int,
-    far: Links,
-    came: Links,
+    ends: Links, usable: Flags, source: int, destination: int, limit: int, far: Links, came: Links,
     queue: Links,
-) -> int:
+) -> None:  # fmt: skip
     """Breadth first from ``source`` over ``usable`` links, until ``destination`` (-1: to the end) or
     ``limit`` hops: hops of every node into ``far`` (-1: not reached), the link that it was reached by into
-    ``came``. Returns how many nodes were reached."""
+    ``came``."""
     degree = len(ends) // len(far)
     far[:] = -1
     far[source] = 0
@@ -45,7 +39,6 @@ def search(
                 came[there] = link
                 queue[last] = there
                 last += 1
-    return last
 
 
 @jit
