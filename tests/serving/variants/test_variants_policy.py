@@ -220,3 +220,7 @@ def test_hosts_come_where_one_is_needed_and_go_after_long_low_load() -> None:
     assert decide(Fleet("cpu", idle, 1, False, 15, 14)) == Resize(remove="b")
     assert decide(Fleet("cpu", idle, 2, False, 15, 14)) == Resize(low=15)
     assert decide(Fleet("cpu", (Host("a", "cpu", 8, GIB, 0.9),), 1, False, 15, 3)) == Resize(1)
+    last = (Host("b", "v100", 1, GIB, 0.05),)
+    assert POLICIES["infaas"](Fleet("v100", last, 0, False, 15, 14)) == Resize(remove="b")
+    assert decide(Fleet("v100", last, 0, False, 15, 148)) == Resize(low=149)
+    assert decide(Fleet("v100", last, 0, False, 15, 149)) == Resize(remove="b")

@@ -27,13 +27,13 @@ def outcome(policy: str, watch: list[tuple[Observation, Decision]] | None = None
 
     asked = queries(COUNTS, VARIANTS, np.random.default_rng(3), bounds=(0.02, 0.3))
     own = policy in ("individual", "static")
-    setting = Setting(VARIANTS, {"cpu": 1}, pinned=pin(VARIANTS, 0.02, 0.0), own=own, warm=40.0)
+    setting = Setting(VARIANTS, {"cpu": 1}, pinned=pin(VARIANTS, 0.02), own=own, warm=40.0)
     return simulate(asked, 90.0, setting, decide)
 
 
 def test_one_input_has_one_outcome_every_query_an_end_and_states_their_order() -> None:
     watched: list[tuple[Observation, Decision]] = []
-    first, second = outcome("infaas", watched), outcome("infaas")
+    first, second = outcome("cheapest", watched), outcome("cheapest")
     assert first == second
     assert 0 <= first.came - len(first.latencies) <= first.late + 3  # 3: those that run at the end
     kinds = Counter(type(seen).__name__ for seen, _ in watched)
@@ -46,7 +46,7 @@ def test_one_input_has_one_outcome_every_query_an_end_and_states_their_order() -
 
 
 def test_shared_variants_cost_a_part_of_hosts_of_ones_own() -> None:
-    ours, theirs = outcome("infaas"), outcome("individual")
+    ours, theirs = outcome("cheapest"), outcome("individual")
     assert theirs.price > 2 * ours.price
     assert ours.late < 0.1 * ours.came
 

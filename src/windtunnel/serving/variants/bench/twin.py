@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.bench.rows import Row
-from windtunnel.serving.variants.model import Variant
 from windtunnel.serving.variants.policy import POLICIES
 from windtunnel.serving.variants.twin import Outcome, Setting, queries, simulate
 from windtunnel.serving.variants.twin.catalogue import catalogue
@@ -20,89 +23,116 @@ BOUNDS = (0.02, 0.1, 0.3)
 """Seconds that queries ask for, a third of them each."""
 PUBLISHED = "INFaaS, ATC 2021, abstract"
 CLOUDS = {"m5 and p3": ("cpu", "v100"), "m5, p3 and inf1": ("cpu", "v100", "inferentia")}
+OURS = ("cheapest", "infaas")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A policy under ``rate`` queries a second, for ``seconds``; the seed draws them, and which part of the
+    trace they follow."""
+
+    policy: str
+    cloud: str
+    rate: float
+    seed: int
+    seconds: int
+    fixed: bool
+    trace: Path | None
 
 
 def cost_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     """Dollars an hour, by load and by which hosts there are to rent."""
-    seconds, scales = (150, (1.0,)) if quick else (600, (0.1, 1.0, 4.0))
-    load = _load(trace, seconds)
-    for cloud, hardware in CLOUDS.items():
-        variants = tuple(one for one in catalogue() if one.hardware in hardware)
-        for scale in scales:
-            found = {
-                name: _outcome(name, load * scale, variants, {"cpu": 1})
-                for name in ("cheapest", "infaas", "shared", "individual", "static")
-            }
-            where = f"{cloud}, {found['infaas'].came / found['infaas'].seconds:.0f} queries/s"
-            for name in ("cheapest", "infaas"):
-                ours = found[name].price
-                for other in ("individual", "static", "shared"):
+    rates, seconds = ((40.0,), 150) if quick else ((4.0, 40.0, 160.0), 240)
+    others = ("individual", "static", "shared")
+    every: dict[str, list[float]] = {name: [] for name in OURS}
+    for cloud in [*CLOUDS][:1] if quick else CLOUDS:
+        for rate in rates:
+            found = _found((*OURS, *others), cloud, rate, seconds, False, trace, quick)
+            for name in OURS:
+                for other in others:
+                    ratios = [
+                        theirs.price / mine.price
+                        for mine, theirs in zip(found[name], found[other], strict=True)
+                    ]
                     published = other == "individual"
+                    every[name] += ratios if published else []
                     yield Row(
-                        "cost", f"{where}: {other} over {name}", "x", emulated=found[other].price / ours,
-                        published=8.5 if published else None, source=PUBLISHED if published else "",
-                        note=_words(found[name], found[other])
-                        + ("; published: mean, 21.6 at most" if published else ""),
+                        "cost", f"{cloud}, {rate:g} queries/s: {other} over {name}", "x",
+                        emulated=median(ratios), published=8.5 if published else None,
+                        source=PUBLISHED if published else "",
+                        note=_words(ratios, found[name], found[other]),
                     )  # fmt: skip
+    for name, ratios in every.items():
+        for how, figure, told in (("mean", mean(ratios), 8.5), ("at most", max(ratios), 21.6)):
+            yield Row("cost", f"all of these: individual over {name}, {how}", "x", emulated=figure,
+                      published=told, source=PUBLISHED, note=f"of {len(ratios)} trials")  # fmt: skip
 
 
 def fixed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     """The same hosts for all policies, and a load that is too much for some."""
-    seconds = 110 if quick else 180
-    variants = tuple(one for one in catalogue() if one.hardware in CLOUDS["m5 and p3"])
-    for scale in (20.0,) if quick else (8.0, 12.0, 20.0):
-        load = _load(trace, seconds) * scale
-        found = {
-            name: _outcome(name, load, variants, {"cpu": 4, "v100": 1}, fixed=True)
-            for name in ("cheapest", "infaas", "round-robin", "shared")
-        }
-        base = found["shared"]
-        for name in ("cheapest", "infaas", "round-robin"):
-            one = found[name]
-            where = f"{base.came / base.seconds:.0f} queries/s: {name} over one variant"
-            yield Row(
-                "fixed", f"{where}: answered in time", "x", emulated=_in_time(one) / _in_time(base),
-                published=1.3, source=PUBLISHED, note=_words(one, base),
-            )  # fmt: skip
-            yield Row(
-                "fixed", f"{where}: fewer late", "x", emulated=base.late / one.late if one.late else None,
-                published=1.6, source=PUBLISHED, note=_words(one, base),
-            )  # fmt: skip
+    for rate in (600.0,) if quick else (100.0, 400.0, 800.0, 1200.0):
+        names = (*OURS, "shared", *(("round-robin",) if rate == 400 else ()))
+        found = _found(names, "m5 and p3", rate, 80 if quick else 100, True, trace, quick)
+        base = found.pop("shared")
+        for name, mine in found.items():
+            where = f"{rate:g} queries/s: {name} over one variant"
+            answered = [_in_time(one) / _in_time(two) for one, two in zip(mine, base, strict=True)]
+            late = [two.late / max(1, one.late) for one, two in zip(mine, base, strict=True)]
+            for what, ratios, published in (("answered in time", answered, 1.3), ("fewer late", late, 1.6)):
+                yield Row(
+                    "fixed", f"{where}: {what}", "x", emulated=median(ratios), published=published,
+                    source=PUBLISHED, note=_words(ratios, mine, base),
+                )  # fmt: skip
 
 
-def _load(trace: Path | None, seconds: int) -> NDArray[np.float64]:
-    """Mean queries of each second: of the trace, or a synthetic wave of 40 a second with bursts."""
-    if trace is not None:
-        return read_counts(trace)[:seconds].astype(float)
-    rng = np.random.default_rng(7)
-    wave = 40.0 * (1 + 0.4 * np.sin(np.arange(seconds) * (2 * np.pi / 300)))
-    return wave * np.where(rng.random(seconds) < 0.03, 2.0, 1.0)
+def _found(
+    names: Sequence[str], cloud: str, rate: float, seconds: int, fixed: bool, trace: Path | None, quick: bool
+) -> dict[str, list[Outcome]]:
+    """Of each policy what became of each seed."""
+    seeds = range(1 if quick else 5)
+    trials = [Trial(name, cloud, rate, seed, seconds, fixed, trace) for name in names for seed in seeds]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        made = [*pool.map(_outcome, trials)]
+    return {name: made[at * len(seeds) : (at + 1) * len(seeds)] for at, name in enumerate(names)}
 
 
-def _outcome(
-    name: str, load: NDArray[np.float64], variants: tuple[Variant, ...], first: dict[str, int],
-    fixed: bool = False,
-) -> Outcome:  # fmt: skip
-    asked = list(queries(load, variants, np.random.default_rng(0), bounds=BOUNDS))
-    own = name in ("individual", "static")
+def _outcome(trial: Trial) -> Outcome:
+    variants = tuple(one for one in catalogue() if one.hardware in CLOUDS[trial.cloud])
+    rng = np.random.default_rng(trial.seed)
+    load = _load(trial, rng)
+    asked = list(queries(load, variants, rng, bounds=BOUNDS))
     peak: dict[str, float] = {}
-    if name == "static":  # what its owner has to keep for the busiest seconds
+    if trial.policy == "static":  # what its owner has to keep for the busiest seconds
         for _, query in asked:
             peak[query.architecture] = peak.get(query.architecture, 0.0) + load.max() / load.sum()
+    first = {"cpu": 4, "v100": 1} if trial.fixed else {"cpu": 1}
+    own = trial.policy in ("individual", "static")
     setting = Setting(
-        variants, first, fixed, pin(variants, BOUNDS[0], 0.0), own, peak
-    )  # fmt: skip
-    return simulate(iter(asked), float(len(load)), setting, POLICIES[name])
+        variants, first, trial.fixed, pin(variants, BOUNDS[0]), own, peak, 40.0 if trial.fixed else 60.0
+    )
+    return simulate(asked, float(trial.seconds), setting, POLICIES[trial.policy])
+
+
+def _load(trial: Trial, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Mean queries of each second: of a part of the trace, or a synthetic wave with bursts."""
+    if trial.trace is not None:
+        counts = read_counts(trial.trace).astype(float)
+        begin = rng.integers(0, max(1, len(counts) - trial.seconds))
+        made = counts[begin : begin + trial.seconds]
+    else:
+        wave = 1 + 0.4 * np.sin(np.arange(trial.seconds) * (2 * np.pi / 300) + rng.uniform(0, 2 * np.pi))
+        made = wave * np.where(rng.random(trial.seconds) < 0.03, 2.0, 1.0)
+    return np.asarray(made * (trial.rate / made.mean()))
 
 
 def _in_time(found: Outcome) -> int:
     return found.came - found.late
 
 
-def _words(ours: Outcome, theirs: Outcome) -> str:
-    def one(found: Outcome) -> str:
-        return (
-            f"${found.price / found.seconds * 3600:.2f} an hour, {found.late / max(1, found.came):.2%} late"
-        )
+def _words(ratios: Sequence[float], ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
+    def one(found: Sequence[Outcome]) -> str:
+        price = median(each.price / each.seconds * 3600 for each in found)
+        return f"${price:.2f} an hour, {median(each.late / max(1, each.came) for each in found):.2%} late"
 
-    return f"{one(ours)}; against {one(theirs)}"
+    spread = f"{min(ratios):.3g} to {max(ratios):.3g} in {len(ratios)} trials"
+    return f"{spread}; {one(ours)}; against {one(theirs)}"

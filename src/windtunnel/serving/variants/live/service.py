@@ -71,7 +71,7 @@ class Service:
     """Used with ``async with``. ``pinned``: by architecture the variant that the baselines use."""
 
     def __init__(
-        self, entries: Sequence[Entry], *, policy: str = "infaas", log: EventLog | None = None,
+        self, entries: Sequence[Entry], *, policy: str = "cheapest", log: EventLog | None = None,
         pinned: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
         if policy not in POLICIES:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from windtunnel.serving.variants.policy.scale import (
+    IDLE,
+    PAUSE,
     Fleet,
     Load,
     Measured,
@@ -63,20 +65,24 @@ def _decide(style: Style, seen: Observation) -> Decision:
                 return Scaling((), tuple(0 for _ in seen.running), False, "nothing changes")
             return scale(seen, upgrade=style.upgrade)
         case Fleet():
-            return resize(seen) if style.scales else Resize(reason="nothing changes")
+            if not style.scales:
+                return Resize(reason="nothing changes")
+            return resize(seen, last=IDLE // 2 if style.cheapest else PAUSE)
 
 
-decide: Callable[[Observation], Decision] = partial(_decide, Style())
+decide: Callable[[Observation], Decision] = partial(_decide, Style(cheapest=True))
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
-    "infaas": decide,
-    "cheapest": partial(_decide, Style(cheapest=True)),
+    "cheapest": decide,
+    "infaas": partial(_decide, Style()),
     "no-upgrade": partial(_decide, Style(upgrade=False)),
     "round-robin": partial(_decide, Style(rotate=True)),
     "shared": partial(_decide, Style(pinned=True, upgrade=False)),
     "individual": partial(_decide, Style(pinned=True, own=True, upgrade=False)),
     "static": partial(_decide, Style(pinned=True, own=True, upgrade=False, scales=False)),
 }
-"""``cheapest`` takes what costs least an item where INFaaS takes the slowest. The baselines: ``no-upgrade``
-and ``round-robin`` lack one rule each; ``shared`` has one variant an architecture, ``individual`` on hosts of
-its own, too (as endpoints that scale by replicas do); ``static`` has a fixed number of them."""
+"""``cheapest`` is INFaaS but for three rules: it takes what costs least an item, not the slowest; it loads
+only where nothing that could answer is loaded, and what costs least; the last host of its hardware stays
+longer. The baselines: ``no-upgrade`` and ``round-robin`` lack one rule of INFaaS's each; ``shared`` has one
+variant an architecture, ``individual`` on hosts of its own, too (as endpoints that scale by replicas do);
+``static`` has a fixed number of them."""

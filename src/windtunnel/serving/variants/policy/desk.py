@@ -198,22 +198,14 @@ class Desk:
         """Hardware and owner of hosts that would help."""
         self.homeless: list[Request] = []
         """Nobody has what they need, and nowhere is room for it; they are asked anew each second."""
-        self._where: dict[str, dict[str, Group]] = {name: {} for name in self.variants}
         self._recent: dict[tuple[object, ...], tuple[str, ...]] = {}
 
     def group(self, variant: str, host: str) -> Group:
         """The replicas of it there."""
-        made = self._where[variant].get(host)
-        if made is None:
-            made = self._where[variant][host] = Group(self.variants[variant], self.hosts[host])
-            made.host.groups[variant] = made
-        return made
-
-    def remove(self, host: str) -> Hosted:
-        """The host goes, and all that it has."""
-        for name in self.hosts[host].groups:
-            del self._where[name][host]
-        return self.hosts.pop(host)
+        groups = self.hosts[host].groups
+        if variant not in groups:
+            groups[variant] = Group(self.variants[variant], self.hosts[host])
+        return groups[variant]
 
     def start(self, group: Group, now: float) -> Start:
         """One replica more."""
@@ -225,10 +217,7 @@ class Desk:
         """A request comes."""
         query = request.query
         named = self.named[query.variant or query.architecture or query.task]
-        candidates = tuple(
-            Candidate(one, tuple(group.held(now) for group in self._where[one.name].values() if group.count))
-            for one in named
-        )
+        candidates = tuple(Candidate(one, self._held(one.name, now)) for one in named)
         key = (query.task, query.architecture, query.variant, query.accuracy, query.latency, query.background)
         recent = self._recent.get(key, ())
         hosts = tuple(one.seen() for one in self.hosts.values())
@@ -252,6 +241,10 @@ class Desk:
             group.hardest = min(group.hardest[0], query.latency), max(group.hardest[1], query.accuracy)
         begun: list[Effect] = [self.start(group, now)] if made.load else []
         return begun + self._next(group, now)
+
+    def _held(self, variant: str, now: float) -> tuple[Held, ...]:
+        groups = [host.groups.get(variant) for host in self.hosts.values()]
+        return tuple(one.held(now) for one in groups if one is not None and one.count)
 
     def leave(self, request: Request) -> None:
         """Nobody waits for its answer any more."""

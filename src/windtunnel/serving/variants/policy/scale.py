@@ -263,8 +263,9 @@ class Resize:
     reason: str = field(default="", compare=False)
 
 
-def resize(seen: Fleet) -> Resize:
-    """A host more where one is needed or even the least busy is too busy; one less after long low load."""
+def resize(seen: Fleet, *, last: int = PAUSE) -> Resize:
+    """A host more where one is needed or even the least busy is too busy; one less after long low load, the
+    last of its hardware after so many rounds of it."""
     least = min((one.utilisation for one in seen.hosts), default=1.0)
     mean = sum(one.utilisation for one in seen.hosts) / len(seen.hosts) if seen.hosts else 1.0
     low = seen.low + 1 if not seen.need and mean <= LOW.get(seen.hardware, LOW_ELSE) else 0
@@ -272,7 +273,7 @@ def resize(seen: Fleet) -> Resize:
         return Resize(low=low, reason="hosts changed a short time ago")
     if not seen.starting and (least > BUSY or seen.need):
         return Resize(1, reason="one is needed" if seen.need else "even the least busy is too busy")
-    if low >= PAUSE and len(seen.hosts) > seen.first:
+    if low >= (PAUSE if len(seen.hosts) > 1 else last) and len(seen.hosts) > seen.first:
         idle = min(seen.hosts, key=lambda one: (one.utilisation, one.name))
         return Resize(remove=idle.name, reason=f"{mean:.0%} of {len(seen.hosts)} hosts is used")
     return Resize(low=low, reason="as it is")

@@ -256,7 +256,7 @@ class _World:
         return any(one.queue or one.background or one.busy for one in host.groups.values())
 
     def _gone(self, name: str) -> None:
-        host, machine = self.desk.remove(name), self.machines.pop(name)
+        host, machine = self.desk.hosts.pop(name), self.machines.pop(name)
         begin = max(machine.since, self.setting.warm)
         self.outcome.price += max(0.0, self.env.now - begin) * machine.kind.price / 3600
         for group in host.groups.values():
@@ -272,12 +272,12 @@ class _World:
         return self.outcome
 
 
-def pin(variants: Sequence[Variant], bound: float, accuracy: float) -> dict[str, str]:
+def pin(variants: Sequence[Variant], bound: float) -> dict[str, str]:
     """For each architecture what its owner would deploy who may have one variant: the cheapest host that
     answers within the bound, and the variant that does most on it; the fastest where none does."""
     chosen = {}
     for name in dict.fromkeys(one.architecture for one in variants):
-        mine = [one for one in variants if one.architecture == name and one.accuracy >= accuracy]
+        mine = [one for one in variants if one.architecture == name]
         fit = [one for one in mine if one.latency() <= bound] or [min(mine, key=lambda one: one.latency())]
         chosen[name] = min(fit, key=lambda one: (KINDS[one.hardware].price, -one.rate)).name
     return chosen
