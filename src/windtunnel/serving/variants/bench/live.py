@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
@@ -53,6 +53,7 @@ class Views(nn.Module):
         return made
 
 
+@cache
 def trained(width: int) -> nn.Module:
     """A network of so many channels after 200 steps."""
     torch.manual_seed(width)
@@ -73,7 +74,7 @@ def trained(width: int) -> nn.Module:
 
 def submitted(folder: Path) -> list[Entry]:
     """All variants of the three networks."""
-    images, labels = drawn(1000, 2)
+    images, labels = drawn(500, 2)
     np.savez(folder / "digits.npz", inputs=images, labels=labels)
     entries: list[Entry] = []
     for name, (width, reach) in NETWORKS.items():
