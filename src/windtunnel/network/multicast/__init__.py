@@ -1,0 +1,1 @@
+"""Multicast between racks over passive splitters, relayed hop by hop (Shufflecast)."""

@@ -1,0 +1,184 @@
+"""Trees reach every member once, with N / p transmissions at most, around failures, and never collide."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.base.errors import UserError
+from windtunnel.network.multicast.policy import (
+    Decision,
+    Observation,
+    Request,
+    decide,
+    disjoint,
+    one_at_a_time,
+    rules,
+    static_trees,
+)
+from windtunnel.network.multicast.policy.check import faults
+from windtunnel.network.multicast.policy.shuffle import Shuffle, shuffle_of
+
+SIZES = [(2, 1), (2, 2), (2, 3), (3, 2), (4, 2)]
+
+
+def everyone(source: int, shuffle: Shuffle) -> Request:
+    return Request(source, tuple(rack for rack in range(shuffle.racks) if rack != source))
+
+
+@pytest.mark.parametrize(("p", "k"), [*SIZES, (2, 4), (3, 3), (8, 2)])
+def test_all_racks_hear_every_source_within_2k_less_1_hops_by_one_relay_a_group(p: int, k: int) -> None:
+    shuffle = Shuffle(p, k)
+    trees = static_trees(p, k)
+    assert faults(Observation(p, k, tuple(tree.request for tree in trees)),
+                  Decision(tuple((tree,) for tree in trees))) == []  # fmt: skip
+    for tree in trees:
+        assert tree.hops == 2 * k - 1
+        groups = Counter(shuffle.group(rack) for rack in tree.transmitters)
+        assert len(tree.transmitters) <= shuffle.racks // p and set(groups.values()) == {1}
+    sent = Counter(rack for tree in trees for rack in tree.transmitters)
+    assert max(sent.values()) - min(sent.values()) <= 1  # relays are balanced
+    told = rules(trees)
+    assert max(map(len, told.values())) == shuffle.racks  # one for each source
+    assert all(len({rule.source for rule in own}) == len(own) for own in told.values())
+
+
+@pytest.mark.parametrize(("p", "k"), SIZES)
+def test_the_shuffle_feeds_every_rack_from_one_group(p: int, k: int) -> None:
+    shuffle = Shuffle(p, k)
+    fed = Counter(to for rack in range(shuffle.racks) for to in shuffle.fed_by(rack))
+    assert set(fed) == set(range(shuffle.racks)) and set(fed.values()) == {p}
+    for group in range(shuffle.groups):
+        members = shuffle.members(group)
+        assert len(members) == p and {shuffle.group(rack) for rack in members} == {group}
+        (outputs,) = {tuple(shuffle.fed_by(rack)) for rack in members}
+        assert {shuffle.feeding_group(rack) for rack in outputs} == {group}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(SIZES), st.data())
+def test_members_take_it_once_and_what_is_packed_is_disjoint(
+    size: tuple[int, int], data: st.DataObject
+) -> None:
+    shuffle = Shuffle(*size)
+    racks = st.integers(0, shuffle.racks - 1)
+    drawn = data.draw(st.lists(st.tuples(racks, st.sets(racks, min_size=1)), min_size=1, max_size=6))
+    asked = tuple(
+        Request(source, tuple(sorted(members - {source})), float(number))
+        for number, (source, members) in enumerate(drawn)
+        if members - {source}
+    )
+    dead = data.draw(st.sets(racks, max_size=shuffle.p - 1)) - {request.source for request in asked}
+    fibre = st.tuples(racks, st.integers(0, shuffle.p - 1)).map(
+        lambda one: (one[0], shuffle.fed_by(one[0])[one[1]])
+    )
+    seen = Observation(
+        *size, asked, tuple(sorted(dead)), tuple(sorted(data.draw(st.sets(fibre, max_size=2))))
+    )
+    try:
+        made = decide(seen)
+    except UserError as error:
+        assert "is cut off from rack" in str(error)
+        return
+    assert faults(seen, made) == []
+    assert len(made.rounds) <= len(asked) == len(one_at_a_time(seen).rounds)
+    for trees in made.rounds:
+        assert len(trees) <= shuffle.p and disjoint(trees)
+        delivered = {
+            (rule.source, rack) for rack, own in rules(trees).items() for rule in own if rule.deliver
+        }
+        assert delivered == {(tree.request.source, to) for tree in trees for to in tree.request.members}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from([(2, 2), (2, 3), (3, 2), (4, 2)]), st.data())
+def test_all_but_one_of_a_group_may_fail(size: tuple[int, int], data: st.DataObject) -> None:
+    shuffle = Shuffle(*size)
+    members = shuffle.members(data.draw(st.integers(0, shuffle.groups - 1)))
+    left = data.draw(st.sampled_from(list(members)))
+    dead = tuple(rack for rack in members if rack != left)
+    source = data.draw(st.sampled_from([rack for rack in range(shuffle.racks) if rack not in dead]))
+    seen = Observation(*size, (everyone(source, shuffle),), dead)
+    made = decide(seen)
+    assert faults(seen, made) == []
+    with pytest.raises(UserError, match=r"cannot send|is cut off"):
+        decide(replace(seen, failed_transmitters=tuple(members)))
+
+
+def test_broken_fibres_are_gone_around_by_two_relays_and_each_rack_listens_to_one() -> None:
+    shuffle = Shuffle(2, 2)
+    group = shuffle.group(2)  # of racks 0 and 2 of the first column
+    first, second = shuffle.members(group)
+    cut = ((first, shuffle.fed_by(first)[0]), (second, shuffle.fed_by(second)[1]))
+    seen = Observation(2, 2, (everyone(1, shuffle),), (), cut)
+    made = decide(seen)
+    assert faults(seen, made) == []
+    assert {first, second} <= set(made.rounds[0][0].transmitters)
+
+
+def test_p_broadcasts_at_once_are_a_bound_and_no_promise() -> None:
+    shuffle = Shuffle(2, 2)
+    rounds = Counter()
+    for pair in combinations(range(8), 2):
+        seen = Observation(2, 2, tuple(everyone(source, shuffle) for source in pair))
+        made = decide(seen)
+        assert faults(seen, made) == []
+        rounds[len(made.rounds)] += 1
+    assert rounds == {1: 20, 2: 8}
+    three = Observation(2, 2, tuple(everyone(source, shuffle) for source in (0, 3, 5)))
+    assert len(decide(three).rounds) >= 2
+
+
+def test_the_checker_names_what_is_wrong() -> None:
+    shuffle = Shuffle(2, 2)
+    seen = Observation(2, 2, (everyone(0, shuffle), everyone(1, shuffle)))
+    made = one_at_a_time(seen)
+    (first,), (second,) = made.rounds
+    assert any("a transmitter is in two trees" in one for one in faults(seen, Decision(((first, second),))))
+    assert faults(seen, Decision(((first,),))) == ["the trees are not those of the requests"]
+    short = replace(first, heard=first.heard[:-1])
+    assert any("does not get it" in one for one in faults(seen, Decision(((short,), (second,)))))
+    twice = replace(first, heard=(*first.heard, first.heard[0]))
+    assert any("takes it twice" in one for one in faults(seen, Decision(((twice,), (second,)))))
+    silent = replace(first, transmitters=first.transmitters[:1])
+    assert any("does not send" in one for one in faults(seen, Decision(((silent,), (second,)))))
+    dead = replace(seen, failed_fibres=((first.heard[0][1], first.heard[0][0]),))
+    assert any("no fibre leads" in one for one in faults(dead, made))
+
+
+@pytest.mark.parametrize(
+    ("racks", "splitter", "told"),
+    [
+        (
+            9,
+            2,
+            "9 are no shuffle with splitters of 2, whose racks are k * 2^k: the nearest accepted are 8 and",
+        ),
+        (30, 3, "the nearest accepted are 18 and 81"),
+        (1, 2, "the nearest accepted are 2"),
+        (8, 1, "splitter: 1 outputs, accepted are 2 or more"),
+    ],
+)
+def test_other_numbers_of_racks_are_refused_with_the_nearest(racks: int, splitter: int, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        shuffle_of(racks, splitter)
+    assert told in str(caught.value)
+    assert shuffle_of(24, 2) == Shuffle(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        (Request(0, (8,)), "rack 8 is not one of 0 to 7"),
+        (Request(1, (1, 2)), "rack 1 is the source and among the members"),
+        (Request(3, (1,)), "rack 3 cannot send, its transmitter has failed"),
+    ],
+)
+def test_requests_that_cannot_be_are_named(request_: Request, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        decide(Observation(2, 2, (request_,), (3,)))
