@@ -113,6 +113,10 @@ CAPABILITIES = (
 )  # fmt: skip
 
 
+BENCHES = {"engines.flows": "windtunnel.bench.engines.flows"}
+"""Shared ground that is held against its peers, and so has a bench as capabilities have."""
+
+
 def find(name: str, having: Callable[[Capability], bool] = lambda _: True, *, who: str) -> Capability:
     """The capability called ``name`` among those that ``having`` is true of; ``who`` asks, for the message.
 
@@ -126,6 +130,18 @@ def find(name: str, having: Callable[[Capability], bool] = lambda _: True, *, wh
     raise UserError(
         f"{who}: capability {name!r} is unknown; accepted are {', '.join(one.name for one in accepted)}"
     )
+
+
+def bench(name: str) -> ModuleType:
+    """The bench of a capability, or of shared ground, imported.
+
+    Raises:
+        UserError: nothing of that name has one.
+    """
+    accepted = {one.name: f"{one.package}.bench" for one in CAPABILITIES if "bench" in one.rooms} | BENCHES
+    if name not in accepted:
+        raise UserError(f"bench: capability {name!r} is unknown; accepted are {', '.join(accepted)}")
+    return import_module(accepted[name])
 
 
 def markdown() -> str:

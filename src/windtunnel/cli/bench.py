@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    capability: Annotated[str, typer.Argument(help="Such as agents.sandbox.")] = "training.emulate",
+    capability: Annotated[
+        str, typer.Argument(help="Such as agents.sandbox, or engines.flows.")
+    ] = "training.emulate",
     only: Annotated[list[str] | None, typer.Option(help="A section to run alone; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, and no large jobs.")] = False,
     minutes: Annotated[
@@ -44,12 +46,12 @@ def bench(
     """
     from windtunnel.bench import show
     from windtunnel.bench.measure import host_facts
-    from windtunnel.capabilities import find
+    from windtunnel.capabilities import bench as bench_of
     from windtunnel.cli import shown_progress
 
     if as_json and as_markdown:
         raise UserError("bench: --json and --markdown are given; accepted is one of them")
-    module = find(capability, lambda one: "bench" in one.rooms, who="bench").room("bench")
+    module = bench_of(capability)
     console, host = _output(), host_facts()
     piped = as_json or as_markdown
 

@@ -319,12 +319,12 @@ def forget(s: _State) -> None:
 @jit
 def solve(s: _State, now: float) -> bool:
     """Bring rates and ends up to date; whether the result holds."""
-    for attempt in range(2):
+    holds, attempt = False, 0
+    while not holds and attempt < 2:
         if attempt > 0:
             forget(s)
         _fill(s)
-        if holds := _within(s):
-            break
+        holds, attempt = _within(s), attempt + 1
     for i in range(s.counts[_REACHED]):
         slot = s.reached[i]
         flow = s.flows[slot]

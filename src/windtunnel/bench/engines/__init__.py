@@ -1,0 +1,1 @@
+"""The engines against their peers: ``windtunnel bench engines.flows`` and its like."""
