@@ -15,9 +15,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from windtunnel.bench.measure import conditions
+from windtunnel.bench.measure import conditions, quantile
 from windtunnel.bench.rows import Row, left_out, runner
 from windtunnel.engines.flows import World
+from windtunnel.engines.packets import Flow, Link, Queue, Simulation
 
 HOSTS, LEAVES, SPINES, RATE = 1024, 32, 16, 12.5e9
 SIMGRID = "/usr/bin/python3"  # Debian's bindings are those of Debian's Python
@@ -30,15 +31,20 @@ def capacities() -> list[float]:
     return [RATE] * (2 * HOSTS) + [up] * (2 * LEAVES * SPINES)
 
 
+def route_of(source: int, target: int, hosts: int, leaves: int, spines: int) -> list[int]:
+    """The links from host to host; a pair keeps its spine, both ways."""
+    a, b, spine = source * leaves // hosts, target * leaves // hosts, (source + target) * 31 % spines
+    between = [2 * hosts + a * spines + spine, 2 * hosts + (leaves + b) * spines + spine]
+    return [source, *(between if a != b else []), hosts + target]
+
+
 def transfers(count: int, seed: int = 1) -> list[Transfer]:
-    """Sizes and routes between random pairs of hosts; a pair keeps its spine."""
+    """Sizes and routes between random pairs of hosts."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(count):
         source, target = (int(host) for host in rng.choice(HOSTS, 2, replace=False))
-        a, b, spine = source * LEAVES // HOSTS, target * LEAVES // HOSTS, (source * 31 + target * 17) % SPINES
-        between = [2 * HOSTS + a * SPINES + spine, 2 * HOSTS + (LEAVES + b) * SPINES + spine]
-        route = [source, *(between if a != b else []), HOSTS + target]
+        route = route_of(source, target, HOSTS, LEAVES, SPINES)
         found.append((float(rng.integers(1_000_000, 50_000_000)), route))
     return found
 
@@ -89,7 +95,7 @@ import json, sys, time
 from simgrid import Comm, Engine, Actor, LinkInRoute, NetZone
 given = json.load(sys.stdin)
 options = ["network/model:CM02", "network/TCP-gamma:0", "network/weight-S:0", "network/crosstraffic:0",
-           "precision/timing:1e-12", "precision/work-amount:1e-9"]
+           "network/bandwidth-factor:1", "network/latency-factor:1", "surf/precision:1e-12"]
 engine = Engine(["bench", "--log=root.threshold:critical"] + ["--cfg=" + option for option in options])
 zone = NetZone.create_full_zone("zone")
 hosts = [zone.create_host("h%d" % i, 1e9) for i in range(given["hosts"])]
@@ -125,7 +131,8 @@ def peer_rows(quick: bool) -> Iterator[Row]:
             )
         except (OSError, subprocess.SubprocessError) as error:
             told = getattr(error, "stderr", "") or str(error)
-            why = told.strip().splitlines()[-1] if told.strip() else type(error).__name__
+            lines = told.strip().splitlines() or [type(error).__name__]
+            why = next((line for line in lines if "Error" in line), lines[-1])
             yield left_out("peer", f"{name}: SimGrid", f"needs Debian's python3-simgrid: {why}")
             return
         theirs, last = json.loads(done.stdout.splitlines()[-1])
@@ -148,6 +155,50 @@ def peer_rows(quick: bool) -> Iterator[Row]:
         )
 
 
-SECTIONS = {"speed": "flows.speed_rows", "peer": "flows.peer_rows"}
+def packet_rows(quick: bool) -> Iterator[Row]:
+    """How far completion times are from those of the packet engine, on flows that come at random."""
+    hosts, leaves, spines, rate, delay, load = 32, 4, 4, 1.25e9, 2e-6, 0.5
+    for sender, queue in (("dctcp", Queue(packets=500, mark_at=65)), ("cubic", Queue(packets=500))):
+        errors: list[float] = []
+        large: list[float] = []
+        for seed in range(1 if quick else 5):
+            rng = np.random.default_rng(seed)
+            sizes = np.clip(rng.lognormal(np.log(100e3), 1.5, 1000), 10e3, 10e6).round()
+            starts = np.cumsum(rng.exponential(sizes.mean() / (load * hosts * rate), len(sizes)))
+            rates = [rate] * (2 * hosts) + [rate * hosts / leaves / spines] * (2 * leaves * spines)
+            world = World(rates)
+            sent, alone = [], []
+            for size, start in zip(sizes, starts, strict=True):
+                a, b = (int(host) for host in rng.choice(hosts, 2, replace=False))
+                way, back = route_of(a, b, hosts, leaves, spines), route_of(b, a, hosts, leaves, spines)
+                alone.append(delay * len(way) + 1500 / rate * (len(way) - 1))
+                world.start(size, way, after=float(start))
+                sent.append(Flow(way, back, sender, size, start, ecn=sender == "dctcp"))
+            packets = Simulation([Link(one, delay, queue) for one in rates], sent)
+            packets.run(float(starts[-1]) + 1.0)
+            ended, ends = world.run()
+            fluid = np.empty(len(sizes))
+            fluid[ended] = ends
+            truth = packets.finished - starts
+            if np.isnan(truth).any():
+                raise RuntimeError(f"{int(np.isnan(truth).sum())} flows of {sender} do not end in packets")
+            error = np.abs((fluid - starts + alone) / truth - 1.0)
+            errors += error.tolist()
+            large += error[sizes >= 1e6].tolist()
+        note = f"{len(errors):,} flows of {hosts} hosts at {load:.0%} load, lognormal sizes of 10 kB to 10 MB"
+        for which, found in (("", errors), (" from 1 MB", large)):
+            figures = (
+                ("mean", float(np.mean(found))),
+                ("p90", quantile(found, 0.9)),
+                ("p99", quantile(found, 0.99)),
+            )
+            for name, figure in figures:
+                row = f"completion times{which} off {sender} packets', {name}"
+                yield Row("packets", row, "", emulated=figure, note=note if name == "mean" else "")
+
+
+SECTIONS = {
+    "speed": "flows.speed_rows", "peer": "flows.peer_rows", "packets": "flows.packet_rows",
+}  # fmt: skip
 
 run = runner("windtunnel.bench.engines", SECTIONS)
