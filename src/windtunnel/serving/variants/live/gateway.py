@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 
@@ -103,7 +103,7 @@ def application(service: Service) -> FastAPI:
     async def metadata(name: str, version: str = "") -> dict[str, Any]:
         return described(service, name, version)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         lines = []
         for name, one in service.groups.items():
@@ -117,7 +117,7 @@ def application(service: Service) -> FastAPI:
             lines += [
                 f'windtunnel_variant_{key}{{variant="{name}"}} {value}\n' for key, value in figures.items()
             ]
-        return Response("".join(lines), media_type="text/plain")
+        return PlainTextResponse("".join(lines))
 
     @app.post(f"{MODEL}/infer", responses=_INFER, openapi_extra={"requestBody": _BODY})
     @app.post(f"{VERSION}/infer", responses=_INFER, openapi_extra={"requestBody": _BODY})

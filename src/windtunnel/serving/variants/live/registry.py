@@ -106,7 +106,9 @@ def add(
         )
     full = found[0].file
     right = accuracy(full, signature, inputs, labels)
-    if full.suffix == ".onnx" and found[0].precision == "fp32":
+    if found[0].precision != "fp32":
+        left_out.append(f"int8: the model is {found[0].precision}, not float32 of ONNX")
+    else:
         small = _quantised(full, inputs, signature, folder / "int8.onnx")
         if small is None:
             left_out.append("int8: ONNX Runtime cannot quantise the model")
@@ -349,6 +351,7 @@ def verify(wanted: Outputs, made: Outputs, what: str) -> None:
 
 def _quantised(full: Path, inputs: Arrays, signature: Signature, file: Path) -> Path | None:
     """Static int8 with QDQ nodes; None where ONNX Runtime knows no way to do so."""
+    import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -364,10 +367,12 @@ def _quantised(full: Path, inputs: Arrays, signature: Signature, file: Path) -> 
     prepared = file.with_suffix(".prepared")
     try:
         quant_pre_process(str(full), str(prepared), skip_symbolic_shape=True)
+        opset = max(one.version for one in onnx.load(prepared).opset_import if one.domain in ("", "ai.onnx"))
         quantize_static(
-            str(prepared), str(file), Samples(), quant_format=QuantFormat.QDQ, per_channel=True,
+            str(prepared), str(file), Samples(), quant_format=QuantFormat.QDQ, per_channel=opset >= 13,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
         )  # fmt: skip
+        program(file, 0)(_item(inputs, signature, 0, 1))
     except Exception:  # of an operator that cannot be quantised: float32 remains
         return None
     finally:
@@ -399,19 +404,19 @@ def _measured(
 def accuracy(file: Path, signature: Signature, inputs: Arrays, labels: NDArray[Any]) -> float:
     """The part of the items whose first output is right: equal to the label, greatest at it, or (labels that
     are fractions) within `LOST` of the largest label."""
-    run, count = program(file, 0), len(labels)
-    step = max(BATCHES) if signature.batched else 1
-    first = [run(_item(inputs, signature, at, step))[0] for at in range(0, count, step)]
+    count, step = len(labels), max(BATCHES) if signature.batched else 1
     try:
+        run = program(file, 0)
+        first = [run(_item(inputs, signature, at, step))[0] for at in range(0, count, step)]
         made = np.concatenate([one if signature.batched else one[None] for one in first]).reshape(count, -1)
         right = labels.reshape(count, -1)
         if labels.dtype.kind == "f":
             return float((np.abs(made - right) <= LOST * np.abs(labels).max()).all(1).mean())
         chosen = made.argmax(-1)[:, None] if made.dtype.kind == "f" else made
         return float((chosen == np.broadcast_to(right, chosen.shape)).all(1).mean())
-    except ValueError as fault:
-        name = signature.outputs[0].name
-        raise UserError(f"labels {labels.shape} are not accepted for output {name}: {fault}") from fault
+    except Exception as fault:  # the runtimes' own are no family of exceptions
+        what = f"the labels {labels.shape} for output {signature.outputs[0].name}"
+        raise UserError(f"{file.name} cannot be held against {what}: {_line(fault)}") from fault
 
 
 def _profile(

@@ -145,7 +145,7 @@ class Service:
         first = self.named(name)[0]
         signature = first.entry.signature
         names = [one.name for one in signature.outputs]
-        if len(set(map(str, wanted))) < len(wanted) or not {*wanted} <= {*names}:
+        if len(set(map(str, wanted))) < len(wanted) or any(one not in names for one in wanted):
             words = (
                 f"field outputs: {str([*wanted])[:200]} is not accepted; use some of {', '.join(names)} once"
             )
