@@ -113,7 +113,10 @@ CAPABILITIES = (
 )  # fmt: skip
 
 
-BENCHES = {"engines.flows": "windtunnel.bench.engines.flows"}
+BENCHES = {
+    "engines.flows": "windtunnel.bench.engines.flows",
+    "engines.packets": "windtunnel.bench.engines.packets",
+}
 """Shared ground that is held against its peers, and so has a bench as capabilities have."""
 
 

@@ -22,7 +22,7 @@ from windtunnel.bench.rows import Row, left_out, runner
 from windtunnel.engines.packets.network import Flow, Link, Queue
 from windtunnel.engines.packets.simulation import Simulation
 
-PEERS = Path(__file__).parent / "peers"
+PEERS = Path(__file__).parent
 FLOWS = (2, 64, 1024)
 SECONDS = 1.0
 PLAIN = Queue(packets=1000)
@@ -130,8 +130,12 @@ def kinds_rows(quick: bool) -> Iterator[Row]:
         world.run(SECONDS / 4)
         note = f"foretold {foretold.events / world.events:.2f} of the events that came"
         yield Row(
-            "kinds", name, "packets/CPU-s", measured=packets, note=f"{events / 1e6:.1f} M events; {note}"
+            "kinds",
+            name,
+            "packets/CPU-s",
+            measured=packets,
+            note=f"{events / 1e6:.1f} M events/CPU-s; {note}",
         )
 
 
-run = runner("windtunnel.engines.packets", {"speed": "bench.speed_rows", "kinds": "bench.kinds_rows"})
+run = runner("windtunnel.bench.engines", {"speed": "packets.speed_rows", "kinds": "packets.kinds_rows"})
