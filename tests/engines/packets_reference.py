@@ -428,7 +428,7 @@ class Sender:
             error = trip - self.srtt
             self.srtt += error // 8
             self.rttvar += (abs(error) - self.rttvar) // 4
-        self.rto = max(round(self.spec.min_rto * SECOND), self.srtt + 4 * self.rttvar)
+        self.rto = min(max(round(self.spec.min_rto * SECOND), self.srtt + 4 * self.rttvar), 60 * SECOND)
         self.acks += 1
         acked, flight = max(packet.number - self.una, 0), self.next - self.una
         limited = flight + 1 >= self.cwnd or (self.cwnd < self.ssthresh and 2 * (flight + 1) >= self.cwnd)

@@ -95,7 +95,7 @@ def scenario(seed: int) -> tuple[list[Link], list[Flow], np.random.Generator]:
     return links, flows, rng
 
 
-SEEDS = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+SEEDS = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @SEEDS
@@ -356,6 +356,8 @@ GOOD = Link(1e6)
         ([GOOD], Flow([0, At(0)], (), "udp", rate=1e5), "node 0 is not among"),
         ([GOOD], Flow([0, Fork([[0]])], [0]), "cannot send to a fork"),
         ([GOOD], Flow([0], [0], start=-1.0), "its start is -1.0 s; accepted is 0 up to 50 days"),
+        ([GOOD], Flow([0], [0], window=float("nan")), "window is nan"),
+        ([GOOD], Flow([0], [0], min_rto=61.0), "min_rto is 61.0; accepted is above 0 up to 60 s"),
         ([Link(0.0)], Flow([0], [0]), "its rate is 0.0"),
         ([Link(1e-3)], Flow([0], [0]), "lasts longer than a run can"),
         ([Link(1e6, loss=1.5)], Flow([0], [0]), "loss is 1.5; accepted is 0 to 1"),
@@ -366,3 +368,17 @@ GOOD = Link(1e6)
 def test_what_cannot_be_is_refused_in_a_sentence(links: list[Link], flow: Flow, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         Simulation(links, [flow])
+
+
+def test_times_that_int64_does_not_hold_are_refused_in_mid_run() -> None:
+    engine = Simulation([Link(1e6), Link(1e6)], [Flow([0], [1])])
+    engine.run(1.0)
+    with pytest.raises(ValueError, match="link 0: a full queue of it lasts longer than a run can"):
+        engine.set_rate(0, 1e-3)
+    with pytest.raises(ValueError, match="accepted is 0 up to 50 days"):
+        engine.run(5e6)
+    with pytest.raises(ValueError, match=r"until is 0.5 s, and it is 1.0 s already"):
+        engine.run(0.5)
+    engine.set_rate(0, 10.0)  # a packet takes two and a half minutes
+    engine.run(4e6)
+    conserved(engine)

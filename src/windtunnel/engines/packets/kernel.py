@@ -41,6 +41,15 @@ FIRST = -(2**62)
 """The order of a departure of link 0: before all arrivals of its instant."""
 
 
+@jit_inline
+def write(heap: int, place: int, time: int, order: int, who: int) -> None:
+    """Set one entry of a heap."""
+    entry = entry_at(heap, place)
+    entry.time = time
+    entry.order = order
+    entry.who = who
+
+
 @jit
 def sift_up(heap: int, count: int, time: int, order: int, who: int) -> None:
     """Add an entry to a heap of ``count``."""
@@ -50,15 +59,9 @@ def sift_up(heap: int, count: int, time: int, order: int, who: int) -> None:
         other = entry_at(heap, above)
         if other.time < time or (other.time == time and other.order < order):
             break
-        entry = entry_at(heap, place)
-        entry.time = other.time
-        entry.order = other.order
-        entry.who = other.who
+        write(heap, place, other.time, other.order, other.who)
         place = above
-    entry = entry_at(heap, place)
-    entry.time = time
-    entry.order = order
-    entry.who = who
+    write(heap, place, time, order, who)
 
 
 @jit
@@ -75,16 +78,10 @@ def sift_down(heap: int, count: int, time: int, order: int, who: int) -> None:
                 one = other
         if time < one.time or (time == one.time and order < one.order):
             break
-        entry = entry_at(heap, place)
-        entry.time = one.time
-        entry.order = one.order
-        entry.who = one.who
+        write(heap, place, one.time, one.order, one.who)
         place = below
         below = 2 * place + 1
-    entry = entry_at(heap, place)
-    entry.time = time
-    entry.order = order
-    entry.who = who
+    write(heap, place, time, order, who)
 
 
 @jit_inline
@@ -346,7 +343,14 @@ def consult(w: Record, k: int, port: int, packet: Record, now: int) -> int:
         return -1
     for index in range(reply.count - 1, -1, -1):
         out = outbox_at(w, index)
-        if out.flow < 0 or out.flow >= w.flow_count or out.hop < 0 or out.hop >= w.hop_count or out.size <= 0:
+        if (
+            out.flow < 0
+            or out.flow >= w.flow_count
+            or out.hop < 0
+            or out.hop >= w.hop_count
+            or out.size <= 0
+            or out.size >= 2**20
+        ):
             return -1
         c = take_free(w)
         copy_packet(w.packets + c * layout.PACKET_BYTES, w.outbox + index * layout.PACKET_BYTES)
@@ -356,6 +360,13 @@ def consult(w: Record, k: int, port: int, packet: Record, now: int) -> int:
     node.deadline = reply.wake if reply.wake == layout.NEVER else max(reply.wake, now + 1)
     arm(w, node, w.flow_count + k)
     return verdict  # type: ignore[no-any-return]
+
+
+@jit_inline
+def is_short(w: Record) -> bool:
+    """Whether there may be too little memory for packets, or for the log, of one more event."""
+    short_of_log = w.log_room > 0 and w.logged + 4 * w.reserve > w.log_room
+    return w.free_count < w.reserve or short_of_log  # type: ignore[no-any-return]
 
 
 @jit
@@ -369,9 +380,7 @@ def run(world: Record, until: int) -> int:
     p = -1
     while True:
         if f < 0:
-            if w.free_count < w.reserve or w.timers + w.reserve > w.timer_room:
-                return layout.GROW
-            if w.log_room > 0 and w.logged + 4 * w.reserve > w.log_room:
+            if is_short(w) or w.timers + w.reserve > w.timer_room:
                 return layout.GROW
             first = entry_at(w.heap, 0).time if w.pending > 0 else layout.NEVER
             if w.timers > 0 and entry_at(w.clocks, 0).time < first:
@@ -419,7 +428,7 @@ def run(world: Record, until: int) -> int:
                     w.held -= 1
                     p = stack_at(w, w.held).packet
                 elif f >= 0:
-                    if w.free_count < w.reserve or (w.log_room > 0 and w.logged + 4 * w.reserve > w.log_room):
+                    if is_short(w):
                         w.resume = f
                         return layout.GROW
                     p = next_packet(w, f, now)

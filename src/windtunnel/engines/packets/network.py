@@ -165,6 +165,14 @@ def pace(rate: float, size: int, what: str) -> float:
     return gap
 
 
+def per_byte(rate: float, most: int, limit: int, where: str) -> float:
+    """Picoseconds a byte takes, when a queue holds up to ``most`` bytes by packets and ``limit`` by bytes."""
+    found = pace(rate, 1, f"{where}: its rate")
+    if min(most, limit) * found > NEVER / 16:
+        raise ValueError(f"{where}: a full queue of it lasts longer than a run can; lower its queue")
+    return found
+
+
 def pack_links(links: Sequence[Link], seed: int, largest: int) -> tuple[Records, Records]:
     """The records of links and of their bands."""
     found = np.zeros(len(links), layout.LINK)
@@ -183,9 +191,7 @@ def pack_links(links: Sequence[Link], seed: int, largest: int) -> tuple[Records,
         quanta = np.broadcast_to(np.asarray(queue.quantum), (max(queue.bands, 1),))
         if kind != layout.FIFO and (queue.bands < 1 or quanta.min() < 1):
             raise ValueError(f"{where}: bands and quanta must be at least 1")
-        if min(queue.packets * largest, queue.bytes) * pace(link.rate, 1, f"{where}: its rate") > NEVER / 16:
-            raise ValueError(f"{where}: a full queue of it lasts longer than a run can; lower its queue")
-        record["per_byte"] = SECOND / link.rate
+        record["per_byte"] = per_byte(link.rate, queue.packets * largest, queue.bytes, where)
         record["delay"] = picoseconds(link.delay, f"{where}: its delay")
         record["max_packets"], record["max_bytes"] = queue.packets, min(queue.bytes, 2**60)
         record["mark_at"], record["quantum"] = queue.mark_at, quanta[0]
@@ -222,7 +228,11 @@ def pack_flows(flows: Sequence[Flow], routes: Routes, links: int, nodes: int) ->
             raise ValueError(f"{where}: packets have 1 byte to 1 MiB")
         if flow.size is not None and not flow.size > 0:
             raise ValueError(f"{where}: size is {flow.size}; accepted is a positive number of bytes, or None")
-        if (kind == layout.UDP) and flow.rate is None:
+        if flow.window is not None and not flow.window >= 0:
+            raise ValueError(f"{where}: window is {flow.window}; accepted is a number of packets, or None")
+        if not 0 < flow.min_rto <= 60:
+            raise ValueError(f"{where}: min_rto is {flow.min_rto}; accepted is above 0 up to 60 s")
+        if kind == layout.UDP and flow.rate is None:
             raise ValueError(f"{where}: udp needs a rate")
         if kind == layout.NODE:
             record["route"] = -1

@@ -105,7 +105,7 @@ def measure(flow: Record, trip: int) -> None:
         error = trip - flow.srtt
         flow.srtt += error >> 3
         flow.rttvar += (abs(error) - flow.rttvar) >> 2
-    flow.rto = max(flow.min_rto, flow.srtt + (flow.rttvar << 2))
+    flow.rto = min(max(flow.min_rto, flow.srtt + (flow.rttvar << 2)), MAX_RTO)
 
 
 @jit_inline

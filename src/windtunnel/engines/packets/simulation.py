@@ -56,8 +56,9 @@ class Simulation:
             raise ValueError(f"seed is {seed}; accepted is 0 to 2^32 - 1")
         self._routes = Routes()
         flow_records = network.pack_flows(flows, self._routes, len(links), len(nodes))
-        largest = max((flow.packet for flow in flows), default=1)
-        link_records, bands = network.pack_links(links, seed, largest)
+        # a node may send packets of any size
+        self._largest = max([2**20 * bool(nodes), 1, *(max(flow.packet, flow.ack) for flow in flows)])
+        link_records, bands = network.pack_links(links, seed, self._largest)
         node_records = network.pack_nodes(nodes)
         self._kept: list[Any] = [nodes]
         self._flows = list(flows)
@@ -108,10 +109,10 @@ class Simulation:
         return begin
 
     def set_gate(self, link: int, gate: Any, state: NDArray[Any]) -> None:
-        """Put a compiled ``gate`` (`hooks.gate`) before ``link``; None takes it away. ``state`` is its own,
-        and may be read and written between runs."""
+        """Put a compiled ``gate`` (`hooks.gate`) before ``link``. ``state`` is its own, and may be read and
+        written between runs."""
         self._kept.append((gate, state))
-        self.links["gate"][link] = 0 if gate is None else gate.address
+        self.links["gate"][link] = gate.address
         self.links["gate_state"][link] = state.ctypes.data
 
     def wake(self, node: int, when: float) -> None:
@@ -210,14 +211,16 @@ class Simulation:
         record = self.flows[flow]
         if rate is None and record["kind"] == layout.UDP:
             raise ValueError(f"flow {flow}: udp needs a rate")
+        if window is not None and not window >= 0:
+            raise ValueError(f"flow {flow}: window is {window}; accepted is a number of packets, or None")
         record["window_cap"] = np.inf if window is None else max(window, 1.0)
         record["cap_gap"] = 0.0 if rate is None else pace(rate, int(record["size"]), f"flow {flow}: its rate")
 
     def set_rate(self, link: int, rate: float) -> None:
         """From now on ``link`` sends at ``rate`` bytes a second; what is being sent ends as it began."""
         record, now = self.links[link], int(self._state["now"][0])
-        pace(rate, 1, f"link {link}: its rate")
-        record["per_byte"] = SECOND / rate
+        most = int(record["max_packets"]) * self._largest
+        record["per_byte"] = network.per_byte(rate, most, int(record["max_bytes"]), f"link {link}")
         if record["queue"] != layout.FIFO or record["waiting"] == 0:
             return
         packets = self._rooms["packets"]
