@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.network.torus.policy import Observation, decide
-from windtunnel.network.torus.twin import alternative, electrical_best, moe_traffic, optical, uniform_traffic
+from windtunnel.network.torus.twin import (
+    alternative,
+    electrical_best,
+    electrical_fair,
+    moe_traffic,
+    optical,
+    uniform_traffic,
+)
 from windtunnel.training.emulate.graph import Collective, Group
 
 RATE = 9e9
@@ -31,6 +38,14 @@ def test_lightpaths_never_beat_shared_links(sides: tuple[int, ...], seed: int, s
     traffic = moe_traffic(nodes, 512, 1024.0, skew, np.random.default_rng(seed))
     assert traffic.sum() <= nodes * 512 * 2 * 1024 and not traffic.diagonal().any()
     assert optical(plan, traffic, RATE) >= electrical_best(plan, traffic, RATE) * (1 - 1e-12)
+
+
+def test_fair_flows_end_no_sooner_than_their_fullest_link() -> None:
+    plan = decide(Observation((3, 3)))
+    assert electrical_fair(plan, uniform_traffic(9, 3e6), RATE) == pytest.approx(plan.bound * 3e6 / RATE)
+    skewed = moe_traffic(9, 512, 1024.0, 1.0, np.random.default_rng(1), own=True)
+    fair = electrical_fair(plan, skewed, RATE)
+    assert electrical_best(plan, skewed, RATE) * (1 - 1e-9) <= fair < optical(plan, skewed, RATE)
 
 
 def test_one_busy_pair_has_one_wavelength_of_nine() -> None:

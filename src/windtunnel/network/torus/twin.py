@@ -4,7 +4,8 @@ Each directed link carries ``link_rate`` bytes/s. In the *optical* torus it is s
 wavelengths (``count``), each pair has one of them from end to end, and no pair can use another's: what is
 slowest is the pair with most bytes, at ``link_rate / count``. In the *electrical* torus every link is shared
 by the flows on it, on the same routes. Its best possible end, with rates in proportion to bytes, is that of
-the link with most bytes. Neither has queues, losses, guard times or the cost of tuning lasers.
+the link with most bytes; what max-min fair flows reach is emulated by `windtunnel.engines.flows`. Neither has
+queues, losses, guard times or the cost of tuning lasers.
 
 With equal bytes for all pairs both end at the same time wherever the plan is at its lower bound. With unequal
 ones the electrical torus lets busy pairs have what idle ones leave, and the optical one does not.
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster
+from windtunnel.engines.flows import World
 from windtunnel.network.torus.policy import Decision, Observation, decide
 from windtunnel.network.torus.policy.shape import check_sides
 from windtunnel.training.emulate.graph import Alternative, Collective, Group
@@ -39,6 +41,16 @@ def electrical_best(plan: Decision, traffic: Floats, link_rate: float) -> float:
     routes = plan.routes
     load = np.bincount(routes.links, weights=_by_pair(plan, traffic)[routes.pair_of_hop()])
     return float(load.max(initial=0.0)) / link_rate
+
+
+def electrical_fair(plan: Decision, traffic: Floats, link_rate: float) -> float:
+    """Seconds of ``traffic`` over the plan's routes as max-min fair flows that all begin at once."""
+    routes, sent = plan.routes, _by_pair(plan, traffic)
+    world = World(np.full(int(routes.links.max()) + 1, link_rate))
+    for pair in np.flatnonzero(sent).tolist():
+        world.start(float(sent[pair]), routes.of(pair).tolist())
+    world.run()
+    return world.now
 
 
 def _by_pair(plan: Decision, traffic: Floats) -> Floats:
