@@ -127,7 +127,7 @@ RATE, LIMIT, KNEE = 0.6e6, 90_000.0, 9_000.0  # bytes a second, bytes
 
 @gate
 def police(now, packet, state):
-    """A meter for each tag that drops, marks and reports delay (the A-Gap of Augmented Queue)."""
+    """A meter for each tag: it drops, marks and reports delay (the A-Gap of Augmented Queue)."""
     head = carray(packet, 1)[0]
     meter = carray(state, (4,), METER)[head.tag]
     meter.gap = max(meter.gap - RATE * ((now - meter.last) / 1e12), 0.0)

@@ -218,12 +218,12 @@ def enter(w: Record, where: int, p: int, now: int) -> None:
     link.offered += 1
     if link.gate != 0:
         verdict = call_gate(link.gate, now, packet, link.gate_state)
-        if verdict == layout.MARK:
-            mark(w, p, where)
-        elif verdict == layout.DROP:
+        if verdict == layout.DROP:
             link.gated += 1
             lose(w, p, where, layout.GATED)
             return
+        if verdict == layout.MARK:
+            mark(w, p, where)
     packet.order = w.order
     w.order += 1
     if link.queue != layout.FIFO:

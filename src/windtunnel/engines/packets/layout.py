@@ -34,7 +34,7 @@ DELIVERED, ACKED, DROPPED, GATED, LOST, MARKED, CONSUMED = range(7)
 # Flags of a packet.
 ECT, CE, ACK, ECHO = 1, 2, 4, 8
 # Verdicts of gates and nodes.
-PASS, DROP, MARK = range(3)
+PASS, MARK, DROP = range(3)
 FORWARD, CONSUME = range(2)
 WAKE = -1
 """The port at which a node is called when its time has come."""
