@@ -50,6 +50,7 @@ def constant(seconds: float | None) -> Alternative:
     return Alternative("wire", "all", lambda call, group: seconds)
 
 
+@pytest.mark.xdist_group("parity")  # which has a capture's worker already
 def test_the_report_names_who_carries_a_call_and_without_fabrics_nothing_changes(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
