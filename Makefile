@@ -28,13 +28,15 @@ format: $(VENV)/ready
 docs: $(VENV)/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# Rebuild what lies built beside its source: the library of the absent device, the sandboxes' init, CRIU's limits and steps, the inspector.
+# Rebuild what lies built beside its source: the absent device, the sandboxes' init, CRIU's limits and steps, programs of the kernel.
 native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.training.emulate.live.native_library
 	$(BIN)/python -m windtunnel.agents.sandbox.live.machine.native
 	$(BIN)/python -m windtunnel.agents.sandbox.live.criu.preload
 	$(BIN)/python -m windtunnel.agents.sandbox.live.criu.steps
 	$(BIN)/python -m windtunnel.agents.sandbox.live.inspect.kernel
+	$(BIN)/python -m windtunnel.network.sharing.live.native
+	$(BIN)/python -m windtunnel.network.sharing.bench.packet
 
 # Emulates with CUDA builds of PyTorch too, and writes what comes out to docs/frameworks.md. Pulls some 14 GB, once.
 matrix: $(VENV)/ready

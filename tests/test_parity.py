@@ -127,6 +127,13 @@ def chosen(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
     return [asked(folder)]
 
 
+def lending(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    """Two entities on an interface, of which one sends."""
+    from support.sharing import lent
+
+    return [lent(folder)]
+
+
 LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "training.emulate": emulated,
     "training.elastic": kept,
@@ -137,6 +144,7 @@ LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "serving.branching": served,
     "serving.prefixcache": served,
     "serving.variants": chosen,
+    "network.sharing": lending,
     "agents.sandbox": sandboxed,
 }
 # A file of the policy, a rule in it, and what it is made into: a difference whatever was measured.
@@ -150,6 +158,7 @@ MUTANTS = {
     "serving.branching": ("policy/__init__.py", "chosen[: max(0, seen.room)]", "chosen[:1]"),
     "serving.prefixcache": ("policy/__init__.py", "found.add(seen.matched)", "found.add(seen.usable)"),
     "serving.variants": ("policy/select.py", "and variant.accuracy >=", "and variant.accuracy <"),
+    "network.sharing": ("policy/__init__.py", "one.offered <= IDLE * own", "one.offered > IDLE * own"),
     "agents.sandbox": ("policy/__init__.py", "if not look.has_parent:", "if look.has_parent:"),
 }
 

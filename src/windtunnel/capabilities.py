@@ -107,6 +107,10 @@ CAPABILITIES = (
         ROOMS, "agents", ("sandbox",), "sandbox", calibrates=True,
     ),
     Capability(
+        "network.sharing", "Bandwidth shares on one queue, whoever sends how (Augmented Queue)",
+        ROOMS, "network", ("network",), "network",
+    ),
+    Capability(
         "network.torus", "An all-to-all in an optical torus: wavelengths, routes, failures (RWA)",
         ("policy", "twin", "bench"), "network", ("network",), "network",
     ),

@@ -174,6 +174,10 @@ class Network:
         """Remove all of it."""
         _remove(self._bridge)
 
+    def port(self, name: str) -> str:
+        """The bridge's end of a host's link: what it sends is what the host receives."""
+        return self._end(name)
+
     def _end(self, name: str) -> str:
         return f"{self._bridge}p{self._numbers[name]}"
 

@@ -150,6 +150,7 @@ def _shape(rate: float, ceiling: float) -> dict[str, Any]:
         "ceil": f"{int(ceiling * 8)}bit",
         "burst": 16_000,
         "cburst": 16_000,
+        "quantum": 60_000,
     }
 
 

@@ -8,95 +8,34 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
+from support.sharing import Place, made, neighbours, send, shares
 from support.waiting import until
 from windtunnel.base.errors import UserError
-from windtunnel.linux import LinuxError, bpf, namespaces, network, queues
+from windtunnel.linux import LinuxError, bpf, network, queues
 from windtunnel.linux.cgroup import mounts
 from windtunnel.network.sharing.live import attachment
 from windtunnel.network.sharing.spec import check
 
-T = TypeVar("T")
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(network.missing() is not None, reason=network.missing() or ""),
 ]
 MEGABIT = 125e3
-MAIN = "from windtunnel.cli.main import main; main()"
-
-
-def shares(**more: Any) -> dict[str, Any]:
-    entities = {
-        "slow": {"match": "10.9.0.2/32", "rate": "1 Mb/s", "limit": 131072},
-        "rest": {"match": "10.9.0.0/24"},
-    }
-    return {"line": "100 Mb/s", "by": "destination", "entities": entities, **more}
-
-
-@dataclass
-class Place:
-    """A network with the interface ``wt0``; its peer is in the same one."""
-
-    file: Path
-
-    def do(self, work: Callable[[], T]) -> T:
-        return namespaces.within(self.file, work)
-
-    def attach(self, **more: Any) -> attachment.Attachment:
-        return self.do(lambda: attachment.attach("wt0", check(shares(**more), "shares.yaml")))
-
-    def command(self, *words: str | Path) -> subprocess.Popen[str]:
-        line = [sys.executable, "-c", MAIN, "network", "sharing", *map(str, words)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return self.do(lambda: subprocess.Popen(line, **pipes))  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    found = Place(tmp_path / "netns")
-    namespaces.make_network(found.file)
-    try:
-        pair = {"ifname": "wt1"}
-        network.ask(lambda route: route.link("add", ifname="wt0", kind="veth", peer=pair), found.file)
-        network.configure("wt0", "10.9.0.1", 24, found.file)
-        found.do(lambda: network.set_link("wt1", up=True))
-        queues.make_clsact("wt1", found.file)
-        os.close(bpf.Map(bpf.LPM_TRIE, 20, 4, 1).fd)
-    except OSError as error:
-        namespaces.release(found.file)
-        pytest.skip(f"links, clsact or BPF cannot be had here: {error}")
-    yield found
-    namespaces.release(found.file)
+    with made(tmp_path) as found:
+        yield found
 
 
 def rows(found: attachment.Attachment) -> dict[str, attachment.Shown]:
     return {row.name: row for row in attachment.shown(found)}
-
-
-def neighbours(place: Place, *addresses: str) -> None:
-    """Packets to these need not ask for whose they are."""
-
-    def know(route: Any) -> None:
-        for address in addresses:
-            index = socket.if_nametoindex("wt0")
-            route.neigh("replace", dst=address, lladdr="02:00:00:00:00:01", ifindex=index, state=0x80)
-
-    network.ask(know, place.file)
-
-
-def send(place: Place, address: str, count: int) -> None:
-    def out() -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plug:
-            for _ in range(count):
-                plug.sendto(bytes(1400), (address, 9))
-
-    place.do(out)
 
 
 def test_each_gets_what_is_his_and_the_neighbour_notices_nothing(place: Place) -> None:

@@ -11,24 +11,19 @@ import math
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from windtunnel.linux import LinuxError, bpf
+from windtunnel.linux import LinuxError
 from windtunnel.linux.system import locked
 from windtunnel.network.sharing.live import native
 from windtunnel.network.sharing.live.attachment import TURN, Attachment
-from windtunnel.network.sharing.policy import HELD, POLICIES, Decision, Entity, Observation
+from windtunnel.network.sharing.policy import POLICIES, Decision, Entity, Observation
+from windtunnel.network.sharing.policy.meter import PERIOD, WINDOW, Meter
 from windtunnel.network.sharing.policy.units import rate_units
 from windtunnel.store.eventlog import EventLog
 
-PERIOD = 0.005
-WINDOW = 4
-"""Turns over which what an entity sends is measured: at 5 ms, 20 ms."""
 HOLDS = 0.05
 """Seconds that lent rates hold at least: one late turn does not end them."""
 TOLD = 0.02
@@ -36,36 +31,22 @@ TOLD = 0.02
 CAPABILITY = "network.sharing"
 
 
-@dataclass
-class Meter:
-    """What the kernel counted, turn by turn, as the policy is told of it."""
-
-    maps: Mapping[str, bpf.Map]
-    past: deque[tuple[float, native.Array]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
-    held: dict[int, float] = field(default_factory=dict)
-
-    def look(self, now: float) -> Observation:
-        """``now``: seconds of a clock that does not go back."""
-        states, names = native.read(self.maps, "states"), native.read(self.maps, "names")
-        line = float(native.read(self.maps, "common")["line"][0])
-        self.past.append((now, states))
-        then, before = self.past[0]
-        last = self.past[-2][1] if len(self.past) > 1 else states
-        sent = (states["passed"] + states["dropped"] - before["passed"] - before["dropped"]).astype(float)
-        offered = sent / max(now - then, 1e-9) if now > then else np.zeros(len(states))
-        trouble = states["dropped"] + states["marked"] > last["dropped"] + last["marked"]
-        self.held |= {int(place): now for place in np.flatnonzero(trouble)}
-        entities = []
-        for place, (row, rate) in enumerate(zip(names, offered, strict=True)):
-            if not row["weight"]:  # others, where nothing holds them back
-                continue
-            since = now - self.held[place] if place in self.held else None
-            promised = None if math.isnan(row["rate"]) else float(row["rate"])
-            entities.append(
-                Entity(row["name"].decode(), float(row["weight"]), promised, float(rate),
-                       None if since is None or since > 2 * HELD else since)
-            )  # fmt: skip
-        return Observation(line, tuple(entities))
+def looked(found: Attachment, meter: Meter, now: float) -> Observation:
+    """What the kernel has counted by ``now``, without others where nothing holds them back."""
+    states, names = native.read(found.maps, "states"), native.read(found.maps, "names")
+    line = float(native.read(found.maps, "common")["line"][0])
+    held = names["weight"] > 0
+    entities = [
+        Entity(
+            row["name"].decode(),
+            float(row["weight"]),
+            None if math.isnan(row["rate"]) else float(row["rate"]),
+        )
+        for row in names[held]
+    ]
+    states = states[held]
+    trouble = states["dropped"] + states["marked"]
+    return meter.look(now, line, entities, states["passed"] + states["dropped"], trouble)
 
 
 def lend(
@@ -79,7 +60,7 @@ def lend(
         LinuxError: the interface is gone, or the kernel refused.
         LogFailed: the log cannot be written.
     """
-    decide, meter, stop = POLICIES[policy], Meter(found.maps), stop or threading.Event()
+    decide, meter, stop = POLICIES[policy], Meter(), stop or threading.Event()
     events = EventLog(log) if log is not None else None
     told: Decision | None = None
     try:
@@ -89,7 +70,7 @@ def lend(
             if change == native.CLEARED:
                 return f"the shares of {found.device} were cleared"
             _check_there(found)
-            seen = meter.look(time.monotonic())
+            seen = looked(found, meter, time.monotonic())
             made = decide(seen)
             if not _put(found, made, change, period):
                 continue

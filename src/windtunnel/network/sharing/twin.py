@@ -1,0 +1,248 @@
+"""Entities on one link of the packet engine: with the policy's gap before it, and without.
+
+A dumbbell: all flows of all entities cross one link, the bottleneck, and their acknowledgements come back
+over another. What stands before it or waits at it is the arm: the gap (``aq``), nothing (``fifo``), a policer
+with a bucket of ten packets (``policer``), a queue for each entity (``drr``), or core-stateless fair queueing
+(``csfq``: one level of HCSFQ, NSDI 2021). Senders are the engine's sketches of their kind.
+
+In fluid flows an entity's share is a cap on its flows' sum: `cost` prices a decision so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import carray
+from numpy.typing import NDArray
+
+from windtunnel.engines.packets import Flow, Link, Queue, Simulation, gate
+from windtunnel.network.sharing.policy import (
+    HEADROOM,
+    SHARE,
+    Decision,
+    Entity,
+    Observation,
+    fixed,
+    promised,
+)  # fmt: skip
+from windtunnel.network.sharing.policy import gap as gaps
+from windtunnel.network.sharing.policy.meter import PERIOD, WINDOW, Meter
+from windtunnel.network.sharing.policy.units import NEVER, rate_units
+
+MOST = 64
+METER = np.dtype(
+    [(name, "i8") for name in (
+        "last", "gap", "rate", "lent", "until", "limit", "mark", "delays", "passed", "dropped", "marked",
+    )]
+)  # fmt: skip
+"""State of the gap's gate for each entity; ``delays``: whether its packets carry the virtual delay."""
+FAIR = np.dtype(
+    [(name, "f8") for name in (
+        "rate", "last", "weight", "share", "arrived", "accepted", "began", "line", "most",
+    )] + [("random", "u8")]
+)  # fmt: skip
+"""State of CSFQ's gate: ``rate`` and ``last`` of each entity, the rest in the first record."""
+AVERAGE = 1e9
+"""ps: 1 ms, over which CSFQ estimates rates."""
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """An entity with its ``flows``: so many senders of ``kind`` (see `engines.packets`), or UDP of
+    ``sends`` bytes/s in all. ``feedback``: drop, ecn, or delay."""
+
+    name: str
+    flows: int = 1
+    kind: str = "reno"
+    weight: float = 1.0
+    rate: float | None = None
+    sends: float | None = None
+    feedback: str = "drop"
+    stops: bool = False
+    """It sends nothing at all: an idle neighbour."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A link of ``line`` bytes/s, round trips of ``rtt`` seconds, a FIFO of ``packets``; the gap's ``limit``
+    and ``mark`` are packets."""
+
+    line: float = 1.25e9
+    rtt: float = 20e-6
+    packets: int = 1000
+    limit: int = 1000
+    mark: int = 20
+    packet: int = 1500
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Bytes/s that each tenant's receivers got, in the order of tenants; ``promised``: its own rate;
+    ``wait``: seconds in the physical queue, mean; ``dropped``: of all packets offered."""
+
+    goodput: tuple[float, ...]
+    promised: tuple[float, ...]
+    wait: float
+    dropped: float
+
+
+@gate
+def aq_gate(now, packet, state):  # type: ignore[no-untyped-def]
+    head, meters = carray(packet, 1)[0], carray(state, MOST, METER)
+    one, time = meters[head.tag], now // 1000
+    rate = one.lent if time < one.until else one.rate
+    verdict, one.last, one.gap = gaps.step(time, head.size, one.last, one.gap, rate, one.limit, one.mark)
+    if verdict == gaps.DROP:
+        one.dropped += head.size
+        return 1
+    one.passed += head.size
+    if one.delays:
+        head.virtual_delay += gaps.virtual_delay(one.gap, rate) * 1000
+    if verdict == gaps.MARK:
+        one.marked += head.size
+        return 2
+    return 0
+
+
+@gate
+def fair_gate(now, packet, state):  # type: ignore[no-untyped-def]
+    """CSFQ (SIGCOMM 1998, section 3), with exponential averages, as HCSFQ has it at one level."""
+    head, all_ = carray(packet, 1)[0], carray(state, MOST, FAIR)
+    one, common = all_[head.tag], all_[0]
+    passed = max(float(now) - one.last, 1.0)
+    one.last = float(now)
+    kept = np.exp(-passed / AVERAGE)
+    one.rate = (1.0 - kept) * head.size / passed + kept * one.rate
+    level = one.rate / one.weight
+    common.arrived += head.size
+    common.most = max(common.most, level)
+    common.random = common.random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+    draw = float(common.random >> np.uint64(11)) / 2.0**53
+    keep = common.share <= 0.0 or draw < common.share / level
+    if keep:
+        common.accepted += head.size
+    span = float(now) - common.began
+    if span >= AVERAGE:
+        if common.arrived >= common.line * span:
+            if common.share <= 0.0:
+                common.share = common.most
+            common.share = min(common.share * common.line * span / max(common.accepted, 1.0), common.most)
+        else:
+            common.share = common.most
+        common.began, common.arrived, common.accepted, common.most = float(now), 0.0, 0.0, 0.0
+    return 0 if keep else 1
+
+
+def run(
+    tenants: Sequence[Tenant], arm: str, seconds: float, seed: int, world: World = World(), *,
+    policy: Callable[[Observation], Decision] = fixed, warm: float = 0.2,
+) -> Outcome:  # fmt: skip
+    """All tenants for ``seconds``, of which the first part ``warm`` is not counted. ``arm``: aq, fifo,
+    policer, drr or csfq; of aq rates are given anew by ``policy`` every 5 ms.
+
+    Raises:
+        ValueError: an unknown arm, or more than is promised than the line has.
+    """
+    if arm not in ("aq", "fifo", "policer", "drr", "csfq") or len(tenants) > MOST:
+        raise ValueError(
+            f"arm {arm!r} with {len(tenants)} tenants; at most {MOST} on aq, fifo, policer, drr, csfq"
+        )
+    entities = [Entity(one.name, one.weight, one.rate) for one in tenants]
+    own = promised(Observation(world.line, tuple(entities)))
+    queue = Queue(packets=world.packets, mark_at=world.mark if arm == "fifo" else 0)
+    if arm == "drr":
+        least = min(own)
+        quanta = [max(world.packet, round(world.packet * rate / least)) for rate in own]
+        queue = Queue("drr", packets=world.limit, mark_at=world.mark, bands=len(own), quantum=quanta)
+    links = [Link(world.line, world.rtt / 2, queue), Link(world.line, world.rtt / 2, Queue(packets=10**6))]
+    rng = np.random.default_rng(seed)
+    flows, owner = _flows(tenants, world, rng)
+    simulation = Simulation(links, flows, seed=seed)
+    meters = np.zeros(MOST, METER)
+    if arm in ("aq", "policer"):
+        simulation.set_gate(0, aq_gate, meters)
+        _fill(meters, tenants, own, world, policer=arm == "policer")
+    elif arm == "csfq":
+        fair = np.ones(MOST, FAIR)
+        fair["rate"] = fair["last"] = fair["arrived"] = fair["accepted"] = fair["began"] = fair["share"] = 0.0
+        fair["weight"][: len(own)] = np.array(own) / max(own)
+        fair["line"], fair["random"] = SHARE * world.line / 1e12, seed + 1
+        simulation.set_gate(0, fair_gate, fair)
+    meter, start = Meter(), None
+    for turn in range(1, round(seconds / PERIOD) + 1):
+        now = turn * PERIOD
+        simulation.run(now)
+        if start is None and now >= warm * seconds:
+            start = (now, simulation.flows["received"].copy(), *_queue(simulation))
+        if arm == "aq":
+            count = meters[: len(own)]
+            seen = meter.look(
+                now,
+                world.line,
+                entities,
+                count["passed"] + count["dropped"],
+                count["dropped"] + count["marked"],
+            )
+            meters["lent"][: len(own)] = [rate_units(rate) for rate in policy(seen).lent]
+            meters["until"] = int((now + WINDOW * PERIOD) * 1e9)
+    assert start is not None
+    got = (simulation.flows["received"] - start[1]) * world.packet / (simulation.now - start[0])
+    wait, passed, offered, lost = (
+        after - before for after, before in zip(_queue(simulation), start[2:], strict=True)
+    )
+    return Outcome(
+        tuple(float(got[owner == place].sum()) for place in range(len(tenants))), own,
+        wait / 1e12 / max(passed, 1.0), lost / max(offered, 1.0),
+    )  # fmt: skip
+
+
+def _queue(simulation: Simulation) -> tuple[float, float, float, float]:
+    link = simulation.links[0]
+    lost = float(link["gated"] + link["dropped"])
+    return float(link["wait"]), float(link["passed"]), float(link["offered"]), lost
+
+
+def _flows(
+    tenants: Sequence[Tenant], world: World, rng: np.random.Generator
+) -> tuple[list[Flow], NDArray[np.int64]]:
+    """Every tenant's flows, begun within the first 5 ms, and whose each is."""
+    flows, owner = [], []
+    for place, one in enumerate(tenants):
+        for _ in range(0 if one.stops else one.flows):
+            common: dict[str, Any] = {"start": float(rng.uniform(0, 5e-3)), "tag": place, "band": place}
+            if one.kind == "udp":
+                assert one.sends is not None
+                flows.append(
+                    Flow([0], sender="udp", rate=one.sends / one.flows, packet=world.packet, **common)
+                )
+            else:
+                ecn = one.feedback == "ecn"
+                flows.append(Flow([0], [1], one.kind, ecn=ecn, packet=world.packet, **common))
+            owner.append(place)
+    return flows, np.array(owner, np.int64)
+
+
+def _fill(
+    meters: NDArray[Any], tenants: Sequence[Tenant], own: Sequence[float], world: World, *, policer: bool
+) -> None:
+    for place, (one, rate) in enumerate(zip(tenants, own, strict=True)):
+        row = meters[place]
+        row["rate"] = row["lent"] = rate_units(rate)
+        row["limit"] = (10 if policer else world.limit) * world.packet
+        row["mark"] = world.mark * world.packet if one.feedback == "ecn" and not policer else NEVER
+        row["delays"] = one.feedback == "delay" and not policer
+
+
+def cost(seen: Observation, made: Decision) -> dict[str, float]:
+    """What a decision makes of one second like the one that was seen: bytes that entities wanted and did not
+    get, and of the line those that nobody used. Whoever was held back wants the line."""
+    wants = [
+        seen.line if one.held is not None else HEADROOM * one.offered for one in seen.entities
+    ]  # fmt: skip
+    got = [min(want, rate) for want, rate in zip(wants, made.lent, strict=True)]
+    scale = min(1.0, seen.line / max(sum(got), 1e-9))
+    missed = sum(min(want, seen.line) - rate * scale for want, rate in zip(wants, got, strict=True))
+    return {"missed bytes": missed, "unused bytes": seen.line - scale * sum(got)}
