@@ -98,7 +98,8 @@ def send(place: Place, address: str, count: int) -> None:
 def lent(folder: Path) -> Path:
     """The log of a lender, of two entities of which one sends."""
     with made(folder) as place:
-        found, stop, log = place.attach(), threading.Event(), folder / eventlog.NAME
+        halves = {name: {"match": f"10.9.0.{name}"} for name in ("2", "3")}
+        found, stop, log = place.attach(entities=halves), threading.Event(), folder / eventlog.NAME
         neighbours(place, "10.9.0.3")
         lender = threading.Thread(target=lambda: place.do(lambda: lend(found, log=log, stop=stop)))
         lender.start()
