@@ -64,6 +64,9 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="Answer gRPC there, too; 0: any free one.")
     ] = None,
     policy: Annotated[str, typer.Option(help="Who answers a query, and what is loaded.")] = "cheapest",
+    ray: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Have replicas on this Ray cluster; auto: the one here.")
+    ] = "",
 ) -> None:
     """Answer requests over the Open Inference Protocol until interrupted.
 
@@ -74,7 +77,7 @@ def serve(
     def ready(http: str, rpc: str, number: str) -> None:
         typer.echo(f"Serving  {http}/v2{f' and grpc {rpc}' if rpc else ''}\nRun      {number}")
 
-    run(home, host, port, grpc_port, policy, ready)
+    run(home, host, port, grpc_port, policy, ray, ready)
 
 
 def _show(variants: Sequence[Variant]) -> None:

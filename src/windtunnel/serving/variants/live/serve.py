@@ -12,6 +12,7 @@ import uvicorn
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.web import Server, listen
+from windtunnel.serving.variants.live.cluster import Cluster
 from windtunnel.serving.variants.live.gateway import application
 from windtunnel.serving.variants.live.registry import registered
 from windtunnel.serving.variants.live.service import NAME, Service
@@ -20,24 +21,25 @@ from windtunnel.store.runs import Store
 
 
 def serve(
-    home: Path, host: str, port: int, rpc: int | None, policy: str,
+    home: Path, host: str, port: int, rpc: int | None, policy: str, ray: str = "",
     ready: Callable[[str, str, str], None] = lambda http, rpc, run: None,
 ) -> None:  # fmt: skip
     """All that is registered in ``home``, until SIGTERM or SIGINT. ``rpc``: the port of gRPC, 0 for any free
     one. ``ready`` is told both addresses and the run.
 
     Raises:
-        UserError: nothing is registered there, or nobody may listen on a port.
+        UserError: nothing is registered there, no cluster answers, or nobody may listen on a port.
     """
     entries = registered(home)
     if not entries:
         raise UserError(f"variants serve: nothing is registered in {home}; use windtunnel variants add")
+    cluster = Cluster(ray) if ray else None
     sock = listen("variants serve", host, port)
-    settings = {"command": "variants serve", "home": str(home), "policy": policy}
+    settings = {"command": "variants serve", "home": str(home), "policy": policy, "ray": ray}
     run = Store.open().begin(NAME, settings, 0)
     with sock, run.failing():
         log = eventlog.EventLog(run.directory / eventlog.NAME)
-        service = Service(entries, policy=policy, log=log)
+        service = Service(entries, policy=policy, log=log, cluster=cluster)
 
         def told(http: str, rpc: str) -> None:
             ready(http, rpc, run.id)

@@ -1,4 +1,5 @@
-"""Queries to replicas: what the policy's `Desk` says is to be done, done by processes of this host.
+"""Queries to replicas: what the policy's `Desk` says is to be done, done by processes of this host, or by
+actors of a Ray cluster.
 
 Each accepted request has one future, which is answered once.
 """
@@ -9,15 +10,17 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
+from windtunnel.serving.variants.live.cluster import Cluster, Remote
 from windtunnel.serving.variants.live.registry import Entry
 from windtunnel.serving.variants.live.replica import Died, Failed, Replica, preload
 from windtunnel.serving.variants.live.tensors import Arrays, Outputs, Tensor, joined, lengths, parted
@@ -59,8 +62,8 @@ class Served:
 
     entry: Entry
     group: Group
-    replicas: list[Replica] = field(default_factory=list)
-    idle: list[Replica] = field(default_factory=list)
+    replicas: list[Replica | Remote] = field(default_factory=list)
+    idle: list[Replica | Remote] = field(default_factory=list)
 
     @property
     def variant(self) -> Variant:
@@ -72,7 +75,7 @@ class Service:
 
     def __init__(
         self, entries: Sequence[Entry], *, policy: str = "cheapest", log: EventLog | None = None,
-        pinned: dict[str, str] | None = None,
+        pinned: dict[str, str] | None = None, cluster: Cluster | None = None,
     ) -> None:  # fmt: skip
         if policy not in POLICIES:
             raise UserError(
@@ -80,7 +83,10 @@ class Service:
             )
         self.policy, self._log = policy, log
         self.desk = Desk([one.variant for one in entries], self._decide, pinned=pinned, grows=False)
-        host = Hosted(name=HERE, hardware=CPU, cores=os.cpu_count() or 1, free=_free())
+        self._start: Callable[[Path, int], Replica | Remote] = cluster.replica if cluster else Replica
+        self._free = cluster.free if cluster else _free
+        cores = cluster.cores if cluster else os.cpu_count()
+        host = Hosted(name=HERE, hardware=CPU, cores=cores or 1, free=self._free())
         self.desk.hosts[HERE] = self._host = host
         preload(*(one.variant.framework for one in entries))
         self.groups = {
@@ -194,21 +200,22 @@ class Service:
 
     async def _load(self, one: Served, due: float) -> None:
         loop = asyncio.get_running_loop()
-        made: Replica | None = None
+        made: Replica | Remote | None = None
         try:
-            made = await loop.run_in_executor(self._threads, Replica, one.entry.file, one.variant.threads)
-            await loop.run_in_executor(self._threads, made.loaded)
+            file, threads = one.entry.file, one.variant.threads
+            made = begun = await loop.run_in_executor(self._threads, self._start, file, threads)
+            await loop.run_in_executor(self._threads, begun.loaded)
         except (Died, OSError, asyncio.CancelledError) as fault:
             if made is not None:
                 made.end()
             why = f"a replica of {one.variant.name} does not start: {fault}"
             self._do(self.desk.unloadable(one.group, due, why, time.monotonic()))
             return
-        one.replicas.append(made)
-        one.idle.append(made)
+        one.replicas.append(begun)
+        one.idle.append(begun)
         self._do(self.desk.loaded(one.group, due, time.monotonic()))
 
-    async def _run(self, one: Served, replica: Replica, batch: list[Request]) -> None:
+    async def _run(self, one: Served, replica: Replica | Remote, batch: list[Request]) -> None:
         group = one.group
         inputs = joined([request.work[0] for request in batch])
         try:
@@ -240,7 +247,7 @@ class Service:
             loading = sum(
                 len(one.group.loading) * one.variant.memory for one in self.groups.values()
             )  # not taken yet
-            self._host.free = max(0, _free() - loading)
+            self._host.free = max(0, self._free() - loading)
             used = min(1.0, (self.busy - busy) / ((now - began) * self._host.cores))
             self._do(self.desk.second(now, {HERE: used}))
 
@@ -248,7 +255,7 @@ class Service:
         """Of the replicas that live."""
         return [
             pid for one in self.groups.values() for replica in one.replicas
-            if replica.process.is_alive() and (pid := replica.process.pid) is not None
+            if isinstance(replica, Replica) and (pid := replica.process.pid) and replica.process.is_alive()
         ]  # fmt: skip
 
 
