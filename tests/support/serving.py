@@ -22,7 +22,7 @@ WORKER = "windtunnel.serving.engine.live.worker"
 MODULES = (
     "torch",
     "transformers.models.bamba.modeling_bamba",
-    "windtunnel.serving.engine.live.named",
+    "windtunnel.serving.engine.live.families",
     "windtunnel.serving.engine.live.prefixes",
     "windtunnel.serving.engine.live.serve",
     "windtunnel.serving.engine.live.timing",

@@ -40,7 +40,7 @@ def loaded(
     ``clock``, from those of such `engine.live.timing.Wave`."""
     import torch
 
-    from windtunnel.serving.engine.live.named import load
+    from windtunnel.serving.engine.live.families import load
     from windtunnel.serving.engine.live.timing import measure
     from windtunnel.serving.engine.profile import fit
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.serving.engine.live.executor import Executor
+from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.loop import ROUNDED, Branches, Engine, Job
-from windtunnel.serving.engine.live.named import load
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.sampling import Sampling
 from windtunnel.serving.engine.live.tokens import ByteTokens, LocalTokens, Text

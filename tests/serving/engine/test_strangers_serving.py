@@ -26,9 +26,9 @@ from support.waiting import until
 from windtunnel.base import wire
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live import link as links
+from windtunnel.serving.engine.live.families import load
 from windtunnel.serving.engine.live.link import Event, Link, Over, Token
 from windtunnel.serving.engine.live.loop import Engine, Job
-from windtunnel.serving.engine.live.named import load
 from windtunnel.serving.engine.live.sampling import Sampling, sample
 from windtunnel.serving.engine.live.serve import Served as Settings
 from windtunnel.serving.engine.live.tokens import LocalTokens

@@ -25,11 +25,11 @@ def calibrate_here(*, quick: bool, progress: Progress) -> Calibrated:
     import torch
     from rich.table import Table
 
-    from windtunnel.serving.engine.live import named, timing
+    from windtunnel.serving.engine.live import families, timing
 
     progress("model", 0.0)
     torch.set_num_threads(1)
-    executor = named.load(MODEL)
+    executor = families.load(MODEL)
     waves = QUICK if quick else FULL
     points, seconds = timing.measure(executor, waves, CHUNK, progress=lambda share: progress("steps", share))
     time, error = profile.fit(points, seconds)

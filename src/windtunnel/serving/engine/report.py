@@ -129,7 +129,7 @@ def _load(made: Emulated) -> Any:
     """KV, and requests that run and wait, over time."""
     chart = figure(
         "seconds", "requests", height=460, hovermode="x unified",
-        yaxis2={"title": {"text": "KV held"}, "overlaying": "y", "side": "right", "tickformat": ".0%"},
+        yaxis2={"title": {"text": "KV held"}, "overlaying": "y", "side": "right", "tickformat": "~%"},
     )  # fmt: skip
     for place, one in enumerate(made.parts[:8]):
         at = [time for time, _, _, _ in one.looks]

@@ -18,7 +18,7 @@ from windtunnel.bench.rows import Row
 from windtunnel.cluster.load import load_cluster
 from windtunnel.serving.engine import profile
 from windtunnel.serving.engine.emulate import requests_of
-from windtunnel.serving.engine.live import named, timing
+from windtunnel.serving.engine.live import families, timing
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.loop import Engine, Job
 from windtunnel.serving.engine.model import Objective, StepTime
@@ -91,7 +91,7 @@ def live_rows(quick: bool) -> Iterator[Row]:
     """The live engine and the twin, on the same requests; and what deciding takes of a step."""
     torch.set_num_threads(1)
     for model in MODELS:
-        executor = named.load(model)
+        executor = families.load(model)
         for load_of in LOADS:
             yield from _side_by_side(model, executor, load_of, 30 if quick else 60)
         yield _overhead(model, executor, 20 if quick else 60)

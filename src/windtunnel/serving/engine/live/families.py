@@ -141,13 +141,21 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
-ALIASES = {"tiny": "llama", "tiny-hybrid": "bamba"}
+VOCABULARY = 259
+"""Of models built by name: all bytes, and three special tokens (`tokens.ByteTokens`)."""
+_QWEN = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 6}
+_BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 11, "num_attention_heads": 12}
+SIZES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tiny-attention": ("llama", {}),
+    "tiny-hybrid": ("bamba", {}),
+    "small-attention": ("qwen3", {**_QWEN, "head_dim": 64, "num_key_value_heads": 6}),
+    "base-attention": ("qwen3", {**_BASE, "head_dim": 64, "num_key_value_heads": 12}),
+}
+"""``small`` has some 20 million parameters, ``base`` some 105."""
 
 
 def tiny(family: str, **other: Any) -> Any:
-    """A tiny configuration of a family; ``other`` fields replace its own."""
-    if family not in TINY:
-        raise UserError(f"no tiny configuration of {family!r} is known, but of {', '.join(sorted(TINY))}")
+    """A tiny configuration of a family of `TINY`; ``other`` fields replace its own."""
     return AutoConfig.for_model(family, **{**_SMALL, **TINY[family], **other})
 
 
@@ -163,20 +171,19 @@ def load(
     source: str | Path, device: str | torch.device = "cpu", seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Executor:
     """An executor over a checked model: of a directory with weights, of a ``config.json`` (random weights by
-    ``seed``), or of ``tiny``, ``tiny-hybrid`` or ``tiny-FAMILY``. Nothing is downloaded. Raises `UserError`
-    in a sentence."""
+    ``seed``), of `SIZES`, or ``tiny-FAMILY``. Nothing is downloaded. Raises `UserError` in a sentence."""
     path, name = Path(source), str(source)
+    family, fields = SIZES.get(name, (name.removeprefix("tiny-"), {}))
     try:
         if path.is_dir():
             model = _from_directory(path, dtype).to(device).eval()
         elif path.is_file():
             model = build(AutoConfig.from_pretrained(path, local_files_only=True), seed, device).to(dtype)
-        elif name in ALIASES or name.startswith("tiny-"):
-            model = build(tiny(ALIASES.get(name, name.removeprefix("tiny-"))), seed, device).to(dtype)
+        elif name in SIZES or (name.startswith("tiny-") and family in TINY):
+            model = build(tiny(family, vocab_size=VOCABULARY, **fields), seed, device).to(dtype)
         else:
-            raise UserError(
-                f"{name} is no directory, no file and none of {', '.join(ALIASES)} or tiny-FAMILY"
-            )
+            known = (*SIZES, *(f"tiny-{one}" for one in TINY))
+            raise UserError(f"serve: {name} is no directory, no config.json, and none of {', '.join(known)}")
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{name} cannot be loaded: {_line(error)}") from error
     try:

@@ -28,7 +28,7 @@ CAPABILITY = "serving.engine"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is served and how. ``model``: a directory, a ``config.json`` or a name of `live.named`; ``name``:
+    """What is served and how. ``model``: a directory, a ``config.json`` or a name of `families`; ``name``:
     what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache, whose lower
     tier has ``disk_bytes`` below the directory ``prefix_disk`` ("": none). ``every``: of
     so many steps one's decisions are logged (0: none). ``ttft`` and ``tpot``: promised to who does not say,

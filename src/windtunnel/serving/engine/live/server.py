@@ -321,13 +321,15 @@ async def _unless_gone(request: Request, work: Any) -> Any:
     try:
         await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
-            doing.cancel()
-            with suppress(asyncio.CancelledError):
-                await doing
             raise Refused("the client has gone", status=499)
         return doing.result()
+    except asyncio.CancelledError:  # by the HTTP server, whose time to end is over
+        raise Refused("the server is being stopped", status=503, code="not_ready") from None
     finally:
         leaving.cancel()
+        if doing.cancel():
+            with suppress(asyncio.CancelledError, Refused):
+                await doing
 
 
 async def _left(request: Request) -> None:

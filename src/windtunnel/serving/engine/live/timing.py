@@ -26,8 +26,10 @@ Wave = tuple[int, int, int]
 
 def step_time(executor: Executor, rows: int, chunk: int) -> StepTime:
     """Of decoding up to ``rows`` rows and prefilling up to ``chunk`` tokens, from few steps."""
-    waves = [(1, 2 * chunk, 0), *((number, 16, 0) for number in sorted({1, min(rows, 6), min(rows, 24)}))]
-    return fit(*measure(executor, waves, chunk))[0]
+    short = [(number, 4, 0) for number in sorted({1, min(rows, 6), min(rows, 16)})]
+    points, seconds = measure(executor, short, chunk)
+    more = measure(executor, [(1, 2 * min(chunk, 256), 0)], min(chunk, 256), repeats=1)
+    return fit(points + more[0], seconds + more[1])[0]
 
 
 def measure(

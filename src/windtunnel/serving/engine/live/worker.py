@@ -89,8 +89,8 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
     import torch
 
     from windtunnel.serving.engine.live.executor import CHUNK
+    from windtunnel.serving.engine.live.families import load
     from windtunnel.serving.engine.live.loop import Engine
-    from windtunnel.serving.engine.live.named import load
     from windtunnel.serving.engine.live.prefixes import Prefixes, shape_of
     from windtunnel.serving.engine.live.timing import step_time
     from windtunnel.store.eventlog import EventLog
