@@ -4,8 +4,9 @@ cache."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 from windtunnel.base.errors import UserError
@@ -24,17 +25,12 @@ PLAIN = paper_hybrid(ssm=0, attention=32, mlp=32)
 OURS, ORACLE, BLIND, FINEST = "density", "oracle", "oracle without times", "every32"
 VLLM, SGLANG = (FINEST, "every528", "block528", "block1648", "block2048"), ("radix", "ends")
 POLICIES = ("none", *VLLM, *SGLANG, "marconi", "three-lru", "three", "seglen", OURS, BLIND, ORACLE)
-SESSIONS, RATE, SEED = 100, 0.5, 7
-GB = 10**9
+SESSIONS, RATE, SEED, GB = 100, 0.5, 7, 10**9
 PAPER = "Marconi (MLSys '25)"
 WITHIN = 0.9
-
-
-@cache
-def speed() -> Speed:
-    """Of an H100 in bfloat16, with what its clock sustains and half of that reached."""
-    h100 = device("h100-sxm")
-    return Speed(0.01, 0.5 * h100.sustained * h100.peak_flops["bfloat16"])
+H100 = device("h100-sxm")
+SPEED = Speed(0.01, 0.5 * H100.sustained * H100.peak_flops["bfloat16"])  # half of what its clock sustains
+_ASKED: list[Asked] = []  # of a process that a pool has forked: they are too many to be sent
 
 
 def agent_rows(quick: bool) -> Iterator[Row]:
@@ -71,18 +67,23 @@ def _held(
     """All policies at each size; ours against the best of vLLM's and SGLang's kinds, Marconi, the oracle."""
     for size in sizes:
         here = [one for one in names if one != FINEST or size == sizes[len(sizes) // 2]]  # it takes minutes
-        found = {policy: emulated(policy, asked, size * GB, unit) for policy in here}
+        with ProcessPoolExecutor(initializer=_ASKED.extend, initargs=(asked,)) as pool:
+            found = dict(zip(here, pool.map(partial(_shared, size * GB, unit), here), strict=True))
         about = f"{name}, {size} GB"
         for policy, one in found.items():
             yield _row(section, f"{about}: {policy}", one)
         yield from _against(section, about, found, times, peer)
 
 
+def _shared(capacity: int, unit: int, policy: str) -> Outcome:
+    return emulated(policy, _ASKED, capacity, unit)
+
+
 def emulated(policy: str, asked: Sequence[Asked], capacity: int, unit: int, shape: Shape = SHAPE) -> Outcome:
     if policy in (ORACLE, BLIND):
         oracle = Oracle(shape, capacity, RULES[OURS], asked, unit, when=policy == ORACLE)
-        return through(oracle, asked, speed())
-    return through(PrefixCache(shape, capacity, RULES[policy], unit=unit), asked, speed())
+        return through(oracle, asked, SPEED)
+    return through(PrefixCache(shape, capacity, RULES[policy], unit=unit), asked, SPEED)
 
 
 def _row(section: str, name: str, one: Outcome) -> Row:
@@ -149,16 +150,16 @@ def tie_rows(quick: bool) -> Iterator[Row]:
 def tier_rows(quick: bool) -> Iterator[Row]:
     """What lies in host memory (25 GB/s) or on a disk (0.2 GB/s) is brought back where that is faster."""
     asked = sessions("agent", SESSIONS // 2, RATE, SEED)
-    rate = speed().rate
-    host, disk = Tier("host", 64 * GB, 25e9, 1e-3, rate), Tier("disk", 64 * GB, 2e8, 0.01, rate)
+    host = Tier("host", 64 * GB, 25e9, 1e-3, SPEED.rate)
+    disk = Tier("disk", 64 * GB, 2e8, 0.01, SPEED.rate)
     for name, tiers in (("no", ()), ("64 GB of host memory as", (host,)), ("64 GB of a disk as", (disk,))):
-        one = through(PrefixCache(SHAPE, 8 * GB, RULES[OURS], tiers=tiers), asked, speed())
+        one = through(PrefixCache(SHAPE, 8 * GB, RULES[OURS], tiers=tiers), asked, SPEED)
         yield _row("tiers", f"agents, 8 GB and {name} lower tier", one)
 
 
 def speed_rows(quick: bool) -> Iterator[Row]:
     """What the cache itself takes, in a process of one thread."""
-    asked = sessions("chat short", 3000 if quick else 30_000, 20.0, SEED, unit=64)
+    asked = sessions("chat short", 1000 if quick else 10_000, 20.0, SEED, unit=64)
     for policy in (OURS, "three-lru", "block528"):
         one = emulated(policy, asked, 100 * GB, 64)
         minutes = one.seconds / one.lookups * 1e6 / 60

@@ -91,7 +91,7 @@ class PrefixCache:
         ``most``: symbols that may be used; by default all but the last token, whose logits must be computed.
         ``near``: only what lies in the first tier.
         """
-        prompt = _symbols(symbols)
+        prompt = np.asarray(symbols, np.int64).reshape(-1)
         self._now = now
         if self._tuner is not None:
             self._tuner.looked(prompt, now, most)
@@ -122,7 +122,7 @@ class PrefixCache:
 
         What there is no room for, or what could not be used, is left out; so are states that are there.
         """
-        known = _symbols(symbols)
+        known = np.asarray(symbols, np.int64).reshape(-1)
         self._now = now
         if self.rules.empty:
             return ()
@@ -193,10 +193,6 @@ class PrefixCache:
         for twin in other._nodes.values():
             other._refresh(twin)
         return other
-
-    def __len__(self) -> int:
-        """Nodes that there are."""
-        return len(self._nodes) - 1
 
     # finding
 
@@ -547,7 +543,3 @@ def common(first: Symbols, second: Symbols) -> int:
     if size == 0 or (first[size - 1] == second[size - 1] and np.array_equal(first[:size], second[:size])):
         return size
     return int(np.argmax(first[:size] != second[:size]))
-
-
-def _symbols(given: ArrayLike) -> Symbols:
-    return np.asarray(given, np.int64).reshape(-1)
