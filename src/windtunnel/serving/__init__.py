@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from windtunnel.serving.engine.live.loop import Engine, Job
     from windtunnel.serving.engine.live.prefixes import Prefixes
     from windtunnel.serving.engine.model import Request, StepTime
+    from windtunnel.serving.engine.profile import Point
     from windtunnel.serving.engine.twin.world import Served
 
 
@@ -47,6 +48,13 @@ def loaded(
     torch.set_num_threads(1)
     executor = load(model)
     return executor, fit(*measure(executor, waves, chunk, clock=clock))[0]
+
+
+def steps(*given: Any, **options: Any) -> tuple[list[Point], list[float]]:
+    """Steps of waves, and their seconds: `engine.live.timing.measure`."""
+    from windtunnel.serving.engine.live.timing import measure
+
+    return measure(*given, **options)
 
 
 def live_engine(executor: Executor, time_of: StepTime, **settings: Any) -> Engine:

@@ -87,7 +87,7 @@ class Held:
             taken[piece.tier] += len(piece.kv) * self.cache.unit * self.cache.shape.kv
             if piece.state is not None:
                 taken[piece.state_tier] += self.cache.shape.state
-        assert taken == self.cache.used and len(self.pieces) == len(self.cache)
+        assert taken == self.cache.used and len(self.pieces) == len(self.cache._nodes) - 1
         assert all(used <= most for used, most in zip(taken, self.cache.capacity, strict=True))
         known = [rows(index) for index in self.cache._index]
         for node in self.cache._nodes.values():

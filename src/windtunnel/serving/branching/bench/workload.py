@@ -108,7 +108,7 @@ def kept(asked: Objective, arrival: float, first: float, end: float, paid: int) 
 
 def goodput(
     work: Workload, policy: str, seed: int, limits: Limits = LIMITS, time: StepTime = QWEN3_32B,
-    *, low: float = 2.0, high: float = 12.0, halvings: int = 6,
+    *, low: float = 2.0, high: float = 8.0, halvings: int = 5,
 ) -> float:  # fmt: skip
     """Requests a second that got what they were promised, at the highest rate found at which more than
     `ATTAINED` did; 0 for none."""
