@@ -173,3 +173,19 @@ def test_a_background_job_loads_the_cheapest_and_brings_no_hosts() -> None:
     for _ in range(30):
         story.step("second")
     assert not story.loading and not story.desk.needs
+
+
+def test_where_all_replicas_hang_the_load_goes_elsewhere_until_they_go_on() -> None:
+    story = Story("infaas")
+    for what in ("ask", "starts", "second", "second", "second"):
+        story.step(what)
+    hung = story.running[0].group
+    assert hung.state == "interfered" and hung.slow > 4
+    other = story.desk.group("net:1" if hung.variant.name == "net:8" else "net:8", "a")
+    story.do([story.desk.start(other, story.now)])
+    for what in ("starts", "ask"):
+        story.step(what)
+    assert [run.group for run in story.running] == [hung, other]
+    for what in ("done", "done", "second", "second"):
+        story.step(what)
+    assert hung.state == "active" and not hung.begun

@@ -236,3 +236,23 @@ async def over_grpc(stub: object) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as told:
             await stub.ModelInfer(request)  # type: ignore[attr-defined]
         assert told.value.code() == code
+
+
+def test_while_a_replica_is_stopped_others_answer_and_then_it_goes_on(entries: list[Entry]) -> None:
+    async def story() -> None:
+        async with Service(entries) as service:
+            first, _ = await service.infer("sums", {"input": INPUTS[:1]})
+            [pid] = service.pids()
+            os.kill(pid, signal.SIGSTOP)
+            waiting = asyncio.create_task(service.infer(first, {"input": INPUTS[:1]}))
+            while service.groups[first].group.state == "active":
+                await asyncio.sleep(0.05)
+            for at in range(8):
+                _, [(_, made)] = await service.infer("sums", {"input": INPUTS[at : at + 1]})
+                np.testing.assert_allclose(made, OUTPUTS[at : at + 1], atol=0.2)
+            assert not waiting.done()
+            os.kill(pid, signal.SIGCONT)
+            assert (await waiting)[0] == first
+            assert sum(one.group.requeued for one in service.groups.values()) == 0
+
+    asyncio.run(story())

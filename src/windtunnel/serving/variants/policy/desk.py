@@ -21,13 +21,15 @@ from math import inf
 from typing import Any
 
 from windtunnel.serving.variants.model import Candidate, Held, Host, Query, State, Variant
-from windtunnel.serving.variants.policy.scale import Load, Measured, Running
+from windtunnel.serving.variants.policy.scale import Load, Measured, Running, bounds
 from windtunnel.serving.variants.policy.select import Asked, Refused, Waiting, wait_of
 
 ATTEMPTS = 5
 RECENT = 4
 """Variants that are kept of those that answered queries of a kind, of which there are `KINDS` at most."""
 KINDS = 4096
+STUCK = 0.5
+"""Seconds that a batch is under way at least before it counts as slow, if it is beyond the bound, too."""
 FAR = 1e9
 """Seconds that a request has which may take any time."""
 
@@ -106,7 +108,7 @@ class Group:
     requests. Of this second: ``came`` and ``late`` (sent here though it would be late), items; ``batches``:
     (items, seconds) of those that ended; ``hardest``: the least latency and the greatest accuracy asked for.
     ``rate``: items a second, and ``slow``: times of batches over the profile's, both averaged over seconds.
-    Ever: ``answered`` requests, and ``requeued`` ones."""
+    ``begun``: items and beginning of each batch under way. Ever: ``answered`` and ``requeued`` requests."""
 
     variant: Variant
     host: Hosted
@@ -125,6 +127,7 @@ class Group:
     slow: float = 1.0
     batches: list[tuple[int, float]] = field(default_factory=list)
     hardest: tuple[float, float] = (inf, 0.0)
+    begun: dict[int, tuple[int, float]] = field(default_factory=dict)
     answered: int = 0
     requeued: int = 0
 
@@ -160,9 +163,17 @@ class Group:
         slow = max(self.slow, (host.used + variant.threads) / host.cores)
         return Held(host.name, state, self.count, self.rate, wait, slow, len(self.background))
 
-    def measured(self) -> Measured:
-        """What the second was like, taken into the averages."""
-        count, variant = max(1, len(self.batches)), self.variant
+    def measured(self, now: float) -> Measured:
+        """What the second was like, taken into the averages; a replica that hangs ends no batch, so those
+        that are under way for far too long count with the time that they took until now."""
+        variant = self.variant
+        bound = bounds(variant, self.ready).latency
+        stuck = [
+            (items, now - at) for items, at in self.begun.values()
+            if now - at > max(STUCK, bound * variant.latency(items))
+        ]  # fmt: skip
+        self.batches += stuck
+        count = max(1, len(self.batches))
         items = sum(one for one, _ in self.batches) / count
         took = sum(seconds for _, seconds in self.batches) / count
         self.rate = 0.5 * self.rate + 0.5 * self.came
@@ -171,7 +182,7 @@ class Group:
             self.slow = 0.5 * self.slow + 0.5 * took / profile
         outstanding = self.waiting + self.running
         return Measured(
-            variant, self.state, self.ready, float(self.came), took, max(1.0, items), outstanding
+            variant, self.state, self.ready, float(self.came), took, max(1.0, items), outstanding, len(stuck)
         )  # fmt: skip
 
     def forget(self) -> None:
@@ -301,7 +312,7 @@ class Desk:
             architectures: dict[str, list[Group]] = {}
             for group in host.groups.values():
                 if group.count or group.state != "inactive":
-                    group.state = self._decide(group.measured()).state
+                    group.state = self._decide(group.measured(now)).state
                 if group.count:
                     architectures.setdefault(group.variant.architecture, []).append(group)
             for groups in architectures.values():
@@ -360,6 +371,7 @@ class Desk:
         group.busy -= 1
         group.host.used -= group.variant.threads
         group.running -= _items(batch)
+        del group.begun[id(batch)]
         return self._next(group, now)
 
     def _next(self, group: Group, now: float) -> list[Effect]:
@@ -389,6 +401,7 @@ class Desk:
             for one in batch:
                 group.take(one)
             group.running += _items(batch)
+            group.begun[id(batch)] = (sum(one.query.items for one in batch), now)
             group.busy += 1
             host.used += variant.threads
             begun.append(Run(group, batch))

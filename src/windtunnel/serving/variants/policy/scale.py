@@ -64,7 +64,8 @@ def bounds(variant: Variant, replicas: int) -> Bounds:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A second of a variant on a host. ``latency``: mean seconds of its batches, of ``items`` each;
-    ``rate``: items a second that came; ``outstanding``: items that wait or run."""
+    ``rate``: items a second that came; ``outstanding``: items that wait or run; ``stuck``: batches
+    under way for longer than the bound."""
 
     variant: Variant
     state: State
@@ -73,6 +74,7 @@ class Measured:
     latency: float = 0.0
     items: float = 1.0
     outstanding: int = 0
+    stuck: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def state_of(seen: Measured) -> Now:
     if was == "interfered":
         over = slow < bound.leave
         return Now("active" if over else "interfered", f"batches take {slow:.2g} of their profile")
-    if slow > bound.latency and seen.rate > bound.rate * single:
+    if seen.stuck >= seen.replicas or (slow > bound.latency and seen.rate > bound.rate * single):
         return Now("interfered", f"batches take {slow:.2g} of their profile, and few wait")
     return Now("active", "within its profile")
 
