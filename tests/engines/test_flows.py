@@ -200,6 +200,16 @@ def test_a_large_world_solved_step_by_step_is_the_one_solved_at_once() -> None:
     assert ended == 400 and world.solves[0] >= 400
 
 
+def test_a_solve_that_does_not_hold_is_found_out_and_made_anew() -> None:
+    world = World([90.0] * 4)
+    first = world.start(1e3, [0, 1])
+    assert world.rate(first) == 90.0
+    world._state.links["held"][1] = -1e9  # as if rounding had made this sum worthless
+    later = [world.start(1e3, [1, link]) for link in (2, 3)]
+    assert [world.rate(flow) for flow in [first, *later]] == pytest.approx([30.0, 30.0, 30.0])
+    assert world.solves[0] == 3
+
+
 def test_the_same_calls_give_the_same_bits() -> None:
     def run() -> tuple[list[int], bytes]:
         rng = np.random.default_rng(3)

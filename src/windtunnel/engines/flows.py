@@ -20,9 +20,9 @@ holds a flow back is its *bottleneck*, a full link on which no flow has a higher
 When flows come, go or change, the levels below the first change stay, and those of all flows that no change
 reaches. So a solve goes through the levels from below as the filling would, but only at links that are
 *touched*: one that was full at a level and is not so any more lets its flows rise from there (they touch
-their links), one that is full sooner than before holds back the flows that were higher (so do they). A link
-is looked at no sooner than anything may happen there. The first solve is the same, with every flow rising
-from nothing. After each, all links of changed flows are added up; if one is overloaded, all is solved anew.
+their links), one that is full sooner than before holds back the flows that were higher (so do they). It looks
+at a link no sooner than anything may happen there. In the first solve every flow rises from nothing. After
+each, all links of changed flows are added up; if one is overloaded, all is solved anew.
 
 Fluid means: no packets, queues, losses or slow starts. Units are SI. The same calls give the same floats.
 """
@@ -43,11 +43,9 @@ from windtunnel.engines.heap import KEY, Longs, Records, put, take
 TIE = 1e-11  # levels this near to each other (relative) are one: sums of the same figures differ by less
 SAME_TIME = 1e-14  # ends this near to each other (relative to the time) are one
 CHECK = 1e-8  # a link may be loaded above its capacity by this part of it, by rounding
-
 _OUT, _RISING, _SETTLED = 0, 1, 2  # mark of a flow in a solve: not reached, rising, at its new level
 _FREE, _WAITING, _ACTIVE = 0, 1, 2  # state of a flow's slot
-_OWN_CAP, _NOTHING = -1, -2  # bottlenecks that are no links
-_LAST = 2**31 - 1  # after all priorities
+_OWN_CAP, _NOTHING, _LAST = -1, -2, 2**31 - 1  # bottlenecks that are no links; after all priorities
 
 FLOW = np.dtype(
     [("level", "f8"), ("weight", "f8"), ("priority", "i8"), ("bottleneck", "i8"), ("mark", "i8"),
@@ -66,10 +64,10 @@ Floats = NDArray[np.float64]
 
 
 class _State(NamedTuple):
-    """All that the kernels work on. ``turns`` and ``ends`` are heaps of items (with their keys): what the
-    filling looks at next, an item being twice a link or twice a flow's slot and one (its cap), and flows by
-    the time at which they end or, while they wait, begin. ``reached``: slots of the flows with a mark.
-    ``counts``: lengths of the three, solves so far, flows that these have reached, and flows rising now."""
+    """All that the kernels work on. Heaps of items with their keys: ``turns``, what the filling looks at next
+    (twice a link, or twice a flow's slot and one: its cap), and ``ends``, flows by when they end or, if they
+    wait, begin. ``reached``: slots of flows with a mark. ``counts``: lengths of the three, solves, flows that
+    these have reached, flows rising now."""
 
     flows: Records
     links: Records
@@ -177,14 +175,28 @@ def _move(s: _State, slot: int, mark: int, level: float, bottleneck: int) -> Non
 
 
 @jit_inline
-def _rise(s: _State, slot: int, priority: int, level: float) -> None:
-    """Let a flow rise, from a point of the filling on, at which its links are looked at."""
+def _soonest(link: Any, now_priority: int) -> tuple[int, float]:
+    """A bound, from sums: nothing happens at a link sooner. All that are held elsewhere might lie below."""
+    priority, level = _LAST, 0.0
+    if link.free > 0.0 or link.held > link.capacity * (1.0 + TIE):
+        priority = max(now_priority, 0)
+        level = max(0.0, link.capacity - link.held) / link.free if link.free > 0.0 else 0.0
+    if link.priority < priority or (link.priority == priority and link.level < level):
+        return link.priority, link.level
+    return priority, level
+
+
+@jit_inline
+def _rise(s: _State, slot: int, priority: int) -> None:
+    """Let a flow rise, when the filling has come to ``priority``, and look at its links in time."""
     _move(s, slot, _RISING, np.inf, _NOTHING)
     flow = s.flows[slot]
     if flow.cap < np.inf:
         _turn(s, 2 * slot + 1, flow.priority, flow.cap / flow.weight)
     for at in range(flow.begin, flow.end):
-        _turn(s, 2 * s.loads[at].link, priority, level)
+        number = s.loads[at].link
+        at_priority, at_level = _soonest(s.links[number], priority)
+        _turn(s, 2 * number, at_priority, at_level)
 
 
 @jit_inline
@@ -216,13 +228,7 @@ def _is_later(
 def _look(s: _State, number: int, now_priority: int, now_level: float) -> None:
     """What happens at a link, at a point of the filling; or when to look again."""
     link = s.links[number]
-    # At first a bound from the sums: all that are held elsewhere lie below.
-    priority, level = _LAST, 0.0
-    if link.free > 0.0 or link.held > link.capacity * (1.0 + TIE):
-        priority = max(now_priority, 0)
-        level = max(0.0, link.capacity - link.held) / link.free if link.free > 0.0 else 0.0
-    if link.priority < priority or (link.priority == priority and link.level < level):
-        priority, level = link.priority, link.level
+    priority, level = _soonest(link, now_priority)
     if _is_later(s, number, priority, level, now_priority, now_level):
         return
     priority, level = _full_at(s, number)
@@ -241,7 +247,7 @@ def _look(s: _State, number: int, now_priority: int, now_level: float) -> None:
             at = load.next
             flow = s.flows[load.flow]
             if flow.bottleneck == number and flow.mark == _OUT:
-                _rise(s, load.flow, now_priority, now_level)
+                _rise(s, load.flow, now_priority)
         if priority < _LAST:
             _turn(s, 2 * number, priority, level)
         return
@@ -308,12 +314,15 @@ def _within(s: _State) -> bool:
 
 @jit
 def forget(s: _State) -> None:
-    """Let all flows rise from nothing."""
+    """Let all flows rise from nothing, and add up all sums anew."""
     for slot in range(len(s.flows)):
         if s.flows[slot].state == _ACTIVE:
-            _rise(s, slot, -_LAST, 0.0)
+            _move(s, slot, _SETTLED, 0.0, _NOTHING)
     for number in range(len(s.links)):
-        s.links[number].priority = _LAST
+        s.links[number].priority, s.links[number].free, s.links[number].held = _LAST, 0.0, 0.0
+    for slot in range(len(s.flows)):
+        if s.flows[slot].state == _ACTIVE:
+            _rise(s, slot, 0)
 
 
 @jit
@@ -344,8 +353,7 @@ def solve(s: _State, now: float) -> bool:
 def _enter(s: _State, slot: int, now: float) -> None:
     """A flow begins to ask for bandwidth."""
     flow = s.flows[slot]
-    flow.state, flow.since, flow.bottleneck = _ACTIVE, now, _NOTHING
-    flow.rate = flow.level = 0.0
+    flow.state, flow.since, flow.bottleneck, flow.rate, flow.level = _ACTIVE, now, _NOTHING, 0.0, 0.0
     for at in range(flow.begin, flow.end):
         load = s.loads[at]
         first = s.links[load.link].first
@@ -354,7 +362,7 @@ def _enter(s: _State, slot: int, now: float) -> None:
             s.loads[first].previous = at
         s.links[load.link].first = at
     s.counts[_ENDS] = put(s.ends, s.end_keys, s.counts[_ENDS], slot, now if flow.size == 0.0 else np.inf)
-    _rise(s, slot, -_LAST, 0.0)
+    _rise(s, slot, 0)
 
 
 @jit
@@ -407,7 +415,7 @@ def change(s: _State, slot: int, weight: float, cap: float, priority: int) -> No
         s.counts[_TURNS] = take(s.turns, s.turn_keys, s.counts[_TURNS], 2 * slot + 1)
     flow.weight, flow.cap, flow.priority = weight, cap, priority
     if flow.state == _ACTIVE:
-        _rise(s, slot, -_LAST, 0.0)
+        _rise(s, slot, 0)
 
 
 @jit
@@ -438,14 +446,12 @@ def step(s: _State, now: float, until: float, most: int, slots: Longs, times: Fl
 
 
 class World:
-    """Links, and the flows on them. Links are numbered from 0 in the order in which they came, flows from 0
-    in the order in which they were started. Any call raises `ValueError` where an argument is out of range or
-    there is no such link or flow, and `ArithmeticError` where figures are too far apart for floats."""
+    """Links and the flows on them, both numbered from 0. Raises `ValueError` for what is out of range or not
+    there, `ArithmeticError` for figures too far apart for floats. ``now`` is in seconds."""
 
     def __init__(self, capacities: Iterable[float] = ()) -> None:
         """``capacities``: bytes/s of the links that there are to begin with."""
         self.now = 0.0
-        """Seconds since the beginning."""
         self._links = self._next = self._loads = 0
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
@@ -485,14 +491,10 @@ class World:
     ) -> int:  # fmt: skip
         """Start a flow; its number.
 
-        Args:
-            size: bytes; ``inf`` for one that lasts until it is stopped.
-            links: those of its route or tree; or of each link how many times the flow's rate it carries.
-            weight: it rises so many times as fast as a flow of weight 1.
-            cap: bytes/s that it has at most.
-            priority: 0 takes first, 1 from what 0 leaves, and so on.
-            after: seconds until it asks for bandwidth (the latency of its route, a pause).
-        """
+        ``size``: bytes, ``inf`` for one that is to be stopped. ``links``: those of its route or tree, or of
+        each link how many times the flow's rate it carries. ``weight``: it rises so many times as fast as one
+        of weight 1. ``cap``: bytes/s at most. ``priority``: 0 takes first, 1 of what is left, and so on.
+        ``after``: seconds until it asks for bandwidth (latency, a pause)."""
         times = links if isinstance(links, Mapping) else Counter(links)
         numbers = np.fromiter(times.keys(), np.int64, len(times))
         loads = np.fromiter(times.values(), np.float64, len(times))
@@ -578,8 +580,7 @@ class World:
 
     def left(self, flow: int) -> float:
         """Bytes that a flow still has to send."""
-        one = self._state.flows[self._slot(flow)]
-        return float(one["size"] - self._sent(one))
+        return float((one := self._state.flows[self._slot(flow)])["size"] - self._sent(one))
 
     def loads(self) -> Floats:
         """Bytes/s on each link now."""
@@ -595,7 +596,7 @@ class World:
         return self._state.links["carried"][: self._links] + np.bincount(loads["link"], sent, self._links)
 
     def solve(self) -> None:
-        """Find all rates anew, from nothing. They are those that there were, but for rounding."""
+        """Find all rates anew, from nothing: those that there were, but for rounding."""
         forget(self._state)
         self._solve()
 
