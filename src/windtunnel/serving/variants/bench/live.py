@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import count
 from operator import attrgetter
@@ -32,8 +32,13 @@ drawn = partial(digits.drawn, scale=3, noise=0.4, strength=(0.4, 1.0))
 """Digits of 15 by 21 dots."""
 CLASSES = ((0.85, 0.05), (0.9, 0.1), (1.0, 0.25))
 """Accuracy (at most that of the best) and seconds that requests ask for, a third of them each."""
-LOADS = {"half of what one variant does": (0.5, 0.5), "bursts over what one variant does": (0.4, 1.6)}
-"""Of what the accurate variant does on all cores by its profile, in one second and the next."""
+LOADS = {
+    "half of what one variant does": ((0.5, 0.5), ("cheapest",)),
+    "bursts over what one variant does": ((0.4, 1.6), ("cheapest", "infaas", "by name")),
+}
+"""Of what the accurate variant does on all cores by its profile, in one second and the next; and policies."""
+WARM = 2
+"""Seconds of load that are not counted, in which replicas come."""
 SOURCE = "INFaaS, ATC 2021, abstract"
 
 
@@ -87,57 +92,57 @@ def submitted(folder: Path) -> list[Entry]:
 
 def live_rows(quick: bool) -> Iterator[Row]:
     """Variants against the one that is accurate enough for all: where that has room, and in bursts that are
-    more than all cores do with it. ``each``: every class of requests names the variant that it wants."""
+    more than all cores do with it."""
     with scratch() as folder:
         entries = submitted(folder)
-        variants = [one.variant for one in entries]
-        for one in variants:
+        for one in (one.variant for one in entries):
             if one.batch == 8 and one.threads == 1:
                 words = f"{one.accuracy:.2%} right, a batch takes {one.latency(8) * 1e3:.2f} ms"
                 yield Row("live", f"{one.name}: one", "s", one.latency(), note=words)
-        best = max(one.accuracy for one in variants)
-        wanted = [(min(accuracy, best), latency) for accuracy, latency in CLASSES]
-        each = [
-            min(
-                (one for one in variants if one.accuracy >= accuracy and one.batch == 8),
-                key=attrgetter("cost"),
-            )
-            for accuracy, _ in wanted
-        ]
-        pinned = dict.fromkeys(NETWORKS, each[-1].name)
-        most = each[-1].rate * (os.cpu_count() or 1) / each[-1].threads
-        for words, parts in LOADS.items():
-            counts = most * np.tile(parts, 1 if quick else 2)
-            names = [one.name for one in each]
+        for name, (parts, policies) in LOADS.items():
+            yield from compared(entries, name, parts, policies, 1 if quick else 5)
 
-            def arm(
-                policy: str, named: list[str], counts: NDArray[np.float64] = counts
-            ) -> Callable[[], Sums]:
-                seeds = count()
-                return lambda: asyncio.run(
-                    _loaded(entries, policy, pinned, counts, next(seeds), wanted, named)
-                )
 
-            arms = {name: arm(name, ["digits"] * len(each)) for name in ("cheapest", "infaas", "shared")}
-            found = in_turn({**arms, "each": arm("no-upgrade", names)}, 1 if quick else 5)
-            base = found.pop("shared")
-            for name, mine in found.items():
-                pairs = list(zip(mine, base, strict=True))
-                late = f"{counts.mean():.0f} requests/s, late {_late(mine)}, of {each[-1].name} {_late(base)}"
-                for what, ratios, published in (
-                    ("answered in time", [one.in_time / two.in_time for one, two in pairs], 1.3),
-                    ("fewer late", [two.late / max(1, one.late) for one, two in pairs], 1.6),
-                    ("core-seconds an answer, less", [two.cost / one.cost for one, two in pairs], 8.5),
-                ):
-                    spread = f"{min(ratios):.3g} to {max(ratios):.3g} in {len(ratios)} repeats"
-                    yield Row(
-                        "live", f"{words}: {name} over one variant: {what}", "x", median(ratios),
-                        published=published, source=SOURCE, note=f"{spread}; {late}",
-                    )  # fmt: skip
+def compared(
+    entries: list[Entry], load: str, parts: Sequence[float], policies: Sequence[str], repeats: int
+) -> Iterator[Row]:
+    """Each policy over ``shared``, which has the one variant. ``by name``: every class of requests names the
+    cheapest variant that does what it wants."""
+    variants = [one.variant for one in entries if one.variant.batch == 8]
+    best = max(one.accuracy for one in variants)
+    wanted = [(min(accuracy, best), latency) for accuracy, latency in CLASSES]
+    each = [
+        min((one for one in variants if one.accuracy >= accuracy), key=attrgetter("cost"))
+        for accuracy, _ in wanted
+    ]
+    single = each[-1]
+    counts = single.rate * (os.cpu_count() or 1) / single.threads * np.array([parts[0]] * WARM + [*parts] * 2)
+
+    def arm(policy: str) -> Callable[[], Sums]:
+        seeds, pinned = count(), dict.fromkeys(NETWORKS, single.name)
+        named = [one.name if policy == "by name" else "digits" for one in each]
+        rules = "no-upgrade" if policy == "by name" else policy
+        return lambda: asyncio.run(_loaded(entries, rules, pinned, counts, next(seeds), wanted, named))
+
+    found = in_turn({name: arm(name) for name in (*policies, "shared")}, repeats)
+    base = found.pop("shared")
+    for name, mine in found.items():
+        pairs = list(zip(mine, base, strict=True))
+        late = f"{counts[WARM:].mean():.0f} requests/s, late {_late(mine)}, of {single.name} {_late(base)}"
+        for what, ratios, published in (
+            ("answered in time", [one.in_time / max(1, two.in_time) for one, two in pairs], 1.3),
+            ("fewer late", [two.late / max(1, one.late) for one, two in pairs], 1.6),
+            ("core-seconds an answer, less", [two.cost / one.cost for one, two in pairs], 8.5),
+        ):
+            spread = f"{min(ratios):.3g} to {max(ratios):.3g} in {len(ratios)} repeats"
+            yield Row(
+                "live", f"{load}: {name} over one variant: {what}", "x", median(ratios),
+                published=published, source=SOURCE, note=f"{spread}; {late}",
+            )  # fmt: skip
 
 
 class Sums(NamedTuple):
-    """Requests in time and late, core-seconds of replicas for each."""
+    """Requests in time and late, and core-seconds of replicas for each request."""
 
     in_time: int
     late: int
@@ -172,8 +177,8 @@ async def _loaded(
             await one(0, which, 0.0)
         busy, began = service.busy, loop.time()
         asked = (one(number, number % len(wanted), at) for number, at in enumerate(times.tolist()))
-        done = await asyncio.gather(*asked)
-        return Sums(sum(done), len(done) - sum(done), (service.busy - busy) / len(done))
+        done = [made for made, at in zip(await asyncio.gather(*asked), times, strict=True) if at >= WARM]
+        return Sums(sum(done), len(done) - sum(done), (service.busy - busy) / len(times))
 
 
 def crash_rows(quick: bool) -> Iterator[Row]:
