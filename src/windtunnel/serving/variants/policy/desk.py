@@ -209,14 +209,22 @@ class Desk:
         """Hardware and owner of hosts that would help."""
         self.homeless: list[Request] = []
         """Nobody has what they need, and nowhere is room for it; they are asked anew each second."""
+        self._groups: dict[str, list[Group]] = {name: [] for name in self.variants}
         self._recent: dict[tuple[object, ...], tuple[str, ...]] = {}
 
     def group(self, variant: str, host: str) -> Group:
         """The replicas of it there."""
-        groups = self.hosts[host].groups
-        if variant not in groups:
-            groups[variant] = Group(self.variants[variant], self.hosts[host])
-        return groups[variant]
+        made = self.hosts[host].groups.get(variant)
+        if made is None:
+            made = self.hosts[host].groups[variant] = Group(self.variants[variant], self.hosts[host])
+            self._groups[variant].append(made)
+        return made
+
+    def remove(self, host: str) -> Hosted:
+        """The host goes, and all that it has."""
+        for name, group in self.hosts[host].groups.items():
+            self._groups[name].remove(group)
+        return self.hosts.pop(host)
 
     def start(self, group: Group, now: float) -> Start:
         """One replica more."""
@@ -228,7 +236,11 @@ class Desk:
         """A request comes."""
         query = request.query
         named = self.named[query.variant or query.architecture or query.task]
-        candidates = tuple(Candidate(one, self._held(one.name, now)) for one in named)
+        groups = self._groups
+        candidates = tuple(
+            Candidate(one, tuple(group.held(now) for group in groups[one.name] if group.count))
+            for one in named
+        )
         key = (query.task, query.architecture, query.variant, query.accuracy, query.latency, query.background)
         recent = self._recent.get(key, ())
         hosts = tuple(one.seen() for one in self.hosts.values())
@@ -252,10 +264,6 @@ class Desk:
             group.hardest = min(group.hardest[0], query.latency), max(group.hardest[1], query.accuracy)
         begun: list[Effect] = [self.start(group, now)] if made.load else []
         return begun + self._next(group, now)
-
-    def _held(self, variant: str, now: float) -> tuple[Held, ...]:
-        groups = [host.groups.get(variant) for host in self.hosts.values()]
-        return tuple(one.held(now) for one in groups if one is not None and one.count)
 
     def leave(self, request: Request) -> None:
         """Nobody waits for its answer any more."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from windtunnel.serving.variants.model import CPU, Candidate, Held, Host, Query, Variant
 
@@ -87,7 +88,8 @@ def feasible(query: Query, variant: Variant) -> bool:
     """Whether the profile fulfils what is asked."""
     return (
         query.names(variant) and query.items <= variant.batch and variant.accuracy >= query.accuracy
-        and variant.latency(query.items) <= query.latency and variant.cost <= query.cost
+        and variant.latency(query.items) <= query.latency
+        and (query.cost == inf or variant.cost <= query.cost)
     )  # fmt: skip
 
 
@@ -212,7 +214,7 @@ def refusal(query: Query, variants: Sequence[Variant]) -> Refused:
     if not wide:
         return Refused(f"{what}: {query.items} items at once, {max(one.batch for one in named)} are the most")
     told = [f"{what}: no variant does accuracy {query.accuracy:g} within {query.latency:g} s"]
-    if query.cost < float("inf"):
+    if query.cost < inf:
         told[0] += f" for {query.cost:g} an item"
     if accurate := [one.latency(query.items) for one in wide if one.accuracy >= query.accuracy]:
         told.append(f"as accurate ones take {min(accurate):.4g} s")
@@ -228,7 +230,7 @@ def gather(seen: Waiting) -> Batch:
     they would take cores from others."""
     if seen.background and seen.used and seen.used + seen.variant.threads > seen.cores:
         return Batch(0)
-    total, tightest, most = 0, float("inf"), 1
+    total, tightest, most = 0, inf, 1
     for count, (items, slack) in enumerate(zip(seen.items, seen.slack, strict=True), 1):
         total += items
         if total > seen.variant.batch and count > 1:

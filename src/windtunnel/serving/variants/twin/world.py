@@ -256,7 +256,7 @@ class _World:
         return any(one.queue or one.background or one.busy for one in host.groups.values())
 
     def _gone(self, name: str) -> None:
-        host, machine = self.desk.hosts.pop(name), self.machines.pop(name)
+        host, machine = self.desk.remove(name), self.machines.pop(name)
         begin = max(machine.since, self.setting.warm)
         self.outcome.price += max(0.0, self.env.now - begin) * machine.kind.price / 3600
         for group in host.groups.values():
