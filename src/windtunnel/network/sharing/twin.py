@@ -97,14 +97,13 @@ def aq_gate(now, packet, state):  # type: ignore[no-untyped-def]
     verdict, one.last, one.gap = gaps.step(time, head.size, one.last, one.gap, rate, one.limit, one.mark)
     if verdict == gaps.DROP:
         one.dropped += head.size
-        return 1
+        return verdict
     one.passed += head.size
     if one.delays:
         head.virtual_delay += gaps.virtual_delay(one.gap, rate) * 1000
     if verdict == gaps.MARK:
         one.marked += head.size
-        return 2
-    return 0
+    return verdict
 
 
 @gate
@@ -133,7 +132,7 @@ def fair_gate(now, packet, state):  # type: ignore[no-untyped-def]
         else:
             common.share = common.most
         common.began, common.arrived, common.accepted, common.most = float(now), 0.0, 0.0, 0.0
-    return 0 if keep else 1
+    return gaps.PASS if keep else gaps.DROP
 
 
 def run(
