@@ -321,7 +321,7 @@ for url, package, ways in ((sys.argv[1], tritonclient.http, ({"binary_data": Tru
 
 def test_tritons_own_client(served: Served) -> None:
     if importlib.util.find_spec("tritonclient") is None:
-        pytest.skip("needs tritonclient[http,grpc]")
+        pytest.skip("needs tritonclient[http]")
     # in a process of its own: it has the protocol's messages under the same names
     command = [sys.executable, "-c", TRITON, served.url.removeprefix("http://"), served.rpc]
     told = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+from google.protobuf.runtime_version import VersionError
 
 from windtunnel import __version__
 from windtunnel.base.errors import UserError
@@ -14,7 +15,10 @@ from windtunnel.serving.variants.live.service import Infeasible, Service, Unansw
 from windtunnel.serving.variants.live.tensors import Given, checked, packed
 
 # compiled when it is imported: the protocol is the file beside this one
-messages, services = grpc.protos_and_services("windtunnel/serving/variants/live/inference.proto")
+try:
+    messages, services = grpc.protos_and_services("windtunnel/serving/variants/live/inference.proto")
+except VersionError as error:
+    raise UserError(f"gRPC: protobuf is older than grpcio-tools writes for; upgrade it: {error}") from error
 CODES = (
     (Unknown, grpc.StatusCode.NOT_FOUND), (Infeasible, grpc.StatusCode.FAILED_PRECONDITION),
     (UserError, grpc.StatusCode.INVALID_ARGUMENT), (Unanswered, grpc.StatusCode.UNAVAILABLE),
