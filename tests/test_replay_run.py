@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import windtunnel
-from windtunnel import capabilities
+from windtunnel import capabilities, network
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.capabilities import Capability
 from windtunnel.cli.main import app
@@ -37,13 +36,12 @@ def hedge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         path = tmp_path / "source" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    (root / "network" / "__init__.py").write_text("")
-    monkeypatch.setattr(windtunnel, "__path__", [*windtunnel.__path__, str(root)])
+    monkeypatch.setattr(network, "__path__", [*network.__path__, str(root / "network")])
     monkeypatch.setattr(capabilities, "CAPABILITIES", (*capabilities.CAPABILITIES, *table["CAPABILITIES"]))
     yield root / "network" / "hedge"
-    for name in [name for name in sys.modules if name.startswith("windtunnel.network")]:
+    for name in [name for name in sys.modules if name.startswith("windtunnel.network.hedge")]:
         del sys.modules[name]
-    vars(windtunnel).pop("network", None)
+    vars(network).pop("hedge", None)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     package.parts = parts  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fake_bench", package)
     monkeypatch.setitem(sys.modules, "fake_bench.parts", parts)
-    monkeypatch.setattr(capabilities.Capability, "room", lambda *_: package)
+    monkeypatch.setattr(capabilities, "bench", lambda _: package)
     monkeypatch.setattr(measure, "host_facts", lambda: HOST)
     return package
 
