@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar, cast
 
-from numba import njit
+from numba import cfunc, njit
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@cache
+def _placed() -> None:
+    from windtunnel.base import numba_cache  # a policy, which may be compiled, touches no disk itself
+
+    numba_cache.place()
+
+
 def jit(function: F) -> F:
     """Compile ``function`` at its first call; the result is kept on disk, and the GIL is let go of in it."""
+    _placed()
     return cast(F, njit(cache=True, nogil=True)(function))
 
 
 def jit_inline(function: F) -> F:
     """As `jit`, but part of its callers: a call would copy the header of every array that it is given."""
     return cast(F, njit(nogil=True, forceinline=True)(function))
+
+
+def c_callable(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function to one with an address that compiled code calls; kept on disk as `jit`'s are."""
+    _placed()
+    return cast(Callable[[Callable[..., Any]], Any], cfunc(signature, cache=True))

@@ -36,9 +36,10 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import cfunc, from_dtype, types
+from numba import from_dtype, types
 from numba.extending import intrinsic
 
+from windtunnel.base.compiled import c_callable
 from windtunnel.engines.packets.layout import PACKET, REPLY
 
 _PACKETS = types.CPointer(from_dtype(PACKET))
@@ -49,13 +50,13 @@ _POINTER = ir.IntType(8).as_pointer()
 
 def gate(function: Callable[..., int]) -> Any:
     """Compile a gate: (now, packet, state) -> PASS, DROP or MARK."""
-    return cfunc(types.int64(types.int64, _PACKETS, types.voidptr), cache=True)(function)
+    return c_callable(types.int64(types.int64, _PACKETS, types.voidptr))(function)
 
 
 def node(function: Callable[..., int]) -> Any:
     """Compile a node: (now, port, packet, state, outbox, reply) -> FORWARD or CONSUME."""
     signature = types.int64(types.int64, types.int64, _PACKETS, types.voidptr, _PACKETS, _REPLY)
-    return cfunc(signature, cache=True)(function)
+    return c_callable(signature)(function)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -287,9 +287,9 @@ class _Problem:
 
 @cache
 def _compiled_fill() -> Any:
-    from numba import njit
+    from windtunnel.base.compiled import jit
 
-    return njit(cache=True, nogil=True)(fill)
+    return jit(fill)
 
 
 def _seconds(layer: LayerProfile, devices: int) -> float:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from windtunnel.base.compiled import jit
 from windtunnel.training.emulate.graph import EventKind
 from windtunnel.training.emulate.twin.memory.blocks import (
     ALLOCATED,
@@ -251,7 +251,7 @@ class Trajectory:
 
 
 # Numba's cache notices changes of this file alone: touch it after changing what is called from here.
-@njit(cache=True)
+@jit
 def _run(
     heap: Heap, rules: Rules, waiting: Waiting, kind: np.ndarray[Any, np.dtype[np.uint8]], stream: Int64,
     ref: Int64, value: Int64, records: tuple[Int64, Int64], uses: tuple[Int64, Int64], heads: Int64,
