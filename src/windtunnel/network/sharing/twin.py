@@ -5,7 +5,7 @@ over another. What stands before it or waits at it is the arm: the gap (``aq``),
 with a bucket of ten packets (``policer``), a queue for each entity (``drr``), or core-stateless fair queueing
 (``csfq``: one level of HCSFQ, NSDI 2021). Senders are the engine's sketches of their kind.
 
-In fluid flows an entity's share is a cap on its flows' sum: `cost` prices a decision so.
+`cost` prices a decision by arithmetic alone, an entity's share as a cap on what it wants: no engine runs.
 """
 
 from __future__ import annotations
