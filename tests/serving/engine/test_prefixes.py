@@ -82,7 +82,7 @@ def check(prefixes: Prefixes) -> None:
     assert executor.snapshots == set(prefixes._held.values())
     pieces = {piece for one in executor.snapshots for piece, _ in one.path}
     states = sum(each.nbytes for one in executor.snapshots for each in one.states.values())
-    assert executor.held.snapshots == states
+    assert executor._states_kept == states
     assert executor.lasting == states + sum(piece.bytes for piece in pieces) <= prefixes.tree.capacity[0]
 
 

@@ -16,8 +16,8 @@ from windtunnel.bench.rows import Row
 from windtunnel.serving.engine.live import families
 from windtunnel.serving.engine.live.disk import Disk
 from windtunnel.serving.engine.live.executor import Executor
-from windtunnel.serving.engine.live.executor import Sequence as Stream
 from windtunnel.serving.engine.live.prefixes import Prefixes
+from windtunnel.serving.engine.live.segments import Sequence as Stream
 
 CHATS, TURNS, HEARD, SAID = 3, 4, 96, 6
 CLOSE = 1e-5

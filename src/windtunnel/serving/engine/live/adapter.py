@@ -40,14 +40,8 @@ from windtunnel.serving.engine.live.attention import Step
 VERSIONS = ("5.23",)
 ATTENTION = "windtunnel"
 KINDS = {
-    "full_attention",
-    "sliding_attention",
-    "linear_attention",
-    "conv",
-    "hybrid",
-    "hybrid_sliding",
-    "dummy",
-}
+    "full_attention", "sliding_attention", "linear_attention", "conv", "hybrid", "hybrid_sliding", "dummy"
+}  # fmt: skip
 States = dict[tuple[str, int, int], Tensor]  # by kind ("conv", "recurrent"), layer and index: (rows, …)
 
 
@@ -128,14 +122,9 @@ _CACHE: ContextVar[StepCache | None] = ContextVar("windtunnel_step_cache", defau
 
 
 def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **asked: Any,
-) -> tuple[Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, **asked: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     cache = _CACHE.get()
     name = type(module).__name__
     if cache is None or cache.pending < 0:
@@ -160,14 +149,7 @@ def _continued(scan: Callable[..., Any]) -> Callable[..., Any]:
     came before adds C · exp(A · cumsum(dt)) · h to the outputs and exp(A · sum(dt)) · h to the last state.
     Without a state of a `StepCache` the scan is as it was."""
 
-    def continued(
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        **named: Any,
-    ) -> Any:
+    def continued(hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **named: Any) -> Any:
         cache = _CACHE.get()
         before = None if cache is None else cache.before
         found = scan(hidden_states, dt, A, B, C, **named)
@@ -176,9 +158,8 @@ def _continued(scan: Callable[..., Any]) -> Callable[..., Any]:
         bias = named.get("delta_bias")
         steps = dt if bias is None else dt + bias.to(dt.dtype)[..., None]
         steps = F.softplus(steps) if named.get("delta_softplus") else steps
-        decayed = (
-            torch.exp(A[None, :, None] * steps.cumsum(-1)[..., None]) * before[:, :, None]
-        )  # (1, width, T, N)
+        decay = torch.exp(A[None, :, None] * steps.cumsum(-1)[..., None])  # (1, width, T, N)
+        decayed = decay * before[:, :, None]
         added = torch.einsum("bdtn,bnt->bdt", decayed, C.to(decayed.dtype))
         if named.get("z") is not None:
             added = added * F.silu(named["z"])
@@ -248,11 +229,8 @@ def _lay_out(model: Any) -> None:
     for each in model.modules():
         if isinstance(each, nn.Linear) and each.weight is not embedding.weight:
             weight = each.weight.data
-            if (
-                weight.device.type == "cpu"
-                and weight.dtype == torch.float32
-                and len(weight) >= weight.shape[1]
-            ):
+            plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+            if plain and len(weight) >= weight.shape[1]:
                 each.weight.data = weight.t().contiguous().t()
 
 
@@ -267,15 +245,9 @@ def _lengthening(rope: Any) -> str:
 
 
 def forward(
-    ready: Ready,
-    tokens: Tensor,
-    positions: Tensor,
-    step: Step,
-    depth: int,
-    states: States | None,
-    reading: bool,
-    last: Tensor | None = None,
-) -> tuple[Tensor, States]:
+    ready: Ready, tokens: Tensor, positions: Tensor, step: Step, depth: int, states: States | None,
+    reading: bool, last: Tensor | None = None,
+) -> tuple[Tensor, States]:  # fmt: skip
     """One pass over ``tokens``, shape (rows, tokens of each), at ``positions``, the same shape. ``depth``:
     tokens that were read before (of one row's pass). ``states`` are updated in place; without, they begin
     anew. ``reading``: the tokens are of a prompt, not decoded. Returns the logits of each row's last token,
@@ -292,13 +264,9 @@ def forward(
 
 
 def call(
-    model: Any,
-    takes: Container[str],
-    tokens: Tensor,
-    positions: Tensor,
-    cache: Cache,
+    model: Any, takes: Container[str], tokens: Tensor, positions: Tensor, cache: Cache,
     last: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The logits of each row's last token (those of ``last`` in the only row), by the model's own call: the
     cache's name differs between families, and some begin positions anew where they are not told."""
     named: dict[str, Any] = {"cache_params": cache}

@@ -28,31 +28,19 @@ from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live import adapter
-from windtunnel.serving.engine.live.attention import Path, Step
-from windtunnel.serving.engine.live.segments import Piece, Place, Slots, Store
+from windtunnel.serving.engine.live.attention import Step
+from windtunnel.serving.engine.live.segments import Path, Piece, Place, Sequence, Slots, Store
 
 CHUNK = 512  # tokens of a prefill that go through the model at once
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What a family of models was seen to do right. ``several``: several tokens may go on from a state at
-    once (else they are fed one by one); ``prefixes``: its state may be kept and gone on from at all;
-    ``reason``: a sentence for what is off."""
+    """What a family of models was seen to do right. ``prefixes``: its state may be kept and gone on from;
+    ``reason``: a sentence for why not."""
 
-    several: bool = True
     prefixes: bool = True
     reason: str = ""
-
-
-@dataclass(eq=False, slots=True)
-class Sequence:
-    """One stream of tokens. Made by `Executor.new`, `fork` and `restore`; ended by `Executor.free`."""
-
-    path: Path = ()
-    tail: Piece | None = None
-    place: Place | None = None  # of its states
-    depth: int = 0  # tokens that it has read
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,21 +58,6 @@ class Snapshot:
     def state_bytes(self) -> int:
         """Bytes of its states, which are its own; its pieces may be shared."""
         return sum(each.nbytes for each in self.states.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Bytes: ``kv`` in pieces, ``states`` of sequences, ``snapshots`` (states only), ``free`` slots."""
-
-    kv: int
-    states: int
-    snapshots: int
-    free: int
-
-    @property
-    def total(self) -> int:
-        """All tensors of the executor."""
-        return self.kv + self.states + self.snapshots + self.free
 
 
 class Executor:
@@ -108,7 +81,11 @@ class Executor:
         self._lasting: Counter[Piece] = Counter()  # how many lasting snapshots read it
         probe = self.new()
         self.prefill(probe, [0, 0])
-        self.layer_bytes = self._layer_bytes(probe)
+        assert probe.tail is not None
+        self.token_bytes = probe.tail.bytes // probe.tail.capacity
+        """Bytes of the keys and values of one token, all layers together."""
+        self.state_bytes = self.pool.slot_bytes
+        """Bytes of the states of one sequence."""
         self.free(probe)
 
     # sequences
@@ -133,11 +110,7 @@ class Executor:
         for stop in sorted({*keep, last}):
             self._room(sequence, stop - sequence.depth)
             while sequence.depth < stop:
-                size = min(CHUNK, stop - sequence.depth)
-                if not self.support.prefixes:
-                    size = len(tokens)
-                elif not self.support.several and sequence.depth:
-                    size = 1
+                size = min(CHUNK, stop - sequence.depth) if self.support.prefixes else len(tokens)
                 part = tokens[sequence.depth - first : sequence.depth - first + size]
                 logits = self._pass([sequence], [part], reading=True)
             if stop in keep:
@@ -170,7 +143,7 @@ class Executor:
     ) -> Tensor:
         """What `prefill` does with each of ``chunks`` and `decode` with ``rows``: logits of shape (chunks and
         rows, vocabulary). A model without states takes all in one pass."""
-        if self.pool.tensors or not (self.support.several and self.support.prefixes):
+        if self.pool.tensors or not self.support.prefixes:
             found = [self.prefill(*chunk)[0][None] for chunk in chunks]
             if rows:
                 found.append(self.decode([row for row, _ in rows], [token for _, token in rows]))
@@ -240,7 +213,7 @@ class Executor:
                 raise ValueError("the sequence was freed before")
             self.sequences.remove(what)
             if what.tail is not None:
-                self.store.drop(what.tail)
+                what.tail.slots.give(what.tail.place)
             if what.place is not None:
                 self.pool.give(what.place)
         for piece, length in what.path:
@@ -256,29 +229,9 @@ class Executor:
     # bytes
 
     @property
-    def held(self) -> Held:
-        """What all tensors take, as they are."""
-        used = self.pool.slot_bytes * len(self.pool.places)
-        free = self.store.held - self.store.used + self.pool.held - used
-        return Held(self.store.used, used, self._states_kept, free)
-
-    def held_by(self, what: Sequence | Snapshot) -> int:
-        """Bytes that nobody else shares, and that `free` would give back."""
-        own = sum(piece.bytes for piece, _ in what.path if piece.ends.total() == 1)
-        if isinstance(what, Snapshot):
-            return own + what.state_bytes
-        own += what.tail.bytes if what.tail is not None else 0
-        return own + (self.pool.slot_bytes if what.place is not None else 0)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of the keys and values of one token, all layers together."""
-        return sum(kv for kv, _ in self.layer_bytes.values())
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the states of one sequence."""
-        return sum(state for _, state in self.layer_bytes.values())
+    def held(self) -> int:
+        """Of all tensors, as they are."""
+        return self._states_kept + sum(each.held for each in (self.pool, *self.store.slots.values()))
 
     # a second tier
 
@@ -330,10 +283,10 @@ class Executor:
 
     def _fits(self, more: int) -> bool:
         """Whether ``more`` bytes fit, at the worst without any free slots."""
-        if self.held.total + more > self.bound:
+        if self.held + more > self.bound:
             for each in (self.pool, *self.store.slots.values()):
                 each.trim()
-        return self.held.total + more <= self.bound
+        return self.held + more <= self.bound
 
     def _keep(self, sequence: Sequence) -> Sequence:
         self.sequences.add(sequence)
@@ -434,18 +387,6 @@ class Executor:
             row.tail.tokens.extend(read)
             row.depth += len(read)
         return logits
-
-    def _layer_bytes(self, probe: Sequence) -> dict[int, tuple[int, int]]:
-        """By layer: bytes of a token's keys and values, and of its states."""
-        found: dict[int, tuple[int, int]] = {}
-        assert probe.tail is not None
-        for (_, layer), each in probe.tail.slots.tensors.items():
-            kv, state = found.get(layer, (0, 0))
-            found[layer] = (kv + each[0].nbytes // probe.tail.capacity, state)
-        for (_, layer, _), each in self.pool.tensors.items():
-            kv, state = found.get(layer, (0, 0))
-            found[layer] = (kv, state + each[0].nbytes)
-        return dict(sorted(found.items()))
 
 
 def _keep_freed_memory() -> None:

@@ -17,9 +17,9 @@ import torch
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.executor import Executor, Snapshot
-from windtunnel.serving.engine.live.executor import Sequence as Stream
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.sampling import Sampled, Sampling, sample
+from windtunnel.serving.engine.live.segments import Sequence as Stream
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
 from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
 from windtunnel.serving.engine.policy.step import Limits, Step, Unit

@@ -18,7 +18,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.adapter import States
 from windtunnel.serving.engine.live.disk import Disk
 from windtunnel.serving.engine.live.executor import Executor, Snapshot
-from windtunnel.serving.engine.live.executor import Sequence as Stream
+from windtunnel.serving.engine.live.segments import Sequence as Stream
 from windtunnel.serving.prefixcache.policy import POLICIES, changes, tree
 from windtunnel.serving.prefixcache.policy.rules import RULES
 from windtunnel.serving.prefixcache.policy.shapes import Shape, shape

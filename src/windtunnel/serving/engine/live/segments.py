@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Key = tuple[
-    Any, ...
-]  # which tensor: ("k", layer) and ("v", layer) of pieces, the states' (kind, layer, index)
+Key = tuple[Any, ...]
+"""Which tensor: ("k", layer) and ("v", layer) of pieces, the states' (kind, layer, index)."""
 
 
 def capacity_for(length: int) -> int:
@@ -64,7 +64,7 @@ class Slots:
         """Bytes of all tensors, free slots included."""
         return self.room * self.slot_bytes
 
-    def tensor(self, key: Key, like: Tensor, shape: Sequence[int]) -> Tensor:
+    def tensor(self, key: Key, like: Tensor, shape: Ordered[int]) -> Tensor:
         """The tensor of ``key``: (slots, *shape), of ``like``'s type and device."""
         made = self.tensors.get(key)
         if made is None:
@@ -94,7 +94,7 @@ class Slots:
         if len(self.places) * 3 < self.room:
             self._resize(max(2, self.room // 2) if self.places else 0)
 
-    def front(self, places: Sequence[Place], exactly: bool = False) -> int:
+    def front(self, places: Ordered[Place], exactly: bool = False) -> int:
         """Brings ``places`` near the front: all lie in the first slots, whose count is returned: at most
         twice as many as ``places``; with ``exactly`` as many."""
         count = len(places)
@@ -141,22 +141,27 @@ class Piece:
         return self.slots.slot_bytes
 
 
+Path = tuple[tuple[Piece, int], ...]
+"""Pieces, and how many tokens of each are read."""
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One stream of tokens, ``depth`` of which it has read: its frozen pieces, its growing tail, and where
+    its states lie. Made by `Executor.new`, `fork` and `restore`; ended by `Executor.free`."""
+
+    path: Path = ()
+    tail: Piece | None = None
+    place: Place | None = None
+    depth: int = 0
+
+
 class Store:
     """All pieces, by capacity; ``fits`` as of `Slots`."""
 
     def __init__(self, fits: Callable[[int], bool]) -> None:
         self._fits = fits
         self.slots: dict[int, Slots] = {}
-
-    @property
-    def held(self) -> int:
-        """Bytes of all tensors, free slots included."""
-        return sum(each.held for each in self.slots.values())
-
-    @property
-    def used(self) -> int:
-        """Bytes of the slots that are taken."""
-        return sum(each.slot_bytes * len(each.places) for each in self.slots.values())
 
     def new(self, length: int) -> Piece:
         """An empty piece with room for ``length`` tokens."""
@@ -180,15 +185,11 @@ class Store:
         if not piece.ends[length]:
             del piece.ends[length]
         if not piece.ends:
-            self.drop(piece)
+            piece.slots.give(piece.place)
         elif (most := max(piece.ends)) < len(piece.tokens):
             del piece.tokens[most:]
             if capacity_for(most) < piece.capacity:
                 self._move(piece, capacity_for(most))
-
-    def drop(self, piece: Piece) -> None:
-        """Frees its slot."""
-        piece.slots.give(piece.place)
 
     def _of(self, capacity: int) -> Slots:
         made = self.slots.get(capacity)
