@@ -111,6 +111,10 @@ CAPABILITIES = (
         ROOMS, "network", ("network",), "network",
     ),
     Capability(
+        "network.aggregation", "Gradients summed by a switch that jobs share (SwitchML, ATP, ESA)",
+        ("policy", "twin"), "network", (), "network",
+    ),
+    Capability(
         "network.torus", "An all-to-all in an optical torus: wavelengths, routes, failures (RWA)",
         ("policy", "twin", "bench"), "network", ("network",), "network",
     ),
