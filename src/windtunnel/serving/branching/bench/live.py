@@ -4,16 +4,20 @@ How long its steps take is measured in waves of requests first, and then, since 
 branches at once take longer, in steps of the workload itself. The promised pace follows from that, and for
 each policy and seed the load that the twin says it can just serve with such steps. Around that load the
 highest rung of a ladder is sought at which the live engine keeps more than `workload.ATTAINED` of what was
-promised: each policy has its own knee, and ratios are of goodput, with the twin's beside them.
+promised: each policy has its own knee, and ratios are of goodput, with the twin's beside them. Policies take
+turns; as many processes as there are cores share the seeds, each with a model of its own.
 
 Time is the processor time of the engine's thread, so that what else runs on the host does not decide who is
-late; where there is nothing to do it leaps to the next arrival. How fast a core is changes with what its
-neighbours do: now and then some steps are measured again, and the clock runs by them.
+late; where there is nothing to do it leaps to the next arrival. How fast a core is changes within a second
+with what its neighbours do: every few steps the same short prompt is read aside, and the clock, which stands
+meanwhile, runs by how long that took of late.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -25,7 +29,6 @@ from typing import Any
 import numpy as np
 
 from windtunnel import serving
-from windtunnel.bench.measure import in_turn
 from windtunnel.bench.rows import Row
 from windtunnel.serving.branching.bench.workload import ATTAINED, LIMITS, Workload, goodput, kept
 from windtunnel.serving.engine.model import Request, Serial, StepTime
@@ -35,27 +38,30 @@ MODEL = "tiny-attention"
 ROWS, CHUNK, CONTEXTS = 256, 256, 24
 WAVES = ((1, 16, 0), (24, 16, 0), (4, 16, 16), (1, 320, 0), (8, 320, 0), (24, 320, 0), (8, 320, 8))
 """Requests, tokens of their prompts, branches: the steps that are measured first."""
-AGAIN = WAVES[1:3]
 ARMS = ("off", "eager", "taper")
 WORK = Workload(branches=(6, 16), tokens=24, prompt=16, cached=150, serial=66, intro=8, outro=12)
 """As the twin's in its proportions, but for shorter contexts and answers. What is cached are `CONTEXTS`
 prompts which requests use in turn."""
 PACE = 5.0
 """What is promised for a token, in steps of one row."""
-SEEDS = (1, 2, 3)
-RUNG, TRIES = 1.12, 3
-"""The ratio of two rungs of the ladder, and how many are tried for each policy and seed, but for those that
-are needed to find one that holds."""
-ENOUGH = 120.0
+SEEDS = (1, 2, 3, 4, 5, 6)
+RUNG = 1.12
+"""The ratio of two rungs of the ladder."""
+LEARNED = 0.45
+"""The load from which steps are learned, as a share of what the twin says by those of waves, which are
+shorter."""
+ASIDE, EVERY, LATELY = 16, 3, 5
+"""Tokens read aside after so many steps, and of how many such readings the median is taken."""
+ENOUGH = 130.0
 """Seconds after which no other seed is begun."""
 
 
 @dataclass
 class Live:
     """The engine's model, how long its steps take, and the contexts that it has read. ``usual``: processor
-    seconds of some steps when ``times`` was measured, and ``slow``: how often as long they take now.
+    seconds of a reading aside when ``times`` was measured, and ``slow``: how often as long they take now.
     ``steps``: what was measured of the last trials; ``told``: of each policy's trials, shares of steps that
-    deciding took, and the predictor's margins."""
+    deciding took, and the predictor's margins of one step and of the most in a row."""
 
     executor: Any
     times: StepTime
@@ -65,19 +71,24 @@ class Live:
     slow: float = 1.0
     leapt: float = 0.0
     began: float = 0.0
+    aside: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
     steps: list[tuple[Point, float]] = field(default_factory=list)
-    told: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    told: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
 
     def now(self) -> float:
         """Seconds."""
         return (time.thread_time() - self.began) / self.slow + self.leapt
 
-    def pause(self) -> None:
+    def pause(self, times: int = 1) -> None:
         """Measures how fast the core is; the clock stands meanwhile."""
         self.leapt = self.now()
-        _, seconds = serving.steps(self.executor, AGAIN, CHUNK, repeats=2, clock=time.thread_time)
-        self.usual = self.usual or sum(seconds)
-        self.slow, self.began = sum(seconds) / self.usual, time.thread_time()
+        for _ in range(times):
+            began, sequence = time.thread_time(), self.executor.new()
+            self.executor.prefill(sequence, range(3, 3 + ASIDE))
+            self.executor.free(sequence)
+            self.aside.append(time.thread_time() - began)
+        self.usual = self.usual or median(self.aside)
+        self.slow, self.began = median(self.aside) / self.usual, time.thread_time()
 
     def learn(self, work: Workload, rate: float) -> None:
         """How long steps of such requests take."""
@@ -90,7 +101,7 @@ class Live:
     def attained(self, work: Workload, policy: str, rate: float, seed: int) -> float:
         """The share of the requests that got what they were promised, of those after the first seconds; 0
         as soon as it is sure to be `ATTAINED` at most."""
-        self.pause()
+        self.pause(LATELY)
         engine = serving.live_engine(
             self.executor, self.times, rows=ROWS, kv=1 << 30, chunk=CHUNK, prefixes=self.prefixes,
             clock=self.now, branching=policy, admission="wait",
@@ -103,11 +114,9 @@ class Live:
         count, counted = len(jobs), sum(one.arrival >= work.warm for one in requests)
         first, last, tokens = [inf] * count, [inf] * count, [0] * count
         begin, coming, missed = self.now(), 0, 0
-        since = begin
         while (engine.busy or coming < count) and missed <= (1 - ATTAINED) * counted:
-            if self.now() - since > work.wave / 4:
+            if engine.steps % EVERY == 0:
                 self.pause()
-                since = self.now()
             if not engine.busy:
                 self.leapt += max(0.0, begin + jobs[coming].arrival - self.now())
             while coming < count and begin + jobs[coming].arrival <= self.now():
@@ -126,7 +135,8 @@ class Live:
                 paid = tokens[one.id] - 1
                 good = kept(one.objective, one.arrival, first[one.id], last[one.id], paid)
                 missed += one.arrival >= work.warm and not good
-        told = engine.deciding / max(engine.seconds, 1e-9), engine.scheduler.predictor.margin
+        margins = engine.scheduler.predictor.margins
+        told = engine.deciding / max(engine.seconds, 1e-9), margins[0], margins[-1]
         self.told.setdefault(policy, []).append(told)
         for number in range(coming):
             engine.cancel(number)
@@ -153,71 +163,92 @@ def paced(times: StepTime, work: Workload = WORK) -> Workload:
     """With the pace that such steps allow, and waves as long as two serial requests."""
     pace = PACE * times.of(1, work.cached)
     wave = 2 * work.serial * pace
-    return replace(work, tpot=pace, ttft=60 * pace, wave=wave, seconds=6 * wave, warm=wave)
+    return replace(work, tpot=pace, ttft=60 * pace, wave=wave, seconds=5 * wave, warm=wave)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of some seeds: the promised pace, and by policy goodput live and by the twin, and `Live.told`."""
+
+    tpot: float
+    live: dict[str, list[float]]
+    twin: dict[str, list[float]]
+    told: dict[str, list[tuple[float, float, float]]]
+
+
+def found(seeds: Sequence[int], quick: bool) -> Found:
+    """With a model of its own, whose steps are learned first."""
+    began, live = time.monotonic(), ready()
+    work = paced(live.times)
+    live.learn(replace(work, seconds=2 * work.wave), LEARNED * _twin(work, live.times, "eager", 9))
+    work = paced(live.times)
+    work = replace(work, seconds=3 * work.wave) if quick else work
+    out = Found(work.tpot, {name: [] for name in ARMS}, {name: [] for name in ARMS}, live.told)
+    near = dict.fromkeys(ARMS, 0.8)
+    for at, seed in enumerate(seeds):
+        if time.monotonic() - began > ENOUGH:
+            break
+        for name in ARMS[at % 3 :] + ARMS[: at % 3]:
+            said = _twin(work, live.times, name, seed)
+            rate = knee(partial(live.attained, work, name, seed=seed), near[name] * said)
+            out.live[name].append(rate)
+            out.twin[name].append(said)
+            near[name] = rate / said  # there the next seed's begins
+    return out
 
 
 def live_rows(quick: bool) -> Iterator[Row]:
     """Goodput by policy, live and as the twin says it of such steps, and their ratios seed by seed."""
-    live, seeds = ready(), SEEDS[: 1 if quick else None]
-    work = paced(live.times)
-    live.learn(replace(work, seconds=2 * work.wave), 0.7 * _twin(work, live.times, ("eager", 9)))
-    work = paced(live.times)
-    work = replace(work, seconds=3 * work.wave) if quick else work
-    with ProcessPoolExecutor() as pool:
-        rates = list(pool.map(partial(_twin, work, live.times), [(a, s) for a in ARMS for s in seeds]))
-    twin = {name: rates[at * len(seeds) : (at + 1) * len(seeds)] for at, name in enumerate(ARMS)}
-    found: dict[str, list[float]] = {name: [] for name in ARMS}
-    near, began = dict.fromkeys(ARMS, 0.8), time.monotonic()
-    for at, seed in enumerate(seeds):
-        if time.monotonic() - began > ENOUGH:
-            break
-        arms = {}
-        for name in ARMS:
-            share, rate = partial(live.attained, work, name, seed=seed), near[name] * twin[name][at]
-            arms[name] = partial(knee, share, rate, 2 if quick else TRIES)
-        for name, (rate,) in in_turn(arms, 1).items():
-            found[name].append(rate)
-            near[name] = rate / twin[name][at]  # there the next seed's begins
-    twin = {name: some[: len(found[name])] for name, some in twin.items()}
-    about = f"{MODEL}, {1e3 * work.tpot:.1f} ms a token promised, {len(found['taper'])} seeds"
-    for name, some in found.items():
-        deciding, margin = (median(each) for each in zip(*live.told[name], strict=True))
+    seeds = SEEDS[: 1 if quick else None]
+    workers = min(len(seeds), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers) as pool:  # each of its threads has a core
+        parts = list(pool.map(partial(found, quick=quick), [seeds[at::workers] for at in range(workers)]))
+    live, twin, told = (
+        {name: [one for part in parts for one in getattr(part, what)[name]] for name in ARMS}
+        for what in ("live", "twin", "told")
+    )
+    about = f"{MODEL}, {1e3 * median(part.tpot for part in parts):.1f} ms a token promised"
+    for name, some in live.items():
+        deciding, one, many = (median(each) for each in zip(*told[name], strict=True))
         yield Row(
             "live", f"{name}: goodput", "requests/s", measured=median(some), emulated=median(twin[name]),
-            note=f"{about}: {min(some):.2f} to {max(some):.2f}; deciding {deciding:.1%} of a step, margin"
-            f" {margin:.0%}",
+            note=f"{about}, {len(some)} seeds: {_each(some)}; deciding {deciding:.1%} of a step, margin"
+            f" {one:.0%} of one, {many:.0%} of many",
         )  # fmt: skip
     for name in ("off", "eager"):
-        told, said = (
+        ratios, said = (
             [one / other for one, other in zip(some["taper"], some[name], strict=True)]
-            for some in (found, twin)
+            for some in (live, twin)
         )
         yield Row(
-            "live", f"taper over {name}", "x", measured=median(told), emulated=median(said),
-            target="> 1 x", met=median(told) > 1,
-            note=f"{min(told):.2f} to {max(told):.2f}, twin {min(said):.2f} to {max(said):.2f}",
+            "live", f"taper over {name}", "x", measured=median(ratios), emulated=median(said),
+            target="> 1 x", met=median(ratios) > 1,
+            note=f"{_each(ratios)}; twin {min(said):.2f} to {max(said):.2f}",
         )  # fmt: skip
 
 
-def knee(share: Callable[[float], float], rate: float, tries: int) -> float:
-    """Requests a second that got what they were promised, at the highest rung tried at which more than
-    `ATTAINED` did; from ``rate`` on up or down, by one rung, two, and so on, and then between."""
-    low, high, rung, step, best = -inf, inf, 0.0, 1.0, 0.0
-    while tries > 0 or low == -inf:
-        tries -= 1
+def _each(figures: Sequence[float]) -> str:
+    return ", ".join(f"{one:.2f}" for one in sorted(figures))
+
+
+def knee(share: Callable[[float], float], rate: float) -> float:
+    """Requests a second that got what they were promised, at the highest rung at which more than `ATTAINED`
+    did, with the next one above tried in vain; from ``rate`` on up or down, by one rung, two, and so on, and
+    then between."""
+    low, high, rung, step, best = -inf, inf, 0, 1, 0.0
+    while high - low > 1:
         if good := share(rate * RUNG**rung):
             low, best = rung, rate * RUNG**rung * good
         else:
             high = rung
         if low > -inf and high < inf:
-            if high - low <= 1:
-                break
-            rung = (low + high) / 2
+            rung = int(low + high) // 2
         else:
             rung, step = rung + (step if low > -inf else -step), step + 1
     return best
 
 
-def _twin(work: Workload, times: StepTime, job: tuple[str, int]) -> float:
+def _twin(work: Workload, times: StepTime, policy: str, seed: int) -> float:
     limits = replace(LIMITS, rows=ROWS, chunk=CHUNK, kv=1 << 30)
-    return goodput(work, *job, limits, times, low=0.5, high=80.0, halvings=7)
+    low, high = (share / work.tpot for share in (0.06, 0.8))
+    return goodput(work, policy, seed, limits, times, low=low, high=high, halvings=6)

@@ -13,6 +13,9 @@ is decoded beside others (``beside``) costs its request no step of its own, so i
 such tokens to come count, since answers may end early. So who has branches ahead of him or beside him bears
 steps that are longer than his pace, and those who decode one token after another do not.
 
+A pace is promised over all the tokens that a request has to come, and errors of many steps cancel out: the
+margin is what the sum of so many steps rarely exceeds. Who is at his end needs that of a single step.
+
 Who is late, but can make up for it in narrow steps, has no slack and forbids every wider step; but not where
 his own branches bring what he lacks, nor where narrow steps do not help: one of those would keep everybody
 narrow for ever. ``strict`` knows the next token alone, and nobody who is late is waited for.
@@ -60,8 +63,9 @@ class Observation:
     "step": every step does). Of the same requests, ``paces``: the seconds promised for a token, ``left``: how
     many they may still have to decode one after another, and ``beside``: how many beside those (before the
     first token none). ``room``: rows that may be added.
-    ``time`` · ``gain`` · ``widths`` (by `predictor.bucket` of the rows) is the expected duration, and with
-    (1 + ``margin``) the one that is rarely exceeded. ``rho``: the share of the slack that may be spent.
+    ``time`` · ``gain`` · ``widths`` (by `predictor.bucket` of the rows) is the expected duration; of as many
+    steps in a row as of a place in ``margins`` (by `predictor.bucket`, too) that is rarely exceeded by more
+    than this share. ``rho``: the share of the slack that may be spent.
     """
 
     now: float
@@ -77,24 +81,28 @@ class Observation:
     room: int
     time: StepTime
     gain: float = 1.0
-    margin: float = 0.0
+    margins: tuple[float, ...] = ()
     widths: tuple[float, ...] = ()
     rho: float = 0.9
     pace: str = "token"
 
     def predicted(self, rows: int, read: int, *, prefill: bool = True) -> float:
-        """Seconds of this step, rarely exceeded, if so many rows read so many KV tokens in all; without its
+        """Seconds of this step, as expected, if so many rows read so many KV tokens in all; without its
         ``prefill``: of those to come."""
         seconds = self.time.of(rows, read, self.prefill if prefill else ())
         width = self.widths[min(bucket(rows), len(self.widths) - 1)] if self.widths else 1.0
-        return seconds * self.gain * width * (1 + self.margin)
+        return seconds * self.gain * width
+
+    def margin(self, steps: int) -> float:
+        """The share by which so many steps in a row rarely exceed what is expected of them."""
+        return self.margins[min(bucket(steps), len(self.margins) - 1)] if self.margins else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``admitted``: (request, unit) of the candidates that take part. Seconds: ``predicted`` of the step
-    with them, ``budget`` that they might cost, ``externality`` that they do cost. ``holds``: for how many
-    steps in a row the same would be decided if nobody came, ended or was late."""
+    """``admitted``: (request, unit) of the candidates that take part. Seconds, as expected: ``predicted`` of
+    the step with them, ``budget`` that they might cost, ``externality`` that they do cost. ``holds``: for
+    how many steps in a row the same would be decided if nobody came, ended or was late."""
 
     admitted: tuple[tuple[int, int], ...]
     predicted: float = 0.0
@@ -113,10 +121,12 @@ def decide(seen: Observation, ahead: bool = True) -> Decision:
     for number, slack, pace, left, beside in zip(
         seen.requests, seen.slacks, seen.paces, seen.left, seen.beside, strict=True
     ):
-        has = slack + min(beside, BANK) * pace if banks else slack
+        steps = min(left, BANK) if ahead else 0
+        share = 1 / (1 + seen.margin(steps))  # of any time, that may be planned with
+        has = share * (slack + min(beside, BANK) * pace if banks else slack)
         if has > base:
             least = min(least, has)
-        elif ahead and number not in wide and has - base + min(left, BANK) * (pace - narrow) > 0:
+        elif ahead and number not in wide and has - base + steps * (share * pace - narrow) > 0:
             least = base
     budget = least - base
     # wider steps may be shorter by the predictor's widths, but not by more than this

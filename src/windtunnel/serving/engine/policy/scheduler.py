@@ -546,5 +546,5 @@ class Scheduler:
         return branching.Observation(
             now, rows, read, tuple((one.end - one.begin, one.end) for one in prefill), requests, seconds,
             paces, left, beside, candidates, limits.rows - rows, self.time, self.predictor.gain,
-            self.predictor.margin, self.predictor.widths, limits.rho, limits.pace,
+            self.predictor.margins, self.predictor.widths, limits.rho, limits.pace,
         )  # fmt: skip
