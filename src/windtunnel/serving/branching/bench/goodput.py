@@ -17,9 +17,9 @@ PUBLISHED: Mapping[str, tuple[float, float]] = {"off": (1.77, 1.3), "eager": (1.
 SOURCE = "Gandhi et al., arXiv 2605.06914, abstract; Qwen3-32B, other workload"
 BASE = Workload()
 ARMS = ("off", "eager", "taper")
-CAPS = ("strict", "cap2", "cap4", "cap8", "cap16")
+CAPS = ("strict", "cap2", "cap4", "cap8")
 LOADS = (0.7, 0.85, 1.0, 1.15)
-SHORT = replace(BASE, seconds=90.0, warm=30.0)
+SHORT = replace(BASE, seconds=75.0, warm=30.0)
 MAP: Mapping[str, Workload] = {
     "steady": replace(SHORT, burst=0.0),
     "waves of half the load": replace(SHORT, burst=0.5),

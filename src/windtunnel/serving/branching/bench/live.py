@@ -52,7 +52,7 @@ LEARNED = 0.45
 shorter."""
 ASIDE, EVERY, LATELY = 16, 3, 5
 """Tokens read aside after so many steps, and of how many such readings the median is taken."""
-ENOUGH = 130.0
+ENOUGH = 110.0
 """Seconds after which no other seed is begun."""
 
 
