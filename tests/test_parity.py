@@ -134,6 +134,13 @@ def lending(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
     return [lent(folder)]
 
 
+def added(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    """Three workers at a switch that loses packets and has few slots."""
+    from support.aggregation import recorded
+
+    return recorded(folder)
+
+
 LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "training.emulate": emulated,
     "training.elastic": kept,
@@ -145,6 +152,7 @@ LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "serving.prefixcache": served,
     "serving.variants": chosen,
     "network.sharing": lending,
+    "network.aggregation": added,
     "agents.sandbox": sandboxed,
 }
 # A file of the policy, a rule in it, and what it is made into: a difference whatever was measured.
@@ -159,6 +167,11 @@ MUTANTS = {
     "serving.prefixcache": ("policy/__init__.py", "found.add(seen.matched)", "found.add(seen.usable)"),
     "serving.variants": ("policy/select.py", "and variant.accuracy >=", "and variant.accuracy <"),
     "network.sharing": ("policy/__init__.py", "one.offered <= IDLE * own", "one.offered > IDLE * own"),
+    "network.aggregation": (
+        "policy/__init__.py",
+        "merge(seen.bits, seen.have,",
+        "merge(seen.bits, seen.bits,",
+    ),
     "agents.sandbox": ("policy/__init__.py", "if not look.has_parent:", "if look.has_parent:"),
 }
 

@@ -112,7 +112,7 @@ CAPABILITIES = (
     ),
     Capability(
         "network.aggregation", "Gradients summed by a switch that jobs share (SwitchML, ATP, ESA)",
-        ("policy", "twin"), "network", (), "network",
+        ROOMS, "network", ("network",), "network",
     ),
     Capability(
         "network.torus", "An all-to-all in an optical torus: wavelengths, routes, failures (RWA)",

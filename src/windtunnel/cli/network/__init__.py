@@ -15,6 +15,7 @@ class Verbs(Lazy):
 
     table: ClassVar[Mapping[str, str]] = {
         "probe": "network.probe:probe",
+        "aggregation": "network.aggregation",
         "sharing": "network.sharing",
         "torus": "network.torus",
     }
