@@ -74,7 +74,7 @@ def serve(
     """
     from windtunnel.serving.variants.live.serve import serve as run
 
-    def ready(http: str, rpc: str, number: str) -> None:
+    def ready(number: str, http: str, rpc: str) -> None:
         typer.echo(f"Serving  {http}/v2{f' and grpc {rpc}' if rpc else ''}\nRun      {number}")
 
     run(home, host, port, grpc_port, policy, ray, ready)

@@ -55,7 +55,7 @@ class Story:
             elif isinstance(one, Fail):
                 self.ends[one.request.query.id] += 1
             else:
-                assert isinstance(one, Stop) and one.group.ready >= one.group.busy
+                assert isinstance(one, Stop) and one.group.idle >= 0
         self.holds()
 
     def holds(self) -> None:
@@ -63,9 +63,9 @@ class Story:
         assert self.host.used == sum(one.group.variant.threads for one in self.running)
         assert self.host.background == sum(len(one.background) for one in groups)
         for one in groups:
-            assert one.busy == sum(run.group is one for run in self.running) <= one.ready
+            assert len(one.begun) == sum(run.group is one for run in self.running) <= one.ready
             assert one.waiting == sum(each.query.items for each in one.queue)
-            assert not (one.queue and one.busy < one.ready)
+            assert not (one.queue and one.idle)
             assert one.count or not (one.queue or one.background)
 
     def step(self, what: str) -> None:
@@ -98,8 +98,8 @@ class Story:
                 self.do(self.desk.second(self.now, {"a": min(1.0, self.host.used / 2)}))
 
 
-@settings(max_examples=80, deadline=None)
-@given(STEPS, st.sampled_from(("infaas", "cheapest", "round-robin")))
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.sampled_from(("infaas", "cheapest")))
 def test_every_request_has_one_end_whatever_becomes_of_replicas(steps: list[str], policy: str) -> None:
     story = Story(policy)
     for what in steps:
@@ -140,7 +140,7 @@ def test_a_background_job_begins_where_nobody_waits_and_no_core_is_taken() -> No
     assert [[one.query.id for one in run.batch] for run in story.running] == [[5]]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.2, 0.9), st.integers(1, 150))
 def test_a_background_job_delays_nobody_by_more_than_the_batch_under_way(
     seed: int, load: float, jobs: int

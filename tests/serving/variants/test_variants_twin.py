@@ -52,6 +52,6 @@ def test_shared_variants_cost_a_part_of_hosts_of_ones_own() -> None:
 
 
 def test_who_asks_for_what_there_is_not_is_refused_and_counted() -> None:
-    asked = iter([(50.0, Query(0, architecture="alexnet", accuracy=0.99))])
+    asked = iter([(50.0, Query(0, "alexnet", accuracy=0.99))])
     found = simulate(asked, 90.0, Setting(VARIANTS, {"cpu": 1}, warm=40.0), POLICIES["infaas"])
     assert (found.came, found.late, found.refused) == (1, 1, 1)

@@ -52,26 +52,16 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A task, an architecture or a variant; how accurate, within which seconds, at which cost an item;
-    ``background``: whenever there is time."""
+    """``name``: of a task, an architecture or a variant; how accurate, within which seconds, at which cost an
+    item; ``background``: whenever there is time."""
 
     id: int
-    task: str = ""
-    architecture: str = ""
-    variant: str = ""
+    name: str
     items: int = 1
     accuracy: float = 0.0
     latency: float = inf
     cost: float = inf
     background: bool = False
-
-    def names(self, variant: Variant) -> bool:
-        """Whether the variant is one of those that are asked for."""
-        return (
-            self.variant in ("", variant.name)
-            and self.architecture in ("", variant.architecture)
-            and self.task in ("", variant.task)
-        )
 
 
 @dataclass(frozen=True, slots=True)

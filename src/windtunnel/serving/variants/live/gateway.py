@@ -9,56 +9,83 @@ Open Inference Protocol.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
 from windtunnel import __version__
 from windtunnel.base.errors import UserError
 from windtunnel.serving.variants.live.service import Infeasible, Service, Unanswered, Unknown
-from windtunnel.serving.variants.live.tensors import DATATYPES, Given, Tensor, checked, packed
+from windtunnel.serving.variants.live.tensors import Given, Tensor, checked, packed
 
 HEADER = "Inference-Header-Content-Length"
-EXTENSIONS = ["binary_tensor_data"]
-BOUNDS = {"accuracy": 0.0, "latency": math.inf, "cost": math.inf}
 STATUS: dict[type[Exception], int] = {Unknown: 404, Infeasible: 422, UserError: 400, Unanswered: 503}
 MODEL = "/v2/models/{name}"
 VERSION = f"{MODEL}/versions/{{version}}"
+Bound = Annotated[float, Field(ge=0)]
 
 
-def _form(*required: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": fields, "required": list(required)}
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
 
 
-_WORD, _NUMBER = {"type": "string"}, {"type": "number", "minimum": 0}
-_TENSOR = _form(
-    "name", "datatype", "shape", name=_WORD, datatype={"enum": list(DATATYPES)}, parameters=_form(),
-    shape={"type": "array", "items": {"type": "integer", "minimum": 0}},
-    data={"type": "array", "items": {}},
-)  # fmt: skip
-_PARAMETERS = _form(background={"type": "boolean"}, **dict.fromkeys(BOUNDS, _NUMBER))
-_OUTPUT = _form("name", name=_WORD, parameters=_form())
-_ASKED = _form(
-    "inputs", id=_WORD, parameters=_PARAMETERS, inputs={"type": "array", "items": _TENSOR, "minItems": 1},
-    outputs={"type": "array", "items": _OUTPUT},
-)  # fmt: skip
-_BODY = {"required": True, "content": {"application/json": {"schema": _ASKED}}}
-_ANSWER = _form("model_name", "outputs", model_name=_WORD, outputs={"type": "array", "items": _TENSOR})
-_REFUSED = {"content": {"application/json": {"schema": _form("error", error=_WORD)}}}
-_NAMED: dict[int | str, Any] = {404: {"description": "No such model", **_REFUSED}}
+class Needs(Strict):
+    """What a request says of itself; ``binary_data_output``: of all its outputs."""
+
+    accuracy: Bound | None = None
+    latency: Bound | None = None
+    cost: Bound | None = None
+    background: bool = False
+    binary_data_output: bool = False
+
+    def bounds(self) -> dict[str, Any]:
+        """Those that `Service.infer` takes."""
+        return self.model_dump(exclude_none=True, exclude={"binary_data_output"})
+
+
+class Form(Strict):
+    binary_data: bool | None = None
+
+
+class Wanted(Strict):
+    """An output that is asked for."""
+
+    name: str
+    parameters: Form = Form()
+
+
+class Asked(Strict):
+    """The JSON of an infer request."""
+
+    id: str | None = None
+    parameters: Needs = Needs()
+    inputs: Annotated[list[Given], Field(min_length=1)]
+    outputs: list[Wanted] = []
+
+
+class Answer(BaseModel):
+    model_name: str
+    id: str | None = None
+    outputs: list[Given]
+
+
+class Told(BaseModel):
+    error: str
+
+
+_NAMED: dict[int | str, Any] = {404: {"description": "No such model", "model": Told}}
 _INFER: dict[int | str, Any] = {
-    **_NAMED, 400: {"description": "Not the protocol", **_REFUSED},
-    422: {"description": "No variant does what is asked", **_REFUSED},
-    503: {"description": "Replicas could not answer", **_REFUSED},
-    200: {"description": "The outputs", "content": {"application/json": {"schema": _ANSWER},
-                                                    "application/octet-stream": {}}},
+    **_NAMED, 400: {"description": "Not the protocol", "model": Told},
+    422: {"description": "No variant does what is asked", "model": Told},
+    503: {"description": "Replicas could not answer", "model": Told},
+    200: {"model": Answer, "content": {"application/octet-stream": {}}},
 }  # fmt: skip
 
 
@@ -82,7 +109,7 @@ def application(service: Service) -> FastAPI:
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:
-        return {"name": "windtunnel", "version": __version__, "extensions": EXTENSIONS}
+        return {"name": "windtunnel", "version": __version__, "extensions": ["binary_tensor_data"]}
 
     @app.get("/v2/health/live")
     async def live() -> dict[str, bool]:
@@ -104,38 +131,36 @@ def application(service: Service) -> FastAPI:
         return described(service, name, version)
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        lines = []
-        for name, one in service.groups.items():
-            group = one.group
-            figures = {
-                "replicas": group.ready,
-                "answered_total": group.answered,
-                "requeued_total": group.requeued,
-                "waiting": len(group.queue) + len(group.background),
-            }
-            lines += [
-                f'windtunnel_variant_{key}{{variant="{name}"}} {value}\n' for key, value in figures.items()
-            ]
-        return PlainTextResponse("".join(lines))
+    async def metrics() -> str:
+        figures = {
+            "replicas": lambda one: one.ready, "answered_total": lambda one: one.answered,
+            "requeued_total": lambda one: one.requeued,
+            "waiting": lambda one: len(one.queue) + len(one.background),
+        }  # fmt: skip
+        return "".join(
+            f'windtunnel_variant_{key}{{variant="{name}"}} {figure(one.group)}\n'
+            for name, one in service.groups.items() for key, figure in figures.items()
+        )  # fmt: skip
 
-    @app.post(f"{MODEL}/infer", responses=_INFER, openapi_extra={"requestBody": _BODY})
-    @app.post(f"{VERSION}/infer", responses=_INFER, openapi_extra={"requestBody": _BODY})
+    schema = Asked.model_json_schema(ref_template="#/components/schemas/{model}")
+    parts = schema.pop("$defs")
+    body = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+    @app.post(f"{MODEL}/infer", responses=_INFER, openapi_extra=body)
+    @app.post(f"{VERSION}/infer", responses=_INFER, openapi_extra=body)
     async def infer(request: Request, name: str, version: str = "") -> Response:
         found = asked_for(service, name, version)
-        asked, binary = _parsed(await request.body(), request.headers.get(HEADER))
-        inputs = checked(_given(asked, binary), service.named(found)[0].entry.signature)
-        parameters = _object(asked, "parameters")
-        outputs = asked.get("outputs") or []
-        if not isinstance(outputs, list) or not all(isinstance(one, dict) for one in outputs):
-            raise UserError("field outputs: use a list of JSON objects")
+        asked, raw = _parsed(await request.body(), request.headers.get(HEADER))
+        inputs = checked(asked.inputs, raw, service.named(found)[0].entry.signature)
+        wanted, needs = asked.outputs, asked.parameters
         variant, made = await service.infer(
-            found, inputs, wanted=[one.get("name") for one in outputs], **bounds(parameters)
+            found, inputs, wanted=[one.name for one in wanted], **needs.bounds()
         )
-        default = parameters.get("binary_data_output", False)
-        binaries = [_object(one, "parameters").get("binary_data", default) for one in outputs]
-        return _answer(asked, variant, made, binaries or [default] * len(made))
+        said = [one.parameters.binary_data for one in wanted] or [None] * len(made)
+        binary = [needs.binary_data_output if one is None else one for one in said]
+        return _answer(asked.id, variant, made, binary)
 
+    app.openapi()["components"]["schemas"] |= parts
     return app
 
 
@@ -166,85 +191,51 @@ def described(service: Service, name: str, version: str = "") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def bounds(parameters: dict[str, Any]) -> dict[str, Any]:
-    """What a request says it needs.
-
-    Raises:
-        UserError: something that is no such number.
-    """
-    found: dict[str, Any] = {}
-    for name, default in BOUNDS.items():
-        value = parameters.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise UserError(f"parameter {name}: {str(value)[:50]!r} is not accepted; use a number from 0")
-        found[name] = float(min(value, 1e300)) if value != math.inf else math.inf
-    background = parameters.get("background", False)
-    if not isinstance(background, bool):
-        raise UserError(f"parameter background: {background!r} is not accepted; use true or false")
-    return {**found, "background": background}
+def sentence(fault: ValidationError) -> UserError:
+    """What is wrong, with the first field that is."""
+    first = fault.errors()[0]
+    if first["type"] == "json_invalid":
+        return UserError(f"the request is no JSON: {first['msg']}")
+    place = f"field {'.'.join(map(str, first['loc']))}" if first["loc"] else "the request"
+    return UserError(f"{place}: {str(first['input'])[:50]!r} is not accepted: {first['msg']}")
 
 
-def _parsed(body: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
-    """The JSON part and what follows it."""
-    length = len(body)
-    if header is not None:
-        if not (header.isascii() and header.isdigit()) or int(header[:20]) > len(body):
-            raise UserError(f"{HEADER} {header[:50]!r} is not accepted; the body has {len(body)} bytes")
-        length = int(header)
+def _parsed(body: bytes, header: str | None) -> tuple[Asked, dict[str, bytes]]:
+    """The JSON part, and of what follows it each input's."""
     try:
-        asked = json.loads(body[:length], parse_constant=_no_json)
-    except (ValueError, RecursionError) as fault:
-        raise UserError(f"the request is no JSON: {fault}") from fault
-    if not isinstance(asked, dict):
-        raise UserError("the request is no JSON object")
-    if not isinstance(asked.get("id", ""), str):
-        raise UserError("field id is no string")
-    return asked, body[length:]
-
-
-def _no_json(word: str) -> None:
-    raise ValueError(f"it has no {word}")
-
-
-def _object(of: dict[str, Any], name: str) -> dict[str, Any]:
-    found = of.get(name, {})
-    if not isinstance(found, dict):
-        raise UserError(f"field {name} is no JSON object")
-    return found
-
-
-def _given(asked: dict[str, Any], binary: bytes) -> list[Given]:
-    """The inputs, each with its part of what followed the JSON."""
-    inputs = asked.get("inputs")
-    if not isinstance(inputs, list) or not all(isinstance(one, dict) for one in inputs):
-        raise UserError("field inputs: use a list of JSON objects")
-    made, at = [], 0
-    for one in inputs:
-        size, raw = _object(one, "parameters").get("binary_data_size"), None
+        at = len(body) if header is None else int(header)
+        if not 0 <= at <= len(body):
+            raise ValueError
+    except ValueError:
+        words = f"{HEADER} {str(header)[:50]!r} is not accepted; the body has {len(body)} bytes"
+        raise UserError(words) from None
+    try:
+        asked = Asked.model_validate_json(body[:at])
+    except ValidationError as fault:
+        raise sentence(fault) from fault
+    raw = {}
+    for one in asked.inputs:
+        size = one.parameters.binary_data_size
         if size is not None:
-            if type(size) is not int or not 0 <= size <= len(binary) - at or "data" in one:
-                raise UserError(f"input {str(one.get('name'))[:50]}: binary_data_size {str(size)[:50]} is not"
-                                f" accepted; {len(binary) - at} bytes follow, and no data")  # fmt: skip
-            raw, at = binary[at : at + size], at + size
-        made.append(Given(one.get("name"), one.get("datatype"), one.get("shape"), one.get("data"), raw))
-    if at < len(binary):
-        raise UserError(f"{len(binary)} bytes follow the JSON; the inputs have binary_data_size {at}")
-    return made
+            if size > len(body) - at or one.data is not None:
+                raise UserError(f"input {one.name[:50]}: binary_data_size {str(size)[:50]} is not accepted;"
+                                f" {len(body) - at} bytes follow, and no data")  # fmt: skip
+            raw[one.name], at = body[at : at + size], at + size
+    if at < len(body):
+        raise UserError(f"{len(body) - at} bytes follow that no input's binary_data_size counts")
+    return asked, raw
 
 
 def _answer(
-    asked: dict[str, Any], variant: str, made: Sequence[tuple[Tensor, NDArray[Any]]], binary: Sequence[Any]
+    id: str | None, variant: str, made: Sequence[tuple[Tensor, NDArray[Any]]], binary: Sequence[bool]
 ) -> Response:
     answer: dict[str, Any] = {"model_name": variant, "outputs": []}
-    if "id" in asked:
-        answer["id"] = asked["id"]
+    if id is not None:
+        answer["id"] = id
     behind = []
     for (wanted, array), packs in zip(made, binary, strict=True):
-        output: dict[str, Any] = {
-            "name": wanted.name,
-            "datatype": wanted.datatype,
-            "shape": list(array.shape),
-        }
+        output: dict[str, Any] = {"name": wanted.name, "datatype": wanted.datatype}
+        output["shape"] = list(array.shape)
         if packs:
             behind.append(packed(array))
             output["parameters"] = {"binary_data_size": len(behind[-1])}

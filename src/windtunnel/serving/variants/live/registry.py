@@ -12,6 +12,7 @@ import inspect
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from windtunnel.serving.variants.live.replica import (
     Died,
     Failed,
     Replica,
+    arrays,
     preload,
     program,
     session,
@@ -40,6 +42,7 @@ from windtunnel.serving.variants.model import Variant
 TOLERATED = 1e-4
 LOST = 0.02
 BATCHES = (1, 4, 8, 16)
+THREADS = (1, 2)
 REPEATS = 5
 ONNX = {
     "tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(float16)": "FP16", "tensor(string)": "BYTES",
@@ -67,6 +70,23 @@ class _Made(NamedTuple):
     framework: str
     precision: str
     file: Path
+    accuracy: float = 0.0
+
+
+class Examples(NamedTuple):
+    """What a model takes and gives, and n items of its inputs."""
+
+    signature: Signature
+    inputs: Arrays
+
+    def at(self, first: int, count: int) -> Arrays:
+        """Items as the model takes them."""
+        if self.signature.batched:
+            return {name: one[first : first + count] for name, one in self.inputs.items()}
+        return {name: np.asarray(one[first], one.dtype) for name, one in self.inputs.items()}
+
+    def batch(self, most: int) -> int:
+        return most if self.signature.batched else 1
 
 
 def add(
@@ -94,34 +114,33 @@ def add(
     folder.mkdir(parents=True, exist_ok=True)
     left_out: list[str] = []
     if model.suffix == ".onnx":
-        found, signature, inputs = _submitted(model, folder, data, given)
+        found, examples = _submitted(model, folder, data, given)
         left_out.append("torch: the model was submitted as ONNX")
     else:
-        found, signature, inputs = _exported(model, folder, given, compiled, left_out)
+        found, examples = _exported(model, folder, given, compiled, left_out)
+    takes = examples.signature.inputs
     others = [one.signature.inputs for one in registered(home) if one.variant.task == task]
-    if others and others[0] != signature.inputs:
+    if others and others[0] != takes:
         raise UserError(
-            f"variants add: {architecture} takes {_told(signature.inputs)}, and other models of {task} take"
+            f"variants add: {architecture} takes {_told(takes)}, and other models of {task} take"
             f" {_told(others[0])}; choose another --task"
         )
-    full = found[0].file
-    right = accuracy(full, signature, inputs, labels)
-    if found[0].precision != "fp32":
-        left_out.append(f"int8: the model is {found[0].precision}, not float32 of ONNX")
+    found = [one._replace(accuracy=accuracy(one.file, examples, labels)) for one in found]
+    full, small = found[0], folder / "int8.onnx"
+    if full.precision != "fp32":
+        left_out.append(f"int8: the model is {full.precision}, not float32 of ONNX")
+    elif not _quantised(full.file, examples, small):
+        left_out.append("int8: ONNX Runtime cannot quantise the model")
+    elif (less := accuracy(small, examples, labels)) < full.accuracy - LOST:
+        left_out.append(f"int8: refused: accuracy {less:.2%}, and {full.accuracy:.2%} in float32")
     else:
-        small = _quantised(full, inputs, signature, folder / "int8.onnx")
-        if small is None:
-            left_out.append("int8: ONNX Runtime cannot quantise the model")
-        elif (less := accuracy(small, signature, inputs, labels)) < right - LOST:
-            left_out.append(f"int8: refused: accuracy {less:.2%}, and {right:.2%} in float32")
-        else:
-            found.append(_Made("onnxruntime", "int8", small))
-    if not signature.batched:
+        found.append(_Made("onnxruntime", "int8", small, less))
+    if not examples.signature.batched:
         left_out.append("batches: an item of the model is not a row of all its tensors, or not by itself")
     preload(*(one.framework for one in found))
-    _profile(full, signature, inputs, 1)  # the first one starts the fork server, and pays for that
-    entries = list(_measured(found, signature, inputs, labels, task, architecture))
-    kept = [to_plain(_Kept(one.variant, one.file.name, signature)) for one in entries]
+    _profile(full.file, examples, 1)  # the first one starts the fork server, and pays for that
+    entries = list(_measured(found, examples, task, architecture))
+    kept = [to_plain(_Kept(one.variant, one.file.name, one.signature)) for one in entries]
     atomic.replace(folder / "variants.json", json.dumps(kept, indent=1))
     return entries, left_out
 
@@ -161,7 +180,7 @@ def read_data(path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
     return {**inputs, **words}, labels
 
 
-def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[list[_Made], Signature, Arrays]:
+def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[list[_Made], Examples]:
     """ONNX as it is, with what it kept in other files."""
     import onnx
     from google.protobuf.message import DecodeError
@@ -189,74 +208,55 @@ def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[li
         given = {wanted[0].name: given["inputs"]}
     if set(given) != {one.name for one in wanted}:
         raise UserError(f"{data}: inputs {', '.join(given)} are not accepted; use {_told(wanted)}")
-    rows = {one.name: _rows(one, given[one.name], data) for one in wanted}
-    free = all(rows.values()) and all(one.shape[0] < 0 for one in wanted)
-    signature, inputs = _batched(Signature(wanted, outputs, free), {name: given[name] for name in rows}, file)
-    if not free:
-        inputs = {name: one[:, None] if rows[name] else one for name, one in inputs.items()}
+    free = all(one.shape[:1] == (-1,) for one in wanted)
+    for one in wanted:
+        has, sizes = given[one.name], one.shape[1:] if free else one.shape
+        fits = has.ndim == len(sizes) + 1 and all(
+            size in (-1, mine) for size, mine in zip(sizes, has.shape[1:], strict=True)
+        )
+        if has.dtype != DATATYPES[one.datatype] or not fits:
+            raise UserError(
+                f"{data}: {one.name} of {has.dtype} {has.shape} is not accepted; use n items of"
+                f" {_told([one])}"
+            )
+    examples = Examples(Signature(wanted, outputs, free), {one.name: given[one.name] for one in wanted})
+    examples = _batched(examples, file)
     try:
-        program(file, 0)(_item(inputs, signature, 0, 1))
+        program(file, 0)(examples.at(0, 1))
     except Exception as fault:
         raise UserError(f"{model}: ONNX Runtime cannot run it on {data}: {_line(fault)}") from fault
-    return [_Made("onnxruntime", precision, file)], signature, inputs
-
-
-def _rows(wanted: Tensor, has: NDArray[Any], data: Path) -> bool:
-    """Whether an item of the data is a row of the tensor, or else a whole one.
-
-    Raises:
-        UserError: it is neither.
-    """
-    shape = wanted.shape
-    row, whole = has.ndim == len(shape) and shape[0] in (-1, 1), has.ndim == len(shape) + 1
-    sizes = zip(shape[1:] if row else shape, has.shape[1:], strict=True) if row or whole else ()
-    fits = (row or whole) and all(size in (-1, mine) for size, mine in sizes)
-    if has.dtype != DATATYPES[wanted.datatype] or not fits:
-        raise UserError(
-            f"{data}: {wanted.name} of {has.dtype} {has.shape} is not accepted; use n items of"
-            f" {_told([wanted])}"
-        )
-    return row
+    return [_Made("onnxruntime", precision, file)], examples
 
 
 def _precision(model: Any) -> str:
     """Of most of the weights."""
     from onnx import TensorProto
 
-    names = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.DOUBLE: "fp64",
-             TensorProto.INT8: "int8", TensorProto.UINT8: "int8"}  # fmt: skip
-    sizes: dict[str, int] = {"fp32": 0}
+    sizes = Counter({"FLOAT": 0})
     for one in model.graph.initializer:
-        name = names.get(one.data_type, "fp32")
-        sizes[name] = sizes.get(name, 0) + one.ByteSize()
-    return max(sizes, key=lambda name: sizes[name])
+        sizes[TensorProto.DataType.Name(one.data_type)] += one.ByteSize()
+    most = max(sizes, key=lambda name: sizes[name])
+    return "fp32" if most == "FLOAT" else most.lower()
 
 
-def _batched(signature: Signature, inputs: Arrays, file: Path) -> tuple[Signature, Arrays]:
-    """Both as they are where a batch gives what its items give one by one; or those of a model that is asked
-    for one item at a time."""
-    if not signature.batched:
-        return signature, inputs
-    run, some = program(file, 0), {name: one[:4] for name, one in inputs.items()}
+def _batched(examples: Examples, file: Path) -> Examples:
+    """As they are where a batch gives what its items give one by one; or those of a model that is asked for
+    one item at a time."""
+    if not examples.signature.batched:
+        return examples
+    run = program(file, 0)
     try:
-        together = parted(run(some), [1] * 4)
-        for at, whole in enumerate(together):
-            verify(run({name: one[at : at + 1] for name, one in some.items()}), whole, "")
+        for at, whole in enumerate(parted(run(examples.at(0, 4)), [1] * 4)):
+            verify(run(examples.at(at, 1)), whole, "")
     except Exception:  # of a runtime that cannot, or a difference
-        return replace(signature, batched=False), {name: one[:, None] for name, one in inputs.items()}
-    return signature, inputs
-
-
-def _item(inputs: Arrays, signature: Signature, at: int, count: int) -> Arrays:
-    """Items from ``at`` as the model takes them."""
-    if signature.batched:
-        return {name: one[at : at + count] for name, one in inputs.items()}
-    return {name: np.asarray(one[at], one.dtype) for name, one in inputs.items()}
+        inputs = {name: one[:, None] for name, one in examples.inputs.items()}
+        return Examples(replace(examples.signature, batched=False), inputs)
+    return examples
 
 
 def _exported(
     model: Path, folder: Path, given: Arrays, compiled: bool, left_out: list[str]
-) -> tuple[list[_Made], Signature, Arrays]:
+) -> tuple[list[_Made], Examples]:
     """A module, as a program of torch, compiled, and as ONNX: each held against it."""
     import torch
 
@@ -272,9 +272,7 @@ def _exported(
     shapes = tuple({0: torch.export.Dim("batch")} for _ in sample)
     try:
         with torch.no_grad():
-            made = module(*sample)
-            tensors = made if isinstance(made, tuple | list) else (made,)
-            wanted = [one.numpy() for one in tensors]
+            wanted = arrays(module(*sample))
             traced = torch.export.export(module, tuple(one[:2] for one in sample), dynamic_shapes=shapes)
     except Exception as fault:  # of any kind, by the model's code
         raise UserError(f"{model}: torch.export cannot export it: {_line(fault)}") from fault
@@ -310,10 +308,10 @@ def _exported(
             found.append(_Made("torch", "compiled", file))
         except Exception as fault:  # of any kind, by the compiler
             left_out.append(f"compiled: torch cannot compile the model: {_line(fault)}")
-    some = {name: one[:16] for name, one in inputs.items()}
+    examples = Examples(signature, inputs)
     for made in found:
-        verify(wanted, program(made.file, 0)(some), f"{model}: {made.file.name}")
-    return found, *_batched(signature, inputs, found[-1].file)
+        verify(wanted, program(made.file, 0)(examples.at(0, 16)), f"{model}: {made.file.name}")
+    return found, _batched(examples, found[-1].file)
 
 
 def _free(name: str, one: NDArray[Any]) -> Tensor:
@@ -349,17 +347,16 @@ def verify(wanted: Outputs, made: Outputs, what: str) -> None:
             raise LessError(f"{what}: refused: {words}")
 
 
-def _quantised(full: Path, inputs: Arrays, signature: Signature, file: Path) -> Path | None:
-    """Static int8 with QDQ nodes; None where ONNX Runtime knows no way to do so."""
+def _quantised(full: Path, examples: Examples, file: Path) -> bool:
+    """Static int8 with QDQ nodes; whether ONNX Runtime knows a way to do so."""
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Samples(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            count = min(len(next(iter(inputs.values()))), 128)
-            step = 16 if signature.batched else 1
-            self.left = iter([_item(inputs, signature, at, step) for at in range(0, count, step)])
+            count = min(len(next(iter(examples.inputs.values()))), 128)
+            self.left = (examples.at(at, 16) for at in range(0, count, examples.batch(16)))
 
         def get_next(self) -> Any:
             return next(self.left, None)
@@ -372,69 +369,61 @@ def _quantised(full: Path, inputs: Arrays, signature: Signature, file: Path) -> 
             str(prepared), str(file), Samples(), quant_format=QuantFormat.QDQ, per_channel=opset >= 13,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
         )  # fmt: skip
-        program(file, 0)(_item(inputs, signature, 0, 1))
+        program(file, 0)(examples.at(0, 1))
     except Exception:  # of an operator that cannot be quantised: float32 remains
-        return None
+        return False
     finally:
         prepared.unlink(missing_ok=True)
-    return file
+    return True
 
 
-def _measured(
-    found: list[_Made],
-    signature: Signature,
-    inputs: Arrays,
-    labels: NDArray[Any],
-    task: str,
-    architecture: str,
-) -> Iterator[Entry]:
-    """Each file with one thread and two, for batches of one and of eight."""
-    for framework, precision, file in found:
-        right = accuracy(file, signature, inputs, labels)
-        for threads in (1, 2):
-            load, slope, intercept, memory = _profile(file, signature, inputs, threads)
-            for batch in (1, 8) if signature.batched else (1,):
+def _measured(found: list[_Made], examples: Examples, task: str, architecture: str) -> Iterator[Entry]:
+    """Each file with so many `THREADS`, for batches of one and of eight."""
+    for framework, precision, file, right in found:
+        for threads in THREADS:
+            load, slope, intercept, memory = _profile(file, examples, threads)
+            for batch in dict.fromkeys((1, examples.batch(8))):
                 name = f"{architecture}:{precision}-t{threads}-b{batch}"
                 yield Entry(Variant(
                     name, architecture, task, framework, "cpu", precision, threads, batch, load, slope,
                     intercept, memory, right, float(threads),
-                ), file, signature)  # fmt: skip
+                ), file, examples.signature)  # fmt: skip
 
 
-def accuracy(file: Path, signature: Signature, inputs: Arrays, labels: NDArray[Any]) -> float:
+def accuracy(file: Path, examples: Examples, labels: NDArray[Any]) -> float:
     """The part of the items whose first output is right: equal to the label, greatest at it, or (labels that
     are fractions) within `LOST` of the largest label."""
-    count, step = len(labels), max(BATCHES) if signature.batched else 1
+    count, step = len(labels), examples.batch(max(BATCHES))
     try:
         run = program(file, 0)
-        first = [run(_item(inputs, signature, at, step))[0] for at in range(0, count, step)]
-        made = np.concatenate([one if signature.batched else one[None] for one in first]).reshape(count, -1)
+        first = [run(examples.at(at, step))[0] for at in range(0, count, step)]
+        made = np.concatenate([one if examples.signature.batched else one[None] for one in first]).reshape(
+            count, -1
+        )
         right = labels.reshape(count, -1)
         if labels.dtype.kind == "f":
             return float((np.abs(made - right) <= LOST * np.abs(labels).max()).all(1).mean())
         chosen = made.argmax(-1)[:, None] if made.dtype.kind == "f" else made
         return float((chosen == np.broadcast_to(right, chosen.shape)).all(1).mean())
     except Exception as fault:  # the runtimes' own are no family of exceptions
-        what = f"the labels {labels.shape} for output {signature.outputs[0].name}"
+        what = f"the labels {labels.shape} for output {examples.signature.outputs[0].name}"
         raise UserError(f"{file.name} cannot be held against {what}: {_line(fault)}") from fault
 
 
-def _profile(
-    file: Path, signature: Signature, inputs: Arrays, threads: int
-) -> tuple[float, float, float, int]:
+def _profile(file: Path, examples: Examples, threads: int) -> tuple[float, float, float, int]:
     """Of a replica as it will serve: seconds until it answers, of each item, and of any batch; and bytes."""
     began = time.perf_counter()
     replica = Replica(file, threads)
     try:
         replica.loaded()
-        replica.ask(_item(inputs, signature, 0, 1))
+        replica.ask(examples.at(0, 1))
         load = time.perf_counter() - began
-        sizes, took = BATCHES if signature.batched else (1,), []
+        sizes, took = sorted({examples.batch(size) for size in BATCHES}), []
         for size in sizes:
             best = float("inf")
             for _ in range(REPEATS):
                 began = time.perf_counter()
-                replica.ask(_item(inputs, signature, 0, size))
+                replica.ask(examples.at(0, size))
                 best = min(best, time.perf_counter() - began)
             took.append(best)
         memory = psutil.Process(replica.process.pid).memory_full_info().uss

@@ -70,10 +70,14 @@ def program(file: Path, threads: int) -> Program:
 
     def answer(inputs: Arrays) -> list[NDArray[Any]]:
         with torch.inference_mode():
-            made = run(*(torch.tensor(one) for one in inputs.values()))
-        return [one.numpy() for one in (made if isinstance(made, tuple | list) else (made,))]
+            return arrays(run(*(torch.tensor(one) for one in inputs.values())))
 
     return answer
+
+
+def arrays(made: Any) -> list[NDArray[Any]]:
+    """What a module gave: one tensor, or several."""
+    return [one.numpy() for one in (made if isinstance(made, tuple | list) else (made,))]
 
 
 class Replica:

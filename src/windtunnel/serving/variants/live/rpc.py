@@ -3,14 +3,17 @@ codes that HTTP's have there."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 from google.protobuf.runtime_version import VersionError
+from pydantic import ValidationError
 
 from windtunnel import __version__
 from windtunnel.base.errors import UserError
-from windtunnel.serving.variants.live.gateway import asked_for, bounds, described
+from windtunnel.serving.variants.live.gateway import Needs, asked_for, described, sentence
 from windtunnel.serving.variants.live.service import Infeasible, Service, Unanswered, Unknown
 from windtunnel.serving.variants.live.tensors import Given, checked, packed
 
@@ -23,6 +26,16 @@ CODES = (
     (Unknown, grpc.StatusCode.NOT_FOUND), (Infeasible, grpc.StatusCode.FAILED_PRECONDITION),
     (UserError, grpc.StatusCode.INVALID_ARGUMENT), (Unanswered, grpc.StatusCode.UNAVAILABLE),
 )  # fmt: skip
+
+
+@asynccontextmanager
+async def refusing(context: Any) -> AsyncIterator[None]:
+    """What a request is refused for, as gRPC tells it."""
+    try:
+        yield
+    except (UserError, Unanswered, ValidationError) as fault:
+        told = sentence(fault) if isinstance(fault, ValidationError) else fault
+        await context.abort(next(code for kind, code in CODES if isinstance(told, kind)), str(told))
 
 
 class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name-defined]
@@ -41,53 +54,45 @@ class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name
         return messages.ServerMetadataResponse(name="windtunnel", version=__version__)
 
     async def ModelReady(self, request: Any, context: Any) -> Any:
-        await self._told(request, context)
-        return messages.ModelReadyResponse(ready=True)
+        async with refusing(context):
+            asked_for(self._service, request.name, request.version)
+            return messages.ModelReadyResponse(ready=True)
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
-        return messages.ModelMetadataResponse(**await self._told(request, context))
-
-    async def _told(self, request: Any, context: Any) -> dict[str, Any]:
-        try:
-            return described(self._service, request.name, request.version)
-        except Unknown as fault:
-            await _refuse(context, fault)
-            raise
+        async with refusing(context):
+            found = described(self._service, request.name, request.version)
+            return messages.ModelMetadataResponse(**found)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
-        try:
+        async with refusing(context):
             found = asked_for(self._service, request.model_name, request.model_version)
-            inputs = checked(_given(request), self._service.named(found)[0].entry.signature)
-            parameters = {name: getattr(one, one.WhichOneof("parameter_choice") or "", None)
-                          for name, one in request.parameters.items()}  # fmt: skip
+            inputs = checked(*_given(request), self._service.named(found)[0].entry.signature)
+            said = {name: getattr(one, one.WhichOneof("parameter_choice") or "", None)
+                    for name, one in request.parameters.items()}  # fmt: skip
+            bounds = Needs.model_validate(said).bounds()
             wanted = [one.name for one in request.outputs]
-            variant, made = await self._service.infer(found, inputs, wanted=wanted, **bounds(parameters))
-        except (UserError, Unanswered) as fault:
-            await _refuse(context, fault)
-            raise
-        outputs = [{"name": one.name, "datatype": one.datatype, "shape": array.shape} for one, array in made]
-        raw = [packed(array) for _, array in made]
-        return messages.ModelInferResponse(
-            model_name=variant, id=request.id, outputs=outputs, raw_output_contents=raw
-        )
+            variant, made = await self._service.infer(found, inputs, wanted=wanted, **bounds)
+            outputs = [
+                {"name": one.name, "datatype": one.datatype, "shape": array.shape} for one, array in made
+            ]
+            return messages.ModelInferResponse(
+                model_name=variant, id=request.id, outputs=outputs,
+                raw_output_contents=[packed(array) for _, array in made],
+            )  # fmt: skip
 
 
-def _given(request: Any) -> list[Given]:
+def _given(request: Any) -> tuple[list[Given], dict[str, bytes]]:
     """The inputs; values come in each of them, or the bytes of all beside them."""
     raw, made = list(request.raw_input_contents), []
     if raw and len(raw) != len(request.inputs):
         raise UserError(f"{len(raw)} raw_input_contents came for {len(request.inputs)} inputs")
-    for at, one in enumerate(request.inputs):
+    for one in request.inputs:
         filled = one.contents.ListFields()
         if len(filled) + bool(raw) > 1:
             raise UserError(f"input {one.name!r} has several contents; use one")
-        data = list(filled[0][1]) if filled else None if raw else []
-        made.append(Given(one.name, one.datatype, list(one.shape), data, raw[at] if raw else None))
-    return made
-
-
-async def _refuse(context: Any, fault: Exception) -> None:
-    await context.abort(next(code for kind, code in CODES if isinstance(fault, kind)), str(fault))
+        data = list(filled[0][1]) if filled else []
+        made.append(Given(name=one.name, datatype=one.datatype, shape=list(one.shape), data=data))
+    return made, {one.name: content for one, content in zip(request.inputs, raw, strict=bool(raw))}
 
 
 async def listening(service: Service, address: str) -> tuple[Any, int]:

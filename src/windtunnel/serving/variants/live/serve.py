@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,17 @@ from windtunnel.base.web import Server, listen
 from windtunnel.serving.variants.live.cluster import Cluster
 from windtunnel.serving.variants.live.gateway import application
 from windtunnel.serving.variants.live.registry import registered
-from windtunnel.serving.variants.live.service import NAME, Service
-from windtunnel.store import eventlog
+from windtunnel.serving.variants.live.service import Service
+from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
 
 
 def serve(
     home: Path, host: str, port: int, rpc: int | None, policy: str, ray: str = "",
-    ready: Callable[[str, str, str], None] = lambda http, rpc, run: None,
+    ready: Callable[[str, str, str], None] = lambda run, http, rpc: None,
 ) -> None:  # fmt: skip
     """All that is registered in ``home``, until SIGTERM or SIGINT. ``rpc``: the port of gRPC, 0 for any free
-    one. ``ready`` is told both addresses and the run.
+    one. ``ready`` is told the run and both addresses.
 
     Raises:
         UserError: nothing is registered there, no cluster answers, or nobody may listen on a port.
@@ -36,18 +38,10 @@ def serve(
     cluster = Cluster(ray) if ray else None
     sock = listen("variants serve", host, port)
     settings = {"command": "variants serve", "home": str(home), "policy": policy, "ray": ray}
-    run = Store.open().begin(NAME, settings, 0)
-    with sock, run.failing():
-        log = eventlog.EventLog(run.directory / eventlog.NAME)
+    run = Store.open().begin("serving.variants", settings, 0)
+    with sock, run.failing(), closing(EventLog(run.directory / NAME)) as log:
         service = Service(entries, policy=policy, log=log, cluster=cluster)
-
-        def told(http: str, rpc: str) -> None:
-            ready(http, rpc, run.id)
-
-        try:
-            run.finish(asyncio.run(_serve(service, sock, host, rpc, told)))
-        finally:
-            log.close()
+        run.finish(asyncio.run(_serve(service, sock, host, rpc, partial(ready, run.id))))
 
 
 async def _serve(

@@ -157,13 +157,7 @@ class Service:
             )
             raise UserError(words)
         self._number += 1
-        variant = first.variant
-        task = name if name == variant.task else ""
-        architecture = name if not task and name == variant.architecture else ""
-        query = Query(
-            self._number, task, architecture, "" if task or architecture else name, signature.items(inputs),
-            accuracy, latency, cost, background,
-        )  # fmt: skip
+        query = Query(self._number, name, signature.items(inputs), accuracy, latency, cost, background)
         answer: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
         request = Request(query, time.monotonic(), (inputs, answer), lengths(inputs))
         self._open.add(answer)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
 from windtunnel.base.errors import UserError
 
@@ -47,28 +48,35 @@ class Signature:
         return len(inputs[self.inputs[0].name]) if self.batched else 1
 
 
-@dataclass(frozen=True)
-class Given:
-    """An input as it came: values, or their bytes."""
+class Sizes(BaseModel):
+    """``binary_data_size``: bytes of the tensor that follow the JSON."""
 
-    name: Any
-    datatype: Any
-    shape: Any
-    data: Any = None
-    raw: bytes | None = None
+    model_config = ConfigDict(strict=True)
+    binary_data_size: Annotated[int, Field(ge=0)] | None = None
 
 
-def checked(given: Sequence[Given], wanted: Signature) -> Arrays:
-    """What came, as arrays.
+class Given(BaseModel):
+    """A tensor as the protocol writes it."""
+
+    model_config = ConfigDict(strict=True)
+    name: str
+    datatype: Annotated[str, Field(json_schema_extra={"enum": [*DATATYPES]})]
+    shape: list[Annotated[int, Field(ge=0)]]
+    parameters: Sizes = Sizes()
+    data: list[Any] | None = None
+
+
+def checked(given: Sequence[Given], raw: Mapping[str, bytes], wanted: Signature) -> Arrays:
+    """What came, as arrays. ``raw``: of those by name that came as bytes.
 
     Raises:
         UserError: one is missing, doubled, of another name, type or shape, or has other values than it says.
     """
     names = [one.name for one in given]
-    if sorted(map(str, names)) != sorted(one.name for one in wanted.inputs):
+    if sorted(names) != sorted(one.name for one in wanted.inputs):
         expected = ", ".join(repr(one.name) for one in wanted.inputs)
         raise UserError(f"field inputs: {str(names)[:200]} is not accepted; use each of {expected} once")
-    found = {one.name: _array(given[names.index(one.name)], one) for one in wanted.inputs}
+    found = {one.name: _array(given[names.index(one.name)], raw.get(one.name), one) for one in wanted.inputs}
     counts = {one.shape[:1] for one in found.values()}
     if wanted.batched and (len(counts) > 1 or (0,) in counts):
         raise UserError(f"inputs of {' and '.join(str(one[0]) for one in sorted(counts))} items are not"
@@ -76,23 +84,20 @@ def checked(given: Sequence[Given], wanted: Signature) -> Arrays:
     return found
 
 
-def _array(given: Given, wanted: Tensor) -> NDArray[Any]:
+def _array(given: Given, raw: bytes | None, wanted: Tensor) -> NDArray[Any]:
     shape, what = given.shape, f"input {wanted.name}"
     if given.datatype != wanted.datatype:
-        raise UserError(f"{what} of {str(given.datatype)[:50]!r} is not accepted; use {wanted.datatype!r}")
-    if (
-        not isinstance(shape, list)
-        or len(shape) != len(wanted.shape)
-        or not all(type(has) is int and has >= 0 for has in shape)
-        or not all(size in (-1, has) for size, has in zip(wanted.shape, shape, strict=True))
+        raise UserError(f"{what} of {given.datatype[:50]!r} is not accepted; use {wanted.datatype!r}")
+    if len(shape) != len(wanted.shape) or any(
+        size not in (-1, has) for size, has in zip(wanted.shape, shape, strict=True)
     ):
         raise UserError(f"{what}: shape {str(shape)[:200]} is not accepted; use {list(wanted.shape)}")
     try:
-        made = _values(given.data, wanted.datatype) if given.raw is None else _unpacked(given.raw, wanted)
+        made = _values(given.data, wanted.datatype) if raw is None else _unpacked(raw, wanted)
         if made.size != math.prod(shape) or (made.ndim > 1 and list(made.shape) != shape):
             raise ValueError(f"{made.size} values came")
         return made.reshape(shape)
-    except (ValueError, TypeError, OverflowError, RecursionError) as fault:
+    except (ValueError, TypeError, OverflowError) as fault:
         words = str(fault)[:200]
         raise UserError(f"{what}: data is not accepted for shape {str(shape)[:200]}: {words}") from fault
 
@@ -105,7 +110,8 @@ def _values(data: Any, datatype: str) -> NDArray[Any]:
         words = np.array(data, object)
         if not all(isinstance(one, str | bytes) for one in words.flat):
             raise ValueError("not all are strings")
-        return np.vectorize(_text, [object])(words) if words.size else words
+        texts = [one.decode() if isinstance(one, bytes) else one for one in words.flat]
+        return np.array(texts, object).reshape(words.shape)
     read = np.array(data)
     if read.size and read.dtype.kind not in ACCEPTED[kind.kind]:
         raise ValueError(f"not all are of {datatype}")
@@ -114,10 +120,6 @@ def _values(data: Any, datatype: str) -> NDArray[Any]:
     if (kind.kind == "f" and not np.isfinite(made).all()) or (kind.kind in "iu" and (made != read).any()):
         raise ValueError(f"not all are within {datatype}")
     return made
-
-
-def _text(one: str | bytes) -> str:
-    return one.decode() if isinstance(one, bytes) else one
 
 
 def _unpacked(raw: bytes, wanted: Tensor) -> NDArray[Any]:

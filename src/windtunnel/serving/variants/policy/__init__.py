@@ -38,12 +38,11 @@ Decision = Chosen | Refused | Batch | Now | Scaling | Resize
 
 @dataclass(frozen=True)
 class Style:
-    """``pinned``: one variant an architecture; ``own``: hosts of one architecture each; ``rotate``: by turns;
-    ``upgrade``: other variants may take over; ``scales``: replicas and hosts come and go."""
+    """``pinned``: one variant an architecture; ``own``: hosts of one architecture each; ``cheapest``: see
+    `select`; ``upgrade``: other variants may take over; ``scales``: replicas and hosts come and go."""
 
     pinned: bool = False
     own: bool = False
-    rotate: bool = False
     cheapest: bool = False
     upgrade: bool = True
     scales: bool = True
@@ -55,7 +54,7 @@ def _decide(style: Style, seen: Observation) -> Decision:
             if style.pinned and seen.pinned:
                 only = tuple(one for one in seen.candidates if one.variant.name == seen.pinned)
                 seen = replace(seen, candidates=only, recent=())
-            return select(seen, own=style.own, rotate=style.rotate, cheapest=style.cheapest)
+            return select(seen, own=style.own, cheapest=style.cheapest)
         case Waiting():
             return gather(seen)
         case Measured():
@@ -76,13 +75,12 @@ POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
     "cheapest": decide,
     "infaas": partial(_decide, Style()),
     "no-upgrade": partial(_decide, Style(upgrade=False)),
-    "round-robin": partial(_decide, Style(rotate=True)),
     "shared": partial(_decide, Style(pinned=True, upgrade=False)),
     "individual": partial(_decide, Style(pinned=True, own=True, upgrade=False)),
     "static": partial(_decide, Style(pinned=True, own=True, upgrade=False, scales=False)),
 }
 """``cheapest`` is INFaaS but for three rules: it takes what costs least an item, not the slowest; it loads
 only where nothing that could answer is loaded, and what costs least; the last host of its hardware stays
-longer. The baselines: ``no-upgrade`` and ``round-robin`` lack one rule of INFaaS's each; ``shared`` has one
-variant an architecture, ``individual`` on hosts of its own, too (as endpoints that scale by replicas do);
-``static`` has a fixed number of them."""
+longer. The baselines: ``no-upgrade`` lacks one rule of INFaaS's; ``shared`` has one variant an architecture,
+``individual`` on hosts of its own, too (as endpoints that scale by replicas do); ``static`` has a fixed
+number of them."""

@@ -104,22 +104,20 @@ class Hosted:
 
 @dataclass(eq=False)
 class Group:
-    """``loading``: when each replica that is on its way should be ready. ``waiting``, ``running``: items of
-    requests. Of this second: ``came`` and ``late`` (sent here though it would be late), items; ``batches``:
-    (items, seconds) of those that ended; ``hardest``: the least latency and the greatest accuracy asked for.
-    ``rate``: items a second, and ``slow``: times of batches over the profile's, both averaged over seconds.
-    ``begun``: items and beginning of each batch under way. Ever: ``answered`` and ``requeued`` requests."""
+    """``loading``: when each replica that is on its way should be ready. ``waiting``: items of requests;
+    ``begun``: each batch under way, and since when. Of this second: ``came`` and ``late`` (sent here though
+    it would be late), items; ``batches``: (items, seconds) of those that ended; ``hardest``: the least
+    latency and the greatest accuracy asked for. ``rate``: items a second, and ``slow``: times of batches over
+    the profile's, both averaged over seconds. Ever: ``answered`` and ``requeued`` requests."""
 
     variant: Variant
     host: Hosted
     state: State = "inactive"
     ready: int = 0
-    busy: int = 0
     loading: list[float] = field(default_factory=list)
     queue: deque[Request] = field(default_factory=deque)
     background: deque[Request] = field(default_factory=deque)
     waiting: int = 0
-    running: int = 0
     votes: int = 0
     came: int = 0
     late: int = 0
@@ -127,7 +125,7 @@ class Group:
     slow: float = 1.0
     batches: list[tuple[int, float]] = field(default_factory=list)
     hardest: tuple[float, float] = (inf, 0.0)
-    begun: dict[int, tuple[int, float]] = field(default_factory=dict)
+    begun: dict[int, tuple[list[Request], float]] = field(default_factory=dict)
     answered: int = 0
     requeued: int = 0
 
@@ -135,6 +133,10 @@ class Group:
     def count(self) -> int:
         """Replicas, with those that load."""
         return self.ready + len(self.loading)
+
+    @property
+    def idle(self) -> int:
+        return self.ready - len(self.begun)
 
     def put(self, request: Request, first: bool = False) -> None:
         queue = self.background if request.query.background else self.queue
@@ -158,7 +160,7 @@ class Group:
         """As selection sees it."""
         variant, host = self.variant, self.host
         loading = max(0.0, min(self.loading, default=0.0) - now)
-        wait = wait_of(variant, self.waiting, self.ready, self.ready - self.busy, loading)
+        wait = wait_of(variant, self.waiting, self.ready, self.idle, loading)
         state = "active" if self.state == "inactive" else self.state
         slow = max(self.slow, (host.used + variant.threads) / host.cores)
         return Held(host.name, state, self.count, self.rate, wait, slow, len(self.background))
@@ -169,8 +171,8 @@ class Group:
         variant = self.variant
         bound = bounds(variant, self.ready).latency
         stuck = [
-            (items, now - at) for items, at in self.begun.values()
-            if now - at > max(STUCK, bound * variant.latency(items))
+            (_items(batch), now - at) for batch, at in self.begun.values()
+            if now - at > max(STUCK, bound * variant.latency(_items(batch)))
         ]  # fmt: skip
         self.batches += stuck
         count = max(1, len(self.batches))
@@ -180,9 +182,10 @@ class Group:
         if self.batches:
             profile = sum(variant.latency(one) for one, _ in self.batches) / count
             self.slow = 0.5 * self.slow + 0.5 * took / profile
-        outstanding = self.waiting + self.running
+        running = sum(_items(batch) for batch, _ in self.begun.values() if not batch[0].query.background)
         return Measured(
-            variant, self.state, self.ready, float(self.came), took, max(1.0, items), outstanding, len(stuck)
+            variant, self.state, self.ready, float(self.came), took, max(1.0, items), self.waiting + running,
+            len(stuck),
         )  # fmt: skip
 
     def forget(self) -> None:
@@ -235,13 +238,13 @@ class Desk:
     def ask(self, request: Request, now: float) -> list[Effect]:
         """A request comes."""
         query = request.query
-        named = self.named[query.variant or query.architecture or query.task]
+        named = self.named[query.name]
         groups = self._groups
         candidates = tuple(
             Candidate(one, tuple(group.held(now) for group in groups[one.name] if group.count))
             for one in named
         )
-        key = (query.task, query.architecture, query.variant, query.accuracy, query.latency, query.background)
+        key = (query.name, query.accuracy, query.latency, query.background)
         recent = self._recent.get(key, ())
         hosts = tuple(one.seen() for one in self.hosts.values())
         pinned = self._pinned.get(named[0].architecture, "")
@@ -296,7 +299,7 @@ class Desk:
     def answered(self, group: Group, batch: list[Request], seconds: float, now: float) -> list[Effect]:
         """A batch is done, after so many seconds."""
         group.answered += len(batch)
-        group.batches.append((sum(one.query.items for one in batch), seconds))
+        group.batches.append((_items(batch), seconds))
         return self._over(group, batch, now)
 
     def died(self, group: Group, batch: list[Request], why: str, now: float) -> list[Effect]:
@@ -358,7 +361,7 @@ class Desk:
             effects += [self.start(group, now) for _ in range(change.replicas)]
             for _ in range(-change.replicas):
                 last = group.ready == 1 and (group.queue or group.background)
-                if group.ready > group.busy and not last:
+                if group.idle and not last:
                     group.ready -= 1
                     group.host.free += group.variant.memory
                     effects.append(Stop(group))
@@ -376,9 +379,7 @@ class Desk:
         return failed
 
     def _over(self, group: Group, batch: list[Request], now: float) -> list[Effect]:
-        group.busy -= 1
         group.host.used -= group.variant.threads
-        group.running -= _items(batch)
         del group.begun[id(batch)]
         return self._next(group, now)
 
@@ -393,29 +394,25 @@ class Desk:
 
     def _batches(self, group: Group, queue: deque[Request], now: float) -> list[Run]:
         variant, host, begun = group.variant, group.host, []
-        while queue and group.busy < group.ready:
+        while queue and group.idle:
             oldest = islice(queue, variant.batch)
             alike = takewhile(lambda one: one.kind == queue[0].kind and not one.alone, oldest)
             first = [*alike] or [queue[0]]
             items = tuple(one.query.items for one in first)
-            if queue is group.background:
-                seen = Waiting(variant, items, (FAR,) * len(items), True, host.used, host.cores)
-            else:
-                slack = tuple(min(FAR, one.came + one.query.latency - now) for one in first)
-                seen = Waiting(variant, items, slack)
-            batch = first[: self._decide(seen).requests]
+            slack = tuple(min(FAR, one.came + one.query.latency - now) for one in first)
+            later = queue is group.background
+            batch = first[
+                : self._decide(Waiting(variant, items, slack, later, host.used, host.cores)).requests
+            ]
             if not batch:
                 break
             for one in batch:
                 group.take(one)
-            group.running += _items(batch)
-            group.begun[id(batch)] = (sum(one.query.items for one in batch), now)
-            group.busy += 1
+            group.begun[id(batch)] = (batch, now)
             host.used += variant.threads
             begun.append(Run(group, batch))
         return begun
 
 
 def _items(batch: list[Request]) -> int:
-    """Those that count for who comes after them."""
-    return sum(one.query.items for one in batch if not one.query.background)
+    return sum(one.query.items for one in batch)

@@ -32,8 +32,9 @@ MUCH = 8 << 30
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """``recent``: names that answered such queries, latest first. ``pinned``: the variant that somebody
-    without variants would have deployed; only the baselines look at it. ``grows``: hosts may come."""
+    """``candidates``: all that have the query's name. ``recent``: names that answered such queries, latest
+    first. ``pinned``: the variant that somebody without variants would have deployed; only the baselines look
+    at it. ``grows``: hosts may come."""
 
     query: Query
     candidates: tuple[Candidate, ...]
@@ -87,17 +88,15 @@ class Batch:
 def feasible(query: Query, variant: Variant) -> bool:
     """Whether the profile fulfils what is asked."""
     return (
-        query.names(variant) and query.items <= variant.batch and variant.accuracy >= query.accuracy
+        query.items <= variant.batch and variant.accuracy >= query.accuracy
         and variant.latency(query.items) <= query.latency
         and (query.cost == inf or variant.cost <= query.cost)
     )  # fmt: skip
 
 
-def select(
-    seen: Asked, *, own: bool = False, rotate: bool = False, cheapest: bool = False
-) -> Chosen | Refused:
-    """``own``: hosts are not shared between architectures. ``rotate``: loaded ones answer by turns;
-    ``cheapest``: of them the one that costs least an item, not the slowest."""
+def select(seen: Asked, *, own: bool = False, cheapest: bool = False) -> Chosen | Refused:
+    """``own``: hosts are not shared between architectures. ``cheapest``: of the loaded ones the one that
+    costs least an item, not the slowest."""
     query = seen.query
     fit = [one for one in seen.candidates if feasible(query, one.variant)]
     if not fit:
@@ -114,9 +113,6 @@ def select(
         ]  # fmt: skip
         if good:
             ready[one.variant.name] = (one.variant, good)
-    if ready and rotate:
-        variant, good = list(ready.values())[query.id % len(ready)]
-        return _at(variant, good[query.id // len(ready) % len(good)], "by turns")
     if ready and cheapest:
         best = min(ready.values(), key=lambda one: (one[0].cost, one[0].latency(query.items)))
         return _at(best[0], _calmest(best[1]), "the cheapest loaded one that is in time")
@@ -131,39 +127,31 @@ def select(
 
 def _soonest(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Chosen:
     """Nothing is ready in time: the least seconds until the answer, loaded or not."""
-    query, hosts = seen.query, seen.hosts
-    waited = cheapest and any(one.held for one in fit)
-    ways: list[tuple[float, int, Chosen]] = []
-    for place, one in enumerate(fit):
-        variant, owner = one.variant, one.variant.architecture if own else ""
+    query = seen.query
+    waits = cheapest and any(one.held for one in fit)
+    ways: list[tuple[float, Variant, str, Held | None]] = []
+    for one in fit:
+        variant = one.variant
         if one.held:
-            seconds, held = min(
-                ((held.answers(variant, query.items), held) for held in one.held), key=lambda pair: pair[0]
-            )
-            flagged = held.state in ("overloaded", "interfered") or seconds > query.latency
-            words = "loaded, if not in time" if flagged else "soonest ready"
-            chosen = Chosen(
-                variant.name, held.host, need=flagged, hardware=variant.hardware, owner=owner, reason=words
-            )
-            ways.append((seconds, place, chosen))
-        elif not waited and (host := room(variant, hosts, owner)):
-            chosen = Chosen(
-                variant.name, host.name, True, False, variant.hardware, owner, "soonest ready, once loaded"
-            )
-            ways.append((variant.load + variant.latency(query.items) + NOT_LOADED, place, chosen))
+            held = min(one.held, key=lambda held: held.answers(variant, query.items))
+            ways.append((held.answers(variant, query.items), variant, held.host, held))
+        elif not waits and (host := room(variant, seen.hosts, variant.architecture if own else "")):
+            ways.append((variant.load + variant.latency(query.items) + NOT_LOADED, variant, host.name, None))
     if query.latency > LOOSE:
-        fast = {
-            one.variant.name for one in fit if one.variant.hardware != CPU and one.variant.latency() < LOOSE
-        }
-        ways = [way for way in ways if not (way[2].load and way[2].variant in fast)] or ways
-    if ways:
-        soonest = min(ways, key=lambda way: way[:2])[2]
-        if not (cheapest and soonest.load):
-            return soonest
-        costs = {one.variant.name: one.variant.cost for one in fit}
-        same = [way[2] for way in ways if way[2].hardware == soonest.hardware]
-        return min(same, key=lambda way: costs[way.variant])
-    return _nowhere(seen, fit, own, True)
+        ways = [
+            way for way in ways if way[3] or way[1].hardware == CPU or way[1].latency() >= LOOSE
+        ] or ways  # fmt: skip
+    if not ways:
+        return _nowhere(seen, fit, own, True)
+    seconds, variant, place, found = min(ways, key=lambda way: way[0])
+    if found is not None:
+        late = found.state in ("overloaded", "interfered") or seconds > query.latency
+        return _at(variant, found, "loaded, if not in time" if late else "soonest ready", need=late, own=own)
+    if cheapest:
+        same = [way for way in ways if way[1].hardware == variant.hardware]
+        _, variant, place, _ = min(same, key=lambda way: way[1].cost)
+    owner = variant.architecture if own else ""
+    return Chosen(variant.name, place, True, False, variant.hardware, owner, "soonest ready, once loaded")
 
 
 def _whenever(query: Query, fit: list[Candidate], seen: Asked, own: bool) -> Chosen:
@@ -206,13 +194,11 @@ def room(variant: Variant, hosts: Sequence[Host], owner: str = "", busy: float =
 
 def refusal(query: Query, variants: Sequence[Variant]) -> Refused:
     """In one sentence what is the nearest to what is asked."""
-    named = [one for one in variants if query.names(one)]
-    what = query.variant or query.architecture or query.task
-    if not named:
-        return Refused(f"{what or 'the query'}: no such variant, architecture or task is registered")
-    wide = [one for one in named if query.items <= one.batch]
+    what = query.name
+    wide = [one for one in variants if query.items <= one.batch]
     if not wide:
-        return Refused(f"{what}: {query.items} items at once, {max(one.batch for one in named)} are the most")
+        most = max((one.batch for one in variants), default=0)
+        return Refused(f"{what}: {query.items} items at once, {most} are the most")
     told = [f"{what}: no variant does accuracy {query.accuracy:g} within {query.latency:g} s"]
     if query.cost < inf:
         told[0] += f" for {query.cost:g} an item"
@@ -250,8 +236,9 @@ def wait_of(variant: Variant, queued: int, ready: int, idle: int, loading: float
     return queued / (ready * variant.rate) + (0.0 if idle else variant.latency(variant.batch) / 2)
 
 
-def _at(variant: Variant, held: Held, words: str) -> Chosen:
-    return Chosen(variant.name, held.host, hardware=variant.hardware, reason=words)
+def _at(variant: Variant, held: Held, words: str, *, need: bool = False, own: bool = False) -> Chosen:
+    owner = variant.architecture if own else ""
+    return Chosen(variant.name, held.host, False, need, variant.hardware, owner, words)
 
 
 def _calmest(held: list[Held]) -> Held:

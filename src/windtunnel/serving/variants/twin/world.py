@@ -88,7 +88,7 @@ def queries(
     limits = rng.choice(np.array(bounds), len(times))
     for place, (time, which, limit) in enumerate(zip(times.tolist(), chosen, limits.tolist(), strict=True)):
         name = names[which]
-        yield time, Query(place, architecture=name, accuracy=least[name], latency=limit)
+        yield time, Query(place, name, accuracy=least[name], latency=limit)
 
 
 def simulate(
@@ -253,7 +253,7 @@ class _World:
             self._filled(host, name, max(1, host.cores // self.desk.variants[name].threads))
 
     def _used(self, host: Hosted) -> bool:
-        return any(one.queue or one.background or one.busy for one in host.groups.values())
+        return any(one.queue or one.background or one.begun for one in host.groups.values())
 
     def _gone(self, name: str) -> None:
         host, machine = self.desk.remove(name), self.machines.pop(name)
