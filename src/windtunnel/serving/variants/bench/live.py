@@ -23,7 +23,6 @@ from windtunnel.bench.measure import in_turn, scratch
 from windtunnel.bench.rows import Row
 from windtunnel.serving.variants.live.registry import Entry, add
 from windtunnel.serving.variants.live.service import Service
-from windtunnel.serving.variants.model import Variant
 from windtunnel.traces.rates import arrivals
 
 NETWORKS = {"small": (24, 1, 0), "medium": (64, 1, 0), "large": (64, 4, 1)}
@@ -213,9 +212,7 @@ def crash_rows(quick: bool) -> Iterator[Row]:
         with torch.no_grad():
             wanted = model(torch.from_numpy(images)).numpy()
         count = 300 if quick else 2000
-        right, killed, requeued, answered = asyncio.run(
-            _killed(entries[0].variant, entries, images, wanted, count)
-        )
+        right, killed, requeued, answered = asyncio.run(_killed(entries, images, wanted, count))
     note = f"{killed} replicas killed with signal 9, {requeued} requests given to another"
     yield Row("crash", "requests without their answer", "", (count - right) / count, target="none",
               met=right == count and killed > 0, note=note)  # fmt: skip
@@ -224,19 +221,15 @@ def crash_rows(quick: bool) -> Iterator[Row]:
 
 
 async def _killed(
-    variant: Variant,
-    entries: list[Entry],
-    images: NDArray[np.float32],
-    wanted: NDArray[np.float32],
-    count: int,
+    entries: list[Entry], images: NDArray[np.float32], wanted: NDArray[np.float32], count: int
 ) -> tuple[int, int, int, int]:
-    killed = right = 0
+    killed, right, name = 0, 0, entries[0].variant.name
     async with Service(entries) as service:
         for first in range(0, count, 20):
 
             async def one(number: int) -> bool:
                 place = number % len(images)
-                _, [(_, made)] = await service.infer(variant.name, {"input": images[place : place + 1]})
+                _, [(_, made)] = await service.infer(name, {"input": images[place : place + 1]})
                 return bool(np.abs(made - wanted[place : place + 1]).max() < 1e-3)
 
             asked = asyncio.gather(*(one(number) for number in range(first, first + 20)))
