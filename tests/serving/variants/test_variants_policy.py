@@ -155,7 +155,8 @@ def test_flags_are_raised_and_taken_back() -> None:
 
     assert after("active", outstanding=150) == "overloaded"
     assert after("active", rate=60.0, latency=0.05) == "interfered"
-    assert after("active", rate=10.0, latency=0.05) == "active"  # slow, but hardly asked
+    assert after("active", rate=9.0, latency=0.05) == "active"  # slow, but hardly asked
+    assert after("active", rate=20.0, latency=0.2) == "interfered"  # beside what leaves it little of a core
     assert after("overloaded", outstanding=20) == "active"
     assert after("interfered", rate=60.0, latency=0.02) == "interfered"
     assert after("interfered", rate=60.0, latency=0.013) == "active"

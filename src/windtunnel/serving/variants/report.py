@@ -13,7 +13,9 @@ def table(variants: Sequence[Variant]) -> Table:
     """A line for each."""
     shown = Table()
     for heading in ("variant", "task", "accuracy", "one", "full batch", "load", "memory"):
-        shown.add_column(heading, justify="left" if heading in ("variant", "task") else "right")
+        shown.add_column(
+            heading, justify="left" if heading in ("variant", "task") else "right", overflow="fold"
+        )
     for one in variants:
         shown.add_row(
             one.name, one.task, f"{one.accuracy:.2%}", f"{one.latency() * 1e3:.2f} ms",

@@ -10,10 +10,10 @@ from __future__ import annotations
 from windtunnel.bench.rows import runner
 
 SECTIONS = {
-    "cost": "twin.cost_rows",
-    "fixed": "twin.fixed_rows",
     "live": "live.live_rows",
     "crash": "live.crash_rows",
+    "cost": "twin.cost_rows",
+    "fixed": "twin.fixed_rows",
 }
 
 run = runner(__name__, SECTIONS, traced=("cost", "fixed"))

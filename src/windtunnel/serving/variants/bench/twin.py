@@ -23,7 +23,7 @@ BOUNDS = (0.02, 0.1, 0.3)
 """Seconds that queries ask for, a third of them each."""
 PUBLISHED = "INFaaS, ATC 2021, abstract"
 CLOUDS = {"m5 and p3": ("cpu", "v100"), "m5, p3 and inf1": ("cpu", "v100", "inferentia")}
-RATES = {"m5 and p3": (5.0, 40.0, 80.0), "m5, p3 and inf1": (40.0,)}
+RATES = {"m5 and p3": (5.0, 40.0), "m5, p3 and inf1": (40.0,)}
 """Queries a second, by what there is to rent."""
 OURS = ("cheapest", "infaas")
 

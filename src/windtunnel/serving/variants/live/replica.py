@@ -61,12 +61,16 @@ def program(file: Path, threads: int) -> Program:
         loaded = session(file, threads)
         return lambda inputs: [np.asarray(one) for one in loaded.run(None, dict(inputs))]
     import torch
-    from torch._inductor import aoti_load_package
 
     if threads:
         torch.set_num_threads(threads)
-    compiled = file.name.endswith(COMPILED)
-    run = aoti_load_package(str(file)) if compiled else torch.export.load(file).module()
+    run: Callable[..., Any]
+    if file.name.endswith(COMPILED):
+        from torch._inductor import aoti_load_package
+
+        run = aoti_load_package(str(file))
+    else:
+        run = torch.export.load(file).module()
 
     def answer(inputs: Arrays) -> list[NDArray[Any]]:
         with torch.inference_mode():

@@ -44,8 +44,10 @@ LEGAL: dict[State, tuple[State, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Flagged beyond: ``latency`` times the profile's while ``rate`` times what one request after another
-    makes, ``queue`` seconds of work; no more flagged below ``leave`` times the profile's."""
+    """Flagged beyond: ``latency`` times the profile's while more is asked than ``rate`` times what one batch
+    after another now makes, ``queue`` seconds of work; no more flagged below ``leave`` times the profile's.
+    INFaaS compares the rate with what the profile makes: what something else slows down to a tenth is then
+    never asked for enough."""
 
     latency: float
     rate: float
@@ -102,7 +104,8 @@ def state_of(seen: Measured) -> Now:
     if was == "interfered":
         over = slow < bound.leave
         return Now("active" if over else "interfered", f"batches take {slow:.2g} of their profile")
-    if seen.stuck >= seen.replicas or (slow > bound.latency and seen.rate > bound.rate * single):
+    asked = seen.rate * seen.latency / seen.items
+    if seen.stuck >= seen.replicas or (slow > bound.latency and asked > bound.rate):
         return Now("interfered", f"batches take {slow:.2g} of their profile, and few wait")
     return Now("active", "within its profile")
 
