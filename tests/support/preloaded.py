@@ -12,6 +12,7 @@ processes begin or end take real ones.
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import ctypes
 import fcntl
@@ -20,6 +21,7 @@ import gc
 import importlib
 import json
 import os
+import pickle
 import runpy
 import selectors
 import signal
@@ -169,6 +171,24 @@ class Subprocess:
         if command[:3] != [sys.executable, "-m", self._module]:
             return subprocess.Popen(command, **options)
         return Process(command[1:], modules=self._preloaded, **options)
+
+
+def call(
+    function: Callable[..., Any], *arguments: Any, modules: tuple[str, ...] = TRAINING, **options: Any
+) -> Process:
+    """A process that calls ``function``, which it imports by name, and ends; ``options``: of `Process`.
+
+    Not by the fork server of `multiprocessing`: a process has one, and whoever started it first chose what
+    it has imported.
+    """
+    given = base64.b64encode(pickle.dumps((function, arguments))).decode()
+    code = (
+        "import base64, pickle, sys\n"
+        f"sys.path[:] = {sys.path!r}\n"
+        f"function, arguments = pickle.loads(base64.b64decode({given!r}))\n"
+        "function(*arguments)\n"
+    )
+    return Process(["-c", code], modules=modules, **options)
 
 
 def run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -18,12 +17,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from support import preloaded
 from support.ports import free_port
 from windtunnel.training.checkpoint.live import checkpointer
 from windtunnel.training.checkpoint.live.access import Access
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "checkpoint_ranks"])
 
 
 class _Layouts(dict[str, bytes]):
@@ -114,21 +111,15 @@ def launch(world: int, kind: str, folder: Path, steps: int, generation: int) -> 
     port = free_port()
     out = folder / f"result-{generation}.pt"
     ranks = [
-        _context.Process(
-            target=_rank, args=(rank, world, kind, str(folder), steps, generation, port, str(out))
-        )
+        preloaded.call(_rank, rank, world, kind, str(folder), steps, generation, port, str(out))
         for rank in range(world)
     ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(120)
-    codes = [process.exitcode for process in ranks]
-    for process in ranks:
-        if process.is_alive():
+    try:
+        assert [process.wait(120) for process in ranks] == [0] * world
+    finally:
+        for process in ranks:
             process.kill()
-            process.join()
-    assert codes == [0] * world
+            process.wait()
     return torch.load(out)
 
 

@@ -38,9 +38,7 @@ class Stage:
         self.world.start(rank, run_bodies.trainer, self.agent.path, str(self.folder), train.__name__)
 
     def status(self, rank: int) -> int | None:
-        process = self.world.processes[rank]
-        process.join(BOUND)
-        return process.exitcode
+        return self.world.processes[rank].wait(BOUND)
 
 
 @pytest.fixture

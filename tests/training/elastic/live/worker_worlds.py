@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import os
 import signal
 import sys
@@ -16,14 +15,10 @@ from typing import Any
 
 import torch
 
+from support import preloaded
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 BOUND = 60.0  # seconds after which a test gives up waiting
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the server and all that it forks
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch prints C++ stacks of errors that are expected
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.device_mesh", "torch.distributed.fsdp"])
 
 
 def membership_of(world: int, store: str, generation: int = 1, **changes: Any) -> Membership:
@@ -38,16 +33,15 @@ class World:
     """
 
     def __init__(self) -> None:
-        self.processes: dict[int, Any] = {}
+        self.processes: dict[int, preloaded.Process] = {}
         self._pipes: dict[Any, int] = {}
         self._early: dict[tuple[int, str], Any] = {}
 
     def start(self, rank: int, body: Callable[..., None], *args: Any) -> None:
-        ours, theirs = _context.Pipe(duplex=False)
-        process = _context.Process(target=_child, args=(rank, theirs, body, args))
-        process.start()
-        theirs.close()
-        self.processes[rank] = process
+        ours, theirs = connection.Pipe(duplex=False)
+        with theirs:
+            fd = theirs.fileno()
+            self.processes[rank] = preloaded.call(_child, rank, fd, body, args, pass_fds=[fd])
         self._pipes[ours] = rank
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
@@ -80,12 +74,13 @@ def world() -> Iterator[World]:
     finally:
         for process in made.processes.values():
             process.kill()
-            process.join(BOUND)
+            process.wait(BOUND)
         for pipe in made._pipes:
             pipe.close()
 
 
-def _child(rank: int, pipe: Any, body: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _child(rank: int, fd: int, body: Callable[..., None], args: tuple[Any, ...]) -> None:
+    pipe = connection.Connection(fd, readable=False)
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(BOUND / 2)  # where it hangs, should it hang
     try:

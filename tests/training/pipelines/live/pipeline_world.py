@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import faulthandler
-import multiprocessing
-import multiprocessing.connection
 import os
 import selectors
 import signal
@@ -25,23 +23,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from support import preloaded
 from support.waiting import until
 from windtunnel.base import wire
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 BOUND = 60.0  # seconds after which a test gives up
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",
-        "windtunnel.training.elastic.live.run",
-        "windtunnel.training.pipelines.live.trainer",
-    ]
-)
 
 
 @dataclass
@@ -69,7 +56,7 @@ class World:
     def __init__(self, folder: Path, hosts: int, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.folder, self.train, self.args = folder, train, args
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.processes: dict[int, Any] = {}
+        self.processes: dict[int, preloaded.Process] = {}
         self.listeners: dict[int, socket.socket] = {}
         self.links: dict[int, socket.socket] = {}
         self.selector = selectors.DefaultSelector()
@@ -93,17 +80,15 @@ class World:
         try:
             while self.members() - set(self.results) and not self.errors:
                 assert time.monotonic() < end, self._stuck()
-                sentinels = {process.sentinel: host for host, process in self.processes.items()}
-                ready = self.selector.select(0.05)
-                for key, _ in ready:
+                for key, _ in self.selector.select(0.05):
                     key.data()
-                dead = [sentinels[s] for s in multiprocessing.connection.wait(list(sentinels), 0)]
+                dead = [host for host, process in self.processes.items() if process.poll() is not None]
                 if dead and not self.errors:
                     self._bury(dead)
         finally:
             for process in self.processes.values():
                 process.kill()
-                process.join(BOUND)
+                process.wait(BOUND)
             for sock in (*self.links.values(), *self.listeners.values()):
                 sock.close()
             self.selector.close()
@@ -172,9 +157,7 @@ class World:
             "WORLD_SIZE": "0",
         }
         log = str(self.folder / f"log{host}")
-        process = _context.Process(target=_child, args=(environment, log, self.train, self.args))
-        process.start()
-        self.processes[host] = process
+        self.processes[host] = preloaded.call(_child, environment, log, self.train, self.args)
 
     def _accept(self, host: int) -> None:
         link, _ = self.listeners[host].accept()
@@ -264,7 +247,7 @@ class World:
 
     def _bury(self, dead: list[int]) -> None:
         for host in dead:
-            self.processes.pop(host).join()
+            del self.processes[host]
         lost = [host for host in dead if host in self.members() and host not in self.results]
         if lost:
             for host in lost:
