@@ -446,6 +446,23 @@ def test_the_store_is_started_again_for_the_next_generation(tmp_path: Path) -> N
         assert agents[0].of("membership")[-1]["membership"]["store"] == "127.0.0.1:60002"
 
 
+def test_a_store_that_is_gone_before_all_have_met_makes_another_generation(tmp_path: Path) -> None:
+    """A generation may have been formed to meet at a store of whose death nobody knew yet."""
+    with a_run(tmp_path, 2) as run:
+        agents = run.add() + run.add(groups=False)
+        run.formed(1)
+        until(lambda: run.supervisor.snapshot()["grouped"] == [0], "one has met")
+        run.stores[0].status = -9
+        run.formed(2)
+        assert agents[1].of("membership")[-1]["membership"]["store"] == "127.0.0.1:60002"
+        assert "its store was gone before all had met" in run.events("decided")[-1]["reason"]
+        agents[1].say("event", kind="grouped", generation=2, rank=1)
+        until(lambda: run.supervisor.snapshot()["grouped"] == [0, 1], "all have met")
+        run.stores[1].status = -9
+        until(lambda: run.supervisor.snapshot()["store"] == "127.0.0.1:60003", "a third store")
+        assert run.supervisor.snapshot()["generation"] == 2
+
+
 def test_a_store_that_does_not_start_fails_the_run(tmp_path: Path) -> None:
     def broken() -> tuple[str, object]:
         raise OSError("no torch")

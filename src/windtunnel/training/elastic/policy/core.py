@@ -116,9 +116,14 @@ class Core:
         self.record("store", address=address, **fields)
 
     def store_down(self, error: str, now: float) -> None:
-        """The store is gone, or another try to start one failed."""
-        if self.store is not None:
+        """The store is gone, or another try to start one failed. Ranks that were still to meet there never
+        will: they would try until the group's timeout."""
+        gone = self.store
+        if gone is not None:
             self.store, self._store_since = None, now
+            met_there = self.membership is not None and self.membership.store == gone
+            if met_there and self.cooperative and self._unmet():
+                self.force("its store was gone before all had met", now)
         if error != self._store_error:
             self.record("note", text=f"the store: {error}")
         self._store_error = error
@@ -251,7 +256,7 @@ class Core:
         membership, deadline = self.membership, self.settings.deadlines.form
         if membership is None or self._changed is not None or self.waiting_since is not None:
             return
-        late = set(range(membership.world)) - self.grouped - set(self.done) - set(self.lost)
+        late = self._unmet()
         if not late:
             return
         decision = self.ask(
@@ -520,6 +525,11 @@ class Core:
         self.effects.drop(link)
 
     # small things
+
+    def _unmet(self) -> set[int]:
+        """Ranks that are still to join the group of this generation."""
+        world = self.membership.world if self.membership is not None else 0
+        return set(range(world)) - self.grouped - set(self.done) - set(self.lost)
 
     def places(self) -> tuple[int | None, ...]:
         hosts = self.membership.hosts if self.membership is not None else ()
