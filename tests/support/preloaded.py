@@ -48,6 +48,7 @@ TRAINING = (
     "torch.utils.checkpoint",
     "torch.utils.data",
     "windtunnel.cli.main",
+    "windtunnel.training.pipelines.live.trainer",
 )
 """What training scripts import, and the ranks, the launcher and the command line of ours."""
 SANDBOX = (

@@ -34,6 +34,14 @@ def seed_for(run_seed: int, *position: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
+def seed_generators(seed: int) -> None:
+    """As ``torch.manual_seed``, for the processor and CUDA devices in use. torch itself takes a stack trace
+    for each kind of device that is not in use, each time: longer than a small layer's forward."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
 def samples(run_seed: int, count: int, begin: int, size: int) -> list[int]:
     """The indices of ``size`` samples from number ``begin`` on, of an endless row: one permutation of
     ``count`` samples for each epoch. A block may hold the end of one epoch and the start of the next; every

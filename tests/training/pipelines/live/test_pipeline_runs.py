@@ -55,7 +55,7 @@ def test_simple_borrow_merge_and_join(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"reduction": "ordered"}, {"max_norm": 0.5}, {"search": True}], ids=str)
+@pytest.mark.parametrize("changes", [{"reduction": "ordered", "search": True}, {"max_norm": 0.5}], ids=str)
 def test_bits_are_kept(tmp_path: Path, changes: dict[str, Any]) -> None:
     problem = PROBLEM.but(**changes)
     check(run_job(tmp_path, 5, train, problem, script=Script(kill_at={1: [2]}, join_at={2: [5]})), problem)
@@ -121,9 +121,8 @@ def test_recovery_is_hit_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_killed_at_any_time(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
+def test_killed_at_any_time(tmp_path: Path) -> None:
+    rng = random.Random(1)
     victims = rng.sample(range(6), 4)
     # The moments within a step are as chance has them; two die at once where the copies allow it.
     script = Script(kill_at={step: [victims[step]] for step in range(4)}, join_at={3: [6], 4: [7]})

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.elastic.determinism import seed_for
+from windtunnel.training.elastic.determinism import seed_for, seed_generators
 from windtunnel.training.pipelines.live.layers import Layer
 
 Loss = Callable[[Any, Any], Tensor]
@@ -54,7 +54,7 @@ class Stage:
         """Run all layers; the outputs are those of the last in ``layers``."""
         kept: list[Kept] = []
         for layer in self.layers:
-            torch.manual_seed(seed_for(self.seed, step, microbatch, layer.index))
+            seed_generators(seed_for(self.seed, step, microbatch, layer.index))
             fed = _cut(inputs)
             with self._precision(layer.device):
                 output = layer.module(*fed)

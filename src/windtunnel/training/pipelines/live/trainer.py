@@ -38,7 +38,7 @@ from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.elastic import determinism
-from windtunnel.training.elastic.determinism import seed_for
+from windtunnel.training.elastic.determinism import seed_for, seed_generators
 from windtunnel.training.pipelines.live import entry, transfer
 from windtunnel.training.pipelines.live.exchange import Exchange
 from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, MakeOptimizer, MakeScheduler
@@ -305,7 +305,7 @@ class PipelineTrainer:
         exchange.finish()
 
     def _load(self, step: int, microbatch: int) -> tuple[tuple[Tensor, ...], Any]:
-        torch.manual_seed(seed_for(self.seed, step, microbatch, len(self.specs)))
+        seed_generators(seed_for(self.seed, step, microbatch, len(self.specs)))
         inputs, target = self.batch(self.order.microbatch(step, microbatch))
         inputs = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
         return tuple(t.to(self.device) for t in inputs), _moved(target, self.device)
