@@ -188,11 +188,11 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 def test_least_squares_reach_the_dense_loss_with_feedback_and_not_without() -> None:
     """Four ranks, each with data of its own; the share of dense progress that each codec makes."""
-    size, world = 200, 4
+    size, world = 100, 4
     generator = torch.Generator().manual_seed(0)
-    data = [torch.randn(300, size, generator=generator) / size**0.5 for _ in range(world)]
+    data = [torch.randn(150, size, generator=generator) / size**0.5 for _ in range(world)]
     truth = torch.randn(size, generator=generator)
-    goals = [one @ truth + 0.3 * torch.randn(300, generator=generator) for one in data]
+    goals = [one @ truth + 0.3 * torch.randn(150, generator=generator) for one in data]
 
     def loss(x: Tensor) -> float:
         return sum(float((a @ x - b).square().mean()) for a, b in zip(data, goals, strict=True)) / world
@@ -200,16 +200,16 @@ def test_least_squares_reach_the_dense_loss_with_feedback_and_not_without() -> N
     def trained(spec: str, feedback: bool) -> float:
         codec, x = find(spec), torch.zeros(size)
         ranks = [Feedback([{"x": size}], momentum=0.0) for _ in range(world)]
-        for step in range(1500):
+        for step in range(400):
             update = torch.zeros(size)
             for rank, (a, b) in enumerate(zip(data, goals, strict=True)):
-                gradient = a.T @ (a @ x - b) / 300 * size
+                gradient = a.T @ (a @ x - b) / 150 * size
                 seed = seed_of(0, step, 0, 0 if codec.summable else rank)
                 code = (
                     ranks[rank].encode(0, gradient, codec, seed) if feedback else codec.encode(gradient, seed)
                 )
                 codec.add(code, update, seed)
-            x -= (0.1 if step < 1000 else 0.01) * update / world
+            x -= (0.1 if step < 270 else 0.01) * update / world
         return loss(x)
 
     dense = trained("none", True)

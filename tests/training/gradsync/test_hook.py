@@ -108,7 +108,7 @@ def test_a_rank_that_fails_in_a_step_ends_and_does_not_abort(tmp_path: Path) -> 
 def test_a_script_is_measured_and_run_with_its_plan(tmp_path: Path) -> None:
     """As it stands: its profile has what it trains, also where it takes its end for a failure, and with a
     plan it trains as it did."""
-    arguments = [str(SCRIPT), "--size", "debug", "--steps", "12"]
+    arguments = [str(SCRIPT), "--size", "debug", "--batch", "4", "--steps", "12"]
     module = ["-m", "windtunnel.training.gradsync.live.script"]
     file, fails = tmp_path / "profile.json", tmp_path / "fails.py"
     fails.write_text(
