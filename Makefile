@@ -6,6 +6,8 @@ WORKERS ?= 2
 MATRIX ?= .matrix
 # Compiled kernels are cached by the age of one file, not of what it imports: every tree gets a cache of its own.
 export NUMBA_CACHE_DIR ?= $(CURDIR)/$(VENV)/numba
+# Hundreds of processes of the tests would compile our sources anew where the environment forbids to keep them compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint format docs native matrix matrix-sandbox clean
 
