@@ -52,7 +52,7 @@ LEARNED = 0.45
 shorter."""
 ASIDE, EVERY, LATELY = 16, 3, 5
 """Tokens read aside after so many steps, and of how many such readings the median is taken."""
-ENOUGH = 110.0
+ENOUGH = 140.0
 """Seconds after which no other seed is begun."""
 
 
@@ -163,7 +163,7 @@ def paced(times: StepTime, work: Workload = WORK) -> Workload:
     """With the pace that such steps allow, and waves as long as two serial requests."""
     pace = PACE * times.of(1, work.cached)
     wave = 2 * work.serial * pace
-    return replace(work, tpot=pace, ttft=60 * pace, wave=wave, seconds=5 * wave, warm=wave)
+    return replace(work, tpot=pace, ttft=60 * pace, wave=wave, seconds=4 * wave, warm=wave)
 
 
 @dataclass(frozen=True)
@@ -178,15 +178,15 @@ class Found:
 
 def found(seeds: Sequence[int], quick: bool) -> Found:
     """With a model of its own, whose steps are learned first."""
-    began, live = time.monotonic(), ready()
+    live = ready()
     work = paced(live.times)
     live.learn(replace(work, seconds=2 * work.wave), LEARNED * _twin(work, live.times, "eager", 9))
     work = paced(live.times)
     work = replace(work, seconds=3 * work.wave) if quick else work
     out = Found(work.tpot, {name: [] for name in ARMS}, {name: [] for name in ARMS}, live.told)
-    near = dict.fromkeys(ARMS, 0.8)
+    near, began = dict.fromkeys(ARMS, 0.8), time.monotonic()
     for at, seed in enumerate(seeds):
-        if time.monotonic() - began > ENOUGH:
+        if at and time.monotonic() - began > ENOUGH:
             break
         for name in ARMS[at % 3 :] + ARMS[: at % 3]:
             said = _twin(work, live.times, name, seed)
