@@ -39,6 +39,7 @@ native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.agents.sandbox.live.inspect.kernel
 	$(BIN)/python -m windtunnel.network.sharing.live.native
 	$(BIN)/python -m windtunnel.network.sharing.bench.packet
+	$(BIN)/python -m windtunnel.network.hostrate.live.native
 
 # Emulates with CUDA builds of PyTorch too, and writes what comes out to docs/frameworks.md. Pulls some 14 GB, once.
 matrix: $(VENV)/ready

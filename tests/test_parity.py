@@ -141,6 +141,13 @@ def added(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
     return recorded(folder)
 
 
+def held_back(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    """Flows on a thin link, held back by a controller."""
+    from support.hostrate import held_back
+
+    return [held_back(folder)]
+
+
 LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "training.emulate": emulated,
     "training.elastic": kept,
@@ -153,6 +160,7 @@ LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "serving.variants": chosen,
     "network.sharing": lending,
     "network.aggregation": added,
+    "network.hostrate": held_back,
     "agents.sandbox": sandboxed,
 }
 # A file of the policy, a rule in it, and what it is made into: a difference whatever was measured.
@@ -171,6 +179,11 @@ MUTANTS = {
         "policy/__init__.py",
         "merge(seen.bits, seen.have,",
         "merge(seen.bits, seen.bits,",
+    ),
+    "network.hostrate": (
+        "policy/__init__.py",
+        "return least if seen.backlog >",
+        "return least if seen.backlog <",
     ),
     "agents.sandbox": ("policy/__init__.py", "if not look.has_parent:", "if look.has_parent:"),
 }

@@ -118,6 +118,10 @@ CAPABILITIES = (
         "network.torus", "An all-to-all in an optical torus: wavelengths, routes, failures (RWA)",
         ("policy", "twin", "bench"), "network", ("network",), "network",
     ),
+    Capability(
+        "network.hostrate", "A host's own queue kept short by windows for its senders (CERA)",
+        ROOMS, "network", ("network",), "network",
+    ),
 )  # fmt: skip
 
 

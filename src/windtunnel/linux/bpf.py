@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import ipaddress
 import mmap
 import os
 import shutil
@@ -26,7 +27,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.linux import LinuxError
 from windtunnel.linux.system import bpf
 
-HASH, ARRAY, PERCPU_ARRAY, LRU_HASH, LPM_TRIE, RINGBUF = 1, 2, 6, 9, 11, 27
+HASH, ARRAY, PERCPU_ARRAY, LRU_HASH, LPM_TRIE, STRUCT_OPS, RINGBUF = 1, 2, 6, 9, 11, 26, 27
 _CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT, _LOAD, _TEST_RUN, _RAW_TRACEPOINT = 0, 1, 2, 3, 4, 5, 10, 17
 _PROGRAM_BY_ID, _MAP_BY_ID, _INFO, _LOAD_BTF, _LOOKUP_BATCH, _UPDATE_BATCH, _BIND_MAP = (
     13,
@@ -67,12 +68,16 @@ class Map:
     @classmethod
     def opened(cls, number: int) -> tuple[str, Map]:
         """A map that stands already, by its number, and its name."""
+        found = cls.held(bpf(_MAP_BY_ID, struct.pack("I", number)))
+        return _information(found.fd, 96)[24:40].rstrip(b"\0").decode(), found
+
+    @classmethod
+    def held(cls, descriptor: int) -> Map:
+        """A map whose descriptor is there already."""
         found = cls.__new__(cls)
-        found.fd = bpf(_MAP_BY_ID, struct.pack("I", number))
-        _, _, found.key, found.value, found.entries, _, name = struct.unpack_from(
-            "6I16s", _information(found.fd, 96)
-        )
-        return name.rstrip(b"\0").decode(), found
+        found.fd = descriptor
+        _, _, found.key, found.value, found.entries = struct.unpack_from("5I", _information(descriptor, 96))
+        return found
 
     @property
     def memory(self) -> int:
@@ -145,6 +150,15 @@ class Map:
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+def prefix_key(prefix: str) -> bytes:
+    """The key of a prefix in an `LPM_TRIE` of both families: IPv4 stands among IPv6, as ::ffff:a.b.c.d."""
+    net = ipaddress.ip_network(prefix)
+    bits, address = net.prefixlen, net.network_address.packed
+    if net.version == 4:
+        bits, address = bits + 96, bytes(10) + b"\xff\xff" + address
+    return struct.pack("<I16s", bits, address)
 
 
 def _lock_types(size: int) -> int:
@@ -307,10 +321,12 @@ def tried(program: int, packet: Packet, repeat: int = 1) -> tuple[int, int]:
 @dataclass(frozen=True)
 class Object:
     """BPF programs in C: what is shipped lies built beside the ``source``, named by the digest of all C files
-    of its folder. ``module``: who builds it anew, by ``python -m``."""
+    of its folder. ``module``: who builds it anew, by ``python -m``. ``typed``: with type data, for `libbpf`.
+    """
 
     source: Path
     module: str
+    typed: bool = False
 
     @property
     def file_name(self) -> str:
@@ -334,18 +350,18 @@ class Object:
         return path
 
     def build(self, target: Path) -> None:
-        """Compile it without debug or type data. Raises UserError with the compiler's words."""
+        """Compile it without debug data. Raises UserError with the compiler's words."""
         clang, strip = shutil.which("clang"), shutil.which("llvm-strip") or shutil.which("llvm-strip-14")
         if clang is None or strip is None:
             raise UserError(
                 "building the program needs clang and llvm-strip: apt-get install clang llvm libbpf-dev"
             )
         includes = [f"-I{path}" for path in sorted(Path("/usr/include").glob("*-linux-gnu"))]
-        options = ["-O2", "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror", *includes]
+        options = ["-O2", *["-g"] * self.typed, "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror", *includes]
         with tempfile.TemporaryDirectory() as scratch:
             made = f"{scratch}/{self._stem}.o"
             native.compiled([clang, *options, "-c", str(self.source), "-o", made], self.source.name)
-            sections = ["--remove-section=.BTF", "--remove-section=.BTF.ext"]
+            sections = [] if self.typed else ["--remove-section=.BTF", "--remove-section=.BTF.ext"]
             native.compiled([strip, "-g", *sections, made], self.source.name)
             shutil.copyfile(made, target)
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.base.errors import UserError
 from windtunnel.linux import LinuxError
 from windtunnel.linux.mounts import table
 
@@ -54,6 +55,20 @@ def mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Mounts:
     if unified is None:
         raise LinuxError("this host has no cgroup v2 mount: mount -t cgroup2 none /sys/fs/cgroup/unified")
     return Mounts(unified, v1)
+
+
+def numbered(folder: Path, field: str) -> tuple[int, int]:
+    """The number by which the kernel knows the v2 group of ``folder``, and how deep it lies. ``field``
+    names it in the message.
+
+    Raises:
+        UserError: it is no group, or the topmost.
+        LinuxError: the host has no v2 mount.
+    """
+    top = mounts().unified
+    if not folder.is_relative_to(top) or folder == top or not (folder / "cgroup.procs").exists():
+        raise UserError(f"{field} is {str(folder)!r}, accepted is the folder of a cgroup in {top}")
+    return os.stat(folder).st_ino, len(folder.relative_to(top).parts)
 
 
 class Cgroup:

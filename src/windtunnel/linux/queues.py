@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ Hook = Literal["egress", "ingress"]
 _PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
 _CLSACT, _ALL = 0xFFFF0000, 0x0300
 """The handle of clsact; every protocol (ETH_P_ALL) as it goes over the wire."""
-_FIRST = 1
+_FIRST, _ROOT = 1, 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,58 @@ def queues(device: str, namespace: Path | None = None) -> dict[str, str]:
         return found
 
     return ask(listed, namespace)
+
+
+class Backlog:
+    """What waits in an interface's root queue, asked often: one socket, and messages without a library. All
+    queues of the network are asked for: asking for one tells everybody who listens for changes.
+
+    Raises:
+        LinuxError: there is no such interface, by this and `look`.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device, self._index = device, _index(device)
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._socket.settimeout(1.0)
+
+    def look(self) -> tuple[str, int]:
+        """The queue's kind ("noqueue" where there is none), and bytes."""
+        self._socket.send(struct.pack("IHHIIBxxxiIII", 36, 38, 0x301, 0, 0, 0, 0, 0, 0, 0))  # RTM_GETQDISC
+        found, waits = "noqueue", 0
+        while True:
+            told, at = self._socket.recv(1 << 16), 0
+            while at < len(told):
+                size, kind = struct.unpack_from("IH", told, at)
+                if kind == 3:  # NLMSG_DONE
+                    if found == "noqueue" and _index(self._device) != self._index:
+                        raise LinuxError(f"there is no interface {self._device}", errno.ENODEV)
+                    return found, waits
+                index, _, parent = struct.unpack_from("iII", told, at + 20)
+                if index == self._index and parent == _ROOT:
+                    told_of = _attributes(told[at + 36 : at + size])
+                    found = told_of[1].rstrip(b"\0").decode()
+                    waits = struct.unpack_from("II", _attributes(told_of[7])[3])[1]
+                at += size + 3 & ~3
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _index(device: str) -> int:
+    try:
+        return socket.if_nametoindex(device)
+    except OSError:
+        raise LinuxError(f"there is no interface {device}", errno.ENODEV) from None
+
+
+def _attributes(data: bytes) -> dict[int, bytes]:
+    found, at = {}, 0
+    while at + 4 <= len(data):
+        size, kind = struct.unpack_from("HH", data, at)
+        found[kind & 0x3FFF] = data[at + 4 : at + size]
+        at += max(4, size + 3 & ~3)
+    return found
 
 
 def filters(device: str, namespace: Path | None = None) -> list[Filter]:
@@ -120,7 +173,7 @@ def try_queue(device: str, kind: str, namespace: Path | None = None, **settings:
 
 def remove_queue(device: str, namespace: Path | None = None) -> None:
     """Remove an interface's root queue: it has the kernel's usual one then."""
-    _remove(device, {"parent": 0xFFFFFFFF}, namespace)
+    _remove(device, {"parent": _ROOT}, namespace)
 
 
 def _remove(device: str, which: dict[str, int], namespace: Path | None) -> None:

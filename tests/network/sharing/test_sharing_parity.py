@@ -137,7 +137,7 @@ def of(source: str, destination: str) -> bytes:
 def test_the_longest_prefix_says_whose_a_packet_is(which: str, request: pytest.FixtureRequest) -> None:
     kernel = request.getfixturevalue(which)
     for place, prefix in enumerate(("10.1.0.0/16", "10.1.2.0/24", "fd00:1::/32"), 1):
-        kernel.maps["prefixes"][native.prefix_key(prefix)] = struct.pack("I", place)
+        kernel.maps["prefixes"][bpf.prefix_key(prefix)] = struct.pack("I", place)
     seen = [("10.1.9.9", 1), ("10.1.2.3", 2), ("10.9.9.9", 0), ("fd00:1::7", 3), ("fd00:2::7", 0)]
     for address, entity in seen:
         other = "192.0.2.1" if "." in address else "2001:db8::1"

@@ -18,6 +18,7 @@ class Verbs(Lazy):
         "aggregation": "network.aggregation",
         "sharing": "network.sharing",
         "torus": "network.torus",
+        "hostrate": "network.hostrate",
     }
 
 

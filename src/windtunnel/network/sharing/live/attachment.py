@@ -20,7 +20,7 @@ import numpy as np
 
 from windtunnel.base.errors import UserError
 from windtunnel.linux import LinuxError, bpf, network, queues
-from windtunnel.linux.cgroup import mounts
+from windtunnel.linux.cgroup import numbered
 from windtunnel.linux.system import locked
 from windtunnel.network.sharing.live import native
 from windtunnel.network.sharing.policy import promised
@@ -257,25 +257,14 @@ def _keys(spec: Spec) -> tuple[list[tuple[bytes, int]], int]:
         if spec.by == "mark":
             found.append((int(text).to_bytes(4, "little"), place))
         elif spec.by == "cgroup":
-            identity, level = _cgroup(name, Path(text))
+            identity, level = numbered(Path(text), f"entities.{name}.match")
+            if level >= native.LEVELS:
+                raise UserError(f"entities.{name}.match is {text!r}, accepted are cgroups 1 to 7 deep")
             levels |= 1 << level
             found.append((identity.to_bytes(8, "little"), place))
         else:
-            found.append((native.prefix_key(text), place))
+            found.append((bpf.prefix_key(text), place))
     return found, levels
-
-
-def _cgroup(name: str, folder: Path) -> tuple[int, int]:
-    """The number of a cgroup and how deep it lies."""
-    top = mounts().unified
-    if not folder.is_relative_to(top) or not (folder / "cgroup.procs").exists():
-        raise UserError(
-            f"entities.{name}.match is {str(folder)!r}, accepted is the folder of a cgroup in {top}"
-        )
-    level = len(folder.relative_to(top).parts)
-    if not 0 < level < native.LEVELS:
-        raise UserError(f"entities.{name}.match is {str(folder)!r}, accepted are cgroups 1 to 7 deep")
-    return os.stat(folder).st_ino, level
 
 
 def _place(found: Attachment, key: bytes) -> int | None:

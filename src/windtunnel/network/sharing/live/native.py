@@ -5,9 +5,7 @@ They are rebuilt with clang by ``python -m windtunnel.network.sharing.live.nativ
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -60,15 +58,6 @@ def make_maps(by: By, entities: int, keys: int) -> dict[str, bpf.Map]:
 def keys_of(maps: Mapping[str, bpf.Map]) -> bpf.Map:
     """The map from keys to places."""
     return next(maps[name] for name in _SIZES if name in maps)
-
-
-def prefix_key(prefix: str) -> bytes:
-    """The key of a prefix: IPv4 stands among IPv6, as ::ffff:a.b.c.d."""
-    net = ipaddress.ip_network(prefix)
-    bits, address = net.prefixlen, net.network_address.packed
-    if net.version == 4:
-        bits, address = bits + 96, bytes(10) + b"\xff\xff" + address
-    return struct.pack("<I16s", bits, address)
 
 
 def load(by: By, maps: Mapping[str, bpf.Map], *, trial: bool = False, source: bpf.Object = OBJECT) -> int:

@@ -1,0 +1,7 @@
+"""Windows that a host gives to its senders, so that its own queue stays short (CERA, CLUSTER 2016).
+
+Congestion controls that go by losses fill the queue of the host that they leave, whoever else waits there.
+Here a controller reads that queue every few milliseconds; when it grows too long, the window that the line
+needs is shared out among containers or users, and each flow gets its part. ``policy`` has the windows,
+``twin`` senders of the packet engine under them, ``live`` CUBIC of this kernel under a cap from a map.
+"""

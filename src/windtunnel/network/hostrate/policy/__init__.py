@@ -1,0 +1,182 @@
+"""How many packets each entity may have under way, so that the host's own queue stays between two marks.
+
+As published: when the queue is longer than ``upper`` packets, all entities together get a window of what the
+line holds (round trip times rate) and ``lower`` packets more. An entity's part goes by its weight and by
+what it sent; its flows get equal windows, and what is left over goes round. Between, flows are CUBIC's. That
+is `published`.
+
+`decide` differs, each time because a trial showed the need:
+
+- A window stays in force, and is corrected by the queue that it leaves: what is under way and does not wait
+  is on the line, so the next window is that and ``lower`` packets (a quarter of the way up, at once down,
+  never below the published one). A line with a longer round trip than was said is filled. It ends when nobody
+  sends.
+- Published parts are proportional to weight times what was sent, and what is sent follows the part: with
+  weights that differ all ends with one. Here parts go by weights among those that want more than they have
+  (max-min), and who takes less than half of its share is not held back.
+- A flow with less than two packets would wait for acknowledgements that receivers delay. It has two, and is
+  paced at its part of the line, a little more or less as the queue is short or long.
+
+Source: CLUSTER 2016, doi 10.1109/CLUSTER.2016.23, section on the mechanism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from windtunnel.network.sharing.policy import fill
+
+BUSY = 0.5
+"""Of its share of the line; who sends less is not held back, and left twice what it sends."""
+UP = 4
+NEEDLESS = 64
+"""A window so many times the published one holds nobody back: it ends."""
+LEAST = 2
+"""Packets that a flow has under way at least: a receiver acknowledges every second one at once."""
+SWING, SLOWEST, FASTEST = 8.0, 0.5, 1.125
+"""Pacing changes by one ``SWING``-th when the queue is ``lower`` packets off, and stays within these."""
+
+
+@dataclass(frozen=True)
+class Entity:
+    """``sent``: packets a second, over the last turns. ``flows``: that sent lately. ``turn``: the flow at
+    which the last round of what is left over ended."""
+
+    name: str
+    weight: float = 1.0
+    sent: float = 0.0
+    flows: int = 0
+    turn: int = 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``line``: bytes/s. ``trip``: seconds of a round trip when nothing waits. ``packet``: bytes. ``upper``,
+    ``lower``: packets in the host's queue (the paper's T_u and T_l)."""
+
+    line: float
+    trip: float
+    packet: int = 1500
+    upper: int = 25
+    lower: int = 12
+
+    @property
+    def least(self) -> int:
+        """Packets: the window of a line that is full, with ``lower`` in the queue."""
+        return int(self.trip * self.line / self.packet) + self.lower
+
+
+@dataclass(frozen=True)
+class Observation:
+    """``backlog``: packets in the queue now. ``total``: the window in force, 0 for none."""
+
+    settings: Settings
+    backlog: float
+    total: int
+    entities: tuple[Entity, ...]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What the ``flows`` of an entity have: ``window`` packets in all; with a ``pace`` (bytes/s of each) they
+    have `LEAST` each. No flows: nobody is held back."""
+
+    window: int = 0
+    flows: int = 0
+    turn: int = 0
+    pace: float | None = None
+
+    @property
+    def free(self) -> bool:
+        return not self.flows
+
+    @property
+    def each(self) -> tuple[int, int]:
+        """Packets of every flow, and how many flows have one more, from number ``turn`` on."""
+        return (LEAST, 0) if self.pace is not None else divmod(self.window, max(self.flows, 1))
+
+    def of_flow(self, number: int) -> int:
+        """Packets of flow ``number``."""
+        floor, more = self.each
+        return floor + ((number - self.turn) % max(self.flows, 1) < more)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``total``: packets, 0: nobody is held back. A share for each entity, in their order."""
+
+    total: int
+    shares: tuple[Share, ...]
+
+
+def decide(seen: Observation) -> Decision:
+    """Windows by weights, of those that want more than they have."""
+    total = _total(seen)
+    if not total:
+        return free(seen)
+    pairs = zip(seen.entities, _by_weight(seen), strict=True)
+    return Decision(total, tuple(_share(seen, total, one, part) for one, part in pairs))
+
+
+def published(seen: Observation) -> Decision:
+    """Windows by weight times what was sent, as printed, and only while the queue is too long."""
+    whole = sum(one.weight * one.sent for one in seen.entities)
+    if seen.backlog <= seen.settings.upper or not whole:
+        return free(seen)
+    total, shares = seen.settings.least, []
+    for one in seen.entities:
+        window = int(total * one.weight * one.sent / whole + 1e-9)
+        flows = max(one.flows, 1)
+        shares.append(Share(window, flows, one.turn % flows, None) if one.sent else Share())
+    return Decision(total, tuple(shares))
+
+
+def free(seen: Observation) -> Decision:
+    """Nobody is held back."""
+    return Decision(0, (Share(),) * len(seen.entities))
+
+
+def _total(seen: Observation) -> int:
+    """The window of all together."""
+    known, least = seen.settings, seen.settings.least
+    if not any(one.sent for one in seen.entities):
+        return 0
+    if not seen.total:
+        return least if seen.backlog > known.upper else 0
+    off = known.lower - seen.backlog
+    if seen.backlog > known.upper:
+        return max(least, seen.total + int(off))
+    paced = seen.total < LEAST * sum(one.flows for one in seen.entities)
+    total = seen.total + (max(1, int(off / UP)) if off > 0 and not paced else 0)
+    return total if total <= NEEDLESS * least else 0
+
+
+def _by_weight(seen: Observation) -> Sequence[float | None]:
+    """Parts of the line, of 1; None: not held back."""
+    line = seen.settings.line / seen.settings.packet
+    weights = sum(one.weight for one in seen.entities if one.sent)
+    busy = [one.sent > BUSY * line * one.weight / weights if one.sent else False for one in seen.entities]
+    demands = [
+        float("inf") if wants else one.sent / BUSY for wants, one in zip(busy, seen.entities, strict=True)
+    ]
+    filled = fill(line, tuple(one.weight for one in seen.entities), demands)
+    return [part / line if wants else None for wants, part in zip(busy, filled, strict=True)]
+
+
+def _share(seen: Observation, total: int, one: Entity, part: float | None) -> Share:
+    if part is None:
+        return Share()
+    known, flows = seen.settings, max(one.flows, 1)
+    window = int(total * part + 1e-9)
+    if window >= LEAST * flows:
+        return Share(window, flows, one.turn % flows)
+    swing = 1.0 + (known.lower - seen.backlog) / (SWING * known.lower)
+    return Share(window, flows, 0, known.line * part * min(max(swing, SLOWEST), FASTEST) / flows)
+
+
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
+    "weights": decide,
+    "published": published,
+    "free": free,
+}

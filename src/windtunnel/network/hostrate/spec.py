@@ -1,0 +1,130 @@
+"""Whose flows a host holds back, and how far: the file that users write, checked field by field.
+
+    line: 1 Gb/s                # what the interface, or what is behind it, carries
+    by: source                  # or cgroup: the senders of this host, by their addresses or their groups
+    entities:
+      blue: {match: 10.0.1.0/24, weight: 3}
+      red: {match: [10.0.2.0/24, "fd00:2::/64"]}
+    trip: 200 us                # a round trip when nothing waits
+    upper: 25                   # packets in the queue from which windows are given, and
+    lower: 12                   # that a window leaves in it
+
+An error becomes one sentence: file, field, value, what is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.strict_yaml import read_yaml
+from windtunnel.cluster.schema import Rate, Seconds, suggest
+from windtunnel.network.hostrate.policy import Settings
+from windtunnel.network.hostrate.policy.meter import PERIOD
+from windtunnel.network.sharing.spec import FASTEST, SLOWEST, normal
+
+ACCEPTED = {
+    "line": "1 Mb/s to 1 Tb/s, such as 10 Gb/s",
+    "by": "source or cgroup",
+    "entities": "a mapping of names to what is theirs",
+    "match": "a prefix such as 10.0.1.0/24, a cgroup's folder, or a list of them",
+    "weight": "a number greater than 0",
+    "trip": "0 to 10 s, such as 200 us",
+    "upper": "a whole number of packets, above lower",
+    "lower": "a whole number of packets from 1 up",
+    "packet": "576 to 9000 bytes",
+    "period": "0.5 ms to 1 s, such as 2 ms",
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Owner(_Strict):
+    match: str | list[str]
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+class Spec(_Strict):
+    line: Annotated[Rate, Field(ge=SLOWEST, le=FASTEST)]
+    by: Literal["source", "cgroup"]
+    entities: Annotated[dict[str, Owner], Field(min_length=1)]
+    trip: Annotated[Seconds, Field(le=10)] = 200e-6
+    upper: Annotated[int, Field(gt=1, lt=2**20)] = Settings.upper
+    lower: Annotated[int, Field(ge=1)] = Settings.lower
+    packet: Annotated[int, Field(ge=576, le=9000)] = Settings.packet
+    period: Annotated[Seconds, Field(ge=5e-4, le=1)] = PERIOD
+
+    @property
+    def settings(self) -> Settings:
+        """What the policy goes by."""
+        return Settings(self.line, self.trip, self.packet, self.upper, self.lower)
+
+    @property
+    def weights(self) -> list[tuple[str, float]]:
+        return [(name, one.weight) for name, one in self.entities.items()]
+
+    def matches(self) -> Iterator[tuple[str, str]]:
+        """Every name with everything that is matched to it."""
+        for name, one in self.entities.items():
+            for match in one.match if isinstance(one.match, list) else [one.match]:
+                yield name, match
+
+
+def read_spec(path: Path) -> Spec:
+    """The file at ``path``. Raises `UserError` for the first thing in it that is wrong."""
+    document = read_yaml(path, "file of senders (YAML)", "a file of senders (YAML)")
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: a file of senders holds {document!r}, accepted is a mapping of fields")
+    return check(document, str(path))
+
+
+def check(document: dict[str, Any], where: str) -> Spec:
+    """``document`` as a `Spec`; ``where`` is the file that errors name.
+
+    Raises:
+        UserError: the first thing in it that is wrong.
+    """
+    try:
+        spec = Spec.model_validate(document)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_sentence(error)}") from None
+    if spec.lower >= spec.upper:
+        raise UserError(f"{where}: lower is {spec.lower}, accepted is less than upper, which is {spec.upper}")
+    owners: dict[str, str] = {}
+    for name, match in spec.matches():
+        try:
+            key = normal(spec.by, match)
+        except ValueError:
+            accepted = (
+                "the path of a cgroup's folder"
+                if spec.by == "cgroup"
+                else "a prefix such as 10.0.1.0/24, without bits after it"
+            )
+            raise UserError(f"{where}: entities.{name}.match is {match!r}, accepted is {accepted}") from None
+        if key in owners:
+            raise UserError(
+                f"{where}: entities.{name}.match is {match!r}, which is of {owners[key]} already"
+                "; accepted is it once"
+            )
+        owners[key] = name
+    return spec
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    loc = tuple(str(part) for part in first["loc"])
+    field = ".".join(loc[:3] if loc[0] == "entities" else loc[:1])
+    if first["type"] == "missing":
+        return f"field {field} is missing, accepted is {ACCEPTED[loc[-1]]}"
+    if first["type"] == "extra_forbidden":
+        return f"field {field} is unknown{suggest(loc[-1], (Spec if len(loc) == 1 else Owner).model_fields)}"
+    if first["type"] == "value_error":
+        return f"field {field} is {first['input']!r}, {first['ctx']['error']}"
+    last = next((part for part in reversed(loc) if part in ACCEPTED), "entities")
+    return f"field {field} is {first['input']!r}, accepted is {ACCEPTED[last]}"
