@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import UserError
 from windtunnel.network.hostrate.policy import (
     LEAST,
+    PACED,
     POLICIES,
     Decision,
     Entity,
@@ -51,7 +52,7 @@ def test_windows_sum_to_no_more_than_the_whole_and_are_given_out_to_the_packet(
         if share.pace is None:
             assert sum(parts) == share.window and max(parts) - min(parts) <= 1
         else:
-            assert set(parts) == {LEAST} and share.window < LEAST * share.flows
+            assert set(parts) == {PACED} and share.window < LEAST * share.flows
             assert share.flows * share.pace <= 1.13 * KNOWN.line
     if name == "weights" and seen.backlog > KNOWN.upper and any(one.sent for one in seen.entities):
         assert made.total >= KNOWN.least

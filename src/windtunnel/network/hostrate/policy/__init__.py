@@ -14,7 +14,7 @@ is `published`.
 - Published parts are proportional to weight times what was sent, and what is sent follows the part: with
   weights that differ all ends with one. Here parts go by weights among those that want more than they have
   (max-min), and who takes less than half of its share is not held back.
-- A flow with less than two packets would wait for acknowledgements that receivers delay. It has two, and is
+- A flow with less than two packets would wait for acknowledgements that receivers delay. It has four, and is
   paced at its part of the line, a little more or less as the queue is short or long.
 
 Source: CLUSTER 2016, doi 10.1109/CLUSTER.2016.23, section on the mechanism.
@@ -32,8 +32,9 @@ BUSY = 0.5
 UP = 4
 NEEDLESS = 64
 """A window so many times the published one holds nobody back: it ends."""
-LEAST = 2
-"""Packets that a flow has under way at least: a receiver acknowledges every second one at once."""
+LEAST, PACED = 2, 4
+"""Packets of a flow: a receiver acknowledges every second one at once; and of one that is paced, so that late
+acknowledgements do not stop it."""
 SWING, SLOWEST, FASTEST = 8.0, 0.5, 1.125
 """Pacing changes by one ``SWING``-th when the queue is ``lower`` packets off, and stays within these."""
 
@@ -80,7 +81,7 @@ class Observation:
 @dataclass(frozen=True)
 class Share:
     """What the ``flows`` of an entity have: ``window`` packets in all; with a ``pace`` (bytes/s of each) they
-    have `LEAST` each. No flows: nobody is held back."""
+    have `PACED` each. No flows: nobody is held back."""
 
     window: int = 0
     flows: int = 0
@@ -94,7 +95,7 @@ class Share:
     @property
     def each(self) -> tuple[int, int]:
         """Packets of every flow, and how many flows have one more, from number ``turn`` on."""
-        return (LEAST, 0) if self.pace is not None else divmod(self.window, max(self.flows, 1))
+        return (PACED, 0) if self.pace is not None else divmod(self.window, max(self.flows, 1))
 
     def of_flow(self, number: int) -> int:
         """Packets of flow ``number``."""

@@ -2,8 +2,8 @@
  *
  * An entity's window is given as what each of its flows has: `floor` packets, and one more for `extra` of them,
  * beginning with flow number `turn`. A cap holds until a time that the controller writes with it; after that the
- * flows are CUBIC's. Where a flow has less than two packets (a receiver waits with the acknowledgement of one) it
- * is given two, and `pace`. Flows that are acknowledged in a round of the controller are counted in it.
+ * flows are CUBIC's. Flows whose part is less than two packets (a receiver waits with the acknowledgement of one) get
+ * `pace`, too. Flows that are acknowledged in a round of the controller are counted in it.
  *
  * "choose" makes new connections of entities use this congestion control; what belongs to none keeps its own.
  */
