@@ -119,7 +119,10 @@ def sending(place: Place, flows: int) -> Iterator[list[Any]]:
                 plug.sendall(data)
 
     def connect() -> socket.socket:
-        return socket.create_connection(("10.9.1.2", place.port))
+        plug = socket.socket()
+        plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")  # it fills any queue
+        plug.connect(("10.9.1.2", place.port))
+        return plug
 
     plugs = [place.do(connect) for _ in range(flows)]
     threads = [threading.Thread(target=stream, args=(plug,), daemon=True) for plug in plugs]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,9 @@ import pytest
 from support.hostrate import Place, available, control_of, made, senders, sending, unified
 from support.waiting import until
 from windtunnel.base.errors import UserError
-from windtunnel.linux import LinuxError, libbpf, network, queues
+from windtunnel.linux import LinuxError, libbpf, namespaces, network, queues
 from windtunnel.network.hostrate.live import controller, native
+from windtunnel.network.hostrate.live.own import OwnSockets, keep_short
 from windtunnel.network.hostrate.spec import check
 
 pytestmark = [
@@ -100,6 +104,46 @@ def test_senders_of_a_cgroup_are_found_and_others_keep_their_own(place: Place) -
     finally:
         inner.rmdir()
         group.rmdir()
+
+
+def test_without_bpf_own_sockets_that_receive_are_clamped(place: Place, tmp_path: Path) -> None:
+    """Senders are this kernel's usual ones; what their receivers tell them keeps the queue short."""
+    spec, stop = check(senders(), "senders.yaml"), threading.Event()
+    server = namespaces.within(place.there, lambda: socket.create_server(("", 0)))
+    place.port, plugs, failed = server.getsockname()[1], [], []
+
+    def drain(plug: socket.socket) -> None:
+        with suppress(OSError):
+            while plug.recv(1 << 16):
+                pass
+
+    def loop() -> None:
+        try:
+            place.do(lambda: keep_short("wt0", spec, lambda: plugs, stop))
+        except BaseException as error:
+            failed.append(error)
+
+    with sending(place, 3):
+        plugs += [server.accept()[0] for _ in range(3)]
+        threads = [threading.Thread(target=drain, args=(plug,)) for plug in plugs]
+        for thread in threads:
+            thread.start()
+        until(lambda: place.backlog() > 60, "the queue of senders as they are")
+        held = threading.Thread(target=loop)
+        held.start()
+        try:
+            until(lambda: failed or 2 < place.backlog() < 40, "the queue at its marks")
+        finally:
+            stop.set()
+            held.join()
+        assert failed == []
+        until(lambda: place.backlog() > 60, "the queue of senders that are let go")
+    for thread in threads:
+        thread.join()
+    for plug in (*plugs, server):
+        plug.close()
+    with pytest.raises(ValueError, match="told apart by source; by is 'cgroup'"):
+        OwnSockets(check(senders(by="cgroup", entities={"a": {"match": "/x"}}), "x"), list)
 
 
 def test_a_kernel_that_refuses_is_quoted_and_a_name_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from windtunnel.bench.measure import in_turn, spread
+from windtunnel.bench.measure import in_turn, scratch, spread
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.linux import namespaces, network, queues
 from windtunnel.network.hostrate.live.controller import run
@@ -32,7 +32,7 @@ LINE = 25e6
 PACKETS = 1000
 WIRE = 1514
 KINDS = ("reno", "bbr")
-ARMS = ("weights", "published", "cubic", "reno", "bbr", "cut")
+ARMS = ("weights", "published", "cubic", "reno", "bbr", "cut", "aq")
 FLOWS = (1, 8, 24, 64)
 FASTER, SHARE, IDLE_TIMES = 15.0, 0.95, 3.0
 DRAIN = """
@@ -152,6 +152,8 @@ def measured(
             entities = {"bulk": {"match": bulk[1]}, "answers": {"match": answers[1]}}
             spec = check({"line": LINE, "by": "source", "entities": entities, **fields}, "bench")
             _controlled(stack, port, spec, arm, log)
+        if arm == "aq":
+            _shared(stack, port, (bulk[1], answers[1]))
         drain = stack.enter_context(_started(there, [DRAIN]))
         answering = stack.enter_context(_started(answers[0], [SENDER, "answers"]))
         _line(drain), _line(answering)
@@ -191,6 +193,18 @@ def _controlled(stack: ExitStack, port: str, spec: Spec, policy: str, log: Path 
     began.wait()
     if failed:
         raise failed[0]
+
+
+def _shared(stack: ExitStack, port: str, sources: Sequence[str]) -> None:
+    """Equal bandwidth shares before the queue, lent while others leave theirs: `network.sharing`."""
+    folder = stack.enter_context(scratch())
+    entities = {f"e{number}": {"match": source} for number, source in enumerate(sources)}
+    file = folder / "shares.yaml"
+    file.write_text(json.dumps({"line": LINE, "by": "source", "entities": entities}))
+    code = "from windtunnel.cli.main import main; main()"
+    words = [code, "network", "sharing", "attach", port, str(file), "--lend"]
+    if not _line(stack.enter_context(_started(None, words))).startswith("Attached"):
+        raise RuntimeError(f"shares could not be attached to {port}")
 
 
 @contextmanager
@@ -259,7 +273,7 @@ def kernel_rows(quick: bool) -> Iterator[Row]:
 class _started:
     """A program of ours in a namespace, killed at the end."""
 
-    def __init__(self, place: str, words: Sequence[str]) -> None:
+    def __init__(self, place: str | None, words: Sequence[str]) -> None:
         line = [sys.executable, "-c", *words]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = namespaces.within(place, lambda: subprocess.Popen(line, text=True, **pipes))
