@@ -38,7 +38,7 @@ def one_by_one(requests: list[Request], given_limits: Limits, time: StepTime) ->
     return serve(requests, given_limits, time, jump=False)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(workloads(), limits, st.sampled_from([TIME, replace(TIME, kv=0.0), replace(TIME, kv=1e-3)]))
 def test_jumping_is_single_steps_and_every_request_ends_once(
     requests: list[Request], given_limits: Limits, time: StepTime

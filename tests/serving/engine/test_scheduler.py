@@ -212,7 +212,7 @@ def run(
     return ran
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(workload=workloads(), given_limits=limits)
 def test_all_is_decoded_in_its_place_and_a_jump_is_as_many_single_steps(
     workload: list[Request], given_limits: Limits
@@ -230,7 +230,7 @@ def test_all_is_decoded_in_its_place_and_a_jump_is_as_many_single_steps(
         assert single.refused == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     workload=workloads(),
     given_limits=limits,

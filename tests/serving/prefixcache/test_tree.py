@@ -32,7 +32,7 @@ symbols = st.lists(st.integers(0, 2), max_size=9).map(tuple)
 requests = st.lists(st.tuples(symbols, symbols, st.booleans()), max_size=30)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     requests, st.sampled_from(RULE), st.sampled_from([HYBRID, ATTENTION]), st.integers(0, 70),
     st.sampled_from([(), (20,), (0,), (60, 30)]), st.integers(1, 3), st.data(),

@@ -50,8 +50,7 @@ class Emulation:
     ``share=0.6,count=3-10,tokens=90``. ``on`` and ``model_like``: a cluster and a model of `twin.models`, or
     ``step_time``: "calibrated", a profile's file, or numbers such as ``base=0.01,row=1e-4``. ``kv`` and
     ``prefix_bytes``: bytes of a host (0: what fits). ``rules``: of the prefix cache; "": none. ``ttft`` and
-    ``tpot``: promised to each request, seconds. ``every``: of so many steps one's decisions are logged.
-    ``jitter``: of real steps, see `twin.world.serve`."""
+    ``tpot``: promised to each request, seconds. ``every``: of so many steps one's decisions are logged."""
 
     trace: Path | Requests
     on: str = ""
@@ -73,7 +72,6 @@ class Emulation:
     tpot: float | None = None
     seed: int = 0
     every: int = 10
-    jitter: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -110,12 +108,8 @@ def emulate(asked: Emulation) -> Emulated:
     inputs = {"command": "serve --trace", **asdict(replace(asked, trace=Path())), "trace": trace.source}
     run = Store.open().begin(CAPABILITY, inputs, asked.seed)
     log = eventlog.EventLog(run.directory / eventlog.NAME)
-
-    def decided(capability: str, policy: str, seen: object, made: object) -> None:
-        log.decision(capability, policy, seen, made)
-
     with run.failing(), closing(log):
-        served = _serve(asked, trace, place, objective, decided if asked.every else None)
+        served = _serve(asked, trace, place, objective, log.decision if asked.every else None)
         found = figures.times(served, objective, asked.pace)
         made = figures.summary(
             served, found, int(trace.prompt.sum()), place.limits.kv, place.price, place.devices * place.hosts
@@ -163,14 +157,6 @@ class _Place:
     hosts: int = 1
     devices: int = 1
     price: float | None = None
-
-    def cache(self, asked: Emulation, trace: Requests) -> PrefixCache | None:
-        if not self.prefix_bytes:
-            return None
-        rules = RULES[asked.rules]
-        return PrefixCache(
-            self.shape, self.prefix_bytes, rules, unit=trace.unit, decide=PREFIX_POLICIES[asked.rules]
-        )
 
 
 def _cache_in_words(asked: Emulation, trace: Requests, place: _Place) -> str:
@@ -254,17 +240,14 @@ def _serve(
     symbols = dict(enumerate(trace.ids))
     served = []
     for host in range(min(place.hosts, len(requests))):
-        cache = place.cache(asked, trace)
-        served.append(
-            serve(
-                requests[host :: place.hosts],
-                place.limits,
-                place.time,
-                jitter=asked.jitter,
-                random=np.random.default_rng((asked.seed, host)),
-                prefixes=Prefixes(cache, symbols) if cache is not None else None,
-                log=log if host == 0 else None,
-                every=every,
-            )
-        )
+        cache = None
+        if place.prefix_bytes:
+            cache = PrefixCache(
+                place.shape, place.prefix_bytes, RULES[asked.rules], unit=trace.unit,
+                decide=PREFIX_POLICIES[asked.rules],
+            )  # fmt: skip
+        prefixes = Prefixes(cache, symbols) if cache is not None else None
+        told = log if host == 0 else None
+        part = requests[host :: place.hosts]
+        served.append(serve(part, place.limits, place.time, prefixes=prefixes, log=told, every=every))
     return served

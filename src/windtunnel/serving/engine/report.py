@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WORDS = {"ttft": "first token (TTFT)", "tpot": "each further token (TPOT)", "total": "end to end"}
+COLUMNS = ("mean", *(f"p{one}" for one in PERCENTILES))
 POINTS = 400
 
 
@@ -58,10 +59,9 @@ def show(made: Emulated, console: Console, page_at: Path | None) -> None:
 
     for name, words in made.about.items():
         console.print(f"{name:13}{words}", style="dim", highlight=False, soft_wrap=True)
-    table = Table("emulated", "mean", *(f"p{one}" for one in PERCENTILES))
+    table = Table("emulated", *COLUMNS)
     for name, words in WORDS.items():
-        values = made.summary[name]
-        table.add_row(words, *(seconds(values[one]) for one in ("mean", *(f"p{at}" for at in PERCENTILES))))
+        table.add_row(words, *(seconds(made.summary[name][one]) for one in COLUMNS))
     console.print(table)
     for name, words in headline(made.summary):
         console.print(f"{name:22}{words}", highlight=False, soft_wrap=True)
@@ -78,27 +78,15 @@ def write_page(path: Path, made: Emulated) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(words)}</td></tr>"
-        for name, words in headline(made.summary)
-    )
-    columns = ("mean", *(f"p{one}" for one in PERCENTILES))
-    head = "".join(f'<th scope="col" class="number">{one}</th>' for one in columns)
-    body = "".join(
-        f"<tr><td>{html.escape(words)}</td>"
-        + "".join(f'<td class="number">{seconds(made.summary[name][one])}</td>' for one in columns)
-        + "</tr>"
-        for name, words in WORDS.items()
-    )
-    table = (
-        f'<div class="scroll"><table><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-    facts = f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+    times = [(words, *(seconds(made.summary[name][one]) for one in COLUMNS)) for name, words in WORDS.items()]
     sections = (
-        ("times", "Times", heading("What users wait", "emulated") + table + plot(_waits(made))),
+        (
+            "times",
+            "Times",
+            heading("What users wait", "emulated") + _table(times, COLUMNS) + plot(_waits(made)),
+        ),
         ("load", "Load", heading("What the engine holds", "emulated") + plot(_load(made))),
-        ("figures", "Figures", heading("Figures", "emulated") + facts),
+        ("figures", "Figures", heading("Figures", "emulated") + _table(headline(made.summary))),
     )
     lead = [f"{name}: {words}" for name, words in made.about.items()]
     text = page(
@@ -108,6 +96,18 @@ def write_page(path: Path, made: Emulated) -> None:
         atomic.replace(path, text)
     except OSError as error:
         raise UserError(f"serve: --html {path} cannot be written: {error.strerror}") from None
+
+
+def _table(rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> str:
+    head = "".join(f'<th scope="col" class="number">{one}</th>' for one in columns)
+    body = "".join(
+        f"<tr><td>{html.escape(name)}</td>"
+        + "".join(f"<td{' class=number' * bool(columns)}>{html.escape(one)}</td>" for one in cells)
+        + "</tr>"
+        for name, *cells in rows
+    )
+    head = f"<thead><tr><th></th>{head}</tr></thead>" * bool(columns)
+    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
 def _waits(made: Emulated) -> Any:

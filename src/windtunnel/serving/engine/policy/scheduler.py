@@ -315,20 +315,19 @@ class Scheduler:
         return admission.Waiting(request.id, end - cached, stop - cached, most - cached, due)
 
     def _leave_queue(self, seen: tuple[admission.Waiting, ...], made: admission.Decision, now: float) -> None:
-        queue = self._waiting or self._deferred
-        gone, kept = set(made.admit) | set(made.refuse) | set(made.defer), []
-        found = {one.request: one for one in seen}
-        for request, one in [queue.popleft() for _ in seen]:
-            if request.id not in gone:
-                kept.append((request, one))
-            elif request.id in made.defer:
-                self._deferred.append((request, replace(one, due=inf)))
-            elif request.id in made.admit:
+        queue, kept = self._waiting or self._deferred, []
+        for one in seen:
+            request, as_queued = queue.popleft()
+            if request.id in made.admit:
                 cached, stops = self._found.pop(request.id, (request.cached, ()))
-                running = _Running(request, cached, stops, found[request.id].reserve, now)
+                running = _Running(request, cached, stops, one.reserve, now)
                 self._running[request.id] = running
                 self.reserved += running.reserve
                 self._enter(running)
+            elif request.id in made.defer:
+                self._deferred.append((request, replace(as_queued, due=inf)))
+            elif request.id not in made.refuse:
+                kept.append((request, as_queued))
         queue.extendleft(reversed(kept))
 
     @staticmethod

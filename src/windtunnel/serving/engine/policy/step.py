@@ -63,16 +63,16 @@ class Step:
     repeat: int = 1
     until: float = inf
     measured: bool = False
+    chunks: tuple[tuple[int, int], ...] = field(init=False)
+    """Tokens of each chunk of prefill, and their context at its end."""
+
+    def __post_init__(self) -> None:
+        self.chunks = tuple([(one.end - one.begin, one.end) for one in self.prefill])
 
     @property
     def work(self) -> bool:
         """Whether there is anything to compute: not if all that happened is that requests were refused."""
         return bool(self.rows or self.prefill)
-
-    @property
-    def chunks(self) -> tuple[tuple[int, int], ...]:
-        """Tokens of each chunk of prefill, and their context at its end."""
-        return tuple((one.end - one.begin, one.end) for one in self.prefill)
 
     def seconds(self, time: StepTime, number: int = 0) -> float:
         """What the step takes by ``time`` when it is taken for the ``number``-th time in a row, from 0."""

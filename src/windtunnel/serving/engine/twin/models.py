@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.cluster.model import Cluster
@@ -146,29 +144,19 @@ def roofline(
 ) -> float:
     """Seconds of a step on the devices of one host: ``rows`` that read ``read`` KV tokens beside a chunk of
     ``prefilled`` tokens with ``context`` tokens at its end."""
-    sums = _sums(model, cluster, (rows + prefilled,)) if rows + prefilled else [0.0]
-    return _alone(model, cluster, rows, read, prefilled, context) + sums[0]
-
-
-def _alone(model: Model, cluster: Cluster, rows: int, read: int, prefilled: int, context: int) -> float:
-    device, parts = cluster.host.device, cluster.devices_per_host
+    device, parts, tokens = cluster.host.device, cluster.devices_per_host, rows + prefilled
     rate = device.peak("bfloat16") * device.sustained * RATE * parts
     bandwidth = device.memory_bandwidth * BANDWIDTH * parts
     logits = rows + (1 if prefilled else 0)
-    computed = (model.shape.token * (rows + prefilled) + model.head * logits) / rate
+    computed = (model.shape.token * tokens + model.head * logits) / rate
     copies = max(1.0, parts / model.groups)
-    moved = model.shape.kv * copies * (read + rows + prefilled) + 2 * model.shape.state * rows
+    moved = model.shape.kv * copies * (read + tokens) + 2 * model.shape.state * rows
     pairs = model.shape.flops(context - prefilled, context) - model.shape.token * prefilled
-    return OVERHEAD + max(model.read / bandwidth, computed) + moved / bandwidth + pairs / rate
-
-
-def _sums(model: Model, cluster: Cluster, tokens: tuple[int, ...]) -> list[float]:
-    """Seconds of the all-reduces of steps with so many tokens."""
-    if cluster.devices_per_host == 1:
-        return [0.0] * len(tokens)
-    sizes = [WIDTH * model.size * count for count in tokens]
-    times = collective_times(cluster, "all_reduce", [*range(cluster.devices_per_host)], sizes)
-    return [2 * model.layers * one for one in times]
+    summed = 0.0
+    if tokens and parts > 1:
+        [each] = collective_times(cluster, "all_reduce", [*range(parts)], [WIDTH * model.size * tokens])
+        summed = 2 * model.layers * each
+    return OVERHEAD + max(model.read / bandwidth, computed) + moved / bandwidth + pairs / rate + summed
 
 
 def step_time(model: Model, cluster: Cluster, rows: int, chunk: int, kv: int) -> tuple[StepTime, float]:
@@ -180,9 +168,6 @@ def step_time(model: Model, cluster: Cluster, rows: int, chunk: int, kv: int) ->
             held = min(kv, count * each)
             points += [(count, held, tokens, each) for tokens in (0, chunk // 4, chunk)]
     points += [(0, 0, tokens, context) for tokens in (chunk // 4, chunk) for context in (chunk, 4096, 16384)]
-    points = [
-        (count, held, part, max(part, context)) for count, held, part, context in points if count + part
-    ]
-    sums = _sums(model, cluster, tuple(count + part for count, _, part, _ in points))
-    times = np.array([_alone(model, cluster, *point) for point in points]) + np.array(sums)
-    return fit([(n, k, ((p, context),) if p else ()) for n, k, p, context in points], times.tolist(), True)
+    points = [(n, held, part, max(part, context)) for n, held, part, context in points if n + part]
+    times = [roofline(model, cluster, *point) for point in points]
+    return fit([(n, k, ((p, context),) if p else ()) for n, k, p, context in points], times, True)
