@@ -31,6 +31,7 @@ from windtunnel.linux import datagrams
 from windtunnel.network.aggregation.live import wire
 from windtunnel.network.aggregation.live.worker import AggregationLost, connect
 
+pytestmark = pytest.mark.xdist_group("aggregation")  # one process loads, or compiles, the loops
 RANKS = Path(__file__).parent / "ddp_ranks.py"
 SIZE = 12_000
 

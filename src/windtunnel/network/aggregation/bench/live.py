@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import psutil
-
 from windtunnel.bench.measure import spread
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.linux import network
@@ -37,7 +35,8 @@ def live_rows(quick: bool) -> Iterator[Row]:
         return
     for workers, (rate, size, target) in list(CASES.items())[: 1 if quick else None]:
         repeats = 2 if quick else 5
-        found, busy = measured(workers, rate, size, 0.0, repeats)
+        found = measured(workers, rate, size, 0.0, repeats)
+        busy = found["busy"]
         short = (
             f"; SHORT OF CPU ({busy:.0%} busy): not counted" if busy > SHORT else f"; CPUs {busy:.0%} busy"
         )
@@ -55,7 +54,7 @@ def live_rows(quick: bool) -> Iterator[Row]:
             )  # fmt: skip
         yield _sums(where, 0.0, found)
         for loss in LOSSES[-1:] if quick else LOSSES:
-            found, _ = measured(workers, rate, size >> 3, loss, 1 if quick else 2)
+            found = measured(workers, rate, size >> 3, loss, 2)
             yield _sums(f"{workers} workers, {size >> 13} KiB", loss, found)
 
 
@@ -68,8 +67,8 @@ def _sums(where: str, loss: float, found: dict[str, Any]) -> Row:
     )  # fmt: skip
 
 
-def measured(workers: int, rate: float, size: int, loss: float, repeats: int) -> tuple[dict[str, Any], float]:
-    """What `ranks` tells, and how busy the CPUs were meanwhile.
+def measured(workers: int, rate: float, size: int, loss: float, repeats: int) -> dict[str, Any]:
+    """What `ranks` tells; ``busy``: the part of all CPUs that was used in the rounds.
 
     Raises:
         RuntimeError: it failed, with what it said.
@@ -87,7 +86,6 @@ def measured(workers: int, rate: float, size: int, loss: float, repeats: int) ->
             "addresses": {name: host[1] for name, host in hosts.items()},
         }  # fmt: skip
         line = [sys.executable, "-m", "windtunnel.network.aggregation.bench.ranks", json.dumps(spec)]
-        psutil.cpu_percent()
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         process = subprocess.Popen(line, start_new_session=True, **pipes)
         try:
@@ -99,4 +97,4 @@ def measured(workers: int, rate: float, size: int, loss: float, repeats: int) ->
     if process.returncode:
         raise RuntimeError(" / ".join(err.strip().splitlines()[-3:]))
     found: dict[str, Any] = json.loads(out)
-    return found, psutil.cpu_percent() / 100
+    return found

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
@@ -77,6 +78,7 @@ def worker(spec: dict[str, Any], rank: int) -> None:
     for arm in arms.values():
         arm()  # connections are made, and functions compiled
     found = []
+    psutil.cpu_percent()
     for repeat in range(spec["repeats"]):
         times = {}
         for name in sorted(arms, key=lambda name: (len(name) + repeat) % 3):
@@ -87,11 +89,15 @@ def worker(spec: dict[str, Any], rank: int) -> None:
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             times[name] = float(slowest)
         found.append(times)
+    busy = psutil.cpu_percent() / 100
     told = torch.tensor([float(not exact), float(group.resent)])
     dist.all_reduce(told)
     if rank == 0:
         print(
-            json.dumps({"rounds": found, "exact": told[0].item() == 0, "resent": told[1].item()}), flush=True
+            json.dumps(
+                {"rounds": found, "exact": told[0].item() == 0, "resent": told[1].item(), "busy": busy}
+            ),
+            flush=True,
         )
     dist.barrier()
     group.close()

@@ -90,7 +90,8 @@ def twin_rows(quick: bool) -> Iterator[Row]:
         )
         yield Row(
             "twin", f"{point.name}: esa over atp", "x", emulated=over["atp"].median,
-            note=f"mean JCT: {told}; over switchml {over['switchml'].median:.2f}x",
+            note=f"mean JCT: {told}; over switchml {over['switchml'].median:.2f}x; best seed over atp "
+            f"{over['atp'].p95:.2f}x",
         )  # fmt: skip
     yield Row(
         "twin", "esa over atp, at its best", "x", emulated=best[0], published=1.35,

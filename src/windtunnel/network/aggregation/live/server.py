@@ -34,7 +34,7 @@ from windtunnel.network.aggregation.policy import (
     is_due,
     merge,
 )
-from windtunnel.network.aggregation.policy.fixed import VALUES, add, raise_to
+from windtunnel.network.aggregation.policy.fixed import VALUES, add, copy, raise_to
 from windtunnel.store.eventlog import EventLog
 
 PATIENCE = 10_000_000
@@ -111,11 +111,12 @@ def handle(m: Memory, k: int, time_: int, count: int) -> int:
         if op == wire.FLOATS:
             values = packet.values.view(np.float32)
             if entry.have == 0:
-                floats[:] = 0.0
+                for one in range(VALUES):
+                    floats[one] = 0.0
             for one in range(VALUES):
                 floats[one] += values[one]
         elif entry.have == 0 or action == TAKE:
-            sums[:] = packet.values
+            copy(sums, packet.values)
         else:
             held = raise_to(sums, packet.values) if op == wire.MOST else add(sums, packet.values)
             entry.flags |= wire.SATURATED * held
@@ -142,7 +143,7 @@ def handle(m: Memory, k: int, time_: int, count: int) -> int:
         for one in range(VALUES):
             rounded[one] = np.float32(floats[one])
     else:
-        packet.values[:] = sums
+        copy(packet.values, sums)
     wire.head(packet, wire.RESULT, op, entry.flags, 0, job.token, sequence, have, to, number)
     datagrams.put(m.goes, count, here, LONG, 0)
     return count + 1

@@ -41,7 +41,7 @@ from windtunnel.network.aggregation.policy import (
     place,
     where,
 )
-from windtunnel.network.aggregation.policy.fixed import VALUES, add, raise_to
+from windtunnel.network.aggregation.policy.fixed import VALUES, add, copy, raise_to
 from windtunnel.store.eventlog import EventLog
 
 BATCH, TURN, TOLD = 64, 0.05, 4096
@@ -110,7 +110,7 @@ def flush(m: Memory, slot: Any, number: int, spare: int, full: int, count: int) 
     """A slot's sum goes to the server in the ``spare`` packet, and the slot is free unless it is whole."""
     out, token = m.spare[spare], m.jobs[slot.job].token
     wire.head(out, wire.FLUSHED, slot.op, slot.flags, 0, token, slot.sequence, slot.bits, 0, slot.job)
-    out.values[:] = m.values[number]
+    copy(out.values, m.values[number])
     datagrams.put(m.goes, count, m.spare.ctypes.data + spare * LONG, LONG, m.server.ctypes.data)
     if slot.bits != full:
         slot.held = 0
@@ -197,13 +197,13 @@ def handle(m: Memory, k: int, rules: int, share: int, direct: bool, count: int) 
     if action in (TAKE, SWAP) or (action == COMPLETE and not mine):
         slot.held, slot.job, slot.sequence = 1, number, sequence
         slot.op, slot.flags = packet.op, packet.flags & wire.SATURATED
-        values[:] = packet.values
+        copy(values, packet.values)
     elif action in (ADD, COMPLETE):
         combine = raise_to(values, packet.values) if slot.op == wire.MOST else add(values, packet.values)
         slot.flags |= wire.SATURATED * combine
     slot.bits, slot.level = after, level_after
     if action == COMPLETE:
-        packet.values[:] = values
+        copy(packet.values, values)
         answers = wire.RESULT if direct else wire.GRADIENT
         to = job.full if direct else 0
         wire.head(packet, answers, slot.op, slot.flags, level_after, job.token, sequence, after, to, number)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.base.compiled import jit_inline
+from windtunnel.base.compiled import jit
 from windtunnel.base.errors import UserError
 from windtunnel.network.aggregation.policy.fixed import VALUES
 
@@ -36,7 +36,7 @@ SHORT, LONG = HEAD.itemsize, PACKET.itemsize
 Packet = Any
 
 
-@jit_inline
+@jit
 def head(
     out: Packet, kind: int, op: int, flags: int, priority: int, token: int, sequence: int, bits: int,
     to: int, job: int,

@@ -144,7 +144,9 @@ def hear(m: Memory, fd: int, values: NDArray[np.float32], out: NDArray[np.float3
             seen.done = 1
             own.newest = max(own.newest, sequence)
             if seen.asked == 0:
-                own.trip += (time_ - seen.at - own.trip) // 8 if own.trip else time_ - seen.at
+                # what was repaired comes late: the estimate follows short times soon, and long ones slowly
+                more = time_ - seen.at - own.trip
+                own.trip += more if own.trip == 0 else more // (2 if more < 0 else 32)
                 own.patience = min(2 * own.trip + LEAST, MOST)
             while own.floor < own.next and m.ring[own.floor % len(m.ring)].done:
                 own.floor += 1
@@ -194,9 +196,12 @@ def loop(m: Memory, fd: int, values: NDArray[np.float32], out: NDArray[np.float3
 class Aggregator:
     """A worker's place at a switch; made by `connect`. Not for several threads at once.
 
-    ``headroom``: bits that are left free for sums. ``priority``: 0 to 255, of what it sends next. ``resent``:
-    fragments sent again so far; ``floats``: blocks that went as floats.
+    ``remaining``: seconds that the job has left, as far as its user knows; with the times inside and outside
+    of `all_reduce` it makes the priority of what is sent. ``resent``: fragments sent again so far;
+    ``floats``: blocks that went as floats.
     """
+
+    remaining = 1.0
 
     def __init__(
         self, sock: socket.socket, token: int, rank: int, world: int, *, window: int, headroom: int | None,
@@ -205,6 +210,7 @@ class Aggregator:
         self.rank, self.world, self.deadline = rank, world, deadline
         self.floats, self._sock, self._lost = 0, sock, ""
         self._pool: ThreadPoolExecutor | None = None
+        self._buckets = 1
         packets = np.zeros(2 * BATCH, PACKET)
         self._memory = Memory(
             np.zeros(1, STATE), np.zeros(wire.MOST_WINDOW, SENT), np.zeros(0, np.int32),
@@ -216,7 +222,8 @@ class Aggregator:
         state["number"], state["token"], state["full"] = rank, token, (1 << world) - 1
         state["patience"], state["newest"] = MOST, -1
         state["room"] = fixed.headroom(world) if headroom is None else headroom
-        state["priority"] = priority(0, 1, 1.0, 1.0)
+        self._inside = self._outside = 0.0
+        self._ended = time.monotonic()
         nothing = np.zeros(0, np.float32)
         loop(self._memory, sock.fileno(), nothing, nothing, 0)  # compiled before anybody waits
         self._join(token, window)
@@ -250,9 +257,12 @@ class Aggregator:
             " cannot be reached"
         )
 
-    def all_reduce(self, tensor: torch.Tensor, deadline: float | None = None) -> torch.Tensor:
+    def all_reduce(
+        self, tensor: torch.Tensor, deadline: float | None = None, *, layer: int = 0, layers: int = 1
+    ) -> torch.Tensor:
         """Add ``tensor`` over all workers, in place, and return it. Every worker calls it with the same
-        number of elements, in the same order of calls. Any floating type; sums are of float32.
+        number of elements, in the same order of calls. Any floating type; sums are of float32. ``layer`` of
+        ``layers``, the front one 0, is for its priority.
 
         Raises:
             UserError: it does not hold floats.
@@ -265,7 +275,12 @@ class Aggregator:
         values = tensor.detach().to(torch.float32).cpu().contiguous().reshape(-1).numpy()
         out = np.empty_like(values)
         if len(values):
+            began = time.monotonic()
+            level = priority(layer, layers, self._inside / max(self._outside, 1e-6), self.remaining)
+            self._memory.state["priority"] = level
             self._reduce(values, out, self.deadline if deadline is None else deadline)
+            self._outside, self._ended = self._outside + began - self._ended, time.monotonic()
+            self._inside += self._ended - began
             tensor.copy_(torch.from_numpy(out).reshape(tensor.shape))
         return tensor
 
@@ -370,11 +385,13 @@ def hook(group: Aggregator, bucket: GradBucket) -> torch.futures.Future[torch.Te
     if group._pool is None:
         group._pool = ThreadPoolExecutor(1, "windtunnel-aggregation")
     found: torch.futures.Future[Any] = torch.futures.Future()
-    buffer = bucket.buffer()
+    buffer, index = bucket.buffer(), bucket.index()
+    group._buckets = max(group._buckets, index + 1)
 
     def add() -> None:
         try:
-            found.set_result(group.all_reduce(buffer.div_(group.world)))
+            layer = group._buckets - 1 - index  # DDP's first bucket has the last layers
+            found.set_result(group.all_reduce(buffer.div_(group.world), layer=layer, layers=group._buckets))
         except BaseException as error:
             found.set_result(error)
 

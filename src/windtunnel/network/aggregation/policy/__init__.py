@@ -40,7 +40,7 @@ pass it on as it is; change it for the partial sum in the slot; let the slot's s
 server: have it in the place of what is there, since it is whole; add, complete, drop, or answer with the
 result of long ago."""
 STATIC, PREEMPT, PRIORITY, AGEING, HOLD, REMIND = (1 << bit for bit in range(6))
-LATER, DOUBLINGS = 3, 4
+LATER, DOUBLINGS = 3, 2
 """Whole sums of later fragments after which a server does not wait for one; how often patience doubles."""
 _PRIMES = (1048583, 1048589, 1048601, 1048609, 1048613, 1048627, 1048633, 1048661)
 

@@ -18,6 +18,7 @@ from windtunnel.network.aggregation.policy import (
     ADD,
     ANSWER,
     COMPLETE,
+    DOUBLINGS,
     FLUSH,
     HOLD,
     LATER,
@@ -222,7 +223,7 @@ def server(now, port, packet, state, outbox, reply):  # type: ignore[no-untyped-
             say(out, sequence, missing, 0, 0)
             entry.since, entry.asked = now, entry.asked + 1
             own.reminders += 1
-        wake = min(wake, entry.since + (own.patience << min(entry.asked, 4)))
+        wake = min(wake, entry.since + (own.patience << min(entry.asked, DOUBLINGS)))
         if port != layout.WAKE or answer.count >= 32:
             break
     answer.wake = wake if port == layout.WAKE else min(answer.wake, wake)
@@ -311,7 +312,7 @@ def worker(now, port, packet, state, outbox, reply):  # type: ignore[no-untyped-
             continue
         if is_due(now - seen.at, own.patience, seen.asked, own.newest - sequence, own.window - 1):
             repeat(own, sequence, now, outbox, reply)
-        wake = min(wake, seen.at + (own.patience << min(seen.asked, 4)))
+        wake = min(wake, seen.at + (own.patience << min(seen.asked, DOUBLINGS)))
         if port != layout.WAKE or answer.count >= layout.OUTBOX - 1:
             break
     if own.next < last:
