@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from capturing import SCRIPTS, session
 
 from support.waiting import gone, until
 from windtunnel.base.errors import HangError
-from windtunnel.training.emulate.live.progress import Signs, counted
+from windtunnel.training.emulate.live.progress import ASKED, Signs, Watch, Word, counted
 from windtunnel.training.emulate.live.session import Session
 
 NAMES = re.findall(r"^def case_(\w+)", (SCRIPTS / "stuck.py").read_text(), re.MULTILINE)
@@ -69,6 +71,24 @@ def test_only_time_that_a_rank_could_use_counts(
     seconds: float, run: float, wait: float, moving: bool, told: float
 ) -> None:
     assert counted(seconds, run, wait, moving) == pytest.approx(told)
+
+
+def test_late_looks_are_followed_by_more_before_it_is_a_hang(tmp_path: Path) -> None:
+    command = ["sh", "-c", "trap '' USR1; echo; exec sleep 1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline()
+            watch = Watch(child.pid, 0, tmp_path / "stack", Word(), 0.2)
+            watch.looked = time.monotonic() - 10.0
+            watch._start = watch.looked, watch._before
+            looks = 0
+            while not watch.hangs:
+                watch.look(float("inf"))
+                looks += 1
+                (tmp_path / "stack").write_text("")
+            assert watch.quiet > 9.0 and looks >= ASKED
+        finally:
+            child.kill()
 
 
 def test_little_of_files_and_memory_is_no_sign() -> None:

@@ -35,6 +35,9 @@ SHORTEST = 0.05  # seconds between two looks
 FILE_BYTES, MEMORY_BYTES = 1 << 16, 1 << 20
 """What a rank must read and write, or take, between two looks to get on; what logs and polls is less."""
 PATIENCE, FEW_LINES = 10.0, 3
+ASKED = 20
+"""How often a rank is asked for its line before it counts as hung: on a busy machine looks come late, and few
+looks meet few lines."""
 SHOWING = 2.0
 """Seconds that a process is given to show where it stands before it is ended."""
 
@@ -105,7 +108,7 @@ class Watch:
 
     @property
     def hangs(self) -> bool:
-        return self.quiet >= self.timeout
+        return self.quiet >= self.timeout and self._asked >= ASKED
 
     @property
     def due(self) -> bool:
@@ -116,6 +119,7 @@ class Watch:
         """It got on, or one that it may have waited for ended."""
         self.moved = time.monotonic()
         self._lines: set[str] = set()
+        self._asked = 0
         self._begin_stretch(0.0)
 
     def _begin_stretch(self, quiet: float) -> None:
@@ -140,7 +144,8 @@ class Watch:
         elif self.quiet > self.timeout / 4:
             self._see_line()
             if not moving and len(self._lines) > FEW_LINES:
-                self._begin_stretch(self.quiet)
+                # Until then it was taken for one that stands: late looks may have let that go on long.
+                self._begin_stretch(min(self.quiet, self.timeout / 2))
 
     def _signs(self) -> Signs:
         tree = [self.pid, *descendants(self.pid)]
@@ -155,6 +160,7 @@ class Watch:
         line = failure.stood_at(self.shown())
         if line:
             self._lines.add(line)
+        self._asked += 1
         self._ask()
 
     def _ask(self) -> None:
