@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import Counter
 
 import numpy as np
@@ -25,7 +27,9 @@ from windtunnel.serving.variants.twin import Outcome, Setting, simulate
 
 GIB = 1 << 30
 STEPS = st.lists(
-    st.sampled_from(("ask", "later", "done", "died", "refused", "gone", "second", "starts", "starts not")),
+    st.sampled_from(
+        ("ask", "hurry", "later", "done", "died", "refused", "gone", "second", "starts", "starts not")
+    ),
     max_size=60,
 )
 
@@ -53,6 +57,8 @@ class Story:
             elif isinstance(one, Run):
                 self.running.append(one)
             elif isinstance(one, Fail):
+                query = one.request.query
+                assert not one.shed or (query.latency < math.inf and not query.background)
                 self.ends[one.request.query.id] += 1
             else:
                 assert isinstance(one, Stop) and one.group.idle >= 0
@@ -71,9 +77,10 @@ class Story:
     def step(self, what: str) -> None:
         self.now += 0.3
         match what:
-            case "ask" | "later":
+            case "ask" | "hurry" | "later":
                 self.asked += 1
-                query = Query(self.asked, "digits", latency=0.05, background=what == "later")
+                latency = math.inf if what == "ask" else 0.5
+                query = Query(self.asked, "digits", latency=latency, background=what == "later")
                 self.do(self.desk.ask(Request(query, self.now), self.now))
             case "done" | "died" | "refused" if self.running:
                 run = self.running.pop(0)
@@ -151,7 +158,7 @@ def test_a_background_job_delays_nobody_by_more_than_the_batch_under_way(
     later = np.sort(rng.uniform(3, 13, jobs))
 
     def outcome(*background: tuple[float, Query]) -> Outcome:
-        online = [(at, Query(number, "digits", latency=0.1)) for number, at in enumerate(times.tolist())]
+        online = [(at, Query(number, "digits")) for number, at in enumerate(times.tolist())]
         asked = sorted([*online, *background], key=lambda pair: pair[0])
         setting = Setting((one,), {}, True, {"net": one.name}, own=True, warm=0.0)
         return simulate(asked, 30.0, setting, POLICIES["static"])
@@ -162,6 +169,53 @@ def test_a_background_job_delays_nobody_by_more_than_the_batch_under_way(
     assert len(both.latencies) == len(alone.latencies) == len(times)
     slower = np.array(both.latencies) - np.array(alone.latencies)
     assert slower.max(initial=0.0) <= one.latency() + 1e-9
+
+
+def overloaded(one: Variant, replicas: int, rate: float, bounds: list[float], seed: int) -> tuple[
+    list[tuple[float, Query]], Outcome
+]:  # fmt: skip
+    """Five seconds, of which the first is not counted, and what became of who came in them."""
+    rng = np.random.default_rng(seed)
+    times = np.sort(rng.uniform(3, 8, int(rate * 5))).tolist()
+    asked = [(at, Query(number, "digits", latency=rng.choice(bounds))) for number, at in enumerate(times)]
+    peak = {"net": 0.7 * one.rate * replicas - 1e-6}
+    setting = Setting((one,), {}, True, {"net": one.name}, own=True, peak=peak, warm=4.0)
+    return asked, simulate(asked, 30.0, setting, POLICIES["static"])
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(1, 3), st.floats(0.5, 3.0), st.integers(0, 10**6))
+def test_who_is_shed_could_not_have_been_in_time_and_nobody_else_is_late(
+    replicas: int, load: float, seed: int
+) -> None:
+    one = variant("net:1", slope=0.02, intercept=0.0)
+    asked, found = overloaded(one, replicas, load * replicas * one.rate, [0.021, 0.05, 0.3], seed)
+    free, took, shed = [0.0] * replicas, [], 0
+    for came, query in asked:  # first come, first served
+        end = max(came, free[0]) + one.latency()
+        if end - came <= query.latency:
+            heapq.heapreplace(free, end)
+            took += [end - came] if came >= 4.0 else []
+        else:
+            shed += came >= 4.0
+    assert (found.late, found.shed, found.came) == (0, shed, len(took) + shed)
+    np.testing.assert_allclose(sorted(found.latencies), sorted(took), atol=1e-6)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.sampled_from((1, 8)), st.integers(1, 3), st.floats(2.1, 8.0), st.floats(2.0, 4.0),
+    st.integers(0, 10**6),
+)  # fmt: skip
+def test_under_overload_most_of_what_replicas_can_do_is_answered_in_time(
+    batch: int, replicas: int, bound: float, load: float, seed: int
+) -> None:
+    one = variant("net:8", batch=batch, slope=0.01, intercept=0.04)
+    limit = bound * one.latency(batch)
+    _, found = overloaded(one, replicas, load * replicas * one.rate, [limit, 2 * limit], seed)
+    in_time = found.came - found.late - found.shed
+    assert in_time == len(found.latencies) - found.late >= 0.8 * 4.0 * replicas * one.rate
+    assert found.late <= 0.02 * in_time
 
 
 def test_a_background_job_loads_the_cheapest_and_brings_no_hosts() -> None:

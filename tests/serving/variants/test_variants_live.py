@@ -21,6 +21,7 @@ from windtunnel.serving.variants.live.gateway import HEADER, application
 from windtunnel.serving.variants.live.registry import Entry
 from windtunnel.serving.variants.live.rpc import listening, messages, services
 from windtunnel.serving.variants.live.service import Infeasible, Service
+from windtunnel.serving.variants.model import Variant
 
 ONE = {"name": "input", "datatype": "FP32", "shape": [1, 6], "data": INPUTS[0].tolist()}
 
@@ -153,18 +154,23 @@ def test_the_protocol_over_http_and_grpc(entries: list[Entry]) -> None:
                 transport=httpx.ASGITransport(application(service)), base_url="http://here"
             )
             async with http:
-                await over_http(http)
+                await over_http(http, entries[0].variant)
             server, port = await listening(service, "127.0.0.1:0")
             try:
                 async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                    await over_grpc(services.GRPCInferenceServiceStub(channel))
+                    await over_grpc(services.GRPCInferenceServiceStub(channel), entries[-1].variant)
             finally:
                 await server.stop(None)
 
     asyncio.run(story())
 
 
-async def over_http(http: httpx.AsyncClient) -> None:
+async def over_http(http: httpx.AsyncClient, cold: Variant) -> None:
+    sent = {"inputs": [ONE], "parameters": {"latency": cold.latency()}}  # it is loaded for the next ones
+    shed = await http.post(f"/v2/models/{cold.name}/infer", json=sent)
+    assert shed.status_code == 503 and int(shed.headers["Retry-After"]) >= 1
+    assert f"{cold.name}: shed, since {cold.name} would take" in shed.json()["error"]
+    assert f'shed_total{{variant="{cold.name}"}} 1\n' in (await http.get("/metrics")).text
     assert (await http.get("/v2")).json()["extensions"] == ["binary_tensor_data"]
     assert (await http.get("/v2/health/ready")).json() == {"ready": True}
     about = (await http.get("/v2/models/sums")).json()
@@ -207,7 +213,7 @@ async def over_http(http: httpx.AsyncClient) -> None:
     assert 'answered_total{variant="linear:' in (await http.get("/metrics")).text
 
 
-async def over_grpc(stub: object) -> None:
+async def over_grpc(stub: object, cold: Variant) -> None:
     assert (await stub.ServerLive(messages.ServerLiveRequest())).live  # type: ignore[attr-defined]
     assert (await stub.ModelReady(messages.ModelReadyRequest(name="linear"))).ready  # type: ignore[attr-defined]
     about = await stub.ModelMetadata(messages.ModelMetadataRequest(name="sums"))  # type: ignore[attr-defined]
@@ -227,6 +233,10 @@ async def over_grpc(stub: object) -> None:
     bad = {
         grpc.StatusCode.NOT_FOUND: {"model_name": "none"},
         grpc.StatusCode.FAILED_PRECONDITION: {"parameters": {"latency": {"double_param": 1e-9}}},
+        grpc.StatusCode.RESOURCE_EXHAUSTED: {
+            "model_name": cold.name,
+            "parameters": {"latency": {"double_param": 2 * cold.latency(2)}},
+        },
         grpc.StatusCode.INVALID_ARGUMENT: {"raw_input_contents": [b"short"]},
     }
     for code, other in bad.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from hypothesis import given, settings
@@ -20,7 +21,15 @@ from windtunnel.serving.variants.policy.scale import (
     Running,
     Scaling,
 )
-from windtunnel.serving.variants.policy.select import Asked, Batch, Chosen, Refused, Waiting, feasible
+from windtunnel.serving.variants.policy.select import (
+    QUEUE,
+    Asked,
+    Batch,
+    Chosen,
+    Refused,
+    Waiting,
+    feasible,
+)
 
 GIB = 1 << 30
 HOST = Host("a", "cpu", 8, 32 * GIB)
@@ -53,7 +62,8 @@ def asked(draw: st.DrawFn) -> Asked:
     )  # fmt: skip
     hosts = (Host("h0", "cpu", 8, draw(st.sampled_from((0, 16 * GIB)))), Host("h1", "v100", 1, 8 * GIB))
     recent = draw(st.lists(st.sampled_from([one.variant.name for one in candidates] or ["x"]), max_size=3))
-    return Asked(query, tuple(candidates), hosts, tuple(recent))
+    waiting = draw(st.sampled_from((0, QUEUE)))
+    return Asked(query, tuple(candidates), hosts, tuple(recent), waiting=waiting)
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,6 +86,16 @@ def test_who_answers_can_and_is_loaded_and_unflagged_where_one_is(seen: Asked, p
         held = next(held for held in chosen.held if held.host == made.host)
         assert held.state == "active" and not made.load and not made.need
         assert held.wait + chosen.variant.latency(seen.query.items) <= seen.query.latency
+    takes = [held.answers(one.variant, seen.query.items) for one in fit for held in one.held]
+    if made.shed and seen.query.latency < math.inf:  # nobody who could be in time is
+        assert made.shed >= 1 and min(takes, default=math.inf) > seen.query.latency
+    elif seen.query.latency == math.inf:
+        assert (made.shed > 0) == (seen.waiting == QUEUE)
+    elif not made.load:  # and all who could not be
+        takes = [
+            one.answers(chosen.variant, seen.query.items) for one in chosen.held if one.host == made.host
+        ]
+        assert takes[0] <= seen.query.latency
     if made.load:
         host = next(one for one in seen.hosts if one.name == made.host) if made.host else None
         assert not chosen.held
@@ -99,6 +119,9 @@ def test_what_is_loaded_is_what_the_policy_says() -> None:
     late = Candidate(cheap, (held,))
     assert after("infaas", Candidate(quick), late) == ("net:1", True)
     assert after("cheapest", Candidate(quick), late) == ("net:8", False)
+    made = decide(Asked(Query(0, "digits", latency=0.05), (late,), (HOST,)))
+    assert isinstance(made, Chosen) and made.shed == 9.0 + 0.004 - 0.05
+    assert made.reason == "digits: shed, since net:8 would take 9 s; ask again in 9 s"
 
 
 def test_what_cannot_be_done_is_refused_with_the_nearest() -> None:
@@ -114,20 +137,31 @@ def test_what_cannot_be_done_is_refused_with_the_nearest() -> None:
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.sampled_from((-1.0, 0.03, 0.05, 0.2))), min_size=1, max_size=9),
-    st.sampled_from((1, 4, 16)),
-)
-def test_a_batch_makes_nobody_late_who_would_not_be_late_alone(
-    waiting: list[tuple[int, float]], most: int
+    st.sampled_from((1, 4, 16)), st.sampled_from((1.0, 2.0)),
+)  # fmt: skip
+def test_a_batch_makes_nobody_late_and_who_would_be_late_alone_is_shed(
+    waiting: list[tuple[int, float]], most: int, slow: float
 ) -> None:
     one = variant(batch=most)
     items, slack = zip(*waiting, strict=True)
-    made = decide(Waiting(one, items, slack))
-    assert isinstance(made, Batch) and 1 <= made.requests <= len(items)
-    if made.requests > 1:
-        total = sum(items[: made.requests])
-        assert total <= most
-        inside = list(zip(items, slack, strict=True))[: made.requests]
-        assert all(late >= one.latency(total) for count, late in inside if late >= one.latency(count))
+    made = decide(Waiting(one, items, slack, slow=slow))
+    assert isinstance(made, Batch)
+    lost = {place for place, (count, left) in enumerate(waiting) if left < one.latency(count) * slow}
+    kept = [each for place, each in enumerate(waiting) if place not in made.shed]
+    assert lost <= {*made.shed} and min(1, len(kept)) <= made.requests <= len(kept)
+    inside = kept[: made.requests]
+    total = sum(count for count, _ in inside)
+    assert made.requests <= 1 or total <= most
+    alone = decide(Waiting(one, items, slack, slow=slow, busy=True))
+    assert alone == Batch(0, tuple(sorted(lost)))
+    if {*made.shed} > lost:  # who would be in time alone goes only where more are answered by that
+        left = [each for place, each in enumerate(waiting) if place not in lost]
+        counts = itertools.accumulate(count for count, _ in left)
+        leasts = itertools.accumulate((time for _, time in left), min)
+        sums = zip(counts, leasts, strict=True)
+        first = sum(count <= most and time >= one.latency(count) * slow for count, time in sums)
+        assert made.requests >= first
+    assert all(left >= one.latency(total) * slow for _, left in inside)
 
 
 @settings(max_examples=150, deadline=None)

@@ -35,7 +35,7 @@ class Variant:
     accuracy: float = 0.0
     price: float = 0.0
 
-    def latency(self, items: int = 1) -> float:
+    def latency(self, items: float = 1) -> float:
         """Seconds of one batch of so many items."""
         return self.slope * items + self.intercept
 
@@ -67,9 +67,9 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Held:
     """Replicas of a variant on a host: items a second that are asked of them, and seconds until a request
-    that comes now begins (a replica that loads is one that is waited for); ``slow``: what a batch will take,
-    in times of the profile, by those of late and by what runs on the host; ``background``: requests of
-    background jobs that wait there."""
+    that comes now begins (a replica that loads is one that is waited for), in a batch with ``ahead`` items
+    that wait already; ``slow``: what a batch will take, in times of the profile, by those of late and by what
+    runs on the host; ``background``: requests of background jobs that wait there."""
 
     host: str
     state: State
@@ -78,10 +78,12 @@ class Held:
     wait: float = 0.0
     slow: float = 1.0
     background: int = 0
+    ahead: int = 0
 
     def answers(self, variant: Variant, items: int) -> float:
-        """Seconds until a request that comes now is answered."""
-        return self.wait + variant.latency(items) * max(1.0, self.slow)
+        """Seconds until a request that comes now is answered, with those that come until its batch begins."""
+        batch = min(variant.batch, self.ahead + items + self.rate * self.wait)
+        return self.wait + variant.latency(batch) * self.slow
 
 
 @dataclass(frozen=True, slots=True)

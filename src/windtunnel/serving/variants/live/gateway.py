@@ -2,13 +2,14 @@
 
 A model's name is a task, an architecture or a variant, and its versions are variants; ``accuracy``,
 ``latency`` (seconds), ``cost`` and ``background`` are parameters of an infer request. 404: no such model;
-422: none does what is asked; 400: not the protocol; 503: replicas could not answer. See kserve.github.io,
-Open Inference Protocol.
+422: none does what is asked; 400: not the protocol; 503: replicas could not answer, or (with
+``Retry-After``) not in time. See kserve.github.io, Open Inference Protocol.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -84,7 +85,7 @@ _NAMED: dict[int | str, Any] = {404: {"description": "No such model", "model": T
 _INFER: dict[int | str, Any] = {
     **_NAMED, 400: {"description": "Not the protocol", "model": Told},
     422: {"description": "No variant does what is asked", "model": Told},
-    503: {"description": "Replicas could not answer", "model": Told},
+    503: {"description": "Replicas could not answer, or (with Retry-After) not in time", "model": Told},
     200: {"model": Answer, "content": {"application/octet-stream": {}}},
 }  # fmt: skip
 
@@ -102,7 +103,9 @@ def application(service: Service) -> FastAPI:
     async def told(request: Request, fault: Exception) -> JSONResponse:
         if isinstance(fault, HTTPException):
             return JSONResponse({"error": fault.detail}, fault.status_code, fault.headers)
-        return JSONResponse({"error": str(fault)}, STATUS[type(fault)])
+        after = math.ceil(getattr(fault, "after", 0.0))
+        headers = {"Retry-After": str(after)} if after else None
+        return JSONResponse({"error": str(fault)}, STATUS[type(fault)], headers)
 
     for kind in (*STATUS, HTTPException):
         app.add_exception_handler(kind, told)
@@ -134,7 +137,8 @@ def application(service: Service) -> FastAPI:
     async def metrics() -> str:
         figures = {
             "replicas": lambda one: one.ready, "answered_total": lambda one: one.answered,
-            "requeued_total": lambda one: one.requeued,
+            "late_total": lambda one: one.missed, "requeued_total": lambda one: one.requeued,
+            "shed_total": lambda one: service.desk.shed[one.variant.name],
             "waiting": lambda one: len(one.queue) + len(one.background),
         }  # fmt: skip
         return "".join(

@@ -1,8 +1,8 @@
 """One replica: a process that holds one loaded model, and answers batches over a pipe.
 
 Processes come from a fork server that has the runtimes imported already, so a replica is there as soon as its
-file is loaded. A message is (number, arrays); the answer is (number, arrays or the error's words, seconds). A
-replica ends when its pipe does.
+file is loaded. A message is arrays; the answer is arrays or the error's words, and seconds. A replica ends
+when its pipe does.
 """
 
 from __future__ import annotations
@@ -92,7 +92,6 @@ class Replica:
         self.process = _context.Process(target=serve, args=(theirs, str(file), threads), daemon=True)
         self.process.start()
         theirs.close()
-        self._asked = 0
 
     def loaded(self) -> None:
         """Wait until it can answer.
@@ -109,13 +108,11 @@ class Replica:
             Died: the process went, or has not answered for `PATIENCE` seconds.
             Failed: the inputs were refused.
         """
-        self._asked += 1
         try:
-            self._pipe.send((self._asked, inputs))
+            self._pipe.send(inputs)
         except OSError as fault:
             raise Died from fault
-        number, made, seconds = self._receive(PATIENCE)
-        assert number == self._asked
+        made, seconds = self._receive(PATIENCE)
         if isinstance(made, str):
             raise Failed(made)
         return made, seconds
@@ -137,14 +134,13 @@ class Replica:
 def serve(pipe: Connection, file: str, threads: int) -> None:
     """What the process does."""
     run = program(Path(file), threads)
-    pipe.send((0, None, 0.0))
+    pipe.send(None)
     while True:
         try:
-            number, inputs = pipe.recv()
+            inputs = pipe.recv()
         except (EOFError, OSError, KeyboardInterrupt):
             return
-        made, seconds = timed(run, inputs)
-        pipe.send((number, made, seconds))
+        pipe.send(timed(run, inputs))
 
 
 def timed(run: Program, inputs: Arrays) -> tuple[list[NDArray[Any]] | str, float]:

@@ -35,7 +35,9 @@ async def refusing(context: Any) -> AsyncIterator[None]:
         yield
     except (UserError, Unanswered, ValidationError) as fault:
         told = sentence(fault) if isinstance(fault, ValidationError) else fault
-        await context.abort(next(code for kind, code in CODES if isinstance(told, kind)), str(told))
+        found = [code for kind, code in CODES if isinstance(told, kind)]
+        shed = [grpc.StatusCode.RESOURCE_EXHAUSTED] if getattr(told, "after", 0.0) else []
+        await context.abort((shed + found)[0], str(told))
 
 
 class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name-defined]

@@ -65,5 +65,7 @@ async def _serve(
     groups = {name: one.group for name, one in service.groups.items()}
     return {
         "answered": {name: one.answered for name, one in groups.items() if one.answered},
+        "late": sum(one.missed for one in groups.values()),
+        "shed": service.desk.shed.total(),
         "requeued": sum(one.requeued for one in groups.values()),
     }

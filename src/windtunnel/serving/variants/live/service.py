@@ -53,7 +53,11 @@ class Infeasible(UserError):
 
 
 class Unanswered(Exception):
-    """Accepted, and not answered: replicas died of it or refused it."""
+    """Not answered: replicas died of it or refused it, or it was shed; to ask again ``after`` seconds."""
+
+    def __init__(self, reason: str, after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.after = after
 
 
 @dataclass
@@ -145,7 +149,8 @@ class Service:
         """Who answered, and the ``wanted`` outputs (all, where none is). ``inputs``: as `checked` gives them.
 
         Raises:
-            Unknown: no such model. Infeasible: none does what is asked. Unanswered: none could.
+            Unknown: no such model. Infeasible: none does what is asked. Unanswered: none could, or not in
+            time.
             UserError: an output is wanted twice, or there is none of that name.
         """
         first = self.named(name)[0]
@@ -187,9 +192,9 @@ class Service:
                 case Run(group, batch):
                     here = self.groups[group.variant.name]
                     self._spawn(self._run(here, here.idle.pop(), batch))
-                case Fail(request, reason, refused):
+                case Fail(request, reason, refused, after):
                     if not request.work[1].done():
-                        fault = Infeasible(reason) if refused else Unanswered(reason)
+                        fault = Infeasible(reason) if refused else Unanswered(reason, after)
                         request.work[1].set_exception(fault)
 
     async def _load(self, one: Served, due: float) -> None:

@@ -13,7 +13,7 @@ that is under way, at most. They count in no rate, and so bring no replicas and 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -22,7 +22,7 @@ from typing import Any
 
 from windtunnel.serving.variants.model import Candidate, Held, Host, Query, State, Variant
 from windtunnel.serving.variants.policy.scale import Load, Measured, Running, bounds
-from windtunnel.serving.variants.policy.select import Asked, Refused, Waiting, wait_of
+from windtunnel.serving.variants.policy.select import Asked, Batch, Refused, Waiting, wait_of
 
 ATTEMPTS = 5
 RECENT = 4
@@ -30,8 +30,6 @@ RECENT = 4
 KINDS = 4096
 STUCK = 0.5
 """Seconds that a batch is under way at least before it counts as slow, if it is beyond the bound, too."""
-FAR = 1e9
-"""Seconds that a request has which may take any time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,11 +71,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """``refused``: no variant does what is asked."""
+    """``refused``: no variant does what is asked; ``shed``: it would be late, seconds to ask again after."""
 
     request: Request
     reason: str
     refused: bool = False
+    shed: float = 0.0
 
 
 Effect = Start | Stop | Run | Fail
@@ -108,7 +107,8 @@ class Group:
     ``begun``: each batch under way, and since when. Of this second: ``came`` and ``late`` (sent here though
     it would be late), items; ``batches``: (items, seconds) of those that ended; ``hardest``: the least
     latency and the greatest accuracy asked for. ``rate``: items a second, and ``slow``: times of batches over
-    the profile's, both averaged over seconds. Ever: ``answered`` and ``requeued`` requests."""
+    the profile's, both averaged over seconds. Ever: ``answered`` requests, of them those that ``missed``
+    their latency, and ``requeued`` ones."""
 
     variant: Variant
     host: Hosted
@@ -127,6 +127,7 @@ class Group:
     hardest: tuple[float, float] = (inf, 0.0)
     begun: dict[int, tuple[list[Request], float]] = field(default_factory=dict)
     answered: int = 0
+    missed: int = 0
     requeued: int = 0
 
     @property
@@ -158,12 +159,22 @@ class Group:
 
     def held(self, now: float) -> Held:
         """As selection sees it."""
-        variant, host = self.variant, self.host
-        loading = max(0.0, min(self.loading, default=0.0) - now)
-        wait = wait_of(variant, self.waiting, self.ready, self.idle, loading)
+        variant, slow = self.variant, self.taking()
+        due = self.loading if not self.ready else [
+            at + variant.latency(_items(batch)) * slow for batch, at in self.begun.values()
+        ]  # fmt: skip
+        free = [0.0] * self.idle + sorted(max(0.0, one - now) for one in due)
+        wait = wait_of(variant, self.waiting, free, slow)
         state = "active" if self.state == "inactive" else self.state
-        slow = max(self.slow, (host.used + variant.threads) / host.cores)
-        return Held(host.name, state, self.count, self.rate, wait, slow, len(self.background))
+        return Held(
+            self.host.name, state, self.count, self.rate, wait, slow, len(self.background),
+            self.waiting % variant.batch,
+        )  # fmt: skip
+
+    def taking(self) -> float:
+        """What a batch will take, in times of the profile: by those of late, and by what runs on the host."""
+        used = self.host.used + (self.variant.threads if self.idle else 0)
+        return max(1.0, self.slow, used / self.host.cores)
 
     def measured(self, now: float) -> Measured:
         """What the second was like, taken into the averages; a replica that hangs ends no batch, so those
@@ -182,6 +193,8 @@ class Group:
         if self.batches:
             profile = sum(variant.latency(one) for one, _ in self.batches) / count
             self.slow = 0.5 * self.slow + 0.5 * took / profile
+        elif not self.begun:  # nobody is shed for long for what was once
+            self.slow = 0.5 * self.slow + 0.5
         running = sum(_items(batch) for batch, _ in self.begun.values() if not batch[0].query.background)
         return Measured(
             variant, self.state, self.ready, float(self.came), took, max(1.0, items), self.waiting + running,
@@ -212,6 +225,8 @@ class Desk:
         """Hardware and owner of hosts that would help."""
         self.homeless: list[Request] = []
         """Nobody has what they need, and nowhere is room for it; they are asked anew each second."""
+        self.shed: Counter[str] = Counter()
+        """Requests, by the variant that they would have waited for."""
         self._groups: dict[str, list[Group]] = {name: [] for name in self.variants}
         self._recent: dict[tuple[object, ...], tuple[str, ...]] = {}
 
@@ -248,24 +263,32 @@ class Desk:
         recent = self._recent.get(key, ())
         hosts = tuple(one.seen() for one in self.hosts.values())
         pinned = self._pinned.get(named[0].architecture, "")
-        made = self._decide(Asked(query, candidates, hosts, recent, pinned, self._grows))
+        waiting = len(self.homeless) + sum(len(group.queue) for one in named for group in groups[one.name])
+        made = self._decide(
+            Asked(query, candidates, hosts, recent, pinned, self._grows, waiting, now - request.came)
+        )
         if isinstance(made, Refused):
             return [Fail(request, made.reason, refused=True)]
         if made.need:
             self.needs.add((made.hardware, made.owner))
+        shed: list[Effect] = [Fail(request, made.reason, shed=made.shed)] if made.shed else []
+        self.shed[made.variant] += bool(shed)
         if not made.host:
-            self.homeless.append(request)
-            return []
-        if key not in self._recent and len(self._recent) >= KINDS:
-            self._recent.clear()
-        self._recent[key] = (made.variant, *(one for one in recent if one != made.variant))[:RECENT]
-        group = request.group = self.group(made.variant, made.host)
-        group.put(request)
+            self.homeless += [] if shed else [request]
+            return shed
+        group = self.group(made.variant, made.host)
         if not query.background:
             group.came += query.items
             group.late += query.items * made.need
             group.hardest = min(group.hardest[0], query.latency), max(group.hardest[1], query.accuracy)
         begun: list[Effect] = [self.start(group, now)] if made.load else []
+        if shed:
+            return begun + shed
+        if key not in self._recent and len(self._recent) >= KINDS:
+            self._recent.clear()
+        self._recent[key] = (made.variant, *(one for one in recent if one != made.variant))[:RECENT]
+        request.group = group
+        group.put(request)
         return begun + self._next(group, now)
 
     def leave(self, request: Request) -> None:
@@ -299,6 +322,7 @@ class Desk:
     def answered(self, group: Group, batch: list[Request], seconds: float, now: float) -> list[Effect]:
         """A batch is done, after so many seconds."""
         group.answered += len(batch)
+        group.missed += sum(now - one.came > one.query.latency for one in batch if not one.query.background)
         group.batches.append((_items(batch), seconds))
         return self._over(group, batch, now)
 
@@ -330,6 +354,8 @@ class Desk:
                 effects += self._scale(host, groups, now)
             for group in host.groups.values():
                 group.forget()
+                if group.queue:  # none may be begun for long, where replicas hang
+                    effects += self._shed(group, [*group.queue], self._gather(group, [*group.queue], now))
         waiting, self.homeless = self.homeless, []
         for one in waiting:
             effects += self.ask(one, now)
@@ -392,26 +418,40 @@ class Desk:
             effects.append(self.start(group, now))
         return effects
 
-    def _batches(self, group: Group, queue: deque[Request], now: float) -> list[Run]:
-        variant, host, begun = group.variant, group.host, []
+    def _batches(self, group: Group, queue: deque[Request], now: float) -> list[Effect]:
+        effects: list[Effect] = []
         while queue and group.idle:
-            oldest = islice(queue, variant.batch)
+            oldest = islice(queue, group.variant.batch)
             alike = takewhile(lambda one: one.kind == queue[0].kind and not one.alone, oldest)
             first = [*alike] or [queue[0]]
-            items = tuple(one.query.items for one in first)
-            slack = tuple(min(FAR, one.came + one.query.latency - now) for one in first)
-            later = queue is group.background
-            batch = first[
-                : self._decide(Waiting(variant, items, slack, later, host.used, host.cores)).requests
-            ]
-            if not batch:
+            made = self._gather(group, first, now)
+            effects += self._shed(group, first, made)
+            batch = [one for place, one in enumerate(first) if place not in made.shed][: made.requests]
+            if not batch and not made.shed:
                 break
             for one in batch:
                 group.take(one)
-            group.begun[id(batch)] = (batch, now)
-            host.used += variant.threads
-            begun.append(Run(group, batch))
-        return begun
+            if batch:
+                group.begun[id(batch)] = (batch, now)
+                group.host.used += group.variant.threads
+                effects.append(Run(group, batch))
+        return effects
+
+    def _gather(self, group: Group, first: list[Request], now: float) -> Any:
+        later, host = first[0].query.background, group.host
+        slack = tuple(inf if later else one.query.latency - (now - one.came) for one in first)
+        items, busy = tuple(one.query.items for one in first), not group.idle
+        return self._decide(
+            Waiting(group.variant, items, slack, later, host.used, host.cores, group.taking(), busy)
+        )
+
+    def _shed(self, group: Group, first: list[Request], made: Batch) -> list[Effect]:
+        """Those who would be late by now, though that was not to be foreseen when they came."""
+        words = f"{group.variant.name}: shed, since by now the answer would be late; ask again in 1 s"
+        for place in made.shed:
+            group.take(first[place])
+        self.shed[group.variant.name] += len(made.shed)
+        return [Fail(first[place], words, shed=1.0) for place in made.shed]
 
 
 def _items(batch: list[Request]) -> int:

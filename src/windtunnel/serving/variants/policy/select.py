@@ -5,14 +5,19 @@ and in no flagged state; then the loaded ones, the slowest that is in time first
 those who need them; then what is soonest ready, where loading counts a second more than it takes, so that
 small models do not look better than loaded ones. Unlike in INFaaS a replica that would be late for what
 already waits is not in time. ``cheapest`` takes of the loaded ones the one that costs least an item; it loads
-only where nothing that could answer is loaded, and what is then cheapest on the hardware that is soonest
-ready: what is loaded fast does little with an accelerator and its memory.
+only where nothing that could answer is loaded, or loading is in time where what is loaded is not, and what is
+then cheapest on the hardware that is soonest ready: what is loaded fast does little with an accelerator and
+its memory.
+
+All policies shed alike: who would be in time nowhere is refused when it comes, or when that turns out, before
+it costs work. So who is answered under overload is answered in time. The others count as asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import inf
 
 from windtunnel.serving.variants.model import CPU, Candidate, Held, Host, Query, Variant
@@ -28,13 +33,16 @@ BUSY = 0.8
 SPARE = 1 << 30
 """Bytes that stay free on a host of `MUCH` memory."""
 MUCH = 8 << 30
+QUEUE = 1000
+"""Requests without a latency that may wait for a name's variants; more are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """``candidates``: all that have the query's name. ``recent``: names that answered such queries, latest
     first. ``pinned``: the variant that somebody without variants would have deployed; only the baselines look
-    at it. ``grows``: hosts may come."""
+    at it. ``grows``: hosts may come. ``waiting``: requests that wait for the candidates or for room;
+    ``since``: seconds since this one came."""
 
     query: Query
     candidates: tuple[Candidate, ...]
@@ -42,12 +50,15 @@ class Asked:
     recent: tuple[str, ...] = ()
     pinned: str = ""
     grows: bool = True
+    waiting: int = 0
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """``host``: where; "" while no host of that ``hardware`` has room (for ``owner``, where hosts are not
-    shared). ``load``: a replica must be loaded there. ``need``: one more host would help."""
+    shared). ``load``: a replica must be loaded there. ``need``: one more host would help. ``shed``: 0, or
+    seconds after which it may ask again: it is refused, though what it asked for is loaded and counted."""
 
     variant: str
     host: str
@@ -56,6 +67,7 @@ class Chosen:
     hardware: str = CPU
     owner: str = ""
     reason: str = field(default="", compare=False)
+    shed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +79,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Requests for a free replica, oldest first: items of each, and seconds until each is late. Of
-    ``background`` jobs also which of the host's ``cores`` are used."""
+    """Requests for a replica (``busy``: none is free yet), oldest first: items of each, and seconds until it
+    is late; ``slow``: as of `Held`. Of ``background`` jobs also which of the host's ``cores`` are used."""
 
     variant: Variant
     items: tuple[int, ...]
@@ -76,13 +88,16 @@ class Waiting:
     background: bool = False
     used: int = 0
     cores: int = 1
+    slow: float = 1.0
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """So many of the requests, oldest first."""
+    """``shed``: places of the requests that are refused; so many of the others, oldest first."""
 
     requests: int
+    shed: tuple[int, ...] = ()
 
 
 def feasible(query: Query, variant: Variant) -> bool:
@@ -103,7 +118,20 @@ def select(seen: Asked, *, own: bool = False, cheapest: bool = False) -> Chosen 
         return refusal(query, [one.variant for one in seen.candidates])
     if query.background:
         return _whenever(query, fit, seen, own)
-    ready = {}
+    made = _online(seen, fit, own, cheapest)
+    chosen = next(one for one in fit if one.variant.name == made.variant)
+    waits = [held.answers(chosen.variant, query.items) for held in chosen.held if held.host == made.host]
+    seconds = min(waits, default=chosen.variant.load + chosen.variant.latency(query.items))
+    left = query.latency - seen.since
+    if seconds <= left < inf or (left == inf and seen.waiting < QUEUE):
+        return made
+    why = f"{made.variant} would take {seconds:.3g} s" if left < inf else f"{seen.waiting} requests wait"
+    after = max(1.0, seconds - left if left < inf else seconds)
+    return replace(made, shed=after, reason=f"{query.name}: shed, since {why}; ask again in {after:.0f} s")
+
+
+def _online(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Chosen:
+    query, ready = seen.query, {}
     for one in fit:
         least = one.variant.latency(query.items)
         bound = least + MARGIN * (query.latency - least)
@@ -135,8 +163,11 @@ def _soonest(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Ch
         if one.held:
             held = min(one.held, key=lambda held: held.answers(variant, query.items))
             ways.append((held.answers(variant, query.items), variant, held.host, held))
-        elif not waits and (host := room(variant, seen.hosts, variant.architecture if own else "")):
-            ways.append((variant.load + variant.latency(query.items) + NOT_LOADED, variant, host.name, None))
+            continue
+        seconds = variant.load + variant.latency(query.items) + NOT_LOADED
+        host = room(variant, seen.hosts, variant.architecture if own else "")
+        if host and (not waits or seconds <= query.latency < inf):
+            ways.append((seconds, variant, host.name, None))
     if query.latency > LOOSE:
         ways = [
             way for way in ways if way[3] or way[1].hardware == CPU or way[1].latency() >= LOOSE
@@ -148,7 +179,8 @@ def _soonest(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Ch
         late = found.state in ("overloaded", "interfered") or seconds > query.latency
         return _at(variant, found, "loaded, if not in time" if late else "soonest ready", need=late, own=own)
     if cheapest:
-        same = [way for way in ways if way[1].hardware == variant.hardware]
+        bound = query.latency if seconds <= query.latency else inf
+        same = [way for way in ways if way[1].hardware == variant.hardware and way[0] <= bound]
         _, variant, place, _ = min(same, key=lambda way: way[1].cost)
     owner = variant.architecture if own else ""
     return Chosen(variant.name, place, True, False, variant.hardware, owner, "soonest ready, once loaded")
@@ -212,28 +244,39 @@ def refusal(query: Query, variants: Sequence[Variant]) -> Refused:
 
 
 def gather(seen: Waiting) -> Batch:
-    """As many as make nobody late who would not be late alone, one at least; of a background job none where
-    they would take cores from others."""
-    if seen.background and seen.used and seen.used + seen.variant.threads > seen.cores:
+    """Who would be late even alone is shed; as many of the others as make none of them late, oldest first.
+    Where that would make those late who could have come along, since all have little time left, those who
+    have least are shed, too, and more are answered. Of a background job none where they would take cores from
+    others."""
+    one, slack = seen.variant, seen.slack
+    if seen.background and seen.used and seen.used + one.threads > seen.cores:
         return Batch(0)
-    total, tightest, most = 0, inf, 1
-    for count, (items, slack) in enumerate(zip(seen.items, seen.slack, strict=True), 1):
-        total += items
-        if total > seen.variant.batch and count > 1:
-            break
-        if slack >= seen.variant.latency(items):  # who is late in any case holds nobody back
-            tightest = min(tightest, slack)
-        if seen.variant.latency(total) <= tightest:
-            most = count
-    return Batch(most)
+
+    def takes(some: Sequence[int]) -> float:
+        return one.latency(sum(seen.items[at] for at in some)) * seen.slow
+
+    def most(some: Sequence[int]) -> Sequence[int]:
+        parts = (some[:count] for count in range(len(some), 0, -1))
+        return next((part for part in parts if min(slack[at] for at in part) >= takes(part)), ())
+
+    lost = tuple(at for at in range(len(slack)) if slack[at] < takes([at]))
+    if seen.busy:
+        return Batch(0, lost)
+    left = [at for at in range(len(slack)) if at not in lost]
+    sums = accumulate(seen.items[at] for at in left)
+    fit = left[: max(1, sum(total <= one.batch for total in sums))]
+    first, kept = most(fit), most(sorted(fit, key=lambda at: -slack[at]))
+    later = fit[len(first) :]
+    if all(slack[at] >= takes(first) + takes(later) for at in later):
+        return Batch(len(first), lost)
+    return Batch(len(kept), (*lost, *(at for at in fit if at not in kept)))
 
 
-def wait_of(variant: Variant, queued: int, ready: int, idle: int, loading: float) -> float:
-    """Seconds until a request that comes now begins: behind ``queued`` items for ``ready`` replicas, of which
-    ``idle`` do nothing; ``loading``: seconds until the first is ready where none is."""
-    if not ready:
-        return loading + queued / variant.rate
-    return queued / (ready * variant.rate) + (0.0 if idle else variant.latency(variant.batch) / 2)
+def wait_of(variant: Variant, queued: int, free: Sequence[float], slow: float) -> float:
+    """Seconds until a request that comes now begins, behind ``queued`` items in full batches; ``free``:
+    seconds until each replica is, the first first."""
+    rounds, place = divmod(queued // variant.batch, len(free))
+    return free[place] + rounds * variant.latency(variant.batch) * slow
 
 
 def _at(variant: Variant, held: Held, words: str, *, need: bool = False, own: bool = False) -> Chosen:

@@ -10,10 +10,12 @@ __all__ = ["Outcome", "Setting", "cost", "queries", "simulate"]
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:
-    """``seconds`` until a query is answered by the profile of who was chosen, and its ``price``; {} for what
-    answers no query."""
+    """``seconds`` until a query is answered by the profile of who was chosen, and its ``price``; ``shed``: 1
+    for one that is; {} for what answers no query."""
     if not (isinstance(observation, Asked) and isinstance(decision, Chosen)):
         return {}
+    if decision.shed:
+        return {"shed": 1.0}
     one = next(one for one in observation.candidates if one.variant.name == decision.variant)
     waits = [held.wait for held in one.held if held.host == decision.host]
     begins = min(waits) if waits else one.variant.load + NOT_LOADED

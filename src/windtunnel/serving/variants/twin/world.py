@@ -29,7 +29,6 @@ from windtunnel.serving.variants.policy.desk import (
     Request,
     Run,
     Start,
-    Stop,
 )
 from windtunnel.serving.variants.policy.scale import Fleet
 from windtunnel.serving.variants.twin.catalogue import KINDS, Kind
@@ -56,18 +55,15 @@ class Setting:
 
 @dataclass
 class Outcome:
-    """Of the counted seconds: requests that came, that were late (or never answered), and that no variant can
-    do; ``price`` of all hosts; ``changes`` of replicas and of hosts; ``hosts``: the most at once. Of all
-    seconds: answered requests of ``background`` jobs."""
+    """Of the counted seconds: requests that came, that were answered late (or never), and that were shed;
+    ``price`` of all hosts. Of all seconds: answered requests of ``background`` jobs."""
 
     seconds: float
     came: int = 0
     late: int = 0
-    refused: int = 0
+    shed: int = 0
     price: float = 0.0
     latencies: list[float] = field(default_factory=list)
-    changes: int = 0
-    hosts: int = 0
     background: int = 0
 
 
@@ -155,7 +151,6 @@ class _World:
         made = Hosted(name=name, hardware=hardware, cores=kind.cores, free=kind.memory, owner=owner)
         self.desk.hosts[name] = made
         self.machines[name] = _Machine(Shared(self.env, float(kind.cores), 1.0), kind, self.env.now)
-        self.outcome.hosts = max(self.outcome.hosts, len(self.machines))
         return made
 
     def _filled(self, host: Hosted, variant: str, replicas: int) -> None:
@@ -175,14 +170,11 @@ class _World:
         for one in effects:
             match one:
                 case Start(group, due):
-                    self.outcome.changes += 1
                     at(self.env, due, partial(self._loaded, group, due))
-                case Stop():
-                    self.outcome.changes += 1
                 case Run(group, batch):
                     self.env.process(self._run(group, batch))
                 case Fail(request):
-                    self._late(request, refused=True)
+                    self._missed(request, one.shed > 0)
 
     def _loaded(self, group: Group, due: float) -> None:
         if group.host.name in self.machines:  # it may have gone meanwhile
@@ -200,13 +192,13 @@ class _World:
             if one.came >= self.setting.warm:
                 self.outcome.latencies.append(now - one.came)
             if now - one.came > one.query.latency:
-                self._late(one)
+                self._missed(one)
         self._do(self.desk.answered(group, batch, now - began, now))
 
-    def _late(self, request: Request, refused: bool = False) -> None:
+    def _missed(self, request: Request, shed: bool = False) -> None:
         if request.came >= self.setting.warm and not request.query.background:
-            self.outcome.late += 1
-            self.outcome.refused += refused
+            self.outcome.late += not shed
+            self.outcome.shed += shed
 
     def rounds(self) -> Generator[Any, Any, None]:
         for second in range(1, 10**9):
@@ -240,7 +232,6 @@ class _World:
             if made.remove and not self._used(self.desk.hosts[made.remove]):
                 self._gone(made.remove)
                 changed = True
-            self.outcome.changes += changed
             pool.since, pool.low = 0 if changed else pool.since + 1, made.low
         self.desk.needs.clear()
 
@@ -262,13 +253,13 @@ class _World:
         for group in host.groups.values():
             for one in group.queue:
                 if self.env.now - one.came > one.query.latency:
-                    self._late(one)
+                    self._missed(one)
 
     def ended(self) -> Outcome:
         for name in [*self.machines]:
             self._gone(name)
         for one in self.desk.homeless:
-            self._late(one)
+            self._missed(one)
         return self.outcome
 
 
