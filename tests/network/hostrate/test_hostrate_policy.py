@@ -140,7 +140,7 @@ def test_a_decision_has_a_price() -> None:
         ({"entities": {"a": {"match": "::1", "weight": 0}}}, r"entities.a.weight is 0, accepted is a number"),
         (
             {"entities": {"a": {"match": "::1"}, "b": {"match": ["::1/128"]}}},
-            r"entities.b.match is '::1/128', which is of a already",
+            r"entities.b.match is '::1/128', which is of a, too",
         ),
     ],
 )  # fmt: skip

@@ -22,10 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.strict_yaml import read_yaml
-from windtunnel.cluster.schema import Rate, Seconds, suggest
+from windtunnel.cluster.schema import Rate, Seconds
 from windtunnel.network.hostrate.policy import Settings
 from windtunnel.network.hostrate.policy.meter import PERIOD
-from windtunnel.network.sharing.spec import FASTEST, SLOWEST, normal
+from windtunnel.network.sharing.spec import FASTEST, SLOWEST, check_matches, sentence
 
 ACCEPTED = {
     "line": "1 Mb/s to 1 Tb/s, such as 10 Gb/s",
@@ -93,38 +93,8 @@ def check(document: dict[str, Any], where: str) -> Spec:
     try:
         spec = Spec.model_validate(document)
     except ValidationError as error:
-        raise UserError(f"{where}: {_sentence(error)}") from None
+        raise UserError(f"{where}: {sentence(error, Spec, Owner, ACCEPTED)}") from None
     if spec.lower >= spec.upper:
         raise UserError(f"{where}: lower is {spec.lower}, accepted is less than upper, which is {spec.upper}")
-    owners: dict[str, str] = {}
-    for name, match in spec.matches():
-        try:
-            key = normal(spec.by, match)
-        except ValueError:
-            accepted = (
-                "the path of a cgroup's folder"
-                if spec.by == "cgroup"
-                else "a prefix such as 10.0.1.0/24, without bits after it"
-            )
-            raise UserError(f"{where}: entities.{name}.match is {match!r}, accepted is {accepted}") from None
-        if key in owners:
-            raise UserError(
-                f"{where}: entities.{name}.match is {match!r}, which is of {owners[key]} already"
-                "; accepted is it once"
-            )
-        owners[key] = name
+    check_matches(spec.by, spec.matches(), where)
     return spec
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    loc = tuple(str(part) for part in first["loc"])
-    field = ".".join(loc[:3] if loc[0] == "entities" else loc[:1])
-    if first["type"] == "missing":
-        return f"field {field} is missing, accepted is {ACCEPTED[loc[-1]]}"
-    if first["type"] == "extra_forbidden":
-        return f"field {field} is unknown{suggest(loc[-1], (Spec if len(loc) == 1 else Owner).model_fields)}"
-    if first["type"] == "value_error":
-        return f"field {field} is {first['input']!r}, {first['ctx']['error']}"
-    last = next((part for part in reversed(loc) if part in ACCEPTED), "entities")
-    return f"field {field} is {first['input']!r}, accepted is {ACCEPTED[last]}"

@@ -14,7 +14,7 @@ An error becomes one sentence: file, field, value, what is accepted.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -116,7 +116,7 @@ def check(document: dict[str, Any], where: str) -> Spec:
     try:
         spec = Spec.model_validate(document)
     except ValidationError as error:
-        raise UserError(f"{where}: {_sentence(error)}") from None
+        raise UserError(f"{where}: {sentence(error, Spec, Owner, ACCEPTED)}") from None
     try:
         rates = promised(spec.observation())
     except ValueError as error:
@@ -137,23 +137,24 @@ def check(document: dict[str, Any], where: str) -> Spec:
         raise UserError(
             f"{where}: hook is 'ingress' by cgroup, accepted is egress: who receives is not known"
         )
-    _check_keys(spec, where)
+    check_matches(spec.by, spec.matches(), where)
     return spec
 
 
-def _check_keys(spec: Spec, where: str) -> None:
+def check_matches(by: str, matches: Iterable[tuple[str, str]], where: str) -> None:
+    """Raises `UserError` for a name or a match that is none, or is there twice."""
     owners: dict[str, str] = {}
-    for name, match in spec.matches():
+    for name, match in matches:
         if len(name.encode()) > 31:
             raise UserError(f"{where}: entities.{name}, accepted are names of at most 31 bytes")
         try:
-            key = normal(spec.by, match)
+            key = normal(by, match)
         except ValueError:
             kinds = {
                 "mark": "a whole number from 1 up, below 2^32",
                 "cgroup": "the path of a cgroup's folder",
             }
-            accepted = kinds.get(spec.by, "a prefix such as 10.0.1.0/24, without bits after it")
+            accepted = kinds.get(by, "a prefix such as 10.0.1.0/24, without bits after it")
             raise UserError(f"{where}: entities.{name}.match is {match!r}, accepted is {accepted}") from None
         if key in owners:
             whose = f"of {owners[key]}, too" if owners[key] != name else "given twice"
@@ -190,16 +191,20 @@ def mark_of(one: Others, rate: float) -> float | None:
     return MARK_PART * limit_of(one, rate) if one.mark_at is None else one.mark_at
 
 
-def _sentence(error: ValidationError) -> str:
+def sentence(
+    error: ValidationError, spec: type[BaseModel], owner: type[BaseModel], known: Mapping[str, str]
+) -> str:
+    """The first thing that is wrong with a ``spec`` whose entities are of kind ``owner``: field, value, and
+    what is accepted, by the field's name."""
     first = error.errors()[0]
     loc = tuple(str(part) for part in first["loc"])
     field = ".".join(loc[:3] if loc[0] == "entities" else loc[:2])
     if first["type"] == "missing":
-        return f"field {field} is missing, accepted is {ACCEPTED[loc[-1]]}"
+        return f"field {field} is missing, accepted is {known[loc[-1]]}"
     if first["type"] == "extra_forbidden":
-        kind = Spec if len(loc) == 1 else Owner if loc[0] == "entities" else Others
+        kind = spec if len(loc) == 1 else owner if loc[0] == "entities" else Others
         return f"field {field} is unknown{suggest(loc[-1], kind.model_fields)}"
-    last = next((part for part in reversed(loc) if part in ACCEPTED), "entities")
+    last = next((part for part in reversed(loc) if part in known), "entities")
     if first["type"] == "value_error":
         return f"field {field} is {first['input']!r}, {first['ctx']['error']}"
-    return f"field {field} is {first['input']!r}, accepted is {ACCEPTED[last]}"
+    return f"field {field} is {first['input']!r}, accepted is {known[last]}"
