@@ -48,3 +48,15 @@ def read_yaml(path: Path, what: str, accepted: str) -> Any:
     except yaml.YAMLError as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: not valid YAML ({reason}), accepted is a {what}") from None
+
+
+def read_mapping(path: Path, what: str) -> dict[Any, Any]:
+    """The fields in ``path``, which should be a ``what``.
+
+    Raises:
+        UserError: as of `read_yaml`, or it holds something else.
+    """
+    document = read_yaml(path, f"{what} (YAML)", f"a {what} (YAML)")
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: a {what} holds {document!r}, accepted is a mapping of fields")
+    return document

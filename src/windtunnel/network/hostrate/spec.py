@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.strict_yaml import read_yaml
+from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.cluster.schema import Rate, Seconds
 from windtunnel.network.hostrate.policy import Settings
 from windtunnel.network.hostrate.policy.meter import PERIOD
@@ -78,10 +78,7 @@ class Spec(_Strict):
 
 def read_spec(path: Path) -> Spec:
     """The file at ``path``. Raises `UserError` for the first thing in it that is wrong."""
-    document = read_yaml(path, "file of senders (YAML)", "a file of senders (YAML)")
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: a file of senders holds {document!r}, accepted is a mapping of fields")
-    return check(document, str(path))
+    return check(read_mapping(path, "file of senders"), str(path))
 
 
 def check(document: dict[str, Any], where: str) -> Spec:

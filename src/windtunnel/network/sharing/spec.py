@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.strict_yaml import read_yaml
+from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.cluster.schema import Bytes, Rate, suggest
 from windtunnel.network.sharing.policy import Entity, Observation, promised
 
@@ -101,10 +101,7 @@ class Spec(_Strict):
 
 def read_spec(path: Path) -> Spec:
     """The file at ``path``. Raises `UserError` for the first thing in it that is wrong."""
-    document = read_yaml(path, "file of shares (YAML)", "a file of shares (YAML)")
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: a file of shares holds {document!r}, accepted is a mapping of fields")
-    return check(document, str(path))
+    return check(read_mapping(path, "file of shares"), str(path))
 
 
 def check(document: dict[str, Any], where: str) -> Spec:

@@ -24,7 +24,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.strict_yaml import read_yaml
+from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.cluster.schema import suggest
 
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
@@ -301,9 +301,7 @@ ACCEPTED = {
 
 def read_spec(path: Path) -> SweepSpec:
     """The sweep that the file describes. Raises `UserError` for the first thing in it that is wrong."""
-    document = read_yaml(path, "sweep file (YAML)", "a sweep file (YAML)")
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: a sweep file holds {document!r}, accepted is a mapping of fields")
+    document = read_mapping(path, "sweep file")
     try:
         return SweepSpec.model_validate(document)
     except ValidationError as error:
