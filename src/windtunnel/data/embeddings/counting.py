@@ -1,0 +1,225 @@
+"""How often each row of a table was asked for: exact counts in one byte a row, and what follows from them.
+
+A row's byte counts modulo 256; whenever it comes round, the row is noted, at most once in 256 lookups, and
+what was noted is kept by row beside the bytes. So a table of a billion rows takes one billion bytes, and 16
+more for each row that is asked for 256 times or more often.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.base.compiled import jit
+from windtunnel.data.embeddings.model import id_type
+
+Ints = NDArray[np.int64]
+CHUNK = 1 << 18
+"""Rows that are looked at together."""
+PENDING = 1 << 20
+"""Noted rows that are kept before they are put together by row."""
+POINTS = 100
+"""Most points of a curve."""
+
+
+class Counts:
+    """Lookups of the rows 0 to ``rows`` - 1."""
+
+    def __init__(self, rows: int) -> None:
+        self.cells = np.zeros(rows, np.uint8)
+        self.total = 0
+        self._round = np.empty(0, np.int64)
+        self._rounds = np.empty(0, np.int64)
+        self._noted: list[Ints] = []
+        self._pending = 0
+
+    def add(self, ids: Ints) -> None:
+        """Count ``ids``, each of which is a row of the table."""
+        noted = np.empty(len(ids), np.int64)
+        found = _count(ids, self.cells, noted)
+        self.total += len(ids)
+        if found:
+            self._noted.append(noted[:found].copy())
+            self._pending += found
+            if self._pending > PENDING + len(self._round):
+                self._settle()
+
+    def grow(self, rows: int) -> None:
+        """Have at least ``rows`` rows; there may be more, never asked for, until `trim`."""
+        if rows > len(self.cells):
+            cells = np.zeros(max(rows, 2 * len(self.cells)), np.uint8)
+            cells[: len(self.cells)] = self.cells
+            self.cells = cells
+
+    def trim(self, rows: int) -> None:
+        """Have ``rows`` rows; those after them were never asked for."""
+        self.cells = self.cells[:rows]
+
+    def fold(self, other: Counts) -> None:
+        """Add the counts of ``other``, which has no more rows."""
+        self.total += other.total
+        rows, _ = other.hottest()
+        self._merge(rows, other._rounds)
+        for first in range(0, len(other.cells), CHUNK):
+            more = other.cells[first : first + CHUNK]
+            here = self.cells[first : first + len(more)]
+            here += more
+            noted = np.flatnonzero(here < more) + first
+            self._noted.append(noted)
+            self._pending += len(noted)
+        self._settle()
+
+    def clear(self) -> None:
+        """As new."""
+        self.cells[:] = 0
+        self.total = self._pending = 0
+        self._round, self._rounds, self._noted = np.empty(0, np.int64), np.empty(0, np.int64), []
+
+    def hottest(self) -> tuple[Ints, Ints]:
+        """The rows that were asked for 256 times or more often, in the order of ids, and how often."""
+        self._settle()
+        return self._round, self._rounds * 256 + self.cells[self._round]
+
+    def of(self, ids: Ints) -> Ints:
+        """How often these rows were asked for."""
+        rows, counts = self.hottest()
+        found = self.cells[ids].astype(np.int64)
+        if len(rows):
+            at = np.minimum(np.searchsorted(rows, ids), len(rows) - 1)
+            hot = rows[at] == ids
+            found[hot] = counts[at[hot]]
+        return found
+
+    def histogram(self) -> tuple[Ints, Ints]:
+        """The different counts there are, largest first, and how many rows have each. The last is 0 where
+        rows were never asked for."""
+        hot, counts = self.hottest()
+        less = np.zeros(256, np.int64)
+        for first in range(0, len(self.cells), CHUNK):
+            less += np.bincount(self.cells[first : first + CHUNK], minlength=256)
+        less -= np.bincount(self.cells[hot], minlength=256)
+        values, rows = np.unique(counts, return_counts=True)
+        known = np.flatnonzero(less)
+        return np.concatenate((values[::-1], known[::-1])), np.concatenate((rows[::-1], less[known][::-1]))
+
+    def order(self) -> Iterator[tuple[int, Ints]]:
+        """All ids by count, the most wanted first, equal ones by id: pieces of it, each with its place."""
+        hot, counts = self.hottest()
+        yield 0, hot[np.lexsort((hot, -counts))]
+        values, rows = self.histogram()
+        places = np.zeros(256, np.int64)
+        places[values[values < 256]] = (np.cumsum(rows) - rows)[values < 256]
+        for first in range(0, len(self.cells), CHUNK):
+            cells = self.cells[first : first + CHUNK]
+            ids = np.argsort(255 - cells, kind="stable")
+            here = hot[np.searchsorted(hot, first) : np.searchsorted(hot, first + CHUNK)] - first
+            if len(here):
+                cold = np.ones(len(cells), bool)
+                cold[here] = False
+                ids = ids[cold[ids]]
+            sizes = np.bincount(cells[ids], minlength=256)[::-1]
+            ends = np.cumsum(sizes)
+            for back in np.flatnonzero(sizes):
+                value = 255 - back
+                yield int(places[value]), ids[ends[back] - sizes[back] : ends[back]] + first
+                places[value] += sizes[back]
+
+    def write_order(self, path: Path) -> None:
+        """`order` as an .npy file."""
+        kind = np.dtype(id_type(len(self.cells)))
+        with path.open("wb") as file:
+            shape = {"descr": kind.str, "fortran_order": False, "shape": (len(self.cells),)}
+            np.lib.format.write_array_header_1_0(file, shape)
+            start = file.tell()
+            for place, ids in self.order():
+                file.seek(start + place * kind.itemsize)
+                file.write(ids.astype(kind).data)
+
+    def top(self, count: int) -> Ints:
+        """The ``count`` most wanted rows (fewer where fewer are wanted), in the order of ids."""
+        hot, counts = self.hottest()
+        if len(hot) >= count:
+            return np.sort(hot[np.lexsort((hot, -counts))[:count]])
+        values, rows = self.histogram()
+        upto = np.cumsum(rows)
+        last = min(int(np.searchsorted(upto, count)), len(values) - 1)  # the count of the last row taken
+        least, ties = int(values[last]), count - int(upto[last] - rows[last])
+        found = [hot]
+        for first in range(0, len(self.cells), CHUNK):
+            cells = self.cells[first : first + CHUNK].copy()
+            here = hot[np.searchsorted(hot, first) : np.searchsorted(hot, first + CHUNK)] - first
+            cells[here] = 0
+            found.append(np.flatnonzero(cells > least) + first)
+            if least and ties:
+                equal = np.flatnonzero(cells == least)[:ties]
+                ties -= len(equal)
+                found.append(equal + first)
+        return np.sort(np.concatenate(found))
+
+    def _settle(self) -> None:
+        if self._pending:
+            rows, times = np.unique(np.concatenate(self._noted), return_counts=True)
+            self._noted, self._pending = [], 0
+            self._merge(rows, times)
+
+    def _merge(self, rows: Ints, times: Ints) -> None:
+        known, at = np.unique(np.concatenate((self._round, rows)), return_inverse=True)
+        rounds = np.zeros(len(known), np.int64)
+        np.add.at(rounds, at, np.concatenate((self._rounds, times)))
+        self._round, self._rounds = known, rounds
+
+
+@jit
+def _count(ids: Ints, cells: NDArray[np.uint8], noted: Ints) -> int:
+    """Count ``ids`` in ``cells``; those whose cell came round go into ``noted``, their number is returned."""
+    found = 0
+    for at in range(len(ids)):
+        row = ids[at]
+        value = np.uint8(cells[row] + 1)
+        cells[row] = value
+        noted[found] = row
+        found += value == 0
+    return found
+
+
+def curve(values: Ints, rows: Ints) -> tuple[tuple[int, ...], tuple[float, ...], float]:
+    """``ranks`` and ``shares`` of a `Table` from its `Counts.histogram`, at most `POINTS` of them, and the
+    most that the share of any number of rows is less than it was.
+
+    Between rows that were asked for equally often the curve is straight, so all of it is known at the last of
+    each. Of these points it keeps the ends, where the rows begin that were never asked for, and then always
+    the one that is furthest from the curve so far.
+    """
+    total = int(values @ rows)
+    if not total:
+        return (), (), 0.0
+    ranks = np.concatenate(([0], np.cumsum(rows)))
+    shares = np.concatenate(([0.0], np.cumsum(values * rows) / total))
+    shares[ranks == ranks[-1]] = 1.0
+    ends = [0, *([len(ranks) - 2] if values[-1] == 0 else []), len(ranks) - 1]
+    shares[ends[1:]] = 1.0
+    kept = set(ends)
+    heap = [_furthest(ranks, shares, a, b) for a, b in pairwise(ends)]
+    heapq.heapify(heap)
+    while heap[0][0] < 0 and len(kept) < POINTS:
+        _, first, middle, last = heapq.heappop(heap)
+        kept.add(middle)
+        for a, b in ((first, middle), (middle, last)):
+            heapq.heappush(heap, _furthest(ranks, shares, a, b))
+    chosen = sorted(kept)
+    return tuple(ranks[chosen].tolist()), tuple(shares[chosen].tolist()), -heap[0][0]
+
+
+def _furthest(ranks: Ints, shares: NDArray[np.float64], first: int, last: int) -> tuple[float, int, int, int]:
+    """Minus the largest distance of the points between two from the straight line, and where it is."""
+    if last - first < 2:
+        return 0.0, first, first, last
+    ends = [first, last]
+    away = shares[first + 1 : last] - np.interp(ranks[first + 1 : last], ranks[ends], shares[ends])
+    middle = int(np.argmax(away))
+    return -max(0.0, float(away[middle])), first, first + 1 + middle, last

@@ -1,0 +1,514 @@
+"""`ShardedEmbedding`: tables whose rows are spread over the ranks of a job (after FlexShard, 2023).
+
+Hot rows lie on every rank, warm ones once in every host, cold ones once in all (`policy.replicas` decides,
+`layout` says where). A lookup is one exchange for all tables: counts, then ids to the ranks that hold the
+rows, then vectors back. Sequences are given out as they are; pooled tables are pooled by who asked, in the
+order of his ids.
+
+    seen = exchange(tables, samples=512, intra=300e9, inter=25e9)      # on every rank
+    embeddings = ShardedEmbedding(seen, optimizer=partial(torch.optim.Adagrad, lr=0.05), orders=orders)
+    vectors = embeddings({"items": ids, "tags": (ids, offsets)})
+    loss(vectors).backward()
+    embeddings.step()                                                  # gradients cross here
+
+Bits. A row's gradient is summed position by position within a rank, and then rank by rank: as one table in
+one process has it that takes the ranks' batches in turn and steps once. Wherever the row lies, however many
+copies it has, and whatever moved: outputs, weights and the optimizer's state are that table's, bit for bit.
+For rows with copies the sum goes from host to host in the ranks' order, in stripes so that hosts work at
+once, and the end of it to all copies, which take the same step.
+
+All ranks call `forward`, `step`, `reshard`, `save` and `load` together. What is wrong with one rank's batch
+is the same error on all of them, and nothing has changed. A rank that dies is an error of the others at once
+or, if the network hides it, within the timeout of the group; go on from a checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.nn import functional
+
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.plain import canonical, to_plain
+from windtunnel.data.embeddings import policy
+from windtunnel.data.embeddings.layout import Layout, layouts
+from windtunnel.data.embeddings.live import checkpoint
+from windtunnel.data.embeddings.live.ids import Ids, Init, uniform
+from windtunnel.data.embeddings.live.optim import Make, Rule
+from windtunnel.data.embeddings.live.tiers import Tiers
+from windtunnel.data.embeddings.live.wire import Wire
+from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings.policy import Exchange
+from windtunnel.store.eventlog import EventLog
+
+CAPABILITY = "data.embeddings"
+CHUNK = 1 << 15
+"""Rows of a table that a rank asks for at once when they move."""
+Asked = Tensor | tuple[Tensor, Tensor]
+Sums = list[tuple[Tensor, Tensor]]
+"""Of each table places [n] and gradients [n, dim]."""
+CURVE: dict[str, Any] = {"ranks": (), "shares": (), "pooling": 0.0, "coverage": 0.0, "state_bytes": 0}
+"""What of a table may change while it trains."""
+NONE = torch.empty(0, dtype=torch.long)
+
+
+def exchange(
+    tables: tuple[Table, ...], samples: float, *, intra: float, inter: float, devices: int | None = None,
+    group: dist.ProcessGroup | None = None, **more: Any,
+) -> Exchange:  # fmt: skip
+    """What spreading ``tables`` over the ranks of ``group`` asks. ``devices``: ranks of a host (default:
+    LOCAL_WORLD_SIZE, as torchrun has it); other fields as in `Exchange`.
+
+    Raises:
+        UserError: the ranks are no whole number of hosts.
+    """
+    world = dist.get_world_size(group)
+    local = devices or int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    if world % local:
+        raise UserError(f"{world} ranks are no whole number of hosts of {local}; say devices=")
+    return Exchange(tables, world // local, local, intra, inter, samples, **more)
+
+
+class ShardedEmbedding(torch.nn.Module):
+    """The tables of ``seen``, spread as the policy ``decide`` says (named in the log as ``name``).
+
+    ``orders``: of a table the id of each rank, [rows]; default: ids are ranks. ``optimizer`` makes one from a
+    list of parameters; None: the tables do not train. ``init``: of a table, a function from ids to the
+    weights they begin with; default: uniform in +-1/sqrt(rows), by ``seed`` and id. ``fast_rows``: of a
+    table, how many of a rank's rows lie in memory, the most wanted ones; default all. ``slow``: the folder
+    for files with the others, "memory" for memory of the host. ``log`` gets every decision, from rank 0.
+
+    Raises:
+        UserError: an argument is wrong, or not the same on all ranks; in `forward`, a rank's batch is.
+        windtunnel.HostError: another rank is gone, or the slow tier fails.
+    """
+
+    def __init__(
+        self, seen: Exchange, *, orders: Mapping[str, ArrayLike] | None = None,
+        optimizer: Make | None = None, init: Mapping[str, Init] | None = None,
+        fast_rows: Mapping[str, int] | None = None, slow: str | Path = "memory", seed: int = 0,
+        group: dist.ProcessGroup | None = None, log: EventLog | None = None,
+        decide: str = "flexshard",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.wire = Wire(group, seen.devices)
+        self._log, self._name = log, decide
+        self._fast, self._slow, self._generation = dict(fast_rows or {}), slow, 0
+        self.names = [one.name for one in seen.tables]
+        self._init = {
+            one.name: (init or {}).get(
+                one.name, partial(uniform, dim=one.dim, bound=one.rows**-0.5, seed=seed)
+            )
+            for one in seen.tables
+        }
+        self.rules = [Rule(one.name, one.dim, optimizer) for one in seen.tables]
+        self.seen, self.decision, self.layouts, self._ids = self._decided(seen, orders or {})
+        self.tiers = [
+            self._made(number, *one) for number, one in enumerate(zip(self.layouts, self._ids, strict=True))
+        ]
+        self._pending: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.names]
+
+    @property
+    def sent(self) -> dict[str, list[int]]:
+        """Bytes that this rank has sent, by phase: inside its host, and to others."""
+        return self.wire.sent
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Of every table's optimizer its learning rate and the like; change them on all ranks alike."""
+        return [group for rule in self.rules for group in rule.groups]
+
+    def forward(self, batch: Mapping[str, Asked]) -> dict[str, Tensor]:
+        """Of each table in ``batch`` (any of them, on any rank): ids [n] of a sequence give vectors [n, dim];
+        ids [n] and offsets [bags] of a pooled one give sums [bags, dim]."""
+        asked, offsets, wrong = self._checked(batch)
+        wanted, inverses = [], []
+        for ids, known in zip(asked, self._ids, strict=True):
+            found = known.ranks(ids)
+            if self.seen.distinct:
+                found, inverse = torch.unique(found, return_inverse=True)
+                inverses.append(inverse)
+            wanted.append(found)
+        for tiers in self.tiers:
+            tiers.drop()
+        vectors = self._ask(wanted, wrong)
+        given = {}
+        for number, (name, found) in enumerate(zip(self.names, vectors, strict=True)):
+            ranks = wanted[number]
+            if inverses:
+                found, ranks = found[inverses[number]], ranks[inverses[number]]
+            if name not in batch:
+                continue
+            if self.rules[number].optimizer and torch.is_grad_enabled():
+                found.requires_grad_()
+                found.register_post_accumulate_grad_hook(partial(self._collect, number, ranks))
+            given[name] = found.view(found.shape)
+            if name in offsets:
+                every = torch.arange(len(found))
+                given[name] = functional.embedding_bag(every, found, offsets[name], mode="sum")
+        return given
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """The optimizer's step over all rows that have a gradient on any rank; a table without any does not
+        step."""
+        ranks, values = [], []
+        for layout, table, pending in zip(self.layouts, self.seen.tables, self._pending, strict=True):
+            looked = torch.cat([NONE, *(one for one, _ in pending)])
+            gradient = torch.cat([torch.empty(0, table.dim), *(one for _, one in pending)])
+            folded = looked >= 0 if self.seen.distinct else looked < layout.hot
+            first, summed = _fold(looked[folded], gradient[folded])
+            ranks.append(torch.cat([first, looked[~folded]]))
+            values.append(torch.cat([summed, gradient[~folded]]))
+        stepping = torch.tensor([len(pending) for pending in self._pending])
+        for pending in self._pending:
+            pending.clear()
+        came = self.wire.deliver(
+            "gradients", self._destinations(ranks), self._places(ranks), values, head=stepping
+        )
+        copied, sums = Sums(), Sums()  # of rows with copies, rank by rank; of cold rows, whole
+        for number, layout in enumerate(self.layouts):
+            places, found = came.places[number], came.values[number]
+            if not self.seen.distinct:  # first what each rank has
+                rows = max(1, layout.count(self.wire.rank))
+                places, found = _fold(came.sources(number) * rows + places, found)
+                places = places % rows
+            replicated = places < layout.replicated(self.wire.rank)
+            copied.append((places[replicated], found[replicated]))
+            sums.append(_fold(places[~replicated], found[~replicated]))
+        if any(layout.warm for layout in self.layouts):
+            sums = _joined(self._over_hosts(copied), sums)
+        if any(layout.hot for layout in self.layouts):
+            sums = self._to_copies(sums)
+        for number, (places, found) in enumerate(sums):
+            if came.heads[:, number].any():
+                self._stepped(number, places, found)
+
+    def reshard(
+        self, seen: Exchange, orders: Mapping[str, ArrayLike] | None = None, decide: str | None = None
+    ) -> None:
+        """Decides anew for ``seen``, the same tables with the curves (and ``orders``) that they have now, and
+        moves rows and the optimizer's state to where they then lie; between two steps. The tables stay what
+        they are, bit for bit. One at a time: of a table a rank has its old and its new rows, and `CHUNK` rows
+        on their way.
+
+        Raises:
+            UserError: other tables or ranks, or gradients that wait for `step`; nothing has moved.
+        """
+        wrong, was = "", [replace(one, **CURVE) for one in self.seen.tables]
+        if any(self._pending):
+            wrong = "there are gradients that no step has used; accepted is between two steps"
+        elif [replace(one, **CURVE) for one in seen.tables] != was:
+            wrong = f"these are other tables; accepted are those that there are: {', '.join(self.names)}"
+        self._name = decide or self._name
+        old = self.layouts, self._ids
+        self.seen, self.decision, new, known = self._decided(seen, orders or {}, wrong)
+        self._generation += 1
+        for number, (layout, tiers) in enumerate(zip(new, self.tiers, strict=True)):
+            tiers.drop()
+            self.layouts = [*new[:number], *old[0][number:]]
+            made = self._made(number, layout, known[number])
+            longest = max(layout.count(rank) for rank in range(self.wire.world))
+            for first in range(0, longest, CHUNK):
+                last = min(first + CHUNK, layout.count(self.wire.rank))
+                places = torch.arange(min(first, last), last)
+                ids = known[number].of(_held(layout, self.wire.rank, places))
+                made.write(places, self._records(number, old[1][number].ranks(ids)))
+            tiers.close()
+            self.tiers[number] = made
+        self.layouts, self._ids = new, known
+
+    def save(self, folder: str | Path) -> None:
+        """Every table as one file of `checkpoint`, written by rank 0, for `load` on any ranks and for
+        ``TieredEmbeddingBag``. Take a new folder each time; it is whole when this returns.
+
+        Raises:
+            windtunnel.HostError: it cannot be written; on all ranks.
+        """
+        for number, table in enumerate(self.seen.tables):
+            spans, ranks = list(checkpoint.spans(table.rows)), self._ids[number].ranks
+            failed: HostError | None = None
+            if self.wire.rank == 0:
+                chunks = (self._records(number, ranks(torch.arange(*span))) for span in spans)
+                try:
+                    Path(folder).mkdir(parents=True, exist_ok=True)
+                    checkpoint.write(_file(folder, table), self._saved(number), chunks)
+                except OSError as error:
+                    failed = HostError(f"checkpoint {folder}: cannot be written ({error.strerror})")
+                except HostError as error:
+                    failed = error
+            else:
+                for _ in spans:
+                    self._records(number, NONE)
+            self._records(number, NONE, failed)  # how it went
+
+    def load(self, folder: str | Path) -> None:
+        """What `save` or ``TieredEmbeddingBag.save`` has written, which every rank reads for itself.
+
+        Raises:
+            UserError: a file is missing, damaged, or of another table; on all ranks, and nothing has changed.
+        """
+        found, wrong = [], None
+        try:
+            for number, table in enumerate(self.seen.tables):
+                found.append(checkpoint.read(_file(folder, table), self._saved(number)))
+        except UserError as error:
+            wrong = error
+        self._agreed(wrong)
+        for number, (saved, chunks) in enumerate(found):
+            layout, tiers = self.layouts[number], self.tiers[number]
+            self._pending[number].clear()
+            tiers.drop()
+            for ids, records in chunks:
+                ranks = self._ids[number].ranks(ids)
+                mine = torch.from_numpy(layout.holds(ranks.numpy(), self.wire.rank))
+                tiers.write(layout.place(ranks[mine]), records[mine])
+            self.rules[number].reset(saved.steps)
+
+    def _saved(self, number: int) -> checkpoint.Saved:
+        table = self.seen.tables[number]
+        return self.rules[number].saved(table.name, table.rows)
+
+    @torch.no_grad()
+    def _records(self, number: int, ranks: Tensor, wrong: HostError | None = None) -> Tensor:
+        """Of table ``number`` weights and state of ``ranks`` (distinct), [n, width]; all ranks of the
+        job call it together. ``wrong``: why this one cannot go on, which is an error of all."""
+        asked = [NONE] * len(self.names)
+        asked[number] = ranks
+        return self._ask(asked, wrong, number)[number]
+
+    def close(self) -> None:
+        """Gives slow tiers up; their files are removed."""
+        for tiers in self.tiers:
+            tiers.close()
+
+    def _ask(self, asked: list[Tensor], wrong: UserError | HostError | None, whole: int = -1) -> list[Tensor]:
+        """Of each table the vectors of ``asked`` ranks, wherever they lie; of table ``whole``, records."""
+
+        def stop(heads: Tensor) -> None:
+            if heads.any():
+                self._agreed(wrong)
+
+        phases = ("ids", "vectors") if whole < 0 else ("moved", "moved")
+        far = [ranks >= layout.hot for layout, ranks in zip(self.layouts, asked, strict=True)]
+        wanted = [ranks[some] for ranks, some in zip(asked, far, strict=True)]
+        came = self.wire.deliver(
+            phases[0],
+            self._destinations(wanted),
+            self._places(wanted),
+            head=torch.tensor([wrong is not None], dtype=torch.long),
+            stop=stop,
+        )
+        answers = [self._read(number, places, whole) for number, places in enumerate(came.places)]
+        found = self.wire.exchange(phases[1], answers, came.take, came.give)
+        given = []
+        for number, (ranks, some, order) in enumerate(zip(asked, far, came.order, strict=True)):
+            vectors = found[number].new_empty(len(ranks), found[number].shape[1])
+            vectors[some.nonzero()[:, 0][order]] = found[number]
+            vectors[~some] = self._read(number, ranks[~some], whole)  # a hot row's place is its rank
+            given.append(vectors)
+        return given
+
+    def _read(self, number: int, places: Tensor, whole: int) -> Tensor:
+        tiers = self.tiers[number]
+        if number == whole:
+            distinct, inverse = torch.unique(places, return_inverse=True)
+            return tiers.read(distinct)[inverse]
+        return tiers.weight[tiers.places(places)].cpu()
+
+    def _over_hosts(self, own: Sums) -> Sums:
+        """Sums of gradients of rows with copies, from those of this host's ranks, one after the other: each
+        host adds to what it gets from the one before it; the last one's go back through all."""
+        wire, stripes = self.wire, self.seen.stripes
+        before = wire.rank - wire.devices if wire.host > 0 else None
+        after = wire.rank + wire.devices if wire.host < self.seen.hosts - 1 else None
+        sending: list[Any] = []
+        sums = []
+        for stripe in range(stripes):
+            mine = [
+                (places[places % stripes == stripe], found[places % stripes == stripe])
+                for places, found in own
+            ]
+            if before is not None:
+                mine = _joined(self._receive(before), mine)
+            sums.append([_fold(*one) for one in mine])
+            if after is not None:
+                sending += self._send(after, sums[stripe])
+        for stripe in range(stripes):
+            if after is not None:
+                sums[stripe] = self._receive(after)
+            if before is not None:
+                sending += self._send(before, sums[stripe])
+        wire.finish(sending)
+        return _joined(*sums)
+
+    def _send(self, rank: int, sums: Sums) -> list[Any]:
+        counts = torch.tensor([len(places) for places, _ in sums])
+        places = torch.cat([one for one, _ in sums]).int()
+        values = torch.cat([one.flatten() for _, one in sums])
+        messages = (("counts", counts), ("sums", places), ("sums", values))
+        return [self.wire.send(phase, rank, one) for phase, one in messages]
+
+    def _receive(self, rank: int) -> Sums:
+        dims = torch.tensor([one.dim for one in self.seen.tables])
+        counts = self.wire.receive("counts", rank, len(dims), torch.long)
+        places = self.wire.receive("sums", rank, int(counts.sum()), torch.int).long().split(counts.tolist())
+        values = self.wire.receive("sums", rank, int((counts * dims).sum()), torch.float)
+        found = values.split((counts * dims).tolist())
+        return [
+            (one, some.view(-1, dim)) for one, some, dim in zip(places, found, dims.tolist(), strict=True)
+        ]
+
+    def _to_copies(self, sums: Sums) -> Sums:
+        """With the sums of hot rows that the host's other ranks have."""
+        wire = self.wire
+        near = torch.arange(wire.host * wire.devices, (wire.host + 1) * wire.devices)
+        others = near[near != wire.rank]
+        ranks, places, values = [], [], []
+        for layout, (own, found) in zip(self.layouts, sums, strict=True):
+            hot = own < layout.hot
+            ranks.append(others.repeat_interleave(int(hot.sum())))
+            places.append(own[hot].repeat(len(others)))
+            values.append(found[hot].repeat(len(others), 1))
+        came = wire.deliver("copies", ranks, places, values, near=True)
+        return _joined(sums, list(zip(came.places, came.values, strict=True)))
+
+    def _stepped(self, number: int, places: Tensor, found: Tensor) -> None:
+        rule, tiers = self.rules[number], self.tiers[number]
+        if not len(places):
+            rule.reset(rule.steps + 1)
+            return
+        places, order = places.sort()
+        rule.step(tiers, tiers.places(places), found[order], distinct=True)
+
+    def _collect(self, number: int, ranks: Tensor, vectors: Tensor) -> None:
+        assert vectors.grad is not None
+        self._pending[number].append((ranks, vectors.grad.cpu()))
+        vectors.grad = None
+
+    def _destinations(self, ranks: list[Tensor]) -> list[Tensor]:
+        pairs = zip(self.layouts, ranks, strict=True)
+        return [layout.destination(some, self.wire.host) for layout, some in pairs]
+
+    def _places(self, ranks: list[Tensor]) -> list[Tensor]:
+        return [layout.place(some) for layout, some in zip(self.layouts, ranks, strict=True)]
+
+    def _checked(
+        self, batch: Mapping[str, Asked]
+    ) -> tuple[list[Tensor], dict[str, Tensor], UserError | None]:
+        """Ids of every table, offsets of those that are pooled, and what is wrong with them."""
+        asked, offsets = [NONE] * len(self.names), dict[str, Tensor]()
+        try:
+            if any(name not in self.names for name in batch):
+                raise UserError(
+                    f"the batch has a table that there is not; accepted are {', '.join(self.names)}"
+                )
+            for number, (table, known) in enumerate(zip(self.seen.tables, self._ids, strict=True)):
+                if table.name in batch:
+                    one = batch[table.name]
+                    parts = one if isinstance(one, tuple) else (one,)
+                    if len(parts) != 2 - table.sequence or any(part.dim() != 1 for part in parts):
+                        shape = "ids [n]" if table.sequence else "(ids [n], offsets [bags])"
+                        raise known.wrong(f"accepted are {shape}")
+                    asked[number], ends = known.checked(*parts)
+                    if ends is not None:
+                        offsets[table.name] = ends
+        except UserError as error:
+            return [NONE] * len(self.names), {}, error
+        return asked, offsets, None
+
+    def _agreed(self, wrong: UserError | HostError | None) -> None:
+        """What is ``wrong`` on the first rank that has something is an error of all."""
+        told = (type(wrong).__name__, str(wrong)) if wrong else None
+        for rank, one in enumerate(self.wire.objects(told)):
+            if one:
+                raise (UserError if one[0] == "UserError" else HostError)(f"rank {rank}: {one[1]}")
+
+    def _decided(
+        self, seen: Exchange, orders: Mapping[str, ArrayLike], wrong: str = ""
+    ) -> tuple[Exchange, policy.Replication, list[Layout], list[Ids]]:
+        """Decides, on all ranks alike, or is refused by all."""
+        decision, known = None, list[Ids]()
+        if (seen.world, seen.devices) != (self.wire.world, self.wire.devices):
+            wrong = (
+                f"{seen.hosts} hosts of {seen.devices} devices are not the {self.wire.world} ranks there are"
+            )
+        if any(one.dtype != "float32" for one in seen.tables):
+            wrong = "a table is not float32, which is accepted"
+        if self._name not in policy.POLICIES:
+            wrong = f"policy {self._name!r} is unknown; accepted are {', '.join(policy.POLICIES)}"
+        try:
+            decision = policy.POLICIES[self._name](seen) if not wrong else None
+            known = [Ids(one.name, one.rows, orders.get(one.name)) for one in seen.tables]
+        except UserError as error:
+            wrong = str(error)
+        hashes = {
+            name: hashlib.sha256(np.ascontiguousarray(one).data).hexdigest() for name, one in orders.items()
+        }
+        same = {
+            "tables": [to_plain(one) for one in seen.tables],
+            "cluster": to_plain(seen) | {"tables": 0},
+            "orders": hashes,
+            "optimizer": [repr(rule.optimizer) for rule in self.rules],
+            "plan": to_plain(decision),
+        }
+        self._agreed(UserError(wrong) if wrong else None)
+        digests = [hashlib.sha256(canonical(one)).hexdigest() for one in same.values()]
+        every = self.wire.objects(digests)
+        for what, mine in zip(same, zip(*every, strict=True), strict=True):
+            if other := [rank for rank, digest in enumerate(mine) if digest != mine[0]]:
+                raise UserError(
+                    f"rank {other[0]} has another {what} than rank 0; accepted is the same on all ranks"
+                )
+        assert isinstance(decision, policy.Replication)
+        if self._log is not None and self.wire.rank == 0:
+            self._log.decision(CAPABILITY, self._name, seen, decision)
+        where = layouts(decision.tables, [one.rows for one in seen.tables], seen.hosts, seen.devices)
+        return seen, decision, where, known
+
+    def _made(self, number: int, layout: Layout, known: Ids) -> Tiers:
+        """An empty store for this rank's rows of a table."""
+        table, rule, rank = self.seen.tables[number], self.rules[number], self.wire.rank
+        rows, slow = layout.count(rank), self._slow
+        if slow != "memory":
+            slow = Path(slow) / f"{rank}-{number}-{self._generation}.rows"
+        return Tiers(
+            rows, table.dim, self._fast.get(table.name, rows), slow,
+            lambda places: self._init[table.name](known.of(_held(layout, rank, places))),
+            widths=rule.widths, initial=rule.initial,
+        )  # fmt: skip
+
+
+def _held(layout: Layout, rank: int, places: Tensor) -> Tensor:
+    return torch.from_numpy(layout.held(rank, places.numpy()))
+
+
+def _file(folder: str | Path, table: Table) -> Path:
+    return Path(folder) / f"{quote(table.name, safe='')}.safetensors"
+
+
+def _fold(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each of ``rows`` [n], ascending, the sum of its ``values`` [n, dim] in their order. (What torch's
+    ``coalesce`` sums is in no fixed order: the sort in it is not stable from 17 values on.)"""
+    distinct, inverse = torch.unique(rows, return_inverse=True)
+    return distinct, values.new_zeros(len(distinct), values.shape[1]).index_add_(0, inverse, values)
+
+
+def _joined(*parts: Sums) -> Sums:
+    """Of each table all rows of all parts, one after the other."""
+    return [
+        (torch.cat([places for places, _ in one]), torch.cat([found for _, found in one]))
+        for one in zip(*parts, strict=True)
+    ]

@@ -1,0 +1,149 @@
+"""What ranks say to each other, over torch.distributed, with every byte counted.
+
+A message to several ranks has a part for each of them, and in it one for each table: first all ranks tell
+each other how long the parts are, then the parts go. Bytes are counted as they are given to
+torch.distributed, by phase, inside the host and between hosts; what a rank says to itself is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from windtunnel.base.errors import HostError
+
+
+@dataclass
+class Delivered:
+    """Rows that went to ranks and came from them. ``heads``: [world, n]. ``give`` and ``take``: how many,
+    [world, tables]. Of each table ``order`` [n], by rank, of those that went; ``places`` [m] and ``values``
+    [m, width] of those that came, by rank."""
+
+    heads: Tensor
+    give: Tensor
+    take: Tensor
+    order: list[Tensor]
+    places: list[Tensor]
+    values: list[Tensor]
+
+    def sources(self, table: int) -> Tensor:
+        """From which rank each came, [m]."""
+        return torch.repeat_interleave(self.take[:, table])
+
+
+class Wire:
+    """The ranks of ``group``, the first ``devices`` of them in the first host and so on."""
+
+    def __init__(self, group: dist.ProcessGroup | None, devices: int) -> None:
+        self.group = group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.devices = devices
+        self.host = self.rank // devices
+        self.sent: dict[str, list[int]] = {}
+        self._device = torch.device(
+            "cuda", torch.cuda.current_device()
+        ) if dist.get_backend(group) == "nccl" else torch.device("cpu")  # fmt: skip
+
+    def all_to_all(self, phase: str, data: Tensor, give: Sequence[int], take: Sequence[int]) -> Tensor:
+        """``data`` in parts of so many items for each rank, against what they give."""
+        for rank, items in enumerate(give):
+            self._count(phase, rank, items * data.element_size())
+        found = torch.empty(sum(take), dtype=data.dtype, device=self._device)
+        with self._told(phase):
+            dist.all_to_all_single(found, data.to(self._device), list(take), list(give), group=self.group)
+        return found.cpu()
+
+    def counts(self, counts: Tensor, *, near: bool = False) -> Tensor:
+        """A row of ``counts`` [world, n] for each rank (``near``: of this host), against theirs."""
+        here = torch.arange(self.world) // self.devices == self.host if near else torch.ones(self.world) > 0
+        split = (here * counts.shape[1]).tolist()
+        found = torch.zeros_like(counts)
+        found[here] = self.all_to_all("counts", counts[here].flatten(), split, split).view(
+            -1, counts.shape[1]
+        )
+        return found
+
+    def exchange(self, phase: str, data: list[Tensor], give: Tensor, take: Tensor) -> list[Tensor]:
+        """Of each table the rows [n, ...] for ranks, ordered by rank and counted by ``give`` [world, tables];
+        returns those from ranks, counted by ``take``."""
+        widths = torch.tensor([math.prod(one.shape[1:]) for one in data])
+        by_rank = [one.split(counts) for one, counts in zip(data, give.t().tolist(), strict=True)]
+        flat = [one[rank].reshape(-1) for rank in range(self.world) for one in by_rank]
+        found = self.all_to_all(
+            phase, torch.cat(flat), (give * widths).sum(1).tolist(), (take * widths).sum(1).tolist()
+        )
+        pieces = found.split((take * widths).flatten().tolist())
+        return [
+            torch.cat(pieces[number :: len(data)]).view(-1, *one.shape[1:]) for number, one in enumerate(data)
+        ]
+
+    def deliver(
+        self, phase: str, ranks: list[Tensor], places: list[Tensor], values: list[Tensor] | None = None, *,
+        head: Tensor | None = None, stop: Callable[[Tensor], None] = lambda _: None, near: bool = False,
+    ) -> Delivered:  # fmt: skip
+        """Of each table ``places`` [n], and ``values`` [n, width] if they go with them, to ``ranks`` [n]. A
+        ``head`` [n] goes to all before; ``stop`` gets those of all ranks, and may raise."""
+        give = torch.stack([torch.bincount(one, minlength=self.world) for one in ranks], 1)
+        head = give.new_empty(0) if head is None else head
+        came = self.counts(torch.cat([head.expand(self.world, -1), give], 1), near=near)
+        heads, take = came[:, : len(head)], came[:, len(head) :]
+        stop(heads)
+        order = [torch.argsort(one, stable=True) for one in ranks]
+        packed = [one[by].int() for one, by in zip(places, order, strict=True)]
+        found = [one.long() for one in self.exchange(phase, packed, give, take)]
+        if values is not None:
+            values = self.exchange(
+                phase, [one[by] for one, by in zip(values, order, strict=True)], give, take
+            )
+        return Delivered(heads, give, take, order, found, values or [])
+
+    def send(self, phase: str, rank: int, data: Tensor) -> dist.Work | None:
+        """To another rank, at once."""
+        self._count(phase, rank, data.numel() * data.element_size())
+        with self._told(phase):
+            return dist.isend(data.to(self._device), self._of(rank), group=self.group)
+
+    def finish(self, sending: list[dist.Work | None]) -> None:
+        """What was sent has arrived."""
+        with self._told("sums"):
+            for one in sending:
+                if one is not None:
+                    one.wait()
+
+    def receive(self, phase: str, rank: int, items: int, dtype: torch.dtype) -> Tensor:
+        """From another rank, in the order in which it sends."""
+        found = torch.empty(items, dtype=dtype, device=self._device)
+        with self._told(phase):
+            dist.recv(found, self._of(rank), group=self.group)
+        return found.cpu()
+
+    def objects(self, own: Any) -> list[Any]:
+        """What every rank has; not counted."""
+        found = [None] * self.world
+        with self._told("start"):
+            dist.all_gather_object(found, own, group=self.group)
+        return found
+
+    def _count(self, phase: str, rank: int, size: int) -> None:
+        if rank != self.rank:
+            self.sent.setdefault(phase, [0, 0])[rank // self.devices != self.host] += size
+
+    def _of(self, rank: int) -> int:
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+    @contextmanager
+    def _told(self, phase: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # a rank has died, or not come within the group's timeout
+            first = str(error).splitlines()[0]
+            raise HostError(
+                f"ShardedEmbedding: rank {self.rank} cannot exchange {phase} with the others: {first}"
+            ) from error

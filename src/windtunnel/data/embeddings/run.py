@@ -1,0 +1,146 @@
+"""A plan for tables on a cluster, kept as a run: what was given, what was decided, what it is to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base import units
+from windtunnel.base.errors import UserError
+from windtunnel.base.plain import to_plain
+from windtunnel.cluster.load import load_cluster
+from windtunnel.data.embeddings import files, synthetic
+from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings.policy import Placed, Wanted, decide
+from windtunnel.data.embeddings.twin import Iteration, iteration, tiers
+from windtunnel.store.eventlog import NAME, EventLog
+from windtunnel.store.runs import Store
+
+CAPABILITY = "data.embeddings"
+BATCH = 16_384
+"""Samples of an iteration, of all devices together: the paper's (section 6)."""
+SHOWN = 16
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan that was made, what for, and what an average iteration is emulated to take with it."""
+
+    run: str
+    directory: Path
+    cluster: str
+    wanted: Wanted
+    plan: Placed
+    emulated: Iteration
+
+    def plain(self) -> dict[str, Any]:
+        """As values of JSON. Seconds and accesses are emulated."""
+        return {
+            "run": self.run, "directory": str(self.directory), "cluster": self.cluster,
+            "policy": self.wanted.policy, "tables": len(self.wanted.tables),
+            "bytes": sum(one.total_bytes for one in self.wanted.tables), "summary": self.summary(),
+            "emulated": to_plain(self.emulated), "plan": to_plain(self.plan),
+        }  # fmt: skip
+
+    def summary(self) -> dict[str, Any]:
+        """The figures that runs are compared by."""
+        found = self.emulated
+        worst, mean = found.balance
+        return {
+            "iteration_time_s": found.seconds, "samples_per_s": found.throughput, "gap": self.plan.gap,
+            "slow_accesses": found.raw[1], "slow_rows": found.distinct[1], "slowest_over_fastest": worst,
+            "slowest_over_mean": mean, "solver": self.plan.solver,
+        }  # fmt: skip
+
+
+def tables_of(name: str | None, statistics: Path | None, seed: int) -> tuple[Table, ...]:
+    """The synthetic tables of a name, or those of a folder of statistics.
+
+    Raises:
+        UserError: neither or both are given, or one of them is wrong.
+    """
+    if name is not None and statistics is None:
+        return synthetic.tables(name, seed)
+    if statistics is not None and name is None:
+        return files.read_statistics(statistics).tables
+    raise UserError("embeddings plan: --synthetic NAME or --statistics FOLDER is needed, and not both")
+
+
+def plan_run(
+    cluster: str, *, synthetic: str | None = None, statistics: Path | None = None, policy: str = "recshard",
+    batch: int = BATCH, memory: float | None = None, host_memory: float | None = None,
+    state_bytes: int | None = None, columns: int = 16, seed: int = 0,
+) -> Planned:  # fmt: skip
+    """Plan on ``cluster`` (its file, or its name in the catalogue). ``memory`` and ``host_memory``: bytes of
+    a device's fast and slow tier for rows, as `twin.tiers` has them unless given; ``state_bytes``: what the
+    optimiser keeps for a row, instead of what the statistics say.
+
+    Raises:
+        UserError: something given is wrong, or there is no plan.
+    """
+    where = load_cluster(cluster)
+    tables = tables_of(synthetic, statistics, seed)
+    if state_bytes is not None:
+        tables = tuple(replace(one, state_bytes=state_bytes) for one in tables)
+    fast, slow = tiers(where, memory, host_memory)
+    wanted = Wanted(tables, where.world_size, fast, slow, batch, policy, columns, seed)
+    inputs = {
+        "cluster": cluster, "synthetic": synthetic, "statistics": str(statistics) if statistics else None,
+        "policy": policy, "batch": batch, "memory": fast.capacity, "host_memory": slow.capacity,
+        "state_bytes": state_bytes, "columns": columns,
+    }  # fmt: skip
+    run = Store.open().begin(CAPABILITY, inputs, seed)
+    log = EventLog(run.directory / NAME)
+    with run.failing(), closing(log):
+        plan = decide(wanted)
+        log.decision(CAPABILITY, policy, wanted, plan)
+        files.write_plan(run.directory / files.PLAN, tables, plan)
+        made = Planned(run.id, run.directory, where.name, wanted, plan, iteration(where, wanted, plan))
+    run.finish(made.summary())
+    return made
+
+
+def show(made: Planned) -> None:
+    """On the terminal: the verdict, the bounds, and what each device holds."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table as Shown
+
+    console, plan, found = Console(highlight=False), made.plan, made.emulated
+    total = float(sum(one.total_bytes for one in made.wanted.tables))
+    split = len(plan.shards) - len(made.wanted.tables)
+    cut = f" ({split} more shards than tables: some are cut into columns)" if split else ""
+    console.print(
+        f"[bold]{len(made.wanted.tables)} tables, {units.size(total)}, on {plan.devices} devices of"
+        f" {escape(made.cluster)}: {units.seconds(found.seconds)} an iteration (emulated),"
+        f" {units.decimal(found.throughput)}samples/s[/]{cut}"
+    )
+    console.print(
+        f"lookups {units.seconds(found.lookups)}, updates {units.seconds(found.updates)}, exchange"
+        f" {units.seconds(found.exchange)} ({units.amount(sum(found.sent))} sent); slow accesses"
+        f" {units.count(found.raw[1])} of {units.count(sum(found.raw))}, distinct rows"
+        f" {units.count(found.distinct[1])} of {units.count(sum(found.distinct))}"
+    )
+    bounds = [("all work spread evenly", plan.pooled), ("largest shard alone", plan.largest)]
+    bounds += [("proven by the solver", plan.proven)] if plan.proven else []
+    words = ", ".join(f"{name} {units.seconds(value)}" for name, value in bounds)
+    console.print(
+        f"{made.wanted.policy} ({plan.solver}): slowest device reads for {units.seconds(plan.slowest)},"
+        f" {plan.reason}"
+    )
+    console.print(f"bounds: {words}", style="dim")
+    shown = Shown("device", "shards", "fast", "slow", "reading (emulated)", title_justify="left")
+    held = Counter(one.device for one in plan.shards)
+    order = sorted(range(plan.devices), key=lambda one: (-plan.seconds[one], one))
+    for device in sorted(order[:SHOWN]):
+        shown.add_row(
+            str(device), str(held[device]), units.size(float(plan.fast_bytes[device])),
+            units.size(float(plan.slow_bytes[device])), units.seconds(plan.seconds[device]),
+        )  # fmt: skip
+    console.print(shown)
+    if plan.devices > SHOWN:
+        console.print(f"the {SHOWN} slowest of {plan.devices} devices", style="dim")
+    console.print(f"Run {made.run}   Plan: {escape(str(made.directory / files.PLAN))}", soft_wrap=True)

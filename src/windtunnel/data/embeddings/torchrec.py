@@ -1,0 +1,182 @@
+"""Plans for TorchRec: shardings that its ``DistributedModelParallel`` takes, and statistics of caches.
+
+Two routes. *Cached*: one table whose rows lie in host memory, with a cache in the device's memory for as many
+rows as the plan has fast (kernel ``fused_uvm_caching``); FBGEMM's cache finds the hot rows by itself, and
+`cache_statistics` tells TorchRec's own planner what a cache of each size would miss. *Split*
+(`halves`): each table becomes two, its hot rows in device memory (``fused``), the others in host memory
+(``fused_uvm``); ids must be ranks by then, ranks from the hot rows on less those, and the sums of both are
+added: not the same float32 bit for bit as one sum.
+
+TorchRec is imported only inside functions. A shard of TorchRec is a run of columns on a rank; all shards of a
+table have one kernel and one share of cached rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from windtunnel.base import atomic
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.data.embeddings.model import Shard, Table
+from windtunnel.data.embeddings.policy import Placed
+
+Accelerator = Literal["cuda", "cpu"]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """One table as TorchRec shards it. ``widths``: columns on each of ``ranks``. ``load_factor``: of a cache;
+    None where there is none."""
+
+    rows: int
+    dim: int
+    sharding_type: str
+    compute_kernel: str
+    ranks: tuple[int, ...]
+    widths: tuple[int, ...]
+    load_factor: float | None = None
+
+
+def shardings(tables: Sequence[Table], plan: Placed, device: Accelerator = "cuda") -> dict[str, Sharding]:
+    """By table. Columns of a table that the plan has on one device become one shard; its share of fast rows
+    is that of all its shards. On ``cpu`` there is one memory, so all kernels are ``fused``."""
+    mine: dict[str, list[Shard]] = {one.name: [] for one in tables}
+    for shard in plan.shards:
+        mine[shard.table].append(shard)
+    found = {}
+    for table in tables:
+        widths: dict[int, int] = {}
+        for shard in mine[table.name]:
+            widths[shard.device] = widths.get(shard.device, 0) + shard.last - shard.first
+        fast = sum(one.fast_rows * (one.last - one.first) for one in mine[table.name])
+        share = fast / (table.rows * table.dim)
+        kernel = "fused" if share == 1 or device == "cpu" else "fused_uvm_caching" if share else "fused_uvm"
+        found[table.name] = Sharding(
+            table.rows, table.dim, "table_wise" if len(widths) == 1 else "column_wise", kernel,
+            tuple(widths), tuple(widths.values()), share if kernel == "fused_uvm_caching" else None,
+        )  # fmt: skip
+    return found
+
+
+def halves(tables: Sequence[Table], plan: Placed) -> tuple[tuple[Table, ...], Placed]:
+    """Tables of which some rows are fast as two each, NAME_hot and NAME_cold, and the plan for them. A table
+    that is cut into columns has as many hot rows in all of them: the fewest of any, so that all fit."""
+    hot: dict[str, int] = {}
+    for shard in plan.shards:
+        hot[shard.table] = min(hot.get(shard.table, shard.fast_rows), shard.fast_rows)
+    made, shards = list[Table](), list[Shard]()
+    for table in tables:
+        rows = hot[table.name]
+        mine = [one for one in plan.shards if one.table == table.name]
+        if rows in (0, table.rows):
+            made.append(table)
+            shards += [replace(one, fast_rows=rows) for one in mine]
+            continue
+        ranks, _ = table.curve()
+        cut = float(table.share(rows))
+        for name, first, last, part in (("_hot", 0, rows, cut), ("_cold", rows, table.rows, 1 - cut)):
+            inside = (ranks > first) & (ranks < last)
+            knots = np.concatenate([[first], ranks[inside], [last]])
+            reached = (table.share(knots) - table.share(first)) / part if part else knots / last
+            made.append(
+                replace(
+                    table, name=table.name + name, rows=last - first, pooling=table.pooling * part,
+                    ranks=tuple(int(one) - first for one in knots),
+                    shares=(0.0, *map(float, reached[1:-1]), 1.0),
+                )
+            )  # fmt: skip
+            fast = last if first == 0 else 0
+            shards += [replace(one, table=table.name + name, fast_rows=fast) for one in mine]
+    return tuple(made), replace(plan, shards=tuple(shards))
+
+
+def write_sharding(path: Path, tables: Sequence[Table], plan: Placed) -> None:
+    """What `shardings` says, as JSON by table; `read_sharding` reads it.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    found = {name: to_plain(one) for name, one in shardings(tables, plan).items()}
+    try:
+        atomic.replace(path, json.dumps(found, indent=1) + "\n")
+    except OSError as fault:
+        raise HostError(f"{path} cannot be written: {fault.strerror}") from fault
+
+
+def read_sharding(path: Path) -> dict[str, Sharding]:
+    """The inverse of `write_sharding`.
+
+    Raises:
+        UserError: the file cannot be read, or is no such thing.
+    """
+    try:
+        return {name: from_plain(Sharding, one) for name, one in json.loads(path.read_bytes()).items()}
+    except OSError as fault:
+        raise UserError(f"{path}: cannot be read ({fault.strerror})") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as fault:
+        raise UserError(
+            f"{path}: {fault!s:.200}; accepted is what 'windtunnel embeddings plan --torchrec' wrote"
+        ) from None
+
+
+def sharding_plan(
+    found: Mapping[str, Sharding], device: Accelerator = "cuda", devices_per_host: int | None = None
+) -> Any:
+    """TorchRec's ``EmbeddingModuleShardingPlan`` for an ``EmbeddingBagCollection`` of these tables.
+    ``devices_per_host``: of ``cuda``; one host unless given."""
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+    from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
+
+    made = EmbeddingModuleShardingPlan()
+    for name, one in found.items():
+        begins = np.cumsum([0, *one.widths])
+        shards = [
+            ShardMetadata(
+                shard_offsets=[0, int(begin)], shard_sizes=[one.rows, width],
+                placement=f"rank:{rank}/{device}"
+                + (f":{rank % devices_per_host if devices_per_host else rank}" if device == "cuda" else ""),
+            )
+            for begin, width, rank in zip(begins, one.widths, one.ranks, strict=False)
+        ]  # fmt: skip
+        made[name] = ParameterSharding(
+            sharding_type=one.sharding_type, compute_kernel=one.compute_kernel, ranks=[*one.ranks],
+            sharding_spec=EnumerableShardingSpec(shards),
+            cache_params=None if one.load_factor is None else CacheParams(load_factor=one.load_factor),
+        )  # fmt: skip
+    return made
+
+
+def cache_statistics(table: Table, batch: int) -> Any:
+    """TorchRec's ``CacheStatistics`` of a table, for batches of ``batch`` samples of all devices. A cache is
+    supposed to hold the rows asked for most, and asks for a row once a batch, as FBGEMM's does."""
+    from torchrec.distributed.types import CacheStatistics
+
+    ranks, shares = table.curve()
+    rows = np.diff(ranks)
+    counts = batch * table.lookups * np.diff(shares)
+    asked = np.concatenate([[0.0], np.cumsum(rows * -np.expm1(-counts / rows))])
+
+    class Curve(CacheStatistics):  # type: ignore[misc]
+        @property
+        def expected_lookups(self) -> float:
+            return float(asked[-1])
+
+        def expected_miss_rate(self, clf: float) -> float:
+            if clf >= 1 or not asked[-1]:
+                return 0.0 if clf > 0 else 1.0
+            return float(1 - np.interp(clf * table.rows, ranks, asked) / asked[-1])
+
+        @property
+        def cacheability(self) -> float:
+            grid = np.linspace(0, 1, 101)
+            return float(np.trapezoid([self.expected_miss_rate(float(one)) for one in grid], grid))
+
+    return Curve()

@@ -1,0 +1,166 @@
+"""What spread tables move between devices in an iteration: exactly for given batches, on average by formula.
+
+Phases, each an entry of a `Sent`: ``counts`` of what follows; ``ids``, requests for rows; ``vectors``, what
+they are answered with; ``gradients`` to the rows' devices; ``sums`` of hot and warm rows' gradients, from
+host to host and back; ``copies`` of hot rows' sums to all devices of a host. Bytes are what is handed to the
+network, without its headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cluster.model import Cluster
+from windtunnel.data.embeddings.layout import layouts
+from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings.policy.replicas import (
+    INDEX_BYTES,
+    Exchange,
+    Replication,
+    crossing,
+    memory_of,
+    segments,
+    tiers_of,
+)
+
+PHASES = ("counts", "ids", "vectors", "gradients", "sums", "copies")
+ALL_TO_ALL = ("ids", "vectors", "gradients")
+COUNT_BYTES = 8
+HEAD = 1
+"""Counts that go before a request's: whether the sender's batch is wrong."""
+Sent = dict[str, NDArray[Any]]
+"""Of each phase the bytes sent, (devices, 2) or (2,): inside the host, and to others."""
+
+
+def exchange(cluster: Cluster, tables: tuple[Table, ...], samples: float, **more: Any) -> Exchange:
+    """What spreading ``tables`` over all devices of a cluster asks: line rates, less what links lose."""
+    place = cluster.placement(range(cluster.world_size))
+    inside = cluster.host.intra.bandwidth if place.intra is None else place.intra_bandwidth
+    inter = place.inter_bandwidth or cluster.host.nic_bandwidth
+    return Exchange(
+        tables, cluster.hosts, cluster.devices_per_host, inside * cluster.host.intra.efficiency,
+        inter * cluster.host.nic.efficiency, samples, **more,
+    )  # fmt: skip
+
+
+def exact(seen: Exchange, decision: Replication, batches: Sequence[Mapping[str, NDArray[np.int64]]]) -> Sent:
+    """Bytes that every device sends in one iteration. ``batches``: of each device the ranks that it looks
+    up, by table; one that is absent is empty."""
+    sent = {phase: np.zeros((seen.world, 2), np.int64) for phase in PHASES}
+    everyone = np.arange(seen.world)
+    host = everyone // seen.devices
+    where = layouts(decision.tables, [one.rows for one in seen.tables], seen.hosts, seen.devices)
+    for table, layout in zip(seen.tables, where, strict=True):
+        by_host = [np.empty(0, np.int64)] * seen.hosts
+        for device, batch in enumerate(batches):
+            ranks = np.asarray(batch.get(table.name, ()), np.int64)
+            once = np.unique(ranks)
+            asked = once if seen.distinct else ranks
+            asked = asked[asked >= layout.hot]
+            by_host[host[device]] = np.union1d(by_host[host[device]], once[once < layout.warm])
+            to_all, hot = (
+                np.bincount(layout.destination(some, int(host[device])), minlength=seen.world)
+                for some in (asked, once[once < layout.hot])
+            )
+            for to, (requests, gradients) in enumerate(zip(to_all, to_all + hot, strict=True)):
+                if to != device:
+                    link = int(host[to] != host[device])
+                    sent["ids"][device, link] += requests * INDEX_BYTES
+                    sent["vectors"][to, link] += requests * table.row_bytes
+                    sent["gradients"][device, link] += gradients * (table.row_bytes + INDEX_BYTES)
+        if layout.warm == 0:
+            continue
+        known = np.empty(0, np.int64)
+        forth = []
+        for rows in by_host:
+            known = np.union1d(known, rows)
+            forth.append(np.bincount((known + layout.number) % seen.devices, minlength=seen.devices))
+        hot = np.bincount((known[known < layout.hot] + layout.number) % seen.devices, minlength=seen.devices)
+        vector = table.row_bytes + INDEX_BYTES
+        for number in range(seen.hosts):
+            own = slice(number * seen.devices, (number + 1) * seen.devices)
+            sent["sums"][own, 1] += vector * forth[number] * (number < seen.hosts - 1)
+            sent["sums"][own, 1] += vector * forth[-1] * (number > 0)
+            sent["copies"][own, 0] += vector * hot * (seen.devices - 1)
+    _count(seen, decision, sent["counts"])
+    return sent
+
+
+def _count(seen: Exchange, decision: Replication, counts: NDArray[np.int64]) -> None:
+    """Bytes of the counts, which depend on no batch."""
+    of_tables = COUNT_BYTES * len(seen.tables)
+    both = 3 * of_tables + HEAD * COUNT_BYTES  # of requests; of gradients, with which tables step
+    counts += both * np.array([seen.devices - 1, seen.world - seen.devices])
+    if any(one.warm for one in decision.tables):
+        host = np.arange(seen.world) // seen.devices
+        counts[:, 1] += of_tables * seen.stripes * ((host > 0).astype(int) + (host < seen.hosts - 1))
+    if any(one.hot for one in decision.tables):
+        counts[:, 0] += of_tables * (seen.devices - 1)
+
+
+def expected(seen: Exchange, decision: Replication) -> Sent:
+    """Bytes that a device sends on average, if every lookup is drawn for itself."""
+    sent = {phase: np.zeros(2) for phase in PHASES}
+    for table, cuts in zip(seen.tables, decision.tables, strict=True):
+        rows, p = segments(table)
+        crosses, tiers = crossing(seen, table, p), tiers_of(rows, cuts)[:, None]
+        vector = table.row_bytes + INDEX_BYTES
+        for phase, kind, size in (
+            ("ids", crosses.requests, INDEX_BYTES), ("vectors", crosses.requests, table.row_bytes),
+            ("gradients", crosses.gradients, vector), ("sums", crosses.sums, vector),
+            ("copies", crosses.copies, vector),
+        ):  # fmt: skip
+            sent[phase] += size * (kind * tiers).sum((0, 2))
+    counts = np.zeros((seen.world, 2), np.int64)
+    _count(seen, decision, counts)
+    sent["counts"] += counts.mean(0)
+    return sent
+
+
+def seconds(seen: Exchange, sent: Sent, latency: tuple[float, float] = (0.0, 0.0)) -> float:
+    """Modelled time of an iteration's exchange, the links of the busiest device being busy all the time.
+    ``latency``: of a message inside a host, and between hosts. Sums wait for the first parts of them; what
+    devices compute is not counted."""
+    pace = np.array([1 / seen.intra, 1 / seen.inter])
+    total = 0.0
+    for phase, found in sent.items():
+        if not np.any(found):
+            continue
+        busiest = float((np.atleast_2d(found) * pace).sum(1).max())
+        if phase == "sums":
+            filling = (seen.stripes + max(0, seen.hosts - 2)) / seen.stripes
+            total += busiest * filling + 2 * (seen.hosts - 1) * latency[1]
+        elif phase != "counts":  # they go with the latency of what they count
+            total += busiest + max(latency[0] * (seen.devices > 1), latency[1] * (seen.hosts > 1)) * 2
+    return total
+
+
+def whole(seen: Exchange, columns: int = 0) -> NDArray[np.float64]:
+    """Table-wise sharding, or column-wise with pieces of so many ``columns``: bytes that the busiest device
+    sends, (inside the host, to others). What is asked for most goes first, each piece to the device that has
+    least so far; every lookup asks, and each piece is asked for itself."""
+    pieces = []
+    for table in seen.tables:
+        parts = max(1, -(-table.dim // columns)) if columns else 1
+        moved = 2 * (table.row_bytes / parts + INDEX_BYTES)
+        pieces += [seen.samples * table.lookups * moved] * parts
+    load = np.zeros(seen.world)
+    for moved in sorted(pieces, reverse=True):
+        load[load.argmin()] += moved
+    return np.array([seen.devices - 1, seen.world - seen.devices]) * load.max()
+
+
+def cost(observation: Exchange, decision: Replication) -> dict[str, float]:
+    """What is expected of an iteration: modelled seconds, bytes of all devices, memory of one."""
+    sent = expected(observation, decision)
+    inside, between = (float(sum(found[link] for found in sent.values())) for link in (0, 1))
+    return {
+        "seconds": seconds(observation, sent),
+        "bytes_inside_hosts": inside * observation.world,
+        "bytes_between_hosts": between * observation.world,
+        "memory_bytes": memory_of(observation, decision),
+    }

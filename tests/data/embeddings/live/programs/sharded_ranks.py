@@ -1,0 +1,338 @@
+"""A rank of 4: what `ShardedEmbedding` does is held against one table in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.data.embeddings import policy, traffic
+from windtunnel.data.embeddings.live import sharded
+from windtunnel.data.embeddings.live.bag import TieredEmbeddingBag
+from windtunnel.data.embeddings.live.optim import RowWiseAdagrad, RowWiseAdam
+from windtunnel.data.embeddings.live.sharded import ShardedEmbedding, exchange
+from windtunnel.data.embeddings.model import Replicas, Table
+from windtunnel.data.embeddings.policy import Exchange, Replication
+from windtunnel.store.eventlog import EventLog
+
+TABLES = (
+    Table("a", 41, 3, pooling=12, sequence=True),
+    Table("b", 7, 8, pooling=3),
+    Table("c", 150, 5, pooling=4, sequence=True, state_bytes=20),
+)
+SEQUENCES = {one.name for one in TABLES if one.sequence}
+BAGS = 4
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.1),
+    "adam": partial(torch.optim.SparseAdam, lr=0.1),
+    "row-wise adagrad": partial(RowWiseAdagrad, lr=0.1),
+    "row-wise adam": partial(RowWiseAdam, lr=0.1),
+}
+Batch = dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+
+
+class One:
+    """Each table in one process, of torch alone, with the ranks' gradients accumulated in turn."""
+
+    def __init__(self, optimizer: str) -> None:
+        rng = np.random.default_rng(5)
+        self.weights = {
+            one.name: torch.nn.Parameter(
+                torch.from_numpy(rng.standard_normal((one.rows, one.dim), np.float32))
+            )
+            for one in TABLES
+        }
+        self.optimizers = {name: OPTIMIZERS[optimizer]([one]) for name, one in self.weights.items()}
+        self.begun = {name: one.detach().clone() for name, one in self.weights.items()}
+
+    def step(self, batches: list[Batch]) -> list[dict[str, torch.Tensor]]:
+        outputs = []
+        for batch in batches:
+            given = {}
+            for name, (ids, offsets) in batch.items():
+                # rows, and then their sums: torch's own pooling of a table sums gradients in another order
+                given[name] = functional.embedding(torch.from_numpy(ids), self.weights[name])
+                if name not in SEQUENCES:
+                    every, ends = torch.arange(len(ids)), torch.from_numpy(offsets)
+                    given[name] = functional.embedding_bag(every, given[name], ends, mode="sum")
+            loss(given).backward()
+            outputs.append({name: one.detach().clone() for name, one in given.items()})
+        for name, optimizer in self.optimizers.items():
+            weight = self.weights[name]
+            if weight.grad is not None:
+                rows = torch.from_numpy(
+                    np.unique(np.concatenate([one[name][0] for one in batches if name in one]))
+                )
+                weight.grad = torch.sparse_coo_tensor(rows[None], weight.grad[rows], weight.shape).coalesce()
+            optimizer.step()
+            optimizer.zero_grad()
+        return outputs
+
+    def records(self, name: str) -> torch.Tensor:
+        """Weights and state of every row."""
+        state = self.optimizers[name].state[self.weights[name]]
+        parts = [one for key, one in state.items() if key != "step"]
+        return torch.cat([self.weights[name].detach(), *parts], 1)
+
+
+def loss(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    parts = [(one * one.detach().cos()).sum() for one in outputs.values()]
+    return torch.stack([torch.zeros((), requires_grad=True), *parts]).sum()
+
+
+def drawn(rng: np.random.Generator, orders: dict[str, Any]) -> Batch:
+    """One rank's; sometimes a table is absent or empty, and some rows are asked for again and again."""
+    batch: Batch = {}
+    for table in TABLES:
+        if rng.random() < 0.2:
+            continue
+        lengths = rng.integers(0, 2 * int(table.pooling), BAGS) * (rng.random() > 0.2)
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        ranks = (rng.random(offsets[-1]) ** 3 * table.rows).astype(np.int64)
+        batch[table.name] = orders[table.name][ranks], offsets[:-1]
+    return batch
+
+
+def asked(batch: Batch) -> dict[str, Any]:
+    tensors = {name: tuple(map(torch.from_numpy, one)) for name, one in batch.items()}
+    return {name: one[0] if name in SEQUENCES else one for name, one in tensors.items()}
+
+
+def cuts(seen: Exchange) -> Replication:
+    """Drawn from the observation alone, so on all ranks alike."""
+    rng = np.random.default_rng(int(seen.samples))
+    made = []
+    for one in seen.tables:
+        hot, warm = sorted(rng.integers(0, one.rows + 1, 2).tolist())
+        made.append(Replicas(one.name, hot, warm))
+    return Replication(tuple(made))
+
+
+def predicted(seen: Exchange, module: ShardedEmbedding, batches: list[Batch], orders: dict[str, Any]) -> Any:
+    inverse = {name: np.argsort(one) for name, one in orders.items()}
+    ranks = [{name: inverse[name][ids] for name, (ids, _) in batch.items()} for batch in batches]
+    return traffic.exact(seen, module.decision, ranks)
+
+
+def check(folder: Path, number: int, devices: int, distinct: bool, optimizer: str, slow: bool) -> None:
+    rank, rng = dist.get_rank(), np.random.default_rng(number)
+    orders = {one.name: rng.permutation(one.rows) for one in TABLES}
+    one = One(optimizer)
+    seen = exchange(TABLES, number + 1, intra=1e9, inter=1e8, devices=devices, distinct=distinct)
+    module = ShardedEmbedding(
+        seen, orders=orders, optimizer=OPTIMIZERS[optimizer], decide="drawn",
+        init={name: partial(torch.index_select, one.begun[name], 0) for name in one.begun},
+        fast_rows={"a": 3, "c": 0} if slow else None, slow=folder if slow else "memory",
+    )  # fmt: skip
+    for step in range(3):
+        if step == 1:
+            orders = {t.name: rng.permutation(t.rows) if t.name != "b" else orders["b"] for t in TABLES}
+            seen = replace(seen, samples=seen.samples + 100)
+            module.reshard(seen, orders)
+        batches = [drawn(rng, orders) for _ in range(4)]
+        module.sent.clear()
+        outputs = module(asked(batches[rank]))
+        loss(outputs).backward()
+        module.step()
+        bytes_ = predicted(seen, module, batches, orders)
+        for phase, found in bytes_.items():
+            assert module.sent.get(phase, [0, 0]) == found[rank].tolist(), (
+                number,
+                step,
+                phase,
+                module.sent,
+                bytes_,
+            )
+        expected = one.step(batches)[rank]
+        assert set(outputs) == set(expected)
+        for name, output in outputs.items():
+            assert torch.equal(output, expected[name]), (number, step, name)
+        for at, table in enumerate(TABLES):  # every copy of every row
+            layout, tiers = module.layouts[at], module.tiers[at]
+            ids = torch.from_numpy(orders[table.name][layout.held(rank)])
+            mine, theirs = tiers.read(torch.arange(len(ids))), one.records(table.name)
+            width = theirs.shape[1]
+            assert torch.equal(mine[:, :width], theirs[ids]), (number, step, table.name)
+    module.close()
+
+
+def bits(folder: Path) -> None:
+    """Every optimizer, ranks in hosts of 1, 2 and 4, cuts drawn anew in the middle."""
+    policy.POLICIES["drawn"] = cuts  # type: ignore[index]
+    sharded.CHUNK = 16  # rows move in several parts
+    for number, optimizer in enumerate((*OPTIMIZERS, "adagrad")):
+        check(folder, number, (2, 1, 2, 4, 1, 2)[number], bool(number % 2), optimizer, slow=number in (1, 2))
+
+
+def made(**more: Any) -> ShardedEmbedding:
+    fields = {"tables": TABLES, "intra": 1e9, "inter": 1e8, "samples": BAGS, "devices": 2} | more
+    return ShardedEmbedding(exchange(**fields), optimizer=OPTIMIZERS["adam"])
+
+
+def refused(why: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except UserError as error:
+        assert why in str(error), error
+    else:
+        raise AssertionError(f"accepted: {why}")
+
+
+def faults(folder: Path) -> None:
+    """What is wrong on one rank is an error of all, and then they go on."""
+    rank = dist.get_rank()
+    two, ten = ({"tables": TABLES[: 2 if rank == 2 else 3]}, {"samples": 10 if rank == 1 else BAGS})
+    refused("rank 2 has another tables than rank 0", lambda: made(**two))
+    refused("rank 1 has another cluster than rank 0", lambda: made(**ten))
+    refused("4 ranks are no whole number of hosts of 3", lambda: made(devices=3))
+    wide = replace(TABLES[0], dim=1 << 20) if rank == 3 else TABLES[0]
+    refused(
+        "rank 3: memory is 9.77 KiB a device", lambda: made(tables=(wide,), memory=1e4 if rank == 3 else None)
+    )
+    module = made()
+    ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
+    good: dict[str, Any] = {"a": ids, "b": (ids, offsets)}
+    before = {name: one.detach() for name, one in module(good).items()}
+    for wrong, why in (
+        ({"a": torch.tensor([5, 41])}, "rank 2: table 'a': input[1] = 41 is no id; accepted are 0 to 40"),
+        ({"c": torch.tensor([-1])}, "rank 2: table 'c': input[0] = -1 is no id"),
+        ({"b": (ids, torch.tensor([0, 3, 2]))}, "rank 2: table 'b': offsets[2] = 2 falls"),
+        ({"b": (ids, torch.tensor([1]))}, "rank 2: table 'b': offsets go from 1 to 1"),
+        ({"b": ids}, "rank 2: table 'b': accepted are (ids [n], offsets [bags])"),
+        (
+            {"a": ids.float()},
+            "rank 2: table 'a': input is torch.float32; accepted are torch.int32, torch.int64",
+        ),
+        ({"z": ids}, "rank 2: the batch has a table that there is not; accepted are a, b, c"),
+    ):
+        refused(why, lambda: module(wrong if rank == 2 else good))  # noqa: B023
+    outputs = module(good if rank else {})
+    if rank:
+        assert all(torch.equal(outputs[name], before[name]) for name in before)
+        loss(outputs).backward()
+    refused("rank 1: there are gradients that no step has used", lambda: module.reshard(module.seen))
+    module.step()
+    refused("these are other tables", lambda: module.reshard(replace(module.seen, tables=TABLES[:2])))
+    killed(module, good)
+
+
+def killed(module: ShardedEmbedding, batch: dict[str, Any]) -> None:
+    """Rank 3 is killed in the middle of an exchange that the others wait for; none of them hangs."""
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    if rank == 3:
+        store.set("pid", str(os.getpid()))
+        signal.pause()
+    if rank == 0:
+        os.kill(int(store.get("pid")), signal.SIGKILL)
+    try:
+        module(batch)
+    except HostError as error:
+        assert f"rank {rank} cannot exchange" in str(error)
+        os._exit(0)
+    raise AssertionError("the dead rank was not missed")
+
+
+def kept(folder: Path) -> None:
+    """Saved by 4 ranks, read by one table and by 2 ranks with other cuts; a damaged file by none."""
+    rank = dist.get_rank()
+    orders = {one.name: np.random.default_rng(3).permutation(one.rows) for one in TABLES}
+    policy.POLICIES["drawn"] = cuts  # type: ignore[index]
+
+    def spread(samples: int, ranks: list[int]) -> ShardedEmbedding:
+        # every rank makes every group
+        group = dist.new_group(ranks)
+        if rank not in ranks:
+            return None  # type: ignore[return-value]
+        seen = exchange(TABLES, samples, intra=1e9, inter=1e8, devices=len(ranks) // 2, group=group)
+        return ShardedEmbedding(
+            seen,
+            orders=orders if samples == 1 else {},
+            optimizer=OPTIMIZERS["adam"],
+            decide="drawn",
+            group=group,
+        )
+
+    module, pair = spread(1, [0, 1, 2, 3]), spread(2, [1, 3])
+    draws = np.random.default_rng(rank)
+    for _ in range(2):
+        loss(module(asked(drawn(draws, orders)))).backward()
+        module.step()
+    module.save(folder / "kept")
+    if pair:
+        pair.load(folder / "kept")
+        for number, table in enumerate(TABLES):
+            ids = torch.from_numpy(pair.layouts[number].held(pair.wire.rank))
+            places = module.layouts[number].place(torch.from_numpy(np.argsort(orders[table.name]))[ids])
+            here = torch.from_numpy(module.layouts[number].holds(np.argsort(orders[table.name])[ids], rank))
+            mine = pair.tiers[number].read(torch.arange(len(ids)))
+            assert torch.equal(mine[here], module.tiers[number].read(places[here]))
+            assert pair.rules[number].steps == module.rules[number].steps == 2
+    pair = pair and pair.save(folder / "again")  # type: ignore[func-returns-value]
+    dist.barrier()
+    for table in TABLES:
+        first, second = (folder / name / f"{table.name}.safetensors" for name in ("kept", "again"))
+        assert first.read_bytes() == second.read_bytes()
+    if rank == 0:
+        bag = TieredEmbeddingBag(41, 3, 5, name="a", mode="none", optimizer=OPTIMIZERS["adam"])
+        bag.load(folder / "kept" / "a.safetensors")
+        held = bag.read(torch.from_numpy(orders["a"][module.layouts[0].held(0)]))
+        assert torch.equal(held, module.tiers[0].read(torch.arange(len(held))))
+    dist.barrier()
+    if rank == 0:
+        data = bytearray((folder / "again" / "c.safetensors").read_bytes())
+        data[-9] ^= 1
+        (folder / "again" / "c.safetensors").write_bytes(data)
+        (folder / "file").touch()
+    dist.barrier()
+    before = [one.read(torch.arange(one.rows)) for one in module.tiers]
+    refused("is damaged", lambda: module.load(folder / "again"))
+    refused("cannot be read", lambda: module.load(folder / "nowhere"))
+    assert all(
+        torch.equal(one.read(torch.arange(one.rows)), b) for one, b in zip(module.tiers, before, strict=True)
+    )
+    try:
+        module.save(folder / "file" / "below")
+    except HostError as error:
+        assert str(error).startswith(f"rank 0: checkpoint {folder}") and "cannot be written" in str(error)
+    else:
+        raise AssertionError("saved below a file")
+    dist.barrier()
+
+
+def recorded(folder: Path) -> None:
+    """Two decisions, the second for tables that are asked for otherwise."""
+    log = EventLog(folder / "events.jsonl") if dist.get_rank() == 0 else None
+    curve = {"ranks": (0, 2, 41), "shares": (0.0, 0.9, 1.0)}
+    tables = (replace(TABLES[0], **curve), *TABLES[1:])  # type: ignore[arg-type]
+    seen = exchange(tables, 64, intra=1e9, inter=1e8, devices=1, distinct=False)
+    module = ShardedEmbedding(seen, log=log)
+    module.reshard(replace(seen, tables=TABLES))
+    dist.barrier()
+
+
+def main() -> None:
+    part, folder = sys.argv[1], Path(sys.argv[2])
+    if part == "faults" and os.environ["RANK"] == "3" and (child := os.fork()):
+        status = os.waitpid(child, 0)[1]
+        os._exit(0 if os.WIFSIGNALED(status) else 1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    {"bits": bits, "faults": faults, "kept": kept, "recorded": recorded}[part](folder)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        main()

@@ -1,0 +1,58 @@
+"""TorchRec takes our plans and statistics: its planner, its plans' own constructors, a DLRM on two ranks."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from support.ranks import run_ranks
+from windtunnel.base.errors import UserError
+from windtunnel.data.embeddings import synthetic
+from windtunnel.data.embeddings.model import Tier
+from windtunnel.data.embeddings.policy import Wanted, decide
+from windtunnel.data.embeddings.torchrec import halves, read_sharding, shardings, write_sharding
+from windtunnel.data.embeddings.twin import accesses
+
+MODULES = ("torchrec.distributed.model_parallel", "torchrec.distributed.planner", "torchrec.models.dlrm")
+TABLES = synthetic.tables("small")
+TOTAL = sum(one.total_bytes for one in TABLES)
+PLAN = decide(Wanted(TABLES, 4, Tier(0.2 * TOTAL / 4, 1e12), Tier(TOTAL, 1e10), 4096, "search"))
+
+
+@pytest.mark.skipif(
+    not (find_spec("torchrec") and find_spec("fbgemm_gpu")), reason="needs TorchRec and FBGEMM"
+)
+def test_torchrec_takes_our_plans_and_statistics() -> None:
+    done = run_ranks([Path(__file__).parent / "torchrec_rank.py"], 2, modules=MODULES)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("all held") == 2
+
+
+def test_a_sharding_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "sharding.json"
+    write_sharding(path, TABLES, PLAN)
+    found = read_sharding(path)
+    assert found == shardings(TABLES, PLAN)
+    cached = {name: one for name, one in found.items() if one.compute_kernel == "fused_uvm_caching"}
+    assert cached and all(0 < one.load_factor < 1 for one in cached.values() if one.load_factor)
+    # the caches take the memory that the plan has given
+    fast = sum(
+        one.rows * one.dim * 4 * (one.load_factor or one.compute_kernel == "fused") for one in found.values()
+    )
+    assert fast == pytest.approx(sum(PLAN.fast_bytes))
+    path.write_text(json.dumps({"a": {"rows": 1}}))
+    with pytest.raises(UserError, match=r"accepted is what 'windtunnel embeddings plan --torchrec' wrote"):
+        read_sharding(path)
+
+
+def test_halves_are_asked_for_as_the_tiers_of_the_whole_are() -> None:
+    tables, plan = halves(TABLES, PLAN)
+    assert len(tables) > len(TABLES)
+    whole = accesses(TABLES, PLAN.shards, 4096)
+    split = accesses(tables, plan.shards, 4096)
+    assert split.raw.sum(0) == pytest.approx(whole.raw.sum(0), rel=1e-6)
+    assert split.distinct.sum(0) == pytest.approx(whole.distinct.sum(0), rel=1e-6)
+    assert sum(one.rows for one in tables) == sum(one.rows for one in TABLES)
