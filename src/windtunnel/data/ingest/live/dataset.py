@@ -1,0 +1,198 @@
+"""Batches of a session as a PyTorch dataset.
+
+    dataset = IngestDataset("127.0.0.1:7070", secret="ingest/secret")
+    for batch in torch.utils.data.DataLoader(dataset, batch_size=None):
+        ...  # {"label": tensor, "dense/7": tensor, "sparse/3": Ragged(values, offsets)}
+
+Each turn through it is an epoch of the session; towards its end the next one is read ahead. Tensors share
+memory with the Arrow batches they come from: they are not to be written to in place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+import torch.utils.dlpack
+from torch.utils.data import IterableDataset, get_worker_info
+
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.keys import VARIABLE, Keys
+from windtunnel.data.ingest.live.client import Client, Counts
+
+
+class Ragged(NamedTuple):
+    """Lists of each row: row i has ``values[offsets[i]:offsets[i + 1]]``."""
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+
+class IngestDataset(IterableDataset[dict[str, Any]]):
+    """Batches from the workers of the master at ``address``, as dictionaries of tensors by column.
+
+    ``secret``: the file with the session's secret (its folder has one), as a path; default: what the
+    environment's WINDTUNNEL_SECRET says. ``keyed``: a column's name for a TorchRec ``KeyedJaggedTensor`` of
+    all ragged columns, which then are not given one by one. ``rank``, ``world``: of the ranks that share the
+    session, default those of torch.distributed or of the environment. Other settings: see `Client`.
+
+    `state_dict` says which batches were handed out; after `load_state_dict` the next turn goes on behind
+    them. Give a DataLoader ``batch_size=None``: batches are made already.
+    """
+
+    def __init__(
+        self, address: str, secret: str | Path | None = None, *, keyed: str = "", rank: int | None = None,
+        world: int | None = None, buffer: int = 4, ordered: bool = False, patience: float = 60.0,
+        tls: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.address, self.keyed, self.tls = address, keyed, tuple(tls)
+        self.secret = None if secret is None else Path(secret)
+        self.buffer, self.ordered, self.patience = buffer, ordered, patience
+        self.rank, self.world = _ranks(rank, world)
+        self.counts = Counts()
+        self._client: Client | None = None
+        self._resume: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        loader, loaders = (info.id, info.num_workers) if info is not None else (0, 1)
+        name = f"{self.rank}.{loader}" if loaders > 1 else str(self.rank)
+        resume, self._resume = self._resume, None
+        if self._client is None:
+            self._client = Client(
+                self.address, self._keys(), name, self.world * loaders, buffer=self.buffer,
+                ordered=self.ordered, resume=resume, patience=self.patience,
+                made=partial(tensors, keyed=self.keyed),
+            )  # fmt: skip
+        else:
+            self._client.begin()
+        client, turn = self._client, self._client.turn
+        self.counts = client.counts
+        try:
+            while (batch := client.next()) is not None:
+                yield batch
+                if client.turn != turn:
+                    raise HostError("IngestDataset: it was begun anew; go on with the iterator made last")
+        finally:
+            if client.turn == turn:
+                client.end()
+
+    def close(self) -> None:
+        """Let go what is read ahead of a further turn; it ends with the process, too."""
+        if self._client is not None:
+            self._client.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was handed out, of the epoch: a few words for each thousand splits."""
+        if self._client is not None:
+            return self._client.state()
+        return self._resume or {"epoch": 0, "marks": {"done": "", "next": []}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next turn goes on after ``state``; all ranks do so together."""
+        self.close()
+        self._resume, self._client = state, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}
+
+    def _keys(self) -> Keys:
+        keys = Keys.given(self.secret, "IngestDataset's secret")
+        if keys is None:
+            raise UserError(
+                f"IngestDataset: secret is None, accepted is the file of the session's folder, or {VARIABLE}"
+            )
+        return Keys.of_job(str(self.secret), self.tls) if self.tls and self.secret else keys
+
+
+def tensors(batch: pa.RecordBatch, keyed: str = "") -> dict[str, Any]:
+    """A batch as tensors, which share its memory where they can.
+
+    Raises:
+        UserError: a column has a type, or missing values, that no tensor has.
+    """
+    found: dict[str, Any] = {}
+    ragged: dict[str, Ragged] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            ragged[name] = _ragged(name, column)
+        else:
+            found[name] = _flat(name, column)
+    if not keyed:
+        return found | ragged
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    lengths = [torch.diff(one.offsets) for one in ragged.values()]
+    found[keyed] = KeyedJaggedTensor(
+        keys=list(ragged),
+        values=torch.cat([one.values for one in ragged.values()]),
+        lengths=torch.cat(lengths),
+    )
+    return found
+
+
+def _flat(name: str, column: pa.Array) -> torch.Tensor:
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        return _flat(name, _whole(name, column).cast(pa.uint8())).view(torch.bool)
+    if pa.types.is_fixed_size_list(kind):
+        inner = _flat(name, _whole(name, column).flatten())
+        return inner.view(len(column), kind.list_size)
+    if column.null_count and pa.types.is_floating(kind):
+        column = pc.fill_null(column, _nan(kind))
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise UserError(
+            f"column {name} is {kind}, which is no tensor; hash it by a transform, or leave it out of columns"
+        )
+    if kind == pa.uint16() or kind == pa.uint32() or kind == pa.uint64():
+        column = _whole(name, column).cast(pa.int64(), safe=False)
+    tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(_whole(name, column))
+    return tensor
+
+
+def _ragged(name: str, column: pa.Array) -> Ragged:
+    if column.null_count:  # a sample that lacks a feature has no ids of it
+        lengths = torch.utils.dlpack.from_dlpack(column.offsets).diff()
+        lengths *= torch.utils.dlpack.from_dlpack(column.is_valid().cast(pa.int32()))
+        ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        return Ragged(_flat(name, column.flatten()), ends)
+    offsets = column.offsets
+    first = offsets[0].as_py()
+    values = column.values.slice(first, offsets[-1].as_py() - first)
+    starts = torch.utils.dlpack.from_dlpack(offsets)
+    return Ragged(_flat(name, values), starts - first if first else starts)
+
+
+@cache
+def _nan(kind: pa.DataType) -> pa.Scalar:
+    """Without `pyarrow.scalar`, which would import pandas for it."""
+    return pa.Array.from_buffers(pa.float64(), 1, [None, pa.py_buffer(np.array([np.nan]))])[0].cast(kind)
+
+
+def _whole(name: str, column: pa.Array) -> pa.Array:
+    if column.null_count:
+        raise UserError(
+            f"column {name} has {column.null_count} missing values, which no tensor of {column.type} has; "
+            "fill them by a transform"
+        )
+    return column
+
+
+def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
+    if rank is None or world is None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            found = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        else:
+            found = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        rank, world = (found[0] if rank is None else rank), (found[1] if world is None else world)
+    if not 0 <= rank < world:
+        raise UserError(f"IngestDataset: rank is {rank}, accepted are 0 to world - 1, which is {world - 1}")
+    return rank, world

@@ -1,0 +1,731 @@
+"""The master of a session: it gives splits to clients, has workers read them, and knows what is consumed.
+
+Protocol. Workers and clients register, and say every quarter of a second that they are there. A client asks
+for a split (`lease`), is told a worker, and has it streamed from there; it reports what its trainer has
+consumed (`ack`). What goes wrong:
+
+- A worker is gone (its stream breaks, or it is silent for ``worker_lease``): the clients ask for another one,
+  and go on with the batch after the last that they have. They drop what they have already: so a worker that
+  was only stopped, and goes on, does no harm.
+- A client is gone (silent for ``client_lease``): its splits go to others, from the last batch it reported.
+  Should it only have been stopped: it hands nothing out before it has heard from the master again, which then
+  tells it what it lost.
+- The master is killed: the log (`ledger`) has what it knew; workers and clients call until it is there
+  again, and register anew with what they have.
+- The log cannot be written: what was asked is refused, and asked again; nothing is given out meanwhile.
+- A split cannot be read: it is tried by three workers (by one, where the error is of the data), and then the
+  session fails, with that error at each client; or it is left out, and counted, where that was asked for.
+
+A client for which nothing is left reads the first splits of the next epoch ahead. That gives it no right to
+them: who has read what is not in the log, and only makes a client be given what it has, if that is possible.
+
+Which split goes to whom, when a client's epoch is over and how many workers there should be, `policy.decide`
+says; each such decision is in the event log, waits only where something else was decided before.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.flight as fl
+
+from windtunnel.base import schema
+from windtunnel.base.errors import HostError
+from windtunnel.base.keys import Keys
+from windtunnel.base.plain import canonical, to_plain
+from windtunnel.base.processes import Adopted, Identity
+from windtunnel.base.wire import WireError
+from windtunnel.data.ingest import policy, reader
+from windtunnel.data.ingest.live import ledger, protocol
+from windtunnel.data.ingest.live.ledger import DONE, Ledger
+from windtunnel.data.ingest.live.pool import Pool
+from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.policy import (
+    Ahead,
+    Ask,
+    End,
+    Grant,
+    Load,
+    Pace,
+    Pad,
+    Peer,
+    Scale,
+    Scaling,
+    Until,
+    Wait,
+)  # fmt: skip
+from windtunnel.store.eventlog import NAME, EventLog, LogFailed
+
+CAPABILITY = "data.ingest"
+TRIES = 3
+"""Workers that may fail to read a split before it is given up."""
+FALSE_STARTS = 3
+"""Workers in a row that may end before they serve."""
+
+
+def _name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 80 and value.isprintable()
+
+
+_marks = schema.each(lambda one: isinstance(one, list) and len(one) == 2 and all(map(schema.integer, one)))
+_packed = schema.fields(done=schema.text, next=_marks)
+_client = {"client": _name, "key": _name, "epoch": schema.count}
+_state = {"held": schema.each(schema.count), "steps": schema.count, "ready": schema.count, "dry": schema.flag,
+          "reading": schema.count}  # fmt: skip
+CALLS: schema.Table = {
+    "register worker": schema.fields(name=_name, address=_name, process=schema.text),
+    "register client": schema.fields(
+        client=_name, key=_name, world=schema.count, resume=schema.maybe(_packed),
+        again=schema.maybe(_packed), epoch=schema.maybe(schema.count),
+    ),
+    "heartbeat worker": schema.fields(
+        name=_name, made=schema.count, busy=schema.number, cpu=schema.number, open=schema.count
+    ),
+    "heartbeat client": schema.fields(
+        **_client, **_state, stalled=schema.number, fill=schema.number, uses=schema.each(_name)
+    ),
+    "lease": schema.fields(**_client, **_state),
+    "go": schema.fields(**_client, until=schema.count),
+    "again": schema.fields(
+        **_client, split=schema.count, worker=_name, error=schema.text, permanent=schema.flag
+    ),
+    "ack": schema.fields(**_client, marks=_marks),
+    "leave": schema.fields(**_client),
+    "workers": schema.anything,
+    "snapshot": schema.anything,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``workers``: how many, 0: only those that others start; None: as many as trainers need, by ``scaling``.
+    ``ends``, ``policy``: see `policy`. ``on_error``: fail, or skip. Times in seconds."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    workers: int | None = None
+    scaling: Scaling = field(default_factory=Scaling)
+    policy: str = "starvation"
+    ends: str = "uneven"
+    on_error: str = "fail"
+    every: float = 0.25
+    period: float = 1.0
+    worker_lease: float = 3.0
+    client_lease: float = 10.0
+
+
+@dataclass
+class _Worker:
+    address: str
+    process: str
+    heard: float
+    made: int = 0
+    busy: float = 0.0
+    cpu: float = 0.0
+    drain: bool = False
+
+
+@dataclass
+class _Client:
+    key: str
+    world: int
+    heard: float
+    steps: int = 0
+    ready: int = 0
+    dry: bool = False
+    stalled: float = 0.0
+    fill: float = 0.0
+    settled: bool = False
+    """It has received all of the splits that it has."""
+    waits: bool = False
+    """The last decision about it in the log is that it waits."""
+
+
+@dataclass
+class _Period:
+    """What is added up until the next decision on the number of workers."""
+
+    began: float
+    consumed: int = 0
+    stalled: float = 0.0
+    fills: list[float] = field(default_factory=list)
+    made: int = 0
+    busy: float = 0.0
+
+
+class Master(fl.FlightServerBase):  # type: ignore[misc]
+    """The server, which listens when this returns. ``folder``: of the log and events. ``pool``: starts
+    workers.
+
+    Raises:
+        UserError: the table or the log cannot be used. HostError: the port is taken, the log is not written.
+    """
+
+    def __init__(
+        self, session: Session, folder: Path, keys: Keys, settings: Settings = Settings(),
+        pool: Pool | None = None,
+    ) -> None:  # fmt: skip
+        self.splits = reader.splits(session)
+        identity = canonical([to_plain(session), to_plain(self.splits)])
+        self.ledger = Ledger(folder / ledger.NAME, hashlib.sha256(identity).hexdigest())
+        self.log = EventLog(folder / NAME)
+        self.session, self.settings, self.folder = session, settings, folder
+        self._keys, self._pool = keys, pool
+        self._turn = threading.Condition()
+        self._stop = threading.Event()
+        now = time.monotonic()
+        state = self.ledger.state
+        if state.failed:
+            self.ledger.write("fail", why="")
+        # Those that had splits may come back: until their lease is over nobody else gets these.
+        self._clients = {name: _Client("", 0, now) for name in set(state.held.values())}
+        self._came = set(state.held.values()) | set(state.claims) | state.ended
+        self._workers: dict[str, _Worker] = {}
+        self._serves: dict[int, str] = {}
+        self._ahead: dict[tuple[int, int], tuple[str, str]] = {}
+        """Of an epoch and a split: which client reads it ahead, from which worker."""
+        self._starting: dict[str, float] = {}
+        self._failures: Counter[int] = Counter()
+        self._false_starts = self._started = 0
+        self._target = settings.scaling.least if settings.workers is None else settings.workers
+        self._memory = policy.Memory()
+        self._up = self._down = now
+        self._grace = now + (2 * settings.every + 0.5 if state.marks or state.held else 0.0)
+        self._period = _Period(now)
+        self._batches, self._cpu = 0, 0.0
+        self._begun = False
+        """A batch has been taken: until then trainers wait for what starts, which says nothing of demand."""
+        self._order()
+        try:
+            super().__init__(protocol.location(keys, settings.host, settings.port), **protocol.settings(keys))
+        except Exception as error:
+            where = f"{settings.host}:{settings.port}"
+            raise HostError(
+                f"--host, --port: nobody can listen on {where}: it is taken, or not here"
+            ) from error
+        self.address = protocol.location(keys, settings.host, self.port)
+        self.log.append("master", address=self.address, epoch=state.epoch, splits=len(self.splits))
+
+    # --- calls
+
+    def do_action(self, context: Any, action: Any) -> Any:
+        message = protocol.body(action)
+        op = action.type
+        if op in ("register", "heartbeat"):
+            op = f"{op} {message.get('role')}"
+        try:
+            schema.require({**message, "op": op}, CALLS)
+            with self._turn:
+                answer = self._answers[op](self, message)
+        except WireError as error:
+            raise fl.FlightServerError(str(error)) from error
+        except (ledger.LogFull, LogFailed) as error:
+            raise fl.FlightUnavailableError(str(error)) from error
+        except (KeyError, ValueError, TypeError) as error:
+            raise fl.FlightServerError(f"a {op!r} is not understood") from error
+        return protocol.result(answer)
+
+    def _register_worker(self, said: dict[str, Any]) -> dict[str, Any]:
+        name = said["name"]
+        self._starting.pop(name, None)
+        self._false_starts = 0
+        self._workers[name] = _Worker(said["address"], said["process"], time.monotonic())
+        self.log.append("worker", name=name, address=said["address"])
+        self._turn.notify_all()
+        return {"session": to_plain(self.session), "every": self.settings.every}
+
+    def _heartbeat_worker(self, said: dict[str, Any]) -> dict[str, Any]:
+        one = self._workers.get(said["name"])
+        if one is None:
+            return {"unknown": True}
+        one.heard = time.monotonic()
+        self._period.made += max(0, said["made"] - one.made)
+        self._period.busy += max(0.0, said["busy"] - one.busy)
+        self._cpu += max(0.0, said["cpu"] - one.cpu)
+        one.made, one.busy, one.cpu = said["made"], said["busy"], said["cpu"]
+        return {"drain": one.drain}
+
+    def _register_client(self, said: dict[str, Any]) -> dict[str, Any]:
+        state, name, now = self.ledger.state, said["client"], time.monotonic()
+        old = self._clients.get(name)
+        if said.get("again") is not None:
+            if old is not None and old.key not in ("", said["key"]):
+                return _REPLACED
+            if said["epoch"] != state.epoch:
+                return {"rewound": True}
+            self._clients[name] = _Client(said["key"], said["world"], now)
+            self._take(name, sorted(ledger.unpacked(said["again"]).items()))
+            return self._welcome(name)
+        if said.get("resume") is not None:
+            # The checkpoint is right: what came after it is not part of the trainer's state.
+            marks = ledger.unpacked(said["resume"])
+            if any(not 0 <= split < len(self.splits) for split in marks) or said["epoch"] is None:
+                raise ValueError("no such split")
+            if said["epoch"] != state.epoch:
+                self._came.clear()
+            self.ledger.write("rewind", client=name, epoch=said["epoch"], marks=list(marks.items()))
+            self._failures.clear()
+            self._ahead.clear()
+            self._order()
+        else:
+            mine = [split for split, client in state.held.items() if client == name]
+            if mine:  # of a process that had this name before
+                self._free(mine)
+            left = self._open() if state.last < 0 else 0
+            if name in state.ended or (self.splits and not left):
+                others = (one for one in self._clients if one != name)
+                if left or any(one not in state.ended for one in others):
+                    return {"wait": True}
+                if state.epoch + 1 >= self.session.epochs:
+                    return {"over": self.session.epochs}
+                self.ledger.write("epoch", epoch=state.epoch + 1)
+                self._came.clear()
+                self._failures.clear()
+                self._order()
+        self._clients[name] = _Client(said["key"], said["world"], now)
+        self._came.add(name)
+        self.log.append("client", name=name, epoch=state.epoch)
+        self._turn.notify_all()
+        return self._welcome(name)
+
+    def _welcome(self, name: str) -> dict[str, Any]:
+        state = self.ledger.state
+        held = [split for split, client in state.held.items() if client == name]
+        return {
+            "epoch": state.epoch, "columns": list(self.session.columns), "every": self.settings.every,
+            "lease": self.settings.client_lease, "held": held, "ends": self.settings.ends,
+        }  # fmt: skip
+
+    def _heartbeat_client(self, said: dict[str, Any]) -> dict[str, Any]:
+        refused, one = self._known(said)
+        if refused is not None:
+            return refused
+        one.heard, now = time.monotonic(), self._period
+        now.consumed += max(0, said["steps"] - one.steps)
+        self._batches += max(0, said["steps"] - one.steps)
+        if self._begun:
+            now.stalled += min(max(0.0, said["stalled"] - one.stalled), 2 * self.settings.period)
+        elif said["steps"]:
+            self._begun, self._period = True, _Period(one.heard)
+            self._up = one.heard - self.settings.scaling.start
+        now.fills.append(said["fill"])
+        one.stalled, one.fill = said["stalled"], said["fill"]
+        self._follow(one, said)
+        state = self.ledger.state
+        held = [split for split in said["held"] if state.held.get(split) != said["client"]]
+        return {
+            "lost": held, "gone": [name for name in said["uses"] if name not in self._workers],
+            "late": not self._todo, "failed": state.failed,
+            "streams": policy.share(self._ready(), Ask.slots, len(self._clients)),
+        }  # fmt: skip
+
+    def _lease(self, said: dict[str, Any]) -> dict[str, Any]:
+        refused, one = self._known(said)
+        if refused is not None:
+            return refused
+        self._follow(one, said)
+        if said["client"] in self.ledger.state.ended:
+            return {"end": True}
+        held = self.ledger.state.held
+        # Given to it in an answer that it never got.
+        missed = [
+            split for split, name in held.items() if name == said["client"] and split not in said["held"]
+        ]
+        if missed:
+            return self._told(said["client"], self._asked(said["client"], one, missed[0]))
+        last = time.monotonic() + self.settings.every
+        while True:
+            made = self._asked(said["client"], one)
+            if not isinstance(made, Wait) or (left := last - time.monotonic()) <= 0:
+                break
+            self._turn.wait(left)
+            if self._clients.get(said["client"]) is not one:
+                return {"wait": True}
+        return self._told(said["client"], made)
+
+    def _go(self, said: dict[str, Any]) -> dict[str, Any]:
+        """How far ranks go that end together: told as soon as it is further than ``until``."""
+        until = time.monotonic() + self.settings.every
+        while True:
+            refused, _ = self._known(said)
+            if refused is not None:
+                return refused
+            made = self._pace()
+            if made.last or made.steps > said["until"] or (left := until - time.monotonic()) <= 0:
+                return {"until": made.steps, "last": made.last, "failed": self.ledger.state.failed}
+            self._turn.wait(left)
+
+    def _pace(self) -> Until:
+        state = self.ledger.state
+        if state.last >= 0:
+            return Until(state.last, True)
+        here = [one for one in self._clients.values() if one.key]
+        seen = Pace(
+            max((one.world for one in here), default=1), tuple(one.steps + one.ready for one in here),
+            tuple(one.settled for one in here), len(self._todo),
+        )  # fmt: skip
+        made = policy.POLICIES[self.settings.policy](seen)
+        assert isinstance(made, Until)
+        if made.last:
+            self.ledger.write("last", steps=made.steps)
+            self.log.decision(CAPABILITY, self.settings.policy, seen, made)
+            self._turn.notify_all()
+        return made
+
+    def _again(self, said: dict[str, Any]) -> dict[str, Any]:
+        """A stream broke: ``error`` is what the worker said, empty where it said nothing."""
+        refused, one = self._known(said)
+        if refused is not None:
+            return refused
+        split, name = said["split"], said["client"]
+        if self.ledger.state.held.get(split) != name:
+            return {"lost": True}
+        if self._serves.get(split) == said["worker"]:
+            del self._serves[split]
+        if said["error"]:
+            self._failures[split] += 1
+            if said["permanent"] or self._failures[split] >= TRIES:
+                return self._give_up(split, said["error"])
+        made = self._asked(name, one, split, said["worker"])
+        return self._told(name, made)
+
+    def _give_up(self, split: int, why: str) -> dict[str, Any]:
+        if self.settings.on_error == "skip":
+            rows = self.splits[split].rows
+            self.ledger.write("skip", split=split, why=why[:500])
+            self.log.append("skipped", split=split, rows=rows, why=why)
+            self._turn.notify_all()
+            return {"skipped": why}
+        self.ledger.write("fail", why=why[:2000])
+        self.log.append("failed", split=split, why=why)
+        return {"failed": why}
+
+    def _ack(self, said: dict[str, Any]) -> dict[str, Any]:
+        refused, _ = self._known(said)
+        return refused or {"lost": self._take(said["client"], [(one, mark) for one, mark in said["marks"]])}
+
+    def _take(self, name: str, marks: list[tuple[int, int]]) -> list[int]:
+        """What a client has consumed; of splits that it does not have, the answer is that it lost them."""
+        state = self.ledger.state
+        new: list[tuple[int, int]] = []
+        lost: list[tuple[int, int]] = []
+        for split, mark in marks:
+            if not 0 <= split < len(self.splits) or mark < DONE:
+                raise ValueError("no such split")
+            known = state.claims.get(name, {}).get(split, 0)
+            if known == DONE or (mark != DONE and known >= mark):
+                continue  # it says again what it said to a master that was killed
+            (new if state.held.get(split) == name else lost).append((split, mark))
+        if new:
+            self.ledger.write("ack", client=name, marks=new)
+            for split, mark in new:
+                if mark == DONE:
+                    self._serves.pop(split, None)
+            self._turn.notify_all()
+        return [split for split, _ in lost]
+
+    def _leave(self, said: dict[str, Any]) -> dict[str, Any]:
+        refused, _ = self._known(said)
+        if refused is None:
+            self._forget(said["client"])
+        return {}
+
+    def _list(self, said: dict[str, Any]) -> dict[str, Any]:
+        load = Counter(self._serves.values())
+        found = {
+            name: {"address": one.address, "splits": load[name], "made": one.made, "busy": one.busy,
+                   "process": one.process, "drain": one.drain}
+            for name, one in sorted(self._workers.items())
+        }  # fmt: skip
+        return {"workers": found, "wanted": self._target, "starting": len(self._starting)}
+
+    def _snapshot(self, said: dict[str, Any]) -> dict[str, Any]:
+        state = self.ledger.state
+        done = [split for split, mark in state.marks.items() if mark == DONE]
+        return {
+            "epoch": state.epoch, "epochs": self.session.epochs, "splits": len(self.splits),
+            "done": len(done), "held": len(state.held), "left": len(self._todo),
+            "clients": {name: {"steps": one.steps, "stalled": one.stalled, "ended": name in state.ended}
+                        for name, one in sorted(self._clients.items())},
+            "workers": len(self._workers), "wanted": self._target, "demand": self._memory.demand,
+            "capacity": self._memory.capacity,
+            "batches": self._batches,
+            "cpu_seconds": self._cpu, "failed": state.failed,
+            "skipped": [{"split": split, "rows": self.splits[split].rows, "why": why}
+                        for split, why in state.skipped.items()],
+        }  # fmt: skip
+
+    _answers: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {  # noqa: RUF012
+        "register worker": _register_worker, "register client": _register_client,
+        "heartbeat worker": _heartbeat_worker, "heartbeat client": _heartbeat_client, "lease": _lease,
+        "go": _go,
+        "again": _again, "ack": _ack, "leave": _leave, "workers": _list, "snapshot": _snapshot,
+    }  # fmt: skip
+
+    # --- what stands behind them
+
+    def _known(self, said: dict[str, Any]) -> tuple[dict[str, Any] | None, Any]:
+        """What to answer a client that is none of ours, or the client."""
+        one = self._clients.get(said["client"])
+        if one is None or not one.key:
+            return {"unknown": True}, None
+        if one.key != said["key"]:
+            return _REPLACED, None
+        if said["epoch"] != self.ledger.state.epoch:
+            return {"rewound": True}, None
+        return None, one
+
+    def _follow(self, one: _Client, said: dict[str, Any]) -> None:
+        changed = (one.steps, one.dry, one.ready) != (said["steps"], said["dry"], said["ready"])
+        one.steps, one.ready, one.dry = max(one.steps, said["steps"]), said["ready"], said["dry"]
+        if self.settings.ends == "drop":
+            mine = [split for split, client in self.ledger.state.held.items() if client == said["client"]]
+            one.settled = not said["reading"] and set(mine) <= set(said["held"])
+            changed = True
+        if changed:
+            self._turn.notify_all()
+
+    def _asked(self, name: str, one: _Client, split: int | None = None, last: str = "") -> policy.Decision:
+        """The decision on a client that asks; ``split``: for another worker for that one, not for a new."""
+        state, load = self.ledger.state, Counter(self._serves.values())
+        if state.failed:
+            return Wait("the session has failed")
+        if state.last >= 0 and split is None:
+            return Wait("the epoch is over")
+        owned = Counter(state.held.values())
+        peers = tuple(
+            Peer(it.steps, it.ready, owned[each], it.dry, each in state.ended)
+            for each, it in sorted(self._clients.items()) if each != name
+        )  # fmt: skip
+        if not self._todo and split is None:
+            load.update(worker for _, worker in self._ahead.values())
+        first = self._first(name) if split is None else split
+        left = len(self._todo) if split is None else 1
+        client, kept = self._ahead.get((state.epoch, first), ("", ""))
+        coming = state.epoch + 1
+        after = next((one for one in self._coming if (coming, one) not in self._ahead), -1)
+        ahead = sum(it == name and at == coming for (at, _), (it, _) in self._ahead.items())
+        workers = tuple(
+            policy.Worker(each, load[each]) for each, it in sorted(self._workers.items()) if not it.drain
+        )
+        seen = Ask(
+            self.settings.ends, one.world, len(self._came), owned[name] if split is None else 0, one.steps,
+            one.dry, first, left, self._open(), workers, peers, last=last,
+            kept=kept if client == name else "", after=after, ahead=ahead,
+        )  # fmt: skip
+        made = policy.POLICIES[self.settings.policy](seen)
+        if not (isinstance(made, Wait) and one.waits):
+            self.log.decision(CAPABILITY, self.settings.policy, seen, made, client=name)
+        one.waits = isinstance(made, Wait)
+        if isinstance(made, Grant):
+            if split is None:
+                self.ledger.write("grant", split=made.split, client=name)
+                self._todo.remove(self._place[split := made.split])
+                self._ahead.pop((state.epoch, split), None)
+                one.settled = False
+            self._serves[made.split] = made.worker
+        elif isinstance(made, Ahead):
+            self._ahead[coming, made.split] = name, made.worker
+        elif isinstance(made, End):
+            self.ledger.write("end", client=name)
+            self._turn.notify_all()
+        return made
+
+    def _told(self, name: str, made: policy.Decision) -> dict[str, Any]:
+        match made:
+            case Grant(split, worker):
+                address = self._workers[worker].address
+                mark = self.ledger.state.marks.get(split, 0)
+                plain = to_plain(self.splits[split])
+                return {
+                    "split": plain, "first": mark, "worker": worker, "address": address,
+                    "epoch": self.ledger.state.epoch,
+                }  # fmt: skip
+            case Ahead(split, worker):
+                return {
+                    "split": to_plain(self.splits[split]), "first": 0, "worker": worker,
+                    "address": self._workers[worker].address, "epoch": self.ledger.state.epoch + 1,
+                }  # fmt: skip
+            case Pad():
+                return {"pad": True}
+            case End():
+                return {"end": True}
+        return {"wait": True, "failed": self.ledger.state.failed}
+
+    def _open(self) -> int:
+        marks = self.ledger.state.marks
+        return len(self.splits) - sum(mark == DONE for mark in marks.values())
+
+    def _order(self) -> None:
+        """What of the epoch is to be given out, and in which order."""
+        state = self.ledger.state
+        self._sequence = self._sequence_of(state.epoch)
+        self._coming = self._sequence_of(state.epoch + 1) if state.epoch + 1 < self.session.epochs else []
+        self._place = {split: place for place, split in enumerate(self._sequence)}
+        gone = {split for split, mark in state.marks.items() if mark == DONE} | set(state.held)
+        self._todo = [place for place, split in enumerate(self._sequence) if split not in gone]
+        self._serves = {}
+        self._ahead = {key: one for key, one in self._ahead.items() if key[0] >= state.epoch}
+
+    def _sequence_of(self, epoch: int) -> list[int]:
+        if not self.session.shuffle:
+            return list(range(len(self.splits)))
+        order = np.random.default_rng([self.session.seed, epoch]).permutation(len(self.splits))
+        return [int(one) for one in order]
+
+    def _first(self, name: str) -> int:
+        """The split that a client gets next: one that it has read ahead, or one that no other has, if
+        possible; -1 where none is left."""
+        epoch, others = self.ledger.state.epoch, len(self._ahead)
+        free = -1
+        for place in self._todo:
+            split = self._sequence[place]
+            client = self._ahead.get((epoch, split), ("",))[0]
+            if client == name:
+                return split
+            others -= bool(client)
+            if not client and free < 0:
+                free = split
+            if free >= 0 and others <= 0:
+                break
+        return free if free >= 0 or not self._todo else self._sequence[self._todo[0]]
+
+    def _free(self, splits: list[int]) -> None:
+        self.ledger.write("free", splits=splits)
+        for split in splits:
+            self._serves.pop(split, None)
+            if self.ledger.state.marks.get(split) != DONE:
+                bisect.insort(self._todo, self._place[split])
+        self._turn.notify_all()
+
+    def _forget(self, name: str) -> None:
+        mine = [split for split, client in self.ledger.state.held.items() if client == name]
+        if mine:
+            self._free(mine)
+        self._clients.pop(name, None)
+        self.log.append("client gone", name=name, splits=mine)
+        self._turn.notify_all()
+
+    def _ready(self) -> int:
+        return sum(not one.drain for one in self._workers.values())
+
+    # --- what happens as time passes
+
+    def run(self) -> None:
+        """Look after clients and workers until `stop`, then let them go."""
+        try:
+            while not self._stop.wait(self.settings.every):
+                with self._turn, contextlib.suppress(ledger.LogFull, LogFailed):  # it is tried again
+                    self._tick(time.monotonic())
+        finally:
+            self._end()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _tick(self, now: float) -> None:
+        known = self.settings
+        for name, one in list(self._clients.items()):
+            if now - one.heard > known.client_lease:
+                self._forget(name)
+                self._ahead = {key: it for key, it in self._ahead.items() if it[0] != name}
+        for name, it in list(self._workers.items()):
+            why = self._pool.ended(name) if self._pool else None
+            if why is None and now - it.heard > known.worker_lease:
+                why = f"silent for {known.worker_lease:g} s"
+                self._kill(name, it)
+            if why is not None:
+                self._drop(name, why)
+        if self._pool is not None and now >= self._grace:
+            self._fill(self._pool, now)
+        if now - self._period.began >= known.period:
+            self._scale(now)
+
+    def _drop(self, name: str, why: str) -> None:
+        del self._workers[name]
+        for split in [split for split, worker in self._serves.items() if worker == name]:
+            del self._serves[split]
+        self._ahead = {key: it for key, it in self._ahead.items() if it[1] != name}
+        self.log.append("worker gone", name=name, why=why)
+
+    def _kill(self, name: str, one: _Worker) -> None:
+        """A worker that does not answer ends, where this host can end it."""
+        if self._pool is None:
+            return
+        self._pool.kill(name)
+        _end(one)
+
+    def _fill(self, pool: Pool, now: float) -> None:
+        """Start what is missing, and let go what is too much."""
+        for name in list(self._starting):
+            if (why := pool.ended(name)) is not None:
+                del self._starting[name]
+                self._false_starts += 1
+                self.log.append("worker gone", name=name, why=why)
+                if self._false_starts >= FALSE_STARTS and not self.ledger.state.failed:
+                    self.ledger.write("fail", why=f"{FALSE_STARTS} workers in a row did not start: {why}")
+        load = Counter(self._serves.values())
+        there = [policy.Worker(name, load[name]) for name, one in self._workers.items() if not one.drain]
+        for name in policy.leaving(there, self._target - len(self._starting)):
+            self._workers[name].drain = True
+        missing = self._target - len(there) - len(self._starting)
+        for _ in range(0 if self.ledger.state.failed else missing):
+            self._started += 1
+            name = f"w{self._started}-{int(time.time()) % 100_000}"
+            self._starting[name] = now
+            pool.start(name, self.address)
+
+    def _scale(self, now: float) -> None:
+        seen, self._period = self._period, _Period(now)
+        clients = [one for name, one in self._clients.items() if name not in self.ledger.state.ended]
+        if self.settings.workers is not None or not clients:
+            return
+        length = now - seen.began
+        load = Load(
+            self.settings.scaling, length, seen.consumed, min(1.0, seen.stalled / (length * len(clients))),
+            sum(seen.fills) / max(len(seen.fills), 1), seen.made, seen.busy, self._target, self._ready(),
+            now - self._up, now - self._down, self._memory,
+        )  # fmt: skip
+        made = policy.POLICIES[self.settings.policy](load)
+        assert isinstance(made, Scale)
+        self.log.decision(CAPABILITY, self.settings.policy, load, made)
+        self._memory = made.memory
+        if made.workers > self._target:
+            self._up = now
+        elif made.workers < self._target:
+            self._down = now
+        self._target = made.workers
+
+    def _end(self) -> None:
+        with self._turn:
+            names = [*self._workers, *self._starting]
+        if self._pool is not None:
+            for name in names:
+                self._pool.kill(name)
+            for one in self._workers.values():
+                _end(one)
+        self.shutdown()
+        self.ledger.close()
+        self.log.close()
+
+
+def _end(one: _Worker) -> None:
+    """Also a worker that an earlier master of this host started."""
+    with contextlib.suppress(ValueError, OSError):
+        process = Identity.parse(one.process)
+        if process.pid != os.getpid():
+            Adopted(process).kill()
+
+
+_REPLACED = {"replaced": True}

@@ -1,0 +1,131 @@
+"""Where a master's workers run: processes of this host, or actors of a Ray cluster; the same `Worker`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.keys import Keys
+
+MODULE = "windtunnel.data.ingest.live.worker"
+
+
+class Pool(Protocol):
+    """Workers by their names."""
+
+    def start(self, name: str, master: str) -> None: ...
+    def ended(self, name: str) -> str | None:
+        """Why a worker that was started runs no more; None while it does, or is not ours."""
+        ...
+
+    def kill(self, name: str) -> None: ...
+
+
+@dataclass
+class Local:
+    """Processes of this host. ``owner``: the process with which they end, as text; none: they outlive the
+    master by ``patience`` seconds."""
+
+    secret: Path
+    keys: Keys
+    owner: str = ""
+    patience: float = 30.0
+    _running: dict[str, tuple[subprocess.Popen[bytes], Any]] = field(default_factory=dict)
+
+    def start(self, name: str, master: str) -> None:
+        given = {
+            "name": name, "master": master, "secret": str(self.secret), "tls": self.keys.files,
+            "host": "127.0.0.1", "patience": self.patience, "owner": self.owner,
+        }  # fmt: skip
+        told = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker
+        command = [sys.executable, "-m", MODULE, "--settings", json.dumps(given)]
+        # A session of its own: Ctrl-C is for the master, who then lets them go.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=told, stderr=told, start_new_session=True
+        )
+        self._running[name] = (process, told)
+
+    def ended(self, name: str) -> str | None:
+        if name not in self._running or (status := self._running[name][0].poll()) is None:
+            return None
+        _, told = self._running.pop(name)
+        told.seek(0)
+        lines = told.read()[-4000:].decode(errors="replace").strip().splitlines()
+        told.close()
+        return f"ended with status {status}{': ' + lines[-1] if lines else ''}"
+
+    def kill(self, name: str) -> None:
+        if name in self._running:
+            process, told = self._running.pop(name)
+            process.kill()
+            process.wait()
+            told.close()
+
+
+class OnRay:
+    """Actors of the Ray cluster at ``address`` (auto: the one of this host). They go with the master.
+
+    Raises:
+        UserError: Ray is not installed, or there is no such cluster.
+    """
+
+    def __init__(self, address: str, secret: Path, keys: Keys) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise UserError(
+                f"--ray {address}: Ray is not installed; pip install 'windtunnel[control]' has it"
+            ) from None
+        try:
+            ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"--ray {address}: no cluster answers there: {str(error).splitlines()[0]}"
+            ) from None
+        self._ray, self._secret, self._tls = ray, secret.read_bytes(), keys.files
+        self._actors: dict[str, tuple[Any, Any]] = {}
+
+    def start(self, name: str, master: str) -> None:
+        made = self._ray.remote(num_cpus=1)(_Actor).remote()
+        self._actors[name] = (made, made.run.remote(name, master, self._secret, self._tls))
+
+    def ended(self, name: str) -> str | None:
+        if name not in self._actors or not self._ray.wait([self._actors[name][1]], timeout=0)[0]:
+            return None
+        _, running = self._actors.pop(name)
+        try:
+            return str(self._ray.get(running))
+        except self._ray.exceptions.RayError as error:
+            return str(error).strip().splitlines()[-1]
+
+    def kill(self, name: str) -> None:
+        if name in self._actors:
+            actor, _ = self._actors.pop(name)
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor)
+
+
+class _Actor:
+    """A worker as an actor: it serves at its host's address in the cluster."""
+
+    def run(self, name: str, master: str, secret: bytes, tls: tuple[str, ...]) -> str:
+        import ray
+
+        from windtunnel.base.keys import Keys
+        from windtunnel.base.tls import Certificates
+        from windtunnel.data.ingest.live.worker import Worker
+
+        keys = Keys(secret.strip(), Certificates.load(tls) if tls else None)
+        Worker(name, master, keys, ray.util.get_node_ip_address()).run()
+        return "let go"
+
+
+Starts = Callable[[], Pool]

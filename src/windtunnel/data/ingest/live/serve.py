@@ -1,0 +1,120 @@
+"""A master as a process: its folder, its secret, its workers, until it is told to stop.
+
+The folder has the log, the events, the secret and the address. A master that is started on the folder of one
+that was killed goes on at the same address, so that workers and clients find it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base import atomic
+from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.base.keys import NAME as SECRET
+from windtunnel.base.keys import of_run
+from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.base.processes import Identity
+from windtunnel.base.tls import Certificates
+from windtunnel.data.ingest.live.master import Master, Settings
+from windtunnel.data.ingest.live.pool import Local, OnRay, Pool
+from windtunnel.data.ingest.live.worker import leave_with, without_pandas
+from windtunnel.data.ingest.model import Session
+
+ADDRESS = "address"
+
+
+def serve(
+    session: Session, folder: Path, settings: Settings, *, secret: Path | None = None,
+    tls: tuple[str, ...] = (), ray: str = "", owner: str = "", ready: Callable[[str], None] = lambda _: None,
+) -> None:  # fmt: skip
+    """Be the master until SIGTERM or SIGINT. ``secret``: a file, default the folder's own, made where there
+    is none. ``owner``: a process with which master and workers end. ``ready`` is told the address.
+
+    Raises:
+        UserError, HostError: as `Master`; strangers could come, or workers on Ray could not.
+    """
+    try:
+        local = settings.host == "localhost" or ip_address(settings.host).is_loopback
+    except ValueError:
+        local = False
+    if not local and secret is None:
+        raise UserError(
+            f"--host {settings.host}: others can reach it; accepted is a loopback address, or --secret-file "
+            "with a secret that the clients have, too"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = of_run(folder, secret)
+    keys = replace(keys, tls=Certificates.load(tls) if tls else None)
+    pool: Pool | None = None
+    if settings.workers != 0:
+        pool = OnRay(ray, folder / SECRET, keys) if ray else Local(folder / SECRET, keys, owner)
+    kept = folder / ADDRESS
+    if settings.port == 0 and kept.exists():
+        settings = replace(settings, port=int(kept.read_text().rpartition(":")[2]))
+    with_signals = [signal.SIGTERM, signal.SIGINT]
+    master = Master(session, folder, keys, settings, pool)
+    for number in with_signals:
+        signal.signal(number, lambda *_: master.stop())
+    atomic.replace(kept, master.address)
+    ready(master.address)
+    master.run()
+    kept.unlink(missing_ok=True)
+
+
+def started(
+    session: Session, folder: Path, settings: Settings, *, ray: str = ""
+) -> tuple[subprocess.Popen[bytes], str]:
+    """A master in a process of its own, which ends with this one, and its address.
+
+    Raises:
+        UserError: it did not start; the message is its own.
+    """
+    given = {
+        "session": to_plain(session), "folder": str(folder), "settings": to_plain(settings), "ray": ray,
+        "owner": str(Identity.own()),
+    }  # fmt: skip
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "windtunnel.data.ingest.live.serve", "--settings", json.dumps(given)],
+        stdout=write, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    os.close(write)
+    with open(read) as lines:
+        address = lines.readline().strip()
+    if not address:
+        assert process.stderr is not None
+        told = process.stderr.read().decode(errors="replace").strip().splitlines()
+        process.wait()
+        raise UserError(told[-1] if told else "the master ended before it listened")
+    return process, address
+
+
+def main() -> None:
+    """``python -m`` this: the master that `started` starts."""
+    without_pandas()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--settings", required=True)
+    given: dict[str, Any] = json.loads(parser.parse_args().settings)
+    leave_with(Identity.parse(given["owner"]))
+    try:
+        serve(
+            from_plain(Session, given["session"]), Path(given["folder"]),
+            from_plain(Settings, given["settings"]), ray=given["ray"], owner=given["owner"],
+            ready=lambda address: print(address, flush=True),
+        )  # fmt: skip
+    except WindtunnelError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

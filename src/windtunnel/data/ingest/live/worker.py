@@ -1,0 +1,258 @@
+"""A worker: it reads, transforms and batches the splits that clients ask it for, and streams the batches.
+
+It keeps nothing: all that a split becomes follows from the session and the split, so any worker makes the
+same batches with the same numbers, from any of them on. It is a Flight server of its own; the master tells
+clients of it. It lives as long as its master answers it (or comes back within ``patience`` seconds), and
+as its owner, if it has one.
+
+It is spawned, never forked: gRPC's threads do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.base.keys import Keys
+from windtunnel.base.plain import from_plain
+from windtunnel.base.processes import Identity
+from windtunnel.data.ingest import reader
+from windtunnel.data.ingest.live import protocol
+from windtunnel.data.ingest.live.protocol import Link, Lost, Refused
+from windtunnel.data.ingest.model import Session, Split
+
+T = TypeVar("T")
+STAMP = struct.Struct("!IIIB")
+"""Beside each batch: epoch, split, number, whether it is the split's last."""
+EMPTY = pa.record_batch([], names=[])
+"""In the place of the batches of a split in which no row meets the filter."""
+
+
+class Worker(fl.FlightServerBase):  # type: ignore[misc]
+    """The server of a worker called ``name`` at ``host``, of the master at ``master``.
+
+    Raises:
+        Lost: no master answers there.
+    """
+
+    def __init__(
+        self, name: str, master: str, keys: Keys, host: str = "127.0.0.1", patience: float = 30.0
+    ) -> None:
+        super().__init__(protocol.location(keys, host, 0), **protocol.settings(keys))
+        self.name = name
+        self.address = protocol.location(keys, host, self.port)
+        self._link, self._patience = Link(master, keys), patience
+        self._stop = threading.Event()
+        self._turn = threading.Lock()
+        self._open = self._making = self._made = 0
+        self._busy = self._since = 0.0
+        self._session: Session | None = None
+        self._every = 0.25
+        self._register()
+
+    def run(self) -> None:
+        """Serve until the master lets it go, or is gone.
+
+        Raises:
+            Lost: the master is gone.
+        """
+        try:
+            while not self._stop.wait(self._every):
+                answer = self._tell()
+                if answer.get("unknown"):
+                    self._register()
+                if answer.get("drain") and not self._open:
+                    return
+        finally:
+            self._link.close()
+            self.shutdown()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _register(self) -> None:
+        told = self._link.persist(
+            "register", self._patience, self._stop, role="worker", name=self.name, address=self.address,
+            process=str(Identity.own()),
+        )  # fmt: skip
+        self._session = from_plain(Session, told["session"])
+        self._every = told["every"]
+
+    def _tell(self) -> dict[str, Any]:
+        with self._turn:
+            self._clock(0)
+            made, busy = self._made, self._busy
+        try:
+            return self._link.persist(
+                "heartbeat", self._patience, self._stop, role="worker", name=self.name, made=made, busy=busy,
+                cpu=time.process_time(), open=self._open,
+            )  # fmt: skip
+        except Refused:
+            return {}
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Batches of a split, from number ``first`` on, each with its `STAMP`."""
+        asked = protocol.parsed(ticket.ticket)
+        try:
+            split = from_plain(Split, asked["split"])
+            epoch, first = int(asked["epoch"]), int(asked["first"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise fl.FlightServerError("a ticket is not understood") from error
+        ahead = max(2, 2 * reader.BLOCK // self._session.batch) if self._session else 2
+        batches = _ahead(self._batches(split, epoch, first), ahead)
+        begun = next(batches, None)
+        if begun is None:
+            raise fl.FlightServerError(f"split {split.number} has no batch {first}")
+
+        def stream() -> Iterator[tuple[pa.RecordBatch, bytes]]:
+            yield begun
+            yield from batches
+
+        return fl.GeneratorStream(begun[0].schema, stream())
+
+    def _batches(self, split: Split, epoch: int, first: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        assert self._session is not None
+        with self._turn:
+            self._open += 1
+        try:
+            made = reader.batches(self._session, split, epoch)
+            number, held = 0, self._timed(made)
+            if held is None:
+                yield EMPTY, STAMP.pack(epoch, split.number, 0, True)
+            while held is not None:
+                # One ahead: the last one says that it is.
+                after = self._timed(made)
+                if number >= first:
+                    with self._turn:
+                        self._made += 1
+                    yield held, STAMP.pack(epoch, split.number, number, after is None)
+                held, number = after, number + 1
+        except UserError as error:
+            raise fl.FlightServerError(protocol.PERMANENT + str(error)) from error
+        except (WindtunnelError, OSError, pa.ArrowException) as error:
+            raise fl.FlightServerError(str(error)) from error
+        finally:
+            with self._turn:
+                self._open -= 1
+
+    def _timed(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+        with self._turn:
+            self._clock(1)
+        try:
+            return next(batches, None)
+        finally:
+            with self._turn:
+                self._clock(-1)
+
+    def _clock(self, change: int) -> None:
+        """Busy is while a batch of any stream is being made."""
+        now = time.monotonic()
+        if self._making:
+            self._busy += now - self._since
+        self._since = now
+        self._making += change
+
+
+def _ahead(made: Iterator[T], count: int) -> Iterator[T]:
+    """What ``made`` gives, ``count`` of them ahead of who takes them: a block of rows is decoded at once, and
+    the next one meanwhile. A taker that goes away (a stream that is cancelled) ends it."""
+    ready: deque[T] = deque()
+    turn = threading.Condition()
+    over, failed = False, list[BaseException]()
+
+    def make() -> None:
+        nonlocal over
+        try:
+            for one in made:
+                with turn:
+                    ready.append(one)
+                    turn.notify_all()
+                    turn.wait_for(lambda: over or len(ready) < count)
+                    if over:
+                        return
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            made.close()  # type: ignore[attr-defined]  # it is a generator
+            with turn:
+                over = True
+                turn.notify_all()
+
+    threading.Thread(target=make, daemon=True).start()
+    try:
+        while True:
+            with turn:
+                turn.wait_for(lambda: over or bool(ready))
+                if not ready:
+                    break
+                one = ready.popleft()
+                turn.notify_all()
+            yield one
+        if failed:
+            raise failed[0]
+    finally:
+        with turn:
+            over = True
+            turn.notify_all()
+
+
+def leave_with(owner: Identity) -> None:
+    """End this process once ``owner`` has ended, however that was."""
+
+    def watch() -> None:
+        try:
+            handle = os.pidfd_open(owner.pid)
+        except OSError:
+            os._exit(0)
+        while owner.lives():
+            select.select([handle], [], [], 60.0)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> None:
+        if name == "pandas":
+            raise ImportError("not in this process")
+
+
+def without_pandas() -> None:
+    """Arrow imports pandas, where there is one, with the first array that it makes: a second, and memory, of
+    each process that starts, for nothing that is used here."""
+    sys.meta_path.insert(0, _NoPandas())
+
+
+def main() -> None:
+    """``python -m`` this: what the master starts. The words are one JSON object."""
+    without_pandas()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--settings", required=True)
+    given = json.loads(parser.parse_args().settings)
+    if given.get("owner"):
+        leave_with(Identity.parse(given["owner"]))
+    try:
+        keys = Keys.of_job(given["secret"], given["tls"])
+        Worker(given["name"], given["master"], keys, given["host"], given["patience"]).run()
+    except Lost:
+        sys.exit(0)  # there is nobody left to work for
+    except WindtunnelError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

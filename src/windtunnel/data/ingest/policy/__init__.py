@@ -1,0 +1,339 @@
+"""Who gets which split, when an epoch is over for a trainer, and how many workers there should be.
+
+Splits. A client (a trainer's rank, or one of its loader's processes) asks for a split whenever it can take
+one more. It gets the first that is left in the epoch's order: so one that came back from a client that is
+gone goes before those not begun, and never holds up the epoch's end. It is read by the worker with the fewest
+splits; no worker has more than ``slots``, but for a client that has no split, or lost the worker of one:
+those in step with it do not go on with theirs before. Clients share the workers evenly, and the last splits
+go to clients that have none.
+
+Ahead. A client for which nothing is left may read the first splits of the next epoch ahead, as many as it may
+have at a time. They are not its own by that: it asks for them when that epoch has begun, and gets those that
+it has read, unless others ran out of all else before.
+
+The end. Ranks that train together must take equally many steps. ``ends`` says how: with ``pad`` a rank that
+has run dry takes its last batch again as often as another one is ahead of it, as `DistributedSampler` does;
+with ``drop`` each may begin as many steps as every rank has batches for, in hand or behind it, and all end
+once nothing is left to be given out and the one that has fewest gets no more: what others have beyond that is
+dropped; with ``uneven`` each ends when all is consumed.
+
+Workers. Demand D is what is consumed a second, over the share of time in which trainers are not stalled;
+capacity mu is what a worker makes in a busy second; both are smoothed. There should be ceil(1.1 D / mu)
+workers, and one more than there are where trainers were stalled in a period in which all workers were busy:
+more at once, but at most twice as many, and no more before those have had the time to start; one less at a
+time, only while buffers are full and workers idle.
+
+Source: Zhao et al., Understanding data storage and ingestion for large-scale deep recommendation model
+training (DPP), ISCA 2022, the section on the master's control loop; its rule of scaling is not printed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+HEADROOM = 1.1
+KEPT = 0.8
+"""What is left after a period of what is remembered of those before it."""
+STALLED = 0.01
+"""Share of stalls up to which there is nothing to mend."""
+SATURATED = 0.6
+"""Share of a period for which workers were busy from which on they may be what is waited for: sending is not
+counted, and takes the rest of it."""
+MOST_STALLED = 0.9
+"""A share of stalls above this says no more about demand: the trainer would have taken ten times as much."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Bounds, and when to go down: buffers fuller than ``high`` and workers busy for less than ``idle``.
+    ``start``: seconds until a new worker gives its first batch; ``cooldown``: seconds from one change to the
+    next way down."""
+
+    least: int = 1
+    most: int = 4
+    high: float = 0.7
+    idle: float = 0.6
+    start: float = 3.0
+    cooldown: float = 10.0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Sums over periods, of which older ones count less: seconds, batches taken, seconds that trainers were
+    stalled, batches made, seconds that workers were busy."""
+
+    seconds: float = 0.0
+    consumed: float = 0.0
+    stalled: float = 0.0
+    made: float = 0.0
+    busy: float = 0.0
+
+    @property
+    def starved(self) -> float:
+        """The share of time that trainers were stalled."""
+        return self.stalled / self.seconds if self.seconds else 0.0
+
+    @property
+    def demand(self) -> float:
+        """D: batches a second that trainers would take if they never waited."""
+        return self.consumed / self.seconds / (1 - min(self.starved, MOST_STALLED)) if self.seconds else 0.0
+
+    @property
+    def capacity(self) -> float:
+        """mu: batches that a worker makes in a busy second."""
+        return self.made / self.busy if self.busy else 0.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What was seen in a period, and what was known before.
+
+    ``period``: seconds. ``consumed``: batches taken by all clients. ``stalled``: share of the clients' time
+    that went by waiting for a batch. ``buffered``: share of the clients' buffers that is full. ``made``:
+    batches made by all workers, in ``busy`` seconds of theirs. ``workers``: those wanted now; ``ready``:
+    those that serve. ``up``, ``down``: seconds since the last change of either kind. ``memory``: of the
+    periods before, as decided last."""
+
+    settings: Scaling
+    period: float
+    consumed: int
+    stalled: float
+    buffered: float
+    made: int
+    busy: float
+    workers: int
+    ready: int
+    up: float
+    down: float
+    memory: Memory = Memory()
+
+
+@dataclass(frozen=True)
+class Worker:
+    """``splits``: that it serves now."""
+
+    name: str
+    splits: int = 0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another client of the epoch. ``steps``: batches it was given to train with; ``ready``: those it has
+    beside these. ``dry``: it has none, nor a split, and wants one. ``ended``: its epoch is over."""
+
+    steps: int
+    ready: int = 0
+    splits: int = 0
+    dry: bool = False
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A client wants a split (``held``: those it has), or to know whether it may go on.
+
+    ``clients``: how many have come, of the ``world`` that must. ``split``: the first that is left; ``left``:
+    how many are. ``open``: splits that are not consumed to their end. ``last``: the worker that just failed
+    the client, to be had only where there is no other. ``kept``: the worker that sends ``split`` already, as
+    it was read ahead. ``after``: the first split of the next epoch that nobody reads ahead, -1 where there is
+    none; ``ahead``: how many this client does."""
+
+    ends: str
+    world: int
+    clients: int
+    held: int
+    steps: int
+    dry: bool
+    split: int
+    left: int
+    open: int
+    workers: tuple[Worker, ...]
+    peers: tuple[Peer, ...] = ()
+    slots: int = 2
+    last: str = ""
+    kept: str = ""
+    after: int = -1
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of ranks that end together (``drop``), of which ``world`` must be here. ``batches``: that each has been
+    given, handed out or ready; ``settled``: whether it has all of its splits, to their last batch. ``left``:
+    splits that are not given out."""
+
+    world: int
+    batches: tuple[int, ...]
+    settled: tuple[bool, ...]
+    left: int
+
+
+Observation = Load | Ask | Pace
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many workers to have; ``memory`` is for the next observation."""
+
+    workers: int
+    memory: Memory
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Grant:
+    """This split, from this worker."""
+
+    split: int
+    worker: str
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """This split, which is the next epoch's, from this worker: to have its first batches then."""
+
+    split: int
+    worker: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Take the last batch again."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The epoch is over for this client."""
+
+
+@dataclass(frozen=True)
+class Until:
+    """Each rank may take ``steps``; ``last``: and then its epoch is over."""
+
+    steps: int
+    last: bool = False
+
+
+Decision = Scale | Until | Grant | Ahead | Wait | Pad | End
+
+
+def decide(seen: Observation) -> Decision:
+    """How many workers, what a client that asks gets, or how far ranks go together."""
+    if isinstance(seen, Pace):
+        return together(seen)
+    return scaled(seen) if isinstance(seen, Load) else answered(seen)
+
+
+def share(workers: int, slots: int, clients: int) -> int:
+    """Splits that a client may have at a time."""
+    return max(1, math.ceil(workers * slots / max(clients, 1)))
+
+
+def answered(seen: Ask) -> Decision:
+    """What a client that asks gets."""
+    if seen.clients < seen.world:
+        return Wait(f"{seen.clients} of {seen.world} clients are here")
+    others = [one for one in seen.peers if not one.ended]
+    most = share(len(seen.workers), seen.slots, len(others) + 1)
+    worker = _worker(seen)
+    if not seen.left:
+        late = _late(seen) if seen.dry else Wait("none is left")
+        if isinstance(late, Wait) and seen.after >= 0 and seen.ahead < most and worker:
+            return Ahead(seen.after, worker)
+        return late
+    empty = sum(not one.splits for one in others)
+    if seen.held and (seen.held >= most or seen.left <= empty):
+        return Wait("others have fewer")
+    if not worker and not seen.held:
+        worker = _worker(seen, full=True)
+    return Grant(seen.split, worker) if worker else Wait("no worker is free")
+
+
+def _worker(seen: Ask, *, full: bool = False) -> str:
+    """The one that has sent it already, or has the fewest splits; empty where there is none with room.
+    ``full``: without room, too."""
+    if any(one.name == seen.kept for one in seen.workers):
+        return seen.kept
+    able = list(seen.workers) if full else [one for one in seen.workers if one.splits < seen.slots]
+    able = [one for one in able if one.name != seen.last] or able
+    return min(able, key=lambda one: (one.splits, len(one.name), one.name)).name if able else ""
+
+
+def _late(seen: Ask) -> Decision:
+    """For a client that has run dry, with nothing left to begin."""
+    if seen.ends == "drop":
+        return Wait("ranks end together")
+    if seen.ends == "uneven":
+        return Wait("others may leave theirs") if seen.open else End()
+    ahead = any(one.steps > seen.steps for one in seen.peers)
+    if ahead:
+        return Pad()
+    settled = all(one.dry or one.ended for one in seen.peers)
+    return End() if settled and not seen.open else Wait("others may have more")
+
+
+def together(seen: Pace) -> Until:
+    """No rank begins a step that another one cannot take."""
+    if len(seen.batches) < seen.world or not seen.batches:
+        return Until(0)
+    least = min(seen.batches)
+    over = any(one == least and all_ for one, all_ in zip(seen.batches, seen.settled, strict=True))
+    return Until(least, over and not seen.left)
+
+
+def scaled(seen: Load) -> Scale:
+    """How many workers there should be."""
+    known, now = seen.settings, _remembered(seen)
+    wanted, why = seen.workers, "enough"
+    if now.consumed and now.made and now.busy:
+        needed = math.ceil(HEADROOM * now.demand / now.capacity)
+        if seen.stalled > STALLED and _saturated(seen):
+            latest = seen.consumed / seen.period / (1 - min(seen.stalled, MOST_STALLED))
+            needed = max(needed, math.ceil(HEADROOM * latest / now.capacity), seen.workers + 1)
+        if needed > seen.workers and now.starved > STALLED and seen.up >= known.start:
+            wanted, why = min(needed, 2 * seen.workers), f"trainers want {now.demand:.3g} batches/s"
+        elif needed < seen.workers and _idle(seen, now):
+            wanted, why = seen.workers - 1, "buffers are full and workers idle"
+    return Scale(min(max(wanted, known.least), known.most), now, why)
+
+
+def _remembered(seen: Load) -> Memory:
+    """Workers decode many rows at once, and give them as batches later: only sums over a while say a rate."""
+    new = (seen.period, seen.consumed, seen.stalled * seen.period, seen.made, seen.busy)
+    old = seen.memory
+    before = (old.seconds, old.consumed, old.stalled, old.made, old.busy)
+    return Memory(*(KEPT * one + more for one, more in zip(before, new, strict=True)))
+
+
+def _saturated(seen: Load) -> bool:
+    """Those that were asked for are there, and were busy all the time."""
+    return seen.ready >= seen.workers and seen.busy >= SATURATED * seen.period * seen.ready
+
+
+def _idle(seen: Load, now: Memory) -> bool:
+    known = seen.settings
+    rested = min(seen.up, seen.down) >= known.cooldown and now.starved <= STALLED
+    return rested and seen.buffered > known.high and now.busy < known.idle * now.seconds * max(seen.ready, 1)
+
+
+def leaving(workers: Sequence[Worker], wanted: int) -> list[str]:
+    """Who goes where fewer are wanted: those with the fewest splits, of these the youngest."""
+    age = sorted(workers, key=lambda one: (one.splits, -len(one.name), tuple(-ord(x) for x in one.name)))
+    return [one.name for one in age[: max(0, len(workers) - wanted)]]
+
+
+def held(seen: Observation) -> Decision:
+    """The policy of a static pool: workers stay as many as they are."""
+    if isinstance(seen, Load):
+        return Scale(seen.workers, Memory(), "as many as there are")
+    return decide(seen)
+
+
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"starvation": decide, "static": held}

@@ -1,0 +1,452 @@
+"""Splits of a session's table, and the batches that one split becomes: read, filtered, transformed, cut.
+
+Only what the session needs is read (`storage` joins reads that lie near each other); row groups whose
+statistics rule all their rows out are left out of the splits. A column may be a feature within a map or a
+struct (``map/key``, ``struct/field``): of a struct that field alone is read, of a map all of it, which is
+what `layout` puts right. What a column is does not depend on who wrote the file: dictionaries are decoded,
+and large strings and lists are strings and lists; a fixed-size list stays one.
+
+All is deterministic: the batches of a split follow from session, split and epoch. With ``shuffle`` rows
+change places within their split, by a permutation drawn from (seed, epoch, number of the split).
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from windtunnel.base.errors import UserError
+from windtunnel.data.ingest import transforms
+from windtunnel.data.ingest.model import Session, Split
+from windtunnel.data.ingest.storage import HOLE, Files, Footer, Meter, line
+from windtunnel.data.ingest.transforms import Rows
+
+BLOCK = 8192
+"""Rows that are decoded and transformed at a time, or a batch where that is more."""
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater,
+    ">=": pc.greater_equal,
+}  # fmt: skip
+
+
+def splits(session: Session) -> tuple[Split, ...]:
+    """The splits of the session's table as it is now, in the order of its files; none where ``where`` rules
+    all rows out.
+
+    Raises:
+        UserError: the table or one of its files cannot be read, lacks a column or has it of another type than
+            the first file, or the session's filter or transforms do not take the columns.
+    """
+    global _opened
+    _opened = Reader(session)
+    return _opened.splits()
+
+
+def batches(session: Session, split: Split, epoch: int) -> Iterator[pa.RecordBatch]:
+    """The batches of a split, in order: ``session.columns`` each, ``session.batch`` rows, the last one what
+    is left; none where the filter leaves no row.
+
+    Raises:
+        UserError: as of `splits`, or a file is corrupt (with row group and column) or is another by now.
+    """
+    global _opened
+    if _opened is None or _opened.session != session:
+        _opened = Reader(session)
+    return _opened.batches(split, epoch)
+
+
+_opened: Reader | None = None
+"""Who reads split after split of one session need not read footers again."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a feature is stored: a column, or the ``key`` of a map, or a field of a struct; ``kind``: its
+    type."""
+
+    column: str
+    key: Any
+    kind: pa.DataType
+
+
+class Reader:
+    """A session's table, opened. ``meter`` counts what is read and given; ``hole``: see `storage.merge`."""
+
+    def __init__(self, session: Session, meter: Meter | None = None, hole: int = HOLE) -> None:
+        self.session, self.hole = session, hole
+        self.meter = meter or Meter()
+        self.files = Files(session.table, session.storage, self.meter)
+        where = session.table
+        self._steps = [
+            (one, transforms.settings(one, f"{where}: transforms.{place}"))
+            for place, one in enumerate(session.transforms)
+        ]
+
+    @cached_property
+    def _first(self) -> Footer:
+        return self.files.footer(self.files.names[0])
+
+    @cached_property
+    def sources(self) -> dict[str, Source]:
+        """Of each feature that is read (for a batch, a transform or the filter) where it is stored."""
+        return {name: self._source(name) for name in needed(self.session)}
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Of the batches."""
+        empty = {name: pa.array([], one.kind) for name, one in self.sources.items()}
+        _mask(empty, self.session, 0)
+        made = transforms.apply(self._steps, empty, Rows(0, 0, np.zeros(0, np.int64)), self.session.table)
+        return pa.schema([(name, made[name].type) for name in self.session.columns])
+
+    def splits(self) -> tuple[Split, ...]:
+        _ = self.schema  # what is wrong with the session is said before any data is read
+        footers = self.files.footers()
+        if not sum(one.metadata.num_rows for one in footers):
+            raise UserError(f"{self.session.table}: has no rows, accepted is a table with rows")
+        found: list[Split] = []
+        for name, footer in zip(self.files.names, footers, strict=True):
+            self._check(name, footer)
+            groups: list[int] = []
+            rows = 0
+            for group in range(footer.metadata.num_row_groups):
+                count = footer.metadata.row_group(group).num_rows
+                if not count or self._ruled_out(footer, group):
+                    continue
+                groups.append(group)
+                rows += count
+                if rows >= self.session.split_rows:
+                    found.append(Split(len(found), name, tuple(groups), rows))
+                    groups, rows = [], 0
+            if groups:
+                found.append(Split(len(found), name, tuple(groups), rows))
+        return tuple(found)
+
+    def batches(self, split: Split, epoch: int) -> Iterator[pa.RecordBatch]:
+        names = self.schema.names
+        blocks = self._rows(split)
+        if self.session.shuffle:
+            blocks = self._shuffled(blocks, split, epoch)
+        for batch in self.cut(self._transformed(blocks, split, names), self.session.batch):
+            self.meter.kept += batch.num_rows
+            self.meter.given += batch.nbytes
+            yield batch
+
+    def cut(self, blocks: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+        """The same rows, ``size`` at a time."""
+        held: list[pa.RecordBatch] = []
+        rows = 0
+        for block in blocks:
+            at = 0
+            while rows + block.num_rows - at >= size:
+                held.append(block.slice(at, size - rows))
+                at += size - rows
+                yield self._joined(held)
+                held, rows = [], 0
+            if at < block.num_rows:
+                held.append(block.slice(at))
+                rows += block.num_rows - at
+        if held:
+            yield self._joined(held)
+
+    def _joined(self, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+        with self._phase("batch"):
+            return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+    def _rows(self, split: Split) -> Iterator[tuple[dict[str, pa.Array], Any]]:
+        """Features of the rows that the filter leaves, block by block, and the rows' numbers in the split."""
+        with self._phase("read"):
+            footer = self.files.footer(split.file)
+            groups = footer.metadata.num_row_groups
+            if split.groups[-1] >= groups or split.rows != sum(
+                footer.metadata.row_group(group).num_rows for group in split.groups
+            ):
+                raise UserError(
+                    f"{split.file}: is another file than when the session began, accepted is the same"
+                )
+            self._check(split.file, footer)
+            paths = self.paths(footer)
+            ranges = [footer.chunk(group, path) for group in split.groups for path in paths]
+            held = self.files.open(split.file, ranges, self.hole)
+            self.meter.wanted += sum(last - first for first, last in ranges)
+        begin = 0
+        decoded = self._decoded(held, footer, split, paths)
+        while True:
+            with self._phase("decode"):
+                block = next(decoded, None)
+                if block is None:
+                    return
+                count = block.num_rows
+                columns = {name: _feature(block, one, count) for name, one in self.sources.items()}
+                self.meter.decoded += sum(one.nbytes for one in columns.values())
+                self.meter.rows += count
+                numbers = np.arange(begin, begin + count)
+                begin += count
+                mask = _mask(columns, self.session, count)
+                if mask is not None:
+                    columns = {name: one.filter(mask) for name, one in columns.items()}
+                    numbers = numbers[np.asarray(mask)]
+            yield columns, numbers
+
+    def _decoded(
+        self, held: Any, footer: Footer, split: Split, paths: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        options = {"metadata": footer.metadata, "pre_buffer": False, "page_checksum_verification": True}
+        try:
+            file = pq.ParquetFile(held, **options)
+            if not paths:  # of a table whose files lack all that is wanted there are still rows
+                for start in range(0, split.rows, BLOCK):
+                    yield pa.record_batch({"": pa.nulls(min(BLOCK, split.rows - start))})
+                return
+            size = max(BLOCK // self.session.batch, 1) * self.session.batch
+            yield from file.iter_batches(size, list(split.groups), list(paths), use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            for group in split.groups:
+                for path in paths:
+                    try:
+                        pq.ParquetFile(held, **options).read_row_group(group, [path], use_threads=False)
+                    except (OSError, pa.ArrowException) as own:
+                        raise UserError(
+                            f"{split.file}: row group {group}, column {path} cannot be decoded ({line(own)}),"
+                            " accepted is a Parquet file as it was written"
+                        ) from None
+            raise UserError(
+                f"{split.file}: cannot be decoded ({line(error)}), accepted is a Parquet file"
+            ) from None
+
+    def _shuffled(
+        self, blocks: Iterable[tuple[dict[str, pa.Array], Any]], split: Split, epoch: int
+    ) -> Iterator[tuple[dict[str, pa.Array], Any]]:
+        found = list(blocks)
+        with self._phase("batch"):
+            numbers = np.concatenate([one for _, one in found])
+            rng = np.random.default_rng((self.session.seed, epoch, split.number))
+            order = rng.permutation(len(numbers))
+            whole = {name: pa.concat_arrays([one[name] for one, _ in found]) for name in self.sources}
+        for start in range(0, len(order), BLOCK):
+            with self._phase("batch"):
+                part = order[start : start + BLOCK]
+                taken = pa.array(part)
+                block = {name: one.take(taken) for name, one in whole.items()}
+            yield block, numbers[part]
+
+    def _transformed(
+        self, blocks: Iterable[tuple[dict[str, pa.Array], Any]], split: Split, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        for columns, numbers in blocks:
+            with self._phase("transform"):
+                rows = Rows(self.session.seed, split.number, numbers)
+                made = transforms.apply(self._steps, columns, rows, split.file)
+                block = pa.record_batch([made[name] for name in names], schema=self.schema)
+            if block.num_rows:
+                yield block
+
+    def _source(self, name: str) -> Source:
+        """Where the first file has a feature."""
+        schema = self._first.schema
+        if (place := schema.get_field_index(name)) >= 0:
+            return Source(name, None, canonical(schema.field(place).type))
+        for column in schema:
+            if not name.startswith(f"{column.name}/"):
+                continue
+            kind, key = column.type, name[len(column.name) + 1 :]
+            if pa.types.is_struct(kind) and (place := kind.get_field_index(key)) >= 0:
+                return Source(column.name, key, canonical(kind.field(place).type))
+            if pa.types.is_map(kind):
+                try:
+                    return Source(
+                        column.name, pa.scalar(key).cast(kind.key_type).as_py(), canonical(kind.item_type)
+                    )
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                    raise UserError(
+                        f"{self.session.table}: feature {name} has the key {key!r}, accepted is of"
+                        f" {kind.key_type}"
+                    ) from None
+        near = difflib.get_close_matches(name, schema.names, 1, 0)
+        hint = f", did you mean {near[0]}?" if near else ","
+        count = len(schema.names)
+        raise UserError(
+            f"{self.files.names[0]}: column {name} is not there{hint} accepted is one of its {count} columns"
+        )
+
+    def _check(self, name: str, footer: Footer) -> None:
+        """A file has all columns that are read as the first file has them."""
+        for column in {one.column: one for one in self.sources.values()}:
+            first = canonical(self._first.schema.field(column).type)
+            place = footer.schema.get_field_index(column)
+            if place < 0 and self.session.drift == "refuse":
+                raise UserError(
+                    f"{name}: column {column} is not there, which {self.files.names[0]} has, accepted are"
+                    " files of one schema (or drift: fill, for nulls in its place)"
+                )
+            if place >= 0 and (kind := canonical(footer.schema.field(place).type)) != first:
+                raise UserError(
+                    f"{name}: column {column} is of {kind}, in {self.files.names[0]} of {first}, accepted are"
+                    " files of one schema"
+                )
+
+    def paths(self, footer: Footer) -> list[str]:
+        """The leaf columns of a file that are read."""
+        found: dict[str, None] = {}
+        for one in self.sources.values():
+            leaves = footer.leaves.get(one.column, ())
+            beneath = f"{one.column}.{one.key}"
+            struct = one.key is not None and pa.types.is_struct(footer.schema.field(one.column).type)
+            found |= dict.fromkeys(
+                path for path in leaves if not struct or path == beneath or path.startswith(f"{beneath}.")
+            )
+        return list(found)
+
+    def _ruled_out(self, footer: Footer, group: int) -> bool:
+        """Statistics say that no row of the group meets the filter."""
+        for name, operator, value in self.session.where:
+            leaves = footer.leaves.get(name, ())
+            if len(leaves) != 1 or footer.schema.field(name).type.num_fields:
+                continue
+            told = footer.metadata.row_group(group).column(footer.places[leaves[0]]).statistics
+            if told is None or (value is None and not told.has_null_count):
+                continue
+            if value is None:
+                count = footer.metadata.row_group(group).num_rows
+                if told.null_count == (0 if operator == "==" else count):
+                    return True
+            elif told.has_min_max and _outside(operator, value, told.min, told.max, self.sources[name].kind):
+                return True
+        return False
+
+    def _phase(self, name: str) -> _Timed:
+        return _Timed(self.meter, name)
+
+
+class _Timed:
+    """CPU seconds of a block, added to a phase of a meter."""
+
+    def __init__(self, meter: Meter, name: str) -> None:
+        self._seconds, self._name = meter.seconds, name
+
+    def __enter__(self) -> None:
+        self._begin = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.thread_time() - self._begin
+
+
+def needed(session: Session) -> tuple[str, ...]:
+    """The features that are read: for the filter, for transforms, for batches."""
+    found: dict[str, None] = dict.fromkeys(name for name, _, _ in session.where)
+    made: set[str] = set()
+    for one in session.transforms:
+        found |= dict.fromkeys(name for name in one.inputs if name not in made)
+        made.add(one.output)
+    found |= dict.fromkeys(name for name in session.columns if name not in made)
+    return tuple(found)
+
+
+def canonical(kind: pa.DataType) -> pa.DataType:
+    """The type that a column has here, whoever wrote it."""
+    if pa.types.is_dictionary(kind):
+        return canonical(kind.value_type)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_map(kind):
+        return pa.map_(canonical(kind.key_type), canonical(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(one.name, canonical(one.type)) for one in kind])
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(canonical(kind.value_type), kind.list_size)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(canonical(kind.value_type))
+    return kind
+
+
+def _feature(block: pa.RecordBatch, source: Source, count: int) -> pa.Array:
+    place = block.schema.get_field_index(source.column)
+    if place < 0:
+        return pa.nulls(count, source.kind)
+    column = block.column(place)
+    if source.key is None:
+        return column if column.type == source.kind else column.cast(source.kind)
+    if pa.types.is_struct(column.type):
+        return pc.struct_field(column, source.key).cast(source.kind)
+    return _of_map(column, source.key).cast(source.kind)
+
+
+def _of_map(column: pa.MapArray, key: Any) -> pa.Array:
+    """The value of one key in each row, the last one where a row has it twice."""
+    offsets = np.asarray(column.offsets)
+    keys = column.keys.slice(offsets[0], offsets[-1] - offsets[0])
+    entries = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(keys, key), False))) + offsets[0]
+    rows = np.searchsorted(offsets, entries, side="right") - 1
+    taken = np.full(len(column), -1, np.int64)
+    taken[rows] = entries
+    null = taken < 0
+    if column.null_count:
+        null |= np.asarray(column.is_null())
+    return column.items.take(pa.array(taken, mask=null))
+
+
+def _mask(columns: dict[str, pa.Array], session: Session, count: int) -> pa.BooleanArray | None:
+    """Which rows meet the filter; a comparison with null is not met."""
+    mask = None
+    for name, operator, value in session.where:
+        column = columns[name]
+        try:
+            if value is None:
+                one = column.is_null() if operator == "==" else column.is_valid()
+            elif operator in COMPARE:
+                one = COMPARE[operator](column, _literal(value, column.type))
+            else:
+                one = pc.is_in(
+                    column, pa.array([_literal(each, column.type).as_py() for each in value], column.type)
+                )
+                one = pc.and_(pc.invert(one), column.is_valid()) if operator == "not in" else one
+        except (pa.ArrowException, TypeError):
+            raise UserError(
+                f"{session.table}: where compares column {name} of {column.type} by {operator} with"
+                f" {value!r}, accepted is a value of that type"
+            ) from None
+        one = pc.fill_null(one, False)
+        mask = one if mask is None else pc.and_(mask, one)
+    return mask
+
+
+def _literal(value: Any, kind: pa.DataType) -> pa.Scalar:
+    made = pa.scalar(value)
+    if isinstance(value, str):
+        if pa.types.is_temporal(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind):
+            return made.cast(kind)
+        raise TypeError
+    if isinstance(value, bool) != pa.types.is_boolean(kind):
+        raise TypeError
+    if pa.types.is_integer(kind) and isinstance(value, int):
+        return made.cast(kind)
+    return made
+
+
+def _outside(operator: str, value: Any, least: Any, most: Any, kind: pa.DataType) -> bool:
+    """No number from ``least`` to ``most`` meets the comparison."""
+    try:
+        match operator:
+            case "in":
+                return all(_outside("==", each, least, most, kind) for each in value)
+            case "==" | "<" | "<=" | ">" | ">=":
+                bound = _literal(value, kind).as_py()
+                met = {
+                    "==": least <= bound <= most, "<": least < bound, "<=": least <= bound, ">": most > bound,
+                    ">=": most >= bound,
+                }  # fmt: skip
+                return not met[operator]
+    except (pa.ArrowException, TypeError, ValueError):
+        pass  # of types that do not compare, or a value that the type cannot hold
+    return False

@@ -1,0 +1,192 @@
+"""Tables of samples as recommendation models have them, and the sessions that read them, drawn from a seed.
+
+How many features there are, how many samples have one, how long lists are, and what part of them a job
+reads is that of the models RM1 to RM3 of Zhao et al. (ISCA 2022), with a part of the features. A feature
+has the same name, such as ``sparse/3``, whether it lies in a map of all (as the samples are logged) or in a
+column of its own: a session reads either table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from windtunnel.base.atomic import replacing
+from windtunnel.base.errors import UserError
+from windtunnel.base.fields import suggest
+from windtunnel.data.ingest.model import Session, Transform
+
+KINDS = {"dense": pa.float32(), "sparse": pa.list_(pa.int64())}
+
+
+@dataclass(frozen=True)
+class Model:
+    """Published, of a table and the jobs that read it. ``dense``, ``sparse``: features stored; ``coverage``:
+    the share of samples that have one; ``length``: ids of a list; ``used`` and ``used_bytes``: the share of
+    the features, and of the stored bytes, that a job reads; ``popular``: the share of bytes that serves 80 %
+    of reads. Ours: ``skew``, the exponent by which some features are wanted by more jobs than others, fitted
+    to ``popular`` (RM3's 40 jobs come to 0.38: it has four sparse features here); ``scale``: of so many
+    features one is here."""
+
+    dense: int
+    sparse: int
+    coverage: float
+    length: float
+    used: float
+    used_bytes: float
+    popular: float
+    skew: float
+    scale: int
+
+
+MODELS = {
+    "rm1": Model(12_115, 1_763, 0.45, 26.0, 0.11, 0.37, 0.39, 2.0, 100),
+    "rm2": Model(12_596, 1_817, 0.41, 25.6, 0.10, 0.34, 0.37, 2.0, 100),
+    "rm3": Model(5_707, 188, 0.29, 19.6, 0.09, 0.21, 0.18, 2.0, 40),
+}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """``length``: ids of its list on average, 0 for one number; ``popularity``: how likely jobs want it, as a
+    weight."""
+
+    name: str
+    coverage: float
+    length: float
+    popularity: float
+
+    @property
+    def nbytes(self) -> float:
+        """Of an average sample, before they are compressed."""
+        return self.coverage * (8 * self.length or 4)
+
+
+def features(name: str, seed: int = 0) -> tuple[Feature, ...]:
+    """Of the model ``name``: first dense ones, then sparse ones. Coverages and lengths differ by feature
+    (beta and log-normal), with the published means.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    if name not in MODELS:
+        raise UserError(f"--synthetic {name!r} is no model{suggest(name, MODELS)}")
+    model = MODELS[name]
+    rng = np.random.default_rng((seed, 1))
+    found = []
+    for kind, count in (("dense", model.dense // model.scale), ("sparse", model.sparse // model.scale)):
+        coverages = rng.beta(2 * model.coverage, 2 * (1 - model.coverage), count)
+        coverages = np.clip(coverages * model.coverage / coverages.mean(), 0.01, 1)
+        lengths = rng.lognormal(0, 0.7, count)
+        lengths *= model.length / lengths.mean() if kind == "sparse" else 0
+        wanted = rng.permutation(count) + 1.0
+        for place in range(count):
+            found.append(
+                Feature(
+                    f"{kind}/{place}", float(coverages[place]), float(lengths[place]),
+                    float(wanted[place] ** -model.skew),
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def drawn(known: Sequence[Feature], rows: int, rng: np.random.Generator, *, maps: bool) -> pa.Table:
+    """``rows`` samples: ``label``, ``day`` (ascending, 0 to 9), then the features, in two maps ``dense`` and
+    ``sparse``, or each in a column of its own."""
+    columns = {
+        "label": pa.array((rng.random(rows) < 0.1).astype(np.int8)),
+        "day": pa.array((np.arange(rows) * 10 // max(rows, 1)).astype(np.int32)),
+    }
+    made = {one.name: _values(one, rows, rng) for one in known}
+    if not maps:
+        return pa.table(columns | made)
+    for kind in KINDS:
+        columns[kind] = _as_map(
+            [(name, one) for name, one in made.items() if name.startswith(f"{kind}/")], kind
+        )
+    return pa.table(columns)
+
+
+def write(
+    folder: Path,
+    name: str,
+    rows: int,
+    *,
+    maps: bool = True,
+    files: int = 1,
+    group_rows: int = 4096,
+    seed: int = 0,
+) -> None:
+    """A table of the model ``name`` in ``folder``, which is made: ``files`` files, ``rows`` in all, with
+    Zstandard. With the same seed a table of maps and one of columns have the same samples."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = features(name, seed)
+    for number in range(files):
+        count = rows * (number + 1) // files - rows * number // files
+        made = drawn(known, count, np.random.default_rng((seed, 2, number)), maps=maps)
+        with replacing(folder / f"part-{number:05}.parquet") as part:
+            pq.write_table(made, part, row_group_size=group_rows, compression="zstd")
+
+
+def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[Session, ...]:
+    """``count`` jobs that read a table of the model ``name``: each its own features, drawn by popularity
+    until it has the published share of bytes (sparse ones first) and of features, and transforms of all three
+    kinds: new features from others, sparse and dense ones."""
+    model, known = MODELS[name], features(name, seed)
+    total = sum(one.nbytes for one in known)
+    found = []
+    for number in range(count):
+        rng = np.random.default_rng((seed, 3, number))
+        sparse, dense = (
+            [one for one in known if one.name.startswith(f"{kind}/")] for kind in ("sparse", "dense")
+        )
+        chosen: list[Feature] = []
+        for one in _by_popularity(sparse, rng):
+            if chosen and (sum(each.nbytes for each in chosen) + one.nbytes / 2) / total > model.used_bytes:
+                break
+            chosen.append(one)
+        rest = max(1, round(model.used * len(known)) - len(chosen))
+        lists, numbers = [one.name for one in chosen], [one.name for one in _by_popularity(dense, rng)[:rest]]
+        made = [Transform("log", (each,), each) for each in numbers]
+        made += [Transform("clip", (each,), each, {"low": 0.0, "high": 5.0}) for each in numbers]
+        made += [Transform("fill", (each,), each) for each in lists]
+        made += [Transform("ngram", (lists[0],), "pairs", {"n": 2, "rows": 1_000_000})]
+        made += [Transform("first", (each,), each, {"n": 50}) for each in lists]
+        made += [Transform("sigrid_hash", (each,), each, {"rows": 1_000_000, "seed": seed}) for each in lists]
+        found.append(Session(table, ("label", *numbers, *lists, "pairs"), tuple(made), seed=seed))
+    return tuple(found)
+
+
+def _by_popularity(known: Sequence[Feature], rng: np.random.Generator) -> list[Feature]:
+    weights = np.array([one.popularity for one in known])
+    order = rng.choice(len(known), len(known), replace=False, p=weights / weights.sum())
+    return [known[place] for place in order]
+
+
+def _values(one: Feature, rows: int, rng: np.random.Generator) -> pa.Array:
+    """Null in the samples that do not have it. Ids are Zipf's, exponent 1.05, below a million."""
+    has = rng.random(rows) < one.coverage
+    if not one.length:
+        return pa.array(rng.lognormal(0, 1, rows).astype(np.float32), mask=~has)
+    lengths: NDArray[np.int64] = np.where(has, rng.geometric(1 / max(1.0, one.length), rows), 0)
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    uniform = rng.random(int(ends[-1]))
+    ids = (1_000_001 ** (-0.05) + uniform * (1 - 1_000_001 ** (-0.05))) ** (-1 / 0.05) - 1
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(ids.astype(np.int64)), mask=pa.array(~has))
+
+
+def _as_map(made: Sequence[tuple[str, pa.Array]], kind: str) -> pa.MapArray:
+    """Of each sample the features that it has, by their number."""
+    rows = len(made[0][1])
+    has = np.stack([np.asarray(one.is_valid()) for _, one in made], axis=1)
+    row, place = np.nonzero(has)
+    keys = np.array([int(name.split("/")[1]) for name, _ in made], np.int32)[place]
+    items = pa.concat_arrays([one for _, one in made]).take(pa.array(place * rows + row))
+    ends = np.concatenate([[0], np.cumsum(has.sum(axis=1))]).astype(np.int32)
+    return pa.MapArray.from_arrays(pa.array(ends), pa.array(keys), items.cast(KINDS[kind]))

@@ -1,0 +1,118 @@
+"""Workers that make batches and a trainer that takes them, emulated: what the policy makes of a demand.
+
+Both are fluids: each worker makes ``capacity`` batches a second into the trainer's buffers while there is
+room, the trainer takes what it wants while there is any. A worker serves ``start`` seconds after it was asked
+for. Every period the policy is asked what it is asked live, with what a period would show; noise is on what
+each period's work costs. `cost` prices a decision by what the period after it would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from windtunnel.data.ingest.policy import (
+    Decision,
+    Load,
+    Memory,
+    Observation,
+    Scale,
+    Scaling,
+    Wait,
+    decide,
+)  # fmt: skip
+
+STEP = 0.02
+"""Seconds that are emulated at a time."""
+
+
+@dataclass(frozen=True)
+class World:
+    """``capacity``: batches that a worker makes a second; ``buffer``: batches that lie ready for each worker;
+    ``start``: seconds until a new worker serves; ``noise``: standard deviation of the logarithm of what a
+    period's batches cost."""
+
+    capacity: float = 10.0
+    buffer: float = 8.0
+    start: float = 2.0
+    period: float = 1.0
+    noise: float = 0.0
+
+
+WORLD, SCALING = World(), Scaling()
+
+
+@dataclass
+class Outcome:
+    """By period: ``stalled``: share of it that the trainer waited; ``workers``: that were wanted."""
+
+    stalled: list[float] = field(default_factory=list)
+    workers: list[int] = field(default_factory=list)
+
+    @property
+    def reversals(self) -> int:
+        """Changes of direction in the number of workers."""
+        steps = [after - before for before, after in pairwise(self.workers)]
+        moves = [np.sign(one) for one in steps if one]
+        return sum(after != before for before, after in pairwise(moves))
+
+
+def run(
+    demand: Callable[[float], float], seconds: float, rng: np.random.Generator, *, world: World = WORLD,
+    settings: Scaling = SCALING, policy: Callable[[Observation], Decision] = decide,
+) -> Outcome:  # fmt: skip
+    """A trainer that wants ``demand(t)`` batches a second at ``t``, for ``seconds``."""
+    found, ready, wanted = Outcome(), [0.0] * settings.least, settings.least
+    stock, memory = 0.0, Memory()
+    up = down = settings.cooldown
+    for period in range(round(seconds / world.period)):
+        rate = world.capacity * float(np.exp(rng.normal(0.0, world.noise)))
+        taken = made = stalled = busy = fill = 0.0
+        for step in range(round(world.period / STEP)):
+            now = period * world.period + step * STEP
+            serving = sum(at <= now for at in ready)
+            room = world.buffer * max(serving, 1) - stock
+            made_now = min(rate * serving * STEP, max(0.0, room) + demand(now) * STEP)
+            stock += made_now
+            took = min(stock, demand(now) * STEP)
+            stock -= took
+            made += made_now
+            taken += took
+            busy += made_now / rate
+            stalled += STEP * (1 - took / (demand(now) * STEP)) if demand(now) else 0.0
+            fill += stock / (world.buffer * max(serving, 1)) * STEP
+        end = (period + 1) * world.period
+        up, down = up + world.period, down + world.period
+        seen = Load(
+            settings, world.period, round(taken), min(1.0, stalled / world.period),
+            min(1.0, fill / world.period), round(made), busy, wanted, sum(at <= end for at in ready),
+            up, down, memory,
+        )  # fmt: skip
+        decision = policy(seen)
+        assert isinstance(decision, Scale)
+        memory = decision.memory
+        if decision.workers > wanted:
+            ready += [end + world.start] * (decision.workers - wanted)
+            up = 0.0
+        elif decision.workers < wanted:
+            ready = sorted(ready)[: decision.workers]
+            down = 0.0
+        wanted = decision.workers
+        found.stalled.append(seen.stalled)
+        found.workers.append(wanted)
+    return found
+
+
+def cost(seen: Observation, made: Decision) -> dict[str, float]:
+    """What a decision costs in the next period, demand and output staying as they were seen: seconds that
+    trainers are stalled, seconds of workers; and whether a client was made to wait."""
+    if not isinstance(seen, Load):
+        return {"stalled_seconds": 0.0, "worker_seconds": 0.0, "waits": float(isinstance(made, Wait))}
+    assert isinstance(made, Scale)
+    rate = seen.made / seen.busy if seen.made and seen.busy else 0.0
+    wanted = seen.consumed / seen.period / max(1 - seen.stalled, 0.1)
+    stalled = max(0.0, 1 - made.workers * rate / wanted) * seen.period if rate and wanted else 0.0
+    return {"stalled_seconds": stalled, "worker_seconds": made.workers * seen.period, "waits": 0.0}

@@ -1,0 +1,389 @@
+"""Every row exactly once an epoch, whatever happens to clients, workers and the master."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.flight as fl
+import pytest
+
+from support.ingest import KEYS, QUICK, ROWS, Threads, rows, serving, table, whole
+from support.small_disk import small_disk
+from support.waiting import gone, until
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.keys import Keys
+from windtunnel.base.processes import Identity
+from windtunnel.data.ingest.live import ledger, protocol
+from windtunnel.data.ingest.live.client import Client, Replaced
+from windtunnel.data.ingest.live.ledger import Ledger
+from windtunnel.data.ingest.live.master import Master, Settings
+from windtunnel.data.ingest.live.protocol import Link, Lost, Refused
+from windtunnel.data.ingest.live.serve import serve, started
+from windtunnel.data.ingest.model import Session
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return table(tmp_path)
+
+
+def settings(**given: object) -> Settings:
+    return Settings(**{"workers": 2, **QUICK, **given})  # type: ignore[arg-type]
+
+
+def test_each_epoch_has_every_row_once_and_there_are_no_more_epochs(session: Session, tmp_path: Path) -> None:
+    session = replace(session, epochs=3, shuffle=True)
+    orders = []
+    with serving(session, tmp_path / "m") as master:
+        client = Client(master.address, KEYS, ordered=True)
+        orders.append(rows(client))
+        client.begin()
+        orders.append(rows(client, 3) + rows(client))
+        # of the next epoch nothing is its own before it begins
+        until(lambda: any(one.queue for one in client._ahead))
+        assert client.state()["epoch"] == 1 and master.ledger.state.held == {}
+        ahead = [(one.number, one.worker) for one in client._ahead]
+        client.begin()
+        orders.append(rows(client))
+        assert client.counts.breaks == client.counts.duplicates == 0
+        with pytest.raises(UserError, match="all epochs of the session are over; it has 3"):
+            client.begin()
+        client.close()
+    assert all(map(whole, orders)) and orders[0] != orders[1] != orders[2]
+    assert orders[2][0] // 500 == ahead[0][0], "the first split is the one read ahead"
+    with serving(session, tmp_path / "again") as master:
+        client = Client(master.address, KEYS, ordered=True)
+        assert rows(client) == orders[0], "the order of one client follows from session and epoch"
+        until(lambda: any(one.queue for one in client._ahead))
+        master._workers[client._ahead[0].worker].drain = True  # and what is read ahead may be lost
+        with client._turn:
+            client._ahead[0].reader.cancel()
+        until(lambda: not all(one.queue for one in client._ahead) or len(client._ahead) < len(ahead))
+        client.begin()
+        assert rows(client) == orders[1]
+        client.close()
+
+
+@pytest.mark.parametrize("ends", ["pad", "uneven", "drop"])
+def test_ranks_share_the_session(session: Session, tmp_path: Path, ends: str) -> None:
+    """They step together, as ranks that sum gradients do; uneven ones do not wait for each other."""
+    found: list[list[int]] = [[], [], []]
+    epochs = 2 if ends == "drop" else 1
+    steps, errors = threading.Barrier(3), list[BaseException]()
+
+    def train(rank: int) -> None:
+        try:
+            client = Client(master.address, KEYS, str(rank), 3)
+            for epoch in range(epochs):
+                if epoch:
+                    found[rank].clear()
+                    client.begin()
+                while (batch := client.next()) is not None:
+                    found[rank].append(batch.column(0).to_pylist()[0])
+                    if ends != "uneven":
+                        steps.wait(30)
+            padded[rank] = client.counts.padded
+            client.close()
+        except BaseException as error:
+            errors.append(error)
+            steps.abort()
+
+    padded = [0] * 3
+    with serving(replace(session, split_rows=1500), tmp_path / "m", settings(ends=ends)) as master:
+        ranks = [threading.Thread(target=train, args=(rank,)) for rank in range(3)]
+        for one in ranks:
+            one.start()
+        for one in ranks:
+            one.join(60)
+    assert errors == []
+    starts = [row for each in found for row in each]
+    if ends == "uneven":
+        assert len(starts) == len(set(starts))
+    else:
+        assert len({len(each) for each in found}) == 1, "equally many steps"
+    assert len(starts) - sum(padded) == len(set(starts))
+    wanted = set(expected_batches(session))
+    if ends == "drop":  # less than what two of them have ahead of the third
+        assert set(starts) <= wanted and len(wanted) - len(starts) <= 2 * 2 * 24
+    else:
+        assert set(starts) == wanted
+
+
+def expected_batches(session: Session) -> list[int]:
+    from windtunnel.data.ingest import reader
+
+    wide = replace(session, split_rows=1500)
+    return [
+        batch.column(0)[0].as_py()
+        for split in reader.splits(wide)
+        for batch in reader.batches(wide, split, 0)
+    ]
+
+
+def test_a_trainer_goes_on_behind_its_checkpoint(session: Session, tmp_path: Path) -> None:
+    """At the master that it had, and at a new one."""
+    with serving(session, tmp_path / "m") as master:
+        client = Client(master.address, KEYS)
+        before = rows(client, 50)
+        state = client.state()
+        lost = rows(client, 20)
+        client.close()
+        client = Client(master.address, KEYS, resume=state)
+        after = rows(client)
+        client.close()
+        assert set(lost) <= set(after) and whole(before + after)
+    with serving(session, tmp_path / "new") as master:
+        client = Client(master.address, KEYS, resume=state)
+        assert whole(before + rows(client))
+        client.close()
+        assert len(str(state)) < 1000
+
+
+def test_ranks_that_go_back_get_nothing_before_all_have(session: Session, tmp_path: Path) -> None:
+    """Until then marks are of before: whoever got a split by them would begin behind the checkpoint."""
+    with serving(session, tmp_path / "m") as master:
+        ranks = {name: Client(master.address, KEYS, name, 2) for name in "01"}
+        found = [row for one in ranks.values() for row in rows(one, 3)]
+        states = {name: one.state() for name, one in ranks.items()}
+        for one in ranks.values():
+            rows(one, 4)
+            one.close()
+        # the first one to come is given the first split, which the other had
+        late, early = sorted(ranks, key=lambda name: min(master.ledger.state.claims[name]))
+        first = Client(master.address, KEYS, early, 2, resume=states[early])
+        held = master.ledger.state.held
+        until(lambda: master._clients[early].waits or early in held.values())
+        theirs: list[int] = []
+        reading = threading.Thread(target=lambda: theirs.extend(rows(first)))
+        reading.start()
+        second = Client(master.address, KEYS, late, 2, resume=states[late])
+        found += rows(second)
+        reading.join(60)
+        second.close()
+        first.close()
+        assert whole(found + theirs)
+
+
+def test_splits_of_a_client_that_is_gone_go_to_others(session: Session, tmp_path: Path) -> None:
+    """Also if it comes back: it drops what it lost, or refuses to go on where it is too late for that."""
+    with serving(session, tmp_path / "m", settings(client_lease=0.6)) as master:
+        first = Client(master.address, KEYS, "a", 2)
+        other = Client(master.address, KEYS, "b", 2)
+        rows(first, 5)
+        with first._turn:  # none of its threads goes on, as in a process that is stopped
+            theirs = rows(other)
+            reported = dict(master.ledger.state.claims.get("a", {}))
+        with pytest.raises(Replaced):
+            while first.next() is not None:
+                pass
+        # what it had reported is not given out again, all else is
+        taken = {500 * split + row for split, mark in reported.items() for row in range(mark * session.batch)}
+        assert -1 not in reported.values() and len(taken) <= 5 * session.batch
+        assert sorted(theirs) == sorted(set(range(ROWS)) - taken)
+        other.close()
+        first.close()
+
+
+def test_workers_and_master_are_killed_and_stopped(session: Session, tmp_path: Path) -> None:
+    """Real processes: SIGKILL of a worker and of the master, SIGSTOP of a worker that is replaced."""
+    folder = tmp_path / "m"
+    told = settings(worker_lease=1.0)
+    process, address = started(session, folder, told)
+    keys = Keys.read(folder / "secret")
+    client, link = Client(address, keys), Link(address, keys)
+    try:
+        found = rows(client, 20)
+        pids = [Identity.parse(one["process"]).pid for one in link.call("workers")["workers"].values()]
+        os.kill(pids[0], signal.SIGKILL)
+        found += rows(client, 20)
+        process.kill()
+        process.communicate()
+        again, same = started(session, folder, told)
+        assert same == address
+        found += rows(client)
+        assert whole(found)
+        client.close()
+        # a worker that stands is replaced, and ends with the master whatever it does
+        alive = until(lambda: link.persist("workers", 10.0, threading.Event())["workers"])
+        pid = Identity.parse(next(iter(alive.values()))["process"]).pid
+        os.kill(pid, signal.SIGSTOP)
+        client = Client(address, keys)
+        assert whole(rows(client))
+        again.send_signal(signal.SIGTERM)
+        again.communicate(timeout=30)
+        until(lambda: all(gone(one) for one in (*pids, pid)))
+    finally:
+        client.close()
+        process.kill()
+
+
+def test_a_zombie_does_no_harm(session: Session, tmp_path: Path) -> None:
+    """A worker of another host that stops is passed over; what it sends when it goes on is dropped."""
+    with serving(session, tmp_path / "m", settings(workers=0, worker_lease=0.3)) as master:
+        pool = Threads()
+        pool.start("stands", master.address)
+        until(lambda: "stands" in master._workers)
+        client = Client(master.address, KEYS)
+        found = rows(client, 3)
+        worker = pool.running["stands"][0]
+        going, stand = worker._batches, threading.Event()
+
+        def stands(*given: object) -> object:
+            for one in going(*given):  # type: ignore[arg-type]
+                stand.wait(20)
+                yield one
+
+        worker._batches = stands  # type: ignore[method-assign, assignment]
+        worker._link = Link("127.0.0.1:1", KEYS)
+        pool.start("w2", master.address)
+        found += rows(client, 30)
+        stand.set()
+        found += rows(client)
+        assert whole(found)
+        client.close()
+
+
+def test_strangers_are_refused_and_harm_nobody(session: Session, tmp_path: Path) -> None:
+    with serving(session, tmp_path / "m") as master:
+        client = Client(master.address, KEYS)
+        found = rows(client, 5)
+        with pytest.raises(UserError, match="secret"):
+            Link(master.address, Keys(b"another secret, not it")).call("workers")
+        with fl.connect(master.address) as bare:
+            for action in ("workers", "ack", "nothing"):
+                with pytest.raises(fl.FlightUnauthenticatedError):
+                    list(bare.do_action(fl.Action(action, b"{}")))
+            with pytest.raises(fl.FlightUnauthenticatedError):
+                list(bare.do_action(fl.Action("ack", b"x" * (8 << 20))))
+            worker = master._workers[sorted(master._workers)[0]].address
+            with fl.connect(worker) as other, pytest.raises(fl.FlightUnauthenticatedError):
+                other.do_get(fl.Ticket(b"{}")).read_all()
+        # one who knows the secret, and says what is not so
+        link = Link(master.address, KEYS)
+        forged = {"client": "0", "key": "not its", "epoch": 0, "marks": [[15, -1]]}
+        assert link.call("ack", **forged) == {"replaced": True}
+        mine = {**forged, "key": client._key}
+        assert link.call("ack", **{**mine, "marks": [[15, -1]]})["lost"] == [15], "it does not have it"
+        for said in ({**mine, "marks": [[99, 1]]}, {**mine, "marks": "all"}, {**mine, "epoch": -1}):
+            with pytest.raises(Refused):
+                link.call("ack", **said)
+        for op in ("lease", "heartbeat", "register", "shutdown", "again", "x" * 1000):
+            with pytest.raises(Refused):
+                link.call(op)
+        with pytest.raises(Refused, match="accepted are at most"):
+            link.call("ack", **{**mine, "more": "x" * protocol.LONGEST})
+        with link.errors(), fl.connect(master.address) as bare:
+            pass
+        raw = link._connected()
+        for body in (b"\xff" * 100, b"[" * 100_000, b"[]"):
+            with pytest.raises(fl.FlightServerError):
+                list(raw.do_action(fl.Action("ack", body)))
+        with pytest.raises(Refused, match="not understood"), (there := Link(worker, KEYS)).errors():
+            there.stream({"split": {"number": 0}}).read_all()
+        assert whole(found + rows(client))
+        client.close()
+
+
+def corrupt(session: Session) -> None:
+    """A byte in the middle of the data."""
+    import pyarrow.parquet as pq
+
+    path = Path(session.table)
+    column = pq.ParquetFile(path).metadata.row_group(9).column(0)
+    data = bytearray(path.read_bytes())
+    at = column.data_page_offset + column.total_compressed_size // 2
+    data[column.data_page_offset : at] = b"\xff" * (at - column.data_page_offset)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_a_corrupt_page(session: Session, tmp_path: Path, on_error: str) -> None:
+    corrupt(session)
+    with serving(session, tmp_path / "m", settings(on_error=on_error)) as master:
+        client = Client(master.address, KEYS)
+        if on_error == "fail":
+            with pytest.raises(UserError, match=r"table\.parquet.*row group 9.*row"):
+                rows(client)
+        else:
+            found = rows(client)
+            assert sorted(found) == [row for row in range(ROWS) if not 4500 <= row < 5000]
+            told = Link(master.address, KEYS).call("snapshot")["skipped"]
+            assert [(one["split"], one["rows"]) for one in told] == [(9, 500)]
+            assert "row group 9" in told[0]["why"]
+        client.close()
+
+
+def test_a_full_disk_holds_the_session_up_and_loses_nothing(session: Session, tmp_path: Path) -> None:
+    with small_disk(tmp_path, 8 << 20, "-b", "4096") as (_, disk), serving(session, disk / "m") as master:
+        client = Client(master.address, KEYS)
+        found = rows(client, 5)
+        fill(disk / "full")
+        rest: list[int] = []
+        taker = threading.Thread(target=lambda: rest.extend(rows(client)))
+        taker.start()
+        until(lambda: _refused(master))
+        (disk / "full").unlink()
+        taker.join(60)
+        assert whole(found + rest)
+        client.close()
+
+
+def fill(path: Path) -> None:
+    """All that is left of a disk."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT)
+    with pytest.raises(OSError, match="No space"):
+        while True:
+            os.write(file, b"\0" * 4096)
+    os.close(file)
+
+
+def _refused(master: Master) -> bool:
+    try:
+        with master._turn:
+            master.ledger.write("free", splits=[])
+    except ledger.LogFull as error:
+        return "No space left" in str(error)
+    return False
+
+
+def test_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "progress.log"
+    log = Ledger(path, "one")
+    log.write("grant", split=3, client="a")
+    log.write("ack", client="a", marks=[[3, 5]])
+    log.write("grant", split=4, client="a")
+    log.write("ack", client="a", marks=[[4, -1]])
+    log.close()
+    with path.open("ab") as file:
+        file.write(b'0badc0de {"op"')  # a writer was killed
+    again = Ledger(path, "one")
+    assert again.state.held == {3: "a"} and again.state.marks == {3: 5, 4: -1}
+    again.write("rewind", client="a", epoch=0, marks=[[3, 2]])
+    assert again.state.held == {} and again.state.marks == {3: 2}
+    again.close()
+    with pytest.raises(UserError, match="another session"):
+        Ledger(path, "two")
+    path.write_bytes(path.read_bytes().replace(b"[3,2]", b"[3,9]"))
+    with pytest.raises(UserError, match="is damaged"):
+        Ledger(path, "one")
+
+
+def test_ports_and_addresses(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = pytest.raises(HostError, match="it is taken, or not here")
+    with serving(session, tmp_path / "m") as master, taken:
+        Master(session, tmp_path / "n", KEYS, replace(settings(), port=master.port))
+    with pytest.raises(UserError, match=r"--host 0\.0\.0\.0: others can reach it"):
+        serve(session, tmp_path / "o", settings(host="0.0.0.0"))
+    monkeypatch.setattr(protocol, "TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(Lost, match="Deadline"):
+        Link(f"127.0.0.1:{mute.getsockname()[1]}", KEYS).call("workers")
+    began = time.monotonic()
+    with pytest.raises(Lost, match="does not answer"):
+        Client("127.0.0.1:1", KEYS, patience=0.1)
+    assert time.monotonic() - began < 60

@@ -1,0 +1,104 @@
+"""A small table, a master of it in this process, and workers as threads of it or as processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from windtunnel.base.keys import Keys
+from windtunnel.data.ingest.live.client import Client
+from windtunnel.data.ingest.live.master import Master, Settings
+from windtunnel.data.ingest.live.protocol import Lost
+from windtunnel.data.ingest.live.worker import Worker
+from windtunnel.data.ingest.model import Session
+from windtunnel.data.ingest.policy import Scaling
+
+KEYS = Keys(b"a secret of the tests")
+ROWS = 8000
+QUICK = {"every": 0.05, "period": 0.1}
+
+
+def table(folder: Path, rows: int = ROWS) -> Session:
+    """``row`` numbers the samples; ``ids`` are lists of 0 to 2."""
+    ends = np.concatenate([[0], np.cumsum(np.arange(rows) % 3)]).astype(np.int32)
+    ids = pa.ListArray.from_arrays(pa.array(ends), pa.array(np.arange(int(ends[-1]))))
+    columns = {"row": np.arange(rows), "x": np.arange(rows, dtype=np.float32) / 2, "ids": ids}
+    pq.write_table(pa.table(columns), folder / "table.parquet", row_group_size=500)
+    return Session(str(folder / "table.parquet"), ("row", "x", "ids"), batch=64, epochs=3, split_rows=500)
+
+
+@dataclass
+class Threads:
+    """Workers as threads of this process."""
+
+    running: dict[str, tuple[Worker, threading.Thread]] = field(default_factory=dict)
+
+    def start(self, name: str, master: str) -> None:
+        def work() -> None:
+            worker = Worker(name, master, KEYS, patience=1.0)
+            self.running[name] = (worker, thread)
+            with suppress(Lost):
+                worker.run()
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+
+    def ended(self, name: str) -> str | None:
+        found = self.running.get(name)
+        return None if found is None or found[1].is_alive() else "ended"
+
+    def kill(self, name: str) -> None:
+        if name in self.running:
+            self.running.pop(name)[0].stop()
+
+
+@contextmanager
+def serving(session: Session, folder: Path, settings: Settings | None = None) -> Iterator[Master]:
+    """A master with workers in this process, two unless settings say otherwise."""
+    settings = settings or Settings(workers=2, **QUICK)  # type: ignore[arg-type]
+    master = Master(session, folder, KEYS, settings, Threads() if settings.workers != 0 else None)
+    thread = threading.Thread(target=master.run)
+    thread.start()
+    try:
+        yield master
+    finally:
+        master.stop()
+        thread.join(30)
+
+
+def rows(client: Client, most: int | None = None) -> list[int]:
+    """Row numbers of the next batches, ``most`` of them or all of the epoch."""
+    found: list[int] = []
+    taken = 0
+    while (most is None or taken < most) and (batch := client.next()) is not None:
+        found += batch.column(0).to_pylist()
+        taken += 1
+    return found
+
+
+def whole(found: list[int], count: int = ROWS) -> bool:
+    return sorted(found) == list(range(count))
+
+
+def recorded(folder: Path) -> Path:
+    """The event log of a session that was fed by as many workers as were wanted."""
+    scaling = Scaling(1, 2, start=0.1, cooldown=0.1)
+    settings = Settings(scaling=scaling, ends="pad", **QUICK)  # type: ignore[arg-type]
+    with serving(table(folder), folder / "ingest", settings) as master:
+        for _ in range(2):
+            clients = [Client(master.address, KEYS, str(rank), 2) for rank in range(2)]
+            feeders = [threading.Thread(target=rows, args=(one,)) for one in clients]
+            for one in feeders:
+                one.start()
+            for one in feeders:
+                one.join(60)
+            for client in clients:
+                client.close()
+    return folder / "ingest" / "events.jsonl"
