@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
 from windtunnel.network.multicast.policy import (
-    Decision,
-    Observation,
+    Fabric,
     Request,
+    Rounds,
     decide,
     disjoint,
     one_at_a_time,
@@ -35,8 +35,8 @@ def everyone(source: int, shuffle: Shuffle) -> Request:
 def test_all_racks_hear_every_source_within_2k_less_1_hops_by_one_relay_a_group(p: int, k: int) -> None:
     shuffle = Shuffle(p, k)
     trees = static_trees(p, k)
-    assert faults(Observation(p, k, tuple(tree.request for tree in trees)),
-                  Decision(tuple((tree,) for tree in trees))) == []  # fmt: skip
+    assert faults(Fabric(p, k, tuple(tree.request for tree in trees)),
+                  Rounds(tuple((tree,) for tree in trees))) == []  # fmt: skip
     for tree in trees:
         assert tree.hops == 2 * k - 1
         groups = Counter(shuffle.group(rack) for rack in tree.transmitters)
@@ -77,9 +77,7 @@ def test_members_take_it_once_and_what_is_packed_is_disjoint(
     fibre = st.tuples(racks, st.integers(0, shuffle.p - 1)).map(
         lambda one: (one[0], shuffle.fed_by(one[0])[one[1]])
     )
-    seen = Observation(
-        *size, asked, tuple(sorted(dead)), tuple(sorted(data.draw(st.sets(fibre, max_size=2))))
-    )
+    seen = Fabric(*size, asked, tuple(sorted(dead)), tuple(sorted(data.draw(st.sets(fibre, max_size=2)))))
     try:
         made = decide(seen)
     except UserError as error:
@@ -103,7 +101,7 @@ def test_all_but_one_of_a_group_may_fail(size: tuple[int, int], data: st.DataObj
     left = data.draw(st.sampled_from(list(members)))
     dead = tuple(rack for rack in members if rack != left)
     source = data.draw(st.sampled_from([rack for rack in range(shuffle.racks) if rack not in dead]))
-    seen = Observation(*size, (everyone(source, shuffle),), dead)
+    seen = Fabric(*size, (everyone(source, shuffle),), dead)
     made = decide(seen)
     assert faults(seen, made) == []
     with pytest.raises(UserError, match=r"cannot send|is cut off"):
@@ -115,7 +113,7 @@ def test_broken_fibres_are_gone_around_by_two_relays_and_each_rack_listens_to_on
     group = shuffle.group(2)  # of racks 0 and 2 of the first column
     first, second = shuffle.members(group)
     cut = ((first, shuffle.fed_by(first)[0]), (second, shuffle.fed_by(second)[1]))
-    seen = Observation(2, 2, (everyone(1, shuffle),), (), cut)
+    seen = Fabric(2, 2, (everyone(1, shuffle),), (), cut)
     made = decide(seen)
     assert faults(seen, made) == []
     assert {first, second} <= set(made.rounds[0][0].transmitters)
@@ -125,28 +123,28 @@ def test_p_broadcasts_at_once_are_a_bound_and_no_promise() -> None:
     shuffle = Shuffle(2, 2)
     rounds = Counter()
     for pair in combinations(range(8), 2):
-        seen = Observation(2, 2, tuple(everyone(source, shuffle) for source in pair))
+        seen = Fabric(2, 2, tuple(everyone(source, shuffle) for source in pair))
         made = decide(seen)
         assert faults(seen, made) == []
         rounds[len(made.rounds)] += 1
     assert rounds == {1: 20, 2: 8}
-    three = Observation(2, 2, tuple(everyone(source, shuffle) for source in (0, 3, 5)))
+    three = Fabric(2, 2, tuple(everyone(source, shuffle) for source in (0, 3, 5)))
     assert len(decide(three).rounds) >= 2
 
 
 def test_the_checker_names_what_is_wrong() -> None:
     shuffle = Shuffle(2, 2)
-    seen = Observation(2, 2, (everyone(0, shuffle), everyone(1, shuffle)))
+    seen = Fabric(2, 2, (everyone(0, shuffle), everyone(1, shuffle)))
     made = one_at_a_time(seen)
     (first,), (second,) = made.rounds
-    assert any("a transmitter is in two trees" in one for one in faults(seen, Decision(((first, second),))))
-    assert faults(seen, Decision(((first,),))) == ["the trees are not those of the requests"]
+    assert any("a transmitter is in two trees" in one for one in faults(seen, Rounds(((first, second),))))
+    assert faults(seen, Rounds(((first,),))) == ["the trees are not those of the requests"]
     short = replace(first, heard=first.heard[:-1])
-    assert any("does not get it" in one for one in faults(seen, Decision(((short,), (second,)))))
+    assert any("does not get it" in one for one in faults(seen, Rounds(((short,), (second,)))))
     twice = replace(first, heard=(*first.heard, first.heard[0]))
-    assert any("takes it twice" in one for one in faults(seen, Decision(((twice,), (second,)))))
+    assert any("takes it twice" in one for one in faults(seen, Rounds(((twice,), (second,)))))
     silent = replace(first, transmitters=first.transmitters[:1])
-    assert any("does not send" in one for one in faults(seen, Decision(((silent,), (second,)))))
+    assert any("does not send" in one for one in faults(seen, Rounds(((silent,), (second,)))))
     dead = replace(seen, failed_fibres=((first.heard[0][1], first.heard[0][0]),))
     assert any("no fibre leads" in one for one in faults(dead, made))
 
@@ -181,4 +179,4 @@ def test_other_numbers_of_racks_are_refused_with_the_nearest(racks: int, splitte
 )
 def test_requests_that_cannot_be_are_named(request_: Request, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        decide(Observation(2, 2, (request_,), (3,)))
+        decide(Fabric(2, 2, (request_,), (3,)))

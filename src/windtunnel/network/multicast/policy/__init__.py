@@ -19,8 +19,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from windtunnel.base.errors import UserError
+from windtunnel.network.multicast.policy.repair import Lacking, Repair, repair
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 
 
@@ -34,7 +36,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Observation:
+class Fabric:
     """A fabric with splitters of ``p`` outputs and ``k`` columns, what is to be sent, and what has failed:
     transmitters (of a rack) and fibres (from one rack's splitter to another rack)."""
 
@@ -71,18 +73,29 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Rounds:
     """Trees by rounds: those of a round go at once."""
 
     rounds: tuple[tuple[Tree, ...], ...]
 
 
+Observation = Fabric | Lacking
+Decision = Rounds | Repair
+
+
+@overload
+def decide(seen: Fabric) -> Rounds: ...
+@overload
+def decide(seen: Lacking) -> Repair: ...
 def decide(seen: Observation) -> Decision:
-    """Trees for all requests, in as few rounds as taking each request as early as it fits gives.
+    """Trees for all requests, in as few rounds as taking each request as early as it fits gives; of a rack
+    that lacks packets, whom it asks for them.
 
     Raises:
         UserError: a rack that there is not, a source whose transmitter has failed, or a rack that is cut off.
     """
+    if isinstance(seen, Lacking):
+        return repair(seen)
     shuffle, waiting = Shuffle(seen.p, seen.k), list(seen.requests)
     for request in waiting:
         _check(request, shuffle, seen)
@@ -101,14 +114,16 @@ def decide(seen: Observation) -> Decision:
         for tree in trees:
             load.update(tree.transmitters)
         rounds.append(trees)
-    return Decision(tuple(rounds))
+    return Rounds(tuple(rounds))
 
 
 def one_at_a_time(seen: Observation) -> Decision:
     """The baseline: a round for each request."""
-    alone = (decide(Observation(seen.p, seen.k, (one,), seen.failed_transmitters, seen.failed_fibres))
+    if isinstance(seen, Lacking):
+        return repair(seen)
+    alone = (decide(Fabric(seen.p, seen.k, (one,), seen.failed_transmitters, seen.failed_fibres))
              for one in seen.requests)  # fmt: skip
-    return Decision(tuple(made.rounds[0] for made in alone))
+    return Rounds(tuple(made.rounds[0] for made in alone))
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"packed": decide, "serial": one_at_a_time}
@@ -121,7 +136,7 @@ def static_trees(p: int, k: int, failed_transmitters: tuple[int, ...] = ()) -> l
     trees = []
     for source in sorted(set(range(shuffle.racks)) - set(failed_transmitters)):
         others = tuple(rack for rack in range(shuffle.racks) if rack != source)
-        seen = Observation(p, k, (), failed_transmitters)
+        seen = Fabric(p, k, (), failed_transmitters)
         trees.append(_tree(Request(source, others), shuffle, seen, frozenset(), load))
         load.update(trees[-1].transmitters)
     return trees
@@ -144,7 +159,7 @@ def disjoint(trees: Sequence[Tree]) -> bool:
     return max(Counter(rack for tree in trees for rack in tree.transmitters).values(), default=0) <= 1
 
 
-def _check(request: Request, shuffle: Shuffle, seen: Observation) -> None:
+def _check(request: Request, shuffle: Shuffle, seen: Fabric) -> None:
     for rack in (request.source, *request.members):
         if not 0 <= rack < shuffle.racks:
             raise UserError(f"requests: rack {rack} is not one of 0 to {shuffle.racks - 1}")
@@ -155,7 +170,7 @@ def _check(request: Request, shuffle: Shuffle, seen: Observation) -> None:
 
 
 def _together(
-    requests: list[Request], shuffle: Shuffle, seen: Observation, load: Counter[int]
+    requests: list[Request], shuffle: Shuffle, seen: Fabric, load: Counter[int]
 ) -> tuple[Tree, ...] | None:
     """Trees of all requests that leave each other's transmitters alone, one after the other; None where the
     last of them finds no way left."""
@@ -173,7 +188,7 @@ def _together(
 
 
 def _tree(
-    request: Request, shuffle: Shuffle, seen: Observation, taken: frozenset[int], load: Counter[int]
+    request: Request, shuffle: Shuffle, seen: Fabric, taken: frozenset[int], load: Counter[int]
 ) -> Tree:
     """Hop by hop from the source, each group as soon as one of its racks has the data; then without what no
     member needs. Transmitters in ``taken`` are not used."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from windtunnel.network.multicast.policy import Decision, Observation, Tree, disjoint
+from windtunnel.network.multicast.policy import Fabric, Rounds, Tree, disjoint
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 
 
-def faults(seen: Observation, made: Decision) -> list[str]:
+def faults(seen: Fabric, made: Rounds) -> list[str]:
     """What is wrong, a sentence each: every request has one tree, in which each member takes the data once
     from a rack that has it and feeds it; no transmitter is used twice at once."""
     shuffle, told = Shuffle(seen.p, seen.k), []
@@ -23,7 +23,7 @@ def faults(seen: Observation, made: Decision) -> list[str]:
     return told
 
 
-def _sent(tree: Tree, shuffle: Shuffle, seen: Observation) -> list[str]:
+def _sent(tree: Tree, shuffle: Shuffle, seen: Fabric) -> list[str]:
     has, told = {tree.request.source: 0}, []
     for rack, feeder, hop in tree.heard:
         if rack in has:

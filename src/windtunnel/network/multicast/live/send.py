@@ -1,0 +1,136 @@
+"""The controller of a multicast: it plans, tells every rack its rules, and plans anew when a rack is lost.
+
+A rack that is lost (killed, hung up, out of disk) takes its transmitter along: another of its group relays
+for it, and what went missing meanwhile is asked for. The others get the file; who did not is told. Lost are
+all racks that only lost ones feed, and everything when the source is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import select
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.network.multicast.live.racks import Message, Racks
+from windtunnel.network.multicast.policy import Fabric, Request, Rounds, decide, rules
+from windtunnel.store.eventlog import EventLog
+
+_ENDED = "rack {}: its process has ended"
+
+
+@dataclass
+class Sent:
+    """``seconds``: until the last rack had all; ``racks``: what each that has it has counted; ``lost``: the
+    others, and why."""
+
+    nbytes: int
+    seconds: float = 0.0
+    racks: dict[int, Message] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+
+    def total(self, name: str) -> int:
+        return sum(int(one.get(name, 0)) for one in self.racks.values())
+
+
+def send(
+    racks: Racks, file: Path, source: int = 0, *, out: Path | None = None, loss: float = 0.0, seed: int = 0,
+    log: Path | None = None, deadline: float = 600.0,
+) -> Sent:  # fmt: skip
+    """Send ``file`` from a rack to all others, into ``out``/rack-N where one is given, else into memory.
+
+    Raises:
+        UserError: the file cannot be read, or there is no such rack.
+        HostError: the source is lost, or a rack is cut off from it.
+    """
+    try:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        size = file.stat().st_size
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}), accepted is a readable file") from None
+    events = EventLog(log) if log is not None else None
+    known = set(racks.lost)  # when it was planned last
+    made = _planned(racks, source, events)
+    told: Message = {
+        "op": "take", "p": racks.shuffle.p, "token": secrets.randbits(64), "size": size, "digest": digest,
+        "source": source, "file": str(file.resolve()), "out": str(out.resolve()) if out else "", "loss": loss,
+        "rate": racks.rate, "seed": seed, "log": str(log) if log else "",
+    }  # fmt: skip
+    for rack, own in _rules(racks, made).items():
+        racks.tell(rack, told | own)
+    found, ready, began, last = Sent(size), set[int](), 0.0, time.monotonic() + deadline
+    waiting = select.poll()
+    for rack, control in enumerate(racks.controls):
+        if rack not in racks.lost:
+            waiting.register(control.fileno(), select.POLLIN)
+    of = {control.fileno(): rack for rack, control in enumerate(racks.controls)}
+    try:
+        while len(found.racks) + len(racks.lost) < racks.shuffle.racks - 1:
+            if time.monotonic() > last:
+                late = sorted(set(of.values()) - set(found.racks) - racks.lost - {source})
+                raise HostError(f"racks {', '.join(map(str, late))} do not have it after {deadline:g} s")
+            for fd, _ in waiting.poll(1000):
+                rack, said = of[fd], racks.hear(of[fd])
+                if said is None or said["op"] == "failed":
+                    waiting.unregister(fd)
+                    racks.lost.add(rack)
+                    found.lost[rack] = said["why"] if said else _ENDED.format(rack)
+                elif said["op"] == "ready":
+                    ready.add(rack)
+                elif said["same"]:
+                    found.racks[rack] = said
+                else:
+                    raise HostError(
+                        f"rack {rack} has something else than was sent: its digest is not {digest}"
+                    )
+            for rack in racks.lost:
+                found.lost.setdefault(rack, _ENDED.format(rack))
+                found.racks.pop(rack, None)
+            if source in racks.lost:
+                raise HostError(f"the source is lost: {found.lost[source]}")
+            if racks.lost != known:
+                known = set(racks.lost)
+                for rack, own in _rules(racks, _planned(racks, source, events)).items():
+                    racks.tell(rack, {"op": "rules"} | own)
+            if not began and ready | racks.lost >= set(of.values()):
+                began = time.monotonic()
+                racks.tell(source, {"op": "go"})
+    finally:
+        for rack in of.values():
+            racks.tell(rack, {"op": "end"})
+    for rack in set(of.values()) - racks.lost:
+        while (said := racks.hear(rack)) is not None and said["op"] != "ended":
+            pass
+        found.racks[rack] = said or {}
+    found.seconds = max((one.get("at", began) for one in found.racks.values()), default=began) - began
+    return found
+
+
+def _planned(racks: Racks, source: int, events: EventLog | None) -> Rounds:
+    gone = sorted(racks.lost)
+    members = tuple(rack for rack in range(racks.shuffle.racks) if rack not in (source, *gone))
+    seen = Fabric(racks.shuffle.p, racks.shuffle.k, (Request(source, members),), tuple(gone))
+    try:
+        made = decide(seen)
+    except UserError as error:
+        if not gone:
+            raise
+        raise HostError(f"racks {', '.join(map(str, gone))} are lost: {error}") from None
+    if events is not None:
+        events.decision("network.multicast", "packed", seen, made)
+    return made
+
+
+def _rules(racks: Racks, made: Rounds) -> dict[int, dict[str, Any]]:
+    """What each rack is told."""
+    ((tree,),) = made.rounds
+    hops = {rack: hop for rack, _, hop in tree.heard}
+    return {
+        rack: {"feeder": own.feeder, "hop": hops.get(rack, 0), "relay": own.relay, "gone": sorted(racks.lost)}
+        for rack, (own,) in rules([tree]).items()
+    }

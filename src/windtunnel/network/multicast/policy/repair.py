@@ -1,0 +1,53 @@
+"""What a rack does about packets that it lacks: whom it asks for them, when, and when that is in vain.
+
+Packets keep their order on the way, so one that is older than what has come is lost. Who feeds the rack has
+it, or is asking for it itself and will relay it: a rack far from the source therefore waits longer, and what
+is lost near the source is asked for once and not by all that listen there. Where nothing later has come the
+rest may only be late: that is waited for `LATE` times as long. From the second time on the source and the
+feeder are asked in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST, TRIES, LATE = 256, 40, 10
+"""Packets that are asked for at once; how often in vain; see above."""
+WAIT, GIVE_UP = -1, -2
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """A rack that lacks ``missing`` (numbers, the lowest `MOST`; ``lost``: later ones have come) of what
+    ``source`` sends, and listens to ``feeder`` at ``hop``. ``quiet``: seconds since it knows, or has
+    asked; ``asked``: how often since something of it came; ``patience``: seconds that a hop may take;
+    ``gone``: racks that do not answer."""
+
+    source: int
+    feeder: int
+    hop: int
+    missing: tuple[int, ...]
+    lost: bool
+    quiet: float
+    asked: int
+    patience: float
+    gone: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Repair:
+    """The rack to ask for ``packets``, or `WAIT`, or `GIVE_UP`."""
+
+    ask: int
+    packets: tuple[int, ...] = ()
+
+
+def repair(seen: Lacking) -> Repair:
+    """Whom to ask for what, now."""
+    times = 2 ** min(seen.asked, 3) if seen.asked else seen.hop if seen.lost else seen.hop * LATE
+    if seen.quiet < seen.patience * times:
+        return Repair(WAIT)
+    able = [rack for rack in (seen.feeder, seen.source) if rack not in seen.gone]
+    if seen.asked >= TRIES or not able:
+        return Repair(GIVE_UP)
+    return Repair(able[seen.asked % len(able)], seen.missing[:MOST])

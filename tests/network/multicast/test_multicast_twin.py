@@ -1,0 +1,178 @@
+"""Times over splitters are what the formula says, in both engines; baselines are what they are on paper."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.cli.main import main
+from windtunnel.network.multicast import bench
+from windtunnel.network.multicast.plan import Parts, asked, plan, totals
+from windtunnel.network.multicast.policy import decide
+from windtunnel.network.multicast.policy.repair import GIVE_UP, MOST, TRIES, WAIT, Lacking, Repair, repair
+from windtunnel.network.multicast.policy.shuffle import Shuffle
+from windtunnel.network.multicast.twin import (
+    World,
+    cost,
+    electrical,
+    packets,
+    pipelined,
+    split_loss,
+    splitters,
+)
+
+WORLD, SIZE = World(1e9, 2e-6, 1000), 1e6
+PARTS = """
+transmitter: {watts: 2, price: 30}
+receiver: {watts: 1, price: 10}
+splitter: {price: 5, excess_db: 1}
+port: {watts: 4, price: 50}
+budget_db: 7.1
+"""
+
+
+@pytest.mark.parametrize(("p", "k"), [(2, 2), (2, 3), (4, 2)])
+def test_a_broadcast_takes_its_size_over_the_rate_and_2k_less_1_hops(p: int, k: int) -> None:
+    shuffle = Shuffle(p, k)
+    seen = asked(shuffle, [1], SIZE)
+    made = decide(seen)
+    found = splitters(seen, made, WORLD)
+    hops = 2 * k - 1
+    assert found.seconds == pytest.approx(SIZE / WORLD.rate + hops * WORLD.hop + (hops - 1) * 1e-6)
+    assert found.sent == pytest.approx(shuffle.racks / p * SIZE)
+    one = packets(seen, made.rounds[0][0], WORLD)
+    assert one.seconds == pytest.approx(found.seconds, rel=1e-3)
+    assert (one.sent, one.repairs) == (found.sent, 0)
+    assert cost(seen, made) == {"rounds": 1, "transmissions": shuffle.racks / p, "hops": hops}
+
+
+def test_baselines_take_what_they_take_on_paper() -> None:
+    seen = asked(Shuffle(2, 2), [3], SIZE)
+    found = {arm: electrical(seen.requests, 8, WORLD, arm) for arm in ("unicast", "binomial", "chain", "ip")}
+    once = SIZE / WORLD.rate
+    assert found["unicast"].seconds == pytest.approx(7 * once + WORLD.hop)
+    assert found["binomial"].seconds == pytest.approx(3 * (once + WORLD.hop))
+    assert found["chain"].seconds == pytest.approx(once + pipelined(7, WORLD))
+    assert found["ip"].seconds == pytest.approx(once + WORLD.hop)
+    assert [round(one.sent / SIZE) for one in found.values()] == [7, 7, 7, 1]
+    with pytest.raises(ValueError, match="accepted are unicast, binomial"):
+        electrical(seen.requests, 8, WORLD, "gossip")
+
+
+def test_packed_sources_go_at_once_and_others_share_time() -> None:
+    shuffle, once = Shuffle(2, 2), SIZE / WORLD.rate
+    for sources, rounds in (([0, 1], None), ([0, 3, 5], 2)):
+        seen = asked(shuffle, sources, SIZE)
+        made = decide(seen)
+        assert rounds is None or len(made.rounds) >= rounds
+        found = splitters(seen, made, WORLD)
+        assert found.seconds == pytest.approx(len(made.rounds) * once, rel=0.02)
+        together = splitters(seen, made, WORLD, together=True)
+        assert together.seconds >= found.seconds * 0.99 or len(made.rounds) > 2
+        assert together.sent == found.sent
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from([(2, 2), (3, 2)]), st.floats(0, 0.2), st.integers(0, 99))
+def test_losses_are_repaired_and_only_told_once(size: tuple[int, int], loss: float, seed: int) -> None:
+    seen = asked(Shuffle(*size), [0], 1e5)
+    (tree,) = decide(seen).rounds[0]
+    world = World(1e9, 2e-6, 1000, loss)
+    found, clean = packets(seen, tree, world, seed), packets(seen, tree, WORLD)
+    assert found.seconds >= clean.seconds and found.sent >= clean.sent * (1 - loss) ** 4 * 0.5
+    assert packets(seen, tree, world, seed) == found  # the same seed, the same run
+    assert (found.repairs == 0) == (found.seconds == clean.seconds)
+
+
+LACKED = st.sets(st.integers(0, 999), min_size=1, max_size=400).map(lambda of: tuple(sorted(of)))
+GONE = st.sets(st.integers(0, 7)).map(tuple)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.builds(
+        Lacking, st.just(0), st.integers(1, 7), st.integers(1, 5),
+        LACKED, st.booleans(), st.floats(0, 100), st.integers(0, TRIES + 1), st.floats(1e-3, 1), GONE,
+    )
+)  # fmt: skip
+def test_a_rack_asks_who_can_answer_when_it_is_time_and_gives_up_in_the_end(seen: Lacking) -> None:
+    made = repair(seen)
+    assert decide(seen) == made
+    assert made.ask not in seen.gone and made.ask in (seen.feeder, seen.source, WAIT, GIVE_UP)
+    if made.ask >= 0:
+        assert made.packets == seen.missing[:MOST] and seen.asked < TRIES
+        assert seen.quiet >= seen.patience * (1 if seen.asked else seen.hop)  # far racks wait for near ones
+        assert cost(seen, made) == {"packets asked for": len(made.packets)}
+    else:
+        assert made.packets == ()
+    if seen.quiet >= 50 * seen.patience:
+        alone = {seen.feeder, seen.source} <= set(seen.gone) or seen.asked >= TRIES
+        assert (made == Repair(GIVE_UP)) == alone and made.ask != WAIT
+
+
+def test_plans_name_what_parts_draw_and_what_cannot_be(tmp_path: Path) -> None:
+    file = tmp_path / "parts.yaml"
+    file.write_text(PARTS)
+    from windtunnel.network.multicast.plan import read_parts
+
+    parts = read_parts(file)
+    told = totals(Shuffle(2, 2), parts)
+    assert told["splitters"] == {
+        "watts": 8 * 2 + 16 * 1, "price": 8 * 30 + 16 * 10 + 8 * 5, "split_loss_db": split_loss(2, 1)
+    }  # fmt: skip
+    assert told["electrical"] == {"watts": 64, "price": 800}
+    made = plan(8, 2, [0], SIZE, WORLD, ["2", "1-6"], Parts.model_validate(parts.model_dump()))
+    assert made["hops"] == 3 and 2 not in made["trees"][0]["transmitters"]
+    assert len(made["rules"]) == 8 and made["parts"] == told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--racks", "9"], "the nearest accepted are 8 and 24"),
+        (["--racks", "8", "--fail", "0-7"], "--fail: '0-7' is not of this fabric"),
+        (["--racks", "8", "--from", "a"], "--from: 'a' is not understood"),
+        (["--racks", "8", "--loss", "1.5"], "--loss: 1.5 is not accepted"),
+        (["--racks", "8", "--rate", "fast"], "--rate: 'fast' is not understood"),
+        (["--racks", "8", "--fail", "0"], "rack 0 cannot send"),
+        (["--racks", "128", "--split", "8", "--parts"], "8 outputs lose 10.0 dB and budget_db is 7.1"),
+        (["--racks", "8", "--parts", "wrong"], "field port.watts is 'x', accepted is a number from 0 up"),
+    ],
+)
+def test_bad_plans_end_in_a_sentence(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if "--parts" in words:
+        wrong = words[-1] == "wrong"
+        (tmp_path / "parts.yaml").write_text(PARTS.replace("watts: 4", "watts: x") if wrong else PARTS)
+        words = [*words[: words.index("--parts") + 1], str(tmp_path / "parts.yaml")]
+    monkeypatch.setattr(sys, "argv", ["windtunnel", "network", "multicast", "plan", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_verb_prints_what_was_planned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["windtunnel", "network", "multicast", "plan", "--racks", "8", "--from", "0,1", "--size", "1MB"]
+    for more in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+        out = capsys.readouterr().out
+    assert json.loads(out)["transmissions"] == [4, 4]
+
+
+def test_the_emulated_rows_of_the_bench_meet_their_targets() -> None:
+    rows = bench.run(["twin"], quick=True)
+    assert not [row.name for row in rows if "failed" in row.name]
+    assert {row.met for row in rows if row.target} == {True}
