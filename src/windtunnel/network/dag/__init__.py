@@ -1,0 +1,1 @@
+"""Computing and sending planned as one graph (MXDAG, HotNets 2021)."""

@@ -1,0 +1,280 @@
+"""Jobs run: computing tasks as processes, sending ones as TCP flows between hosts that are namespaces.
+
+Whenever a job comes, a task ends, or the last decision asks for it, `decide` is asked, as in the twin, and
+what it saw goes into a log beside what it answered. How much of a task is left is measured: bytes that the
+receiver has, seconds of CPU that a spin has used (of a command: seconds since it began).
+
+What a decision says of flows becomes rates of HTB: smaller priorities first and equal ones by weight, all
+lines are filled up, and what a flow gets there is what its classes have. What one leaves of it others borrow.
+HTB's own priorities will not do: the kernel does not take a new one while packets wait.
+
+A host has as many processors as it is said to have; how many this machine has is another matter. A spin that
+takes longer than its seconds of CPU lacked one, and `Outcome.short` says by how much.
+"""
+
+from __future__ import annotations
+
+import selectors
+import shlex
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.linux import network
+from windtunnel.network.dag.live.hosts import Flow, Hosts, filled
+from windtunnel.network.dag.policy import Decision, Job, Key, Observation, Pending, Task, decide, split
+from windtunnel.network.dag.policy.paths import checked, whole
+
+SOONEST = 0.005
+"""Seconds: what was done in less is not told apart from noise, so nobody looks again before."""
+MOST_HOSTS, MOST_TASKS = 64, 4096
+
+
+@dataclass
+class Outcome:
+    """``jobs``: seconds from each job's begin to its end. ``tasks``: begin and end of each task, by job and
+    name, in seconds. ``decisions``: how many; ``deciding``: seconds of the longest, from what ended to the
+    last rate set. ``spun``, ``span``: seconds of CPU that spins used, and seconds that they took."""
+
+    jobs: dict[str, float] = field(default_factory=dict)
+    tasks: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    decisions: int = 0
+    deciding: float = 0.0
+    spun: float = 0.0
+    span: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a job, on average."""
+        return sum(self.jobs.values()) / len(self.jobs)
+
+    @property
+    def short(self) -> float:
+        """The part of their time in which spins had no CPU."""
+        return 1 - self.spun / self.span if self.span else 0.0
+
+
+@dataclass
+class _Task:
+    """One that has not ended, of a job that has come. ``open``: numbers of its flows that have not ended, or
+    its own."""
+
+    true: Task
+    shown: Pending
+    flows: dict[int, Flow]
+    open: set[int]
+    began: float | None = None
+
+
+def run(
+    jobs: Iterable[Job], resources: Mapping[str, float], schedule: str, *,
+    believed: Mapping[Key, float] | None = None,
+    told: Callable[[Observation, Decision], None] | None = None,
+) -> Outcome:  # fmt: skip
+    """Let all jobs end. ``resources``: of host H the processors (``H``) and the bytes/s of its link
+    (``H.out``, ``H.in``). A computing task without a command spins for its seconds of CPU.
+
+    ``believed``: by job and task, how many times its true size a task is thought to have (1). ``told``: gets
+    every decision beside what it was made of; what it raises ends the run.
+
+    Raises:
+        UserError: jobs that are none, or that cannot be run here; this host has no namespaces or no HTB.
+        ScriptError: a command failed. All else was stopped.
+        HostError: a host's agent was killed, or the kernel refused.
+    """
+    if reason := network.missing():
+        raise UserError(f"network dag run --live: {reason}; accepted without is the twin")
+    known = dict(resources)
+    coming = sorted(map(split, checked(jobs, known)), key=lambda job: job.begins)
+    flows, numbers = _numbered(coming)
+    used = [one for job in coming for task in job.tasks for one, _ in task.loads]
+    names = list(dict.fromkeys(one.removesuffix(".out").removesuffix(".in") for one in used))
+    if len(names) > MOST_HOSTS:
+        raise UserError(f"network dag run --live: {len(names)} hosts, accepted are at most {MOST_HOSTS}")
+    lines = {name: known[name] for name in used if name.endswith((".out", ".in"))}
+    try:
+        hosts = Hosts(lines, names, flows, sum(map(len, numbers.values())))
+    except OSError as error:
+        raise UserError(
+            f"network dag run --live: namespaces, links or HTB cannot be had here ({error.strerror});"
+            " accepted without is the twin"
+        ) from error
+    with closing(hosts):
+        return _Session(hosts, known, flows, numbers, believed or {}).run(coming, schedule, told)
+
+
+def _numbered(jobs: Iterable[Job]) -> tuple[list[Flow], dict[Key, list[int]]]:
+    """All flows, and of each task the numbers of its flows, or its own, which come behind those."""
+    flows: list[Flow] = []
+    numbers: dict[Key, list[int]] = {}
+    computing = []
+    for job in jobs:
+        for task in job.tasks:
+            where = f"network dag run --live: {job.name}: task {task.name}"
+            if task.kind == "compute":
+                computing.append((job.name, task.name))
+                if task.command and task.name != whole(task.name):
+                    raise UserError(f"{where} is a piece of a command, accepted is a command of one unit")
+                continue
+            found = _flows(task, where)
+            numbers[job.name, task.name] = list(range(len(flows), len(flows) + len(found)))
+            flows += found
+    if len(flows) + len(computing) > MOST_TASKS:
+        raise UserError(
+            f"network dag run --live: {len(flows) + len(computing)} flows and processes, accepted are at most"
+            f" {MOST_TASKS}"
+        )
+    for number, key in enumerate(computing, len(flows)):
+        numbers[key] = [number]
+    return flows, numbers
+
+
+def _flows(task: Task, where: str) -> list[Flow]:
+    """From one host to another, or round a ring of hosts that all send and receive as much."""
+    ends = [name.rpartition(".")[2] for name, _ in task.loads]
+    times = {times for _, times in task.loads}
+    out, into = (
+        [name.rpartition(".")[0] for name, _ in task.loads if name.endswith(end)] for end in (".out", ".in")
+    )
+    if len(out) + len(into) == len(ends) and len(times) == 1:
+        if len(out) == len(into) == 1 and out != into:
+            return [Flow(out[0], into[0], times.pop())]
+        if len(out) > 1 and sorted(out) == sorted(into):
+            return [Flow(*pair, max(times)) for pair in zip(out, [*out[1:], out[0]], strict=True)]
+    raise UserError(
+        f"{where} loads {', '.join(name for name, _ in task.loads)}; accepted are one HOST.out and another's"
+        " HOST.in, or both of some hosts (a ring), each as many times"
+    )
+
+
+@dataclass
+class _Session:
+    """One run: what is under way on which host."""
+
+    hosts: Hosts
+    known: dict[str, float]
+    flows: Sequence[Flow]
+    numbers: Mapping[Key, Sequence[int]]
+    believed: Mapping[Key, float]
+    here: dict[Key, _Task] = field(default_factory=dict)
+    made: Outcome = field(default_factory=Outcome)
+    origin: float = field(default_factory=time.monotonic)
+
+    def now(self) -> float:
+        return time.monotonic() - self.origin
+
+    def run(
+        self, coming: list[Job], schedule: str, told: Callable[[Observation, Decision], None] | None
+    ) -> Outcome:
+        """Until all jobs have ended."""
+        keys = {number: key for key, own in self.numbers.items() for number in own}
+        began, woken = {job.name: job.begins for job in coming}, self.now()
+        with selectors.DefaultSelector() as poll:
+            for name, control in self.hosts.controls.items():
+                poll.register(control, selectors.EVENT_READ, name)
+            while coming or self.here:
+                while coming and coming[0].begins <= self.now():
+                    self._come(coming.pop(0))
+                until = coming[0].begins if coming else inf
+                if self.here:
+                    pending = tuple(self._look(key, one) for key, one in self.here.items())
+                    seen = Observation(self.now(), self.known, pending, schedule)
+                    decision = decide(seen)
+                    if told is not None:
+                        told(seen, decision)
+                    self._apply(decision)
+                    self.made.decisions += 1
+                    self.made.deciding = max(self.made.deciding, self.now() - woken)
+                    until = min(until, max(decision.until, self.now() + SOONEST))
+                ready = poll.select(None if until == inf else max(0.0, until - self.now()))
+                woken = self.now()
+                for one, _ in ready:
+                    number, *rest = self.hosts.told(one.data)
+                    (self._computed if rest else self._received)(keys[number], number, *rest)
+        for (job, _), (_, end) in self.made.tasks.items():
+            self.made.jobs[job] = max(self.made.jobs.get(job, 0.0), end - began[job])
+        return self.made
+
+    def _come(self, job: Job) -> None:
+        for task in job.tasks:
+            key = job.name, task.name
+            size = task.size * self.believed.get((job.name, whole(task.name)), 1.0)
+            shown = Pending(job.name, replace(task, size=size), size, ready=not task.after)
+            open_ = set(self.numbers[key])
+            flows = {number: self.flows[number] for number in open_} if task.kind == "network" else {}
+            self.here[key] = _Task(task, shown, flows, open_)
+
+    def _look(self, key: Key, one: _Task) -> Pending:
+        """What is seen of a task."""
+        shown = one.shown
+        if one.began is None:
+            if not shown.ready and not any((key[0], name) in self.here for name in shown.task.after):
+                one.shown = replace(shown, ready=True)
+            return one.shown
+        if one.flows:
+            done = min(self.hosts.counts[number] / flow.times for number, flow in one.flows.items())
+        elif one.true.command:
+            done = self.now() - one.began
+        else:
+            done = self.hosts.counts[min(one.open)] * 1e-9
+        return shown.under_way(done)
+
+    def _apply(self, decision: Decision) -> None:
+        """Flows first: they can be late by less."""
+        loads = {key: one.true.loads for key, one in self.here.items()}
+        rates, shapes, begin = filled(decision.shares, loads, self.known), {}, []
+        for share in decision.shares:
+            key, one = (share.job, share.task), self.here[share.job, share.task]
+            for number, flow in one.flows.items():
+                shapes[number] = rates[key] * flow.times, share.cap * flow.times
+                if one.began is None:
+                    begin.append((number, _bytes(one.true, flow)))
+            one.began = self.now() if one.began is None else one.began
+        self.hosts.shape(shapes)
+        for number, size in begin:
+            self.hosts.send(number, size)
+        for key in decision.begin:
+            one = self.here[key]
+            host, number, one.began = one.true.loads[0][0], min(one.open), self.now()
+            if one.true.command:
+                said = {"WINDTUNNEL_JOB": key[0], "WINDTUNNEL_TASK": key[1], "WINDTUNNEL_HOST": host}
+                self.hosts.ask(host, "run", number, one.true.command, said)
+            else:
+                self.hosts.ask(host, "spin", number, one.true.size)
+
+    def _received(self, key: Key, number: int) -> None:
+        one = self.here[key]
+        flow = one.flows[number]
+        if self.hosts.counts[number] != _bytes(one.true, flow):
+            raise self.hosts.ended(flow.source)
+        one.open.remove(number)
+        if not one.open:
+            self._end(key)
+
+    def _computed(self, key: Key, number: int, status: int, used: float) -> None:
+        one = self.here[key]
+        assert one.began is not None
+        if status:
+            what = shlex.join(one.true.command) or "its spin"
+            how = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
+            raise ScriptError(
+                f"network dag run: {key[0]}: task {key[1]} on {one.true.loads[0][0]}: {what} {how}; all else"
+                " was stopped"
+            )
+        if not one.true.command:
+            self.made.spun += used
+            self.made.span += self.now() - one.began
+        self._end(key)
+
+    def _end(self, key: Key) -> None:
+        job, own = key[0], whole(key[1])
+        began = self.here.pop(key).began
+        assert began is not None
+        self.made.tasks[job, own] = self.made.tasks.get((job, own), (began,))[0], self.now()
+
+
+def _bytes(task: Task, flow: Flow) -> int:
+    return max(1, round(task.size * flow.times))

@@ -1,0 +1,203 @@
+"""Which task of which job goes first, on processors and on links alike (MXDAG, HotNets 2021).
+
+`decide` looks at all tasks that have not ended and says which computing tasks get the free processors and how
+every sending task that is ready is served. What each schedule goes by:
+
+- ``fair``: max-min of all flows; a free processor goes to the job that has fewest.
+- ``fifo``: the job that came first, on links and processors.
+- ``sebf``: coflows by their effective bottleneck, the smallest first, each at the rates with which all of its
+  flows end together (MADD), and what is left given again in that order (Varys, SIGCOMM 2014, 5.3);
+  processors as in ``fair``.
+- ``cpath``: among a job's tasks, processors to the one with the longest path of computing behind it; all else
+  as in ``fair``.
+- ``mxdag``: least slack first within a job, by paths of computing and sending together; between jobs
+  altruism: a task that has slack yields to those of other jobs that have none, until its slack is used up; on
+  processors, whose tasks are not interrupted, where it has more slack than the longest of them takes.
+
+A task's *slack* is how much later than at once it may begin for its job to end with its longest path, when
+nobody is in its way; it is found anew at every decision. The paper leaves open who goes first of those with
+none: here the job with the smallest product of what is left of it (the longer of its longest path and its
+work on its fullest resource) and of its work where the task meets most others; the first alone lets long
+tasks of short jobs hold up others for little, the second alone forgets what a job still has to do elsewhere.
+Within a job it is what has the longest path behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any
+
+from windtunnel.network.dag.policy.graph import (
+    SCHEDULES,
+    Decision,
+    Job,
+    Observation,
+    Pending,
+    Share,
+    Task,
+)
+from windtunnel.network.dag.policy.paths import alone, split
+
+__all__ = [
+    "POLICIES", "SCHEDULES", "Decision", "Job", "Observation", "Pending", "Share", "Task", "decide", "split",
+]  # fmt: skip
+
+NO_SLACK = 0.05
+"""Of what is left of a job's longest path: less slack than this is none, so that tasks with nearly the same
+slack do not take turns."""
+Key = tuple[str, str]
+Rank = Callable[[Pending], tuple[Any, ...]]
+
+
+def decide(seen: Observation) -> Decision:
+    """Who computes and who sends. Raises KeyError for a schedule that is none of `SCHEDULES`."""
+    return _RULES[seen.schedule](seen)
+
+
+def _fair(seen: Observation) -> Decision:
+    return Decision(_begin(seen, lambda one: (), even=True), _shares(seen, lambda one: ()))
+
+
+def _fifo(seen: Observation) -> Decision:
+    came = {name: place for place, name in enumerate(dict.fromkeys(one.job for one in seen.pending))}
+
+    def rank(one: Pending) -> tuple[Any, ...]:
+        return (came[one.job],)
+
+    return Decision(_begin(seen, rank), _shares(seen, rank))
+
+
+def _cpath(seen: Observation) -> Decision:
+    behind = _behind(seen, sending=False)
+    first = _begin(seen, lambda one: (-one.left - behind[one.job, one.task.name],), even=True)
+    return Decision(first, _shares(seen, lambda one: ()))
+
+
+def _sebf(seen: Observation) -> Decision:
+    coflows: dict[tuple[str, str, str], list[Pending]] = {}
+    for one in _sending(seen):
+        own = one.task.coflow
+        coflows.setdefault((one.job, own, "" if own else one.task.name), []).append(one)
+    free = dict(seen.resources)
+    order = sorted(coflows.values(), key=lambda flows: _bottleneck(flows, free))
+    rates: dict[Key, float] = {}
+    for again in (False, True):
+        for flows in order:
+            ends = 0.0 if again else _bottleneck(flows, free)
+            for one in flows:
+                more = one.left / ends if ends else min(free[name] / times for name, times in one.task.loads)
+                rates[_key(one)] = rates.get(_key(one), 0.0) + more
+                for name, times in one.task.loads:
+                    free[name] = max(0.0, free[name] - more * times)
+    shares = [
+        Share(*_key(one), place, one.left, rates[_key(one)] or inf)  # without a rate: of what is left, none
+        for place, flows in enumerate(order)
+        for one in flows
+    ]
+    return Decision(_begin(seen, lambda one: (), even=True), tuple(shares))
+
+
+def _bottleneck(flows: Iterable[Pending], free: dict[str, float]) -> float:
+    """Seconds of a coflow on its fullest link, with what is free there."""
+    loads: dict[str, float] = {}
+    for one in flows:
+        for name, times in one.task.loads:
+            loads[name] = loads.get(name, 0.0) + one.left * times
+    return max(load / free[name] if free[name] > 0.0 else inf for name, load in loads.items())
+
+
+def _mxdag(seen: Observation) -> Decision:
+    behind, ends, wanted = _behind(seen, sending=True), dict[str, float](), dict[str, float]()
+    path: dict[Key, float] = {}
+    loads: dict[Key, float] = {}  # seconds of a job's work on each resource
+    waiting: dict[str, list[tuple[Pending, float]]] = {}  # for processors, which nobody gives back early
+    for one in seen.pending:
+        if one.ready:
+            path[_key(one)] = alone(one.task, seen.resources, one.left) + behind[_key(one)]
+            ends[one.job] = max(ends.get(one.job, 0.0), path[_key(one)])
+        for name, times in one.task.loads:
+            load = one.left * times / seen.resources[name]
+            loads[one.job, name] = loads.get((one.job, name), 0.0) + load
+            wanted[name] = wanted.get(name, 0.0) + load * one.ready
+            if one.ready and not one.begun and one.task.kind == "compute":
+                waiting.setdefault(name, []).append((one, one.left))
+    rest = dict(ends)
+    for (job, _), load in loads.items():
+        rest[job] = max(rest[job], load)
+
+    def slack(one: Pending) -> float:
+        found = ends[one.job] - path[_key(one)]
+        return found if found > NO_SLACK * ends[one.job] else 0.0
+
+    def rank(one: Pending) -> tuple[Any, ...]:
+        own = slack(one)
+        crowded = max((name for name, _ in one.task.loads), key=wanted.__getitem__)
+        over = max((left for other, left in waiting.get(crowded, ()) if other is not one), default=0.0)
+        return own > over, rest[one.job] * loads[one.job, crowded], own, -behind[_key(one)]
+
+    shares = _shares(seen, rank)
+    late = [slack(one) for one, share in zip(_sending(seen), shares, strict=True) if share.priority]
+    out = min((own for own in late if own), default=inf)
+    soonest = NO_SLACK * max(rest.values(), default=0.0)  # jobs that nobody serves do not use slack up
+    return Decision(_begin(seen, rank), shares, seen.now + max(out, soonest))
+
+
+def _behind(seen: Observation, *, sending: bool) -> dict[Key, float]:
+    """Seconds of the longest path behind each task, of computing and, if wanted, of ``sending``."""
+    behind = {_key(one): 0.0 for one in seen.pending}
+    for one in reversed(seen.pending):
+        seconds = behind[_key(one)]
+        if sending or one.task.kind == "compute":
+            seconds += alone(one.task, seen.resources, one.left)
+        for before in (*one.task.after, *one.task.pipelined):
+            if behind.get((one.job, before), inf) < seconds:
+                behind[one.job, before] = seconds
+    return behind
+
+
+def _begin(seen: Observation, rank: Rank, *, even: bool = False) -> tuple[Key, ...]:
+    """Computing tasks for the free processors, by rank; ``even``: of the job first that has fewest."""
+    free, has = dict(seen.resources), Counter[str]()
+    for one in seen.pending:
+        if one.begun:
+            free[one.task.loads[0][0]] -= 1
+            has[one.job] += 1
+    waiting = [one for one in seen.pending if one.ready and one.task.kind == "compute" and not one.begun]
+    waiting.sort(key=rank)
+    begun: list[Key] = []
+    while waiting := [one for one in waiting if free[one.task.loads[0][0]] >= 1]:
+        one = min(waiting, key=lambda one: has[one.job]) if even else waiting[0]
+        waiting.remove(one)
+        free[one.task.loads[0][0]] -= 1
+        has[one.job] += 1
+        begun.append(_key(one))
+    return tuple(begun)
+
+
+def _shares(seen: Observation, rank: Rank) -> tuple[Share, ...]:
+    """Every sending task that is ready, at the place of its rank; those of equal rank share alike."""
+    sending = _sending(seen)
+    places = {found: place for place, found in enumerate(sorted({rank(one) for one in sending}))}
+    return tuple(Share(*_key(one), places[rank(one)]) for one in sending)
+
+
+def _sending(seen: Observation) -> list[Pending]:
+    return [one for one in seen.pending if one.ready and one.task.kind == "network"]
+
+
+def _key(one: Pending) -> Key:
+    return one.job, one.task.name
+
+
+_RULES = {"fair": _fair, "fifo": _fifo, "sebf": _sebf, "cpath": _cpath, "mxdag": _mxdag}
+
+
+def _by(schedule: str, seen: Observation) -> Decision:
+    return decide(replace(seen, schedule=schedule))
+
+
+POLICIES: dict[str, Callable[[Observation], Decision]] = {name: partial(_by, name) for name in SCHEDULES}

@@ -1,0 +1,129 @@
+"""Jobs on hosts and links where nothing is late: sending tasks are fluid flows, computing ones timers.
+
+Whenever a job comes, a task ends, or the last decision asks for it, `decide` looks at what is left. What it
+sees of a size may be wrong by a factor (``believed``); what has been done of it is always known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import inf, nextafter
+
+from windtunnel.engines.flows import World
+from windtunnel.network.dag.policy import Decision, Job, Observation, Pending, Task, decide, split
+from windtunnel.network.dag.policy.paths import checked, whole
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """``jobs``: seconds from each job's begin to its end. ``tasks``: begin and end of each task, by job and
+    name, in seconds. ``decisions``: how many."""
+
+    jobs: dict[str, float]
+    tasks: dict[Key, tuple[float, float]]
+    decisions: int
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a job, on average."""
+        return sum(self.jobs.values()) / len(self.jobs)
+
+
+class _Task:
+    """A task that has not ended, of a job that has come."""
+
+    def __init__(self, job: str, task: Task, factor: float) -> None:
+        self.true, self.begin = task.size, 0.0
+        self.flow: int | None = None
+        self.shown = Pending(job, replace(task, size=task.size * factor), task.size * factor, not task.after)
+
+    def start(self, world: World, loads: Mapping[int, float], cap: float = inf) -> int:
+        self.begin = world.now
+        self.flow = world.start(self.true, loads, cap=cap)
+        return self.flow
+
+    def look(self, world: World, under_way: Mapping[Key, _Task]) -> Pending:
+        """What is seen of it."""
+        shown = self.shown
+        if self.flow is not None:
+            return shown.under_way(self.true - world.left(self.flow))
+        if not shown.ready and not any((shown.job, name) in under_way for name in shown.task.after):
+            self.shown = replace(shown, ready=True)
+        return self.shown
+
+
+def run(
+    jobs: Iterable[Job], resources: Mapping[str, float], schedule: str, *,
+    believed: Mapping[Key, float] | None = None,
+    decide: Callable[[Observation], Decision] = decide,
+    told: Callable[[Observation, Decision], None] | None = None,
+) -> Result:  # fmt: skip
+    """Let all jobs end.
+
+    ``believed``: by job and task, how many times its true size a task is thought to have (1). ``told``: gets
+    every decision beside what it was made of.
+
+    Raises:
+        UserError: jobs that are none (`policy.paths.checked`), or of too many pieces.
+        ValueError: ``decide`` lets nobody work, though some could.
+    """
+    known = dict(resources)
+    given = checked(jobs, known)
+    coming = sorted(map(split, given), key=lambda job: job.begins)
+    wrong = believed or {}
+    links = {name: place for place, name in enumerate(known)}
+    world = World(known.values())
+    here: dict[Key, _Task] = {}
+    flows: dict[int, Key] = {}
+    ends: dict[str, float] = {}
+    tasks: dict[Key, tuple[float, float]] = {}
+    count = 0
+    while coming or here:
+        while coming and coming[0].begins <= world.now:
+            job = coming.pop(0)
+            for task in job.tasks:
+                factor = wrong.get((job.name, whole(task.name)), 1.0)
+                here[job.name, task.name] = _Task(job.name, task, factor)
+        until = coming[0].begins if coming else inf
+        if here:
+            pending = tuple(one.look(world, here) for one in here.values())
+            seen = Observation(world.now, known, pending, schedule)
+            made = decide(seen)
+            count += 1
+            if told:
+                told(seen, made)
+            for key in made.begin:
+                flows[here[key].start(world, {}, cap=1.0)] = key
+            for share in made.shares:
+                one, key = here[share.job, share.task], (share.job, share.task)
+                if one.flow is None:
+                    loads = {links[name]: times for name, times in one.shown.task.loads}
+                    flows[one.start(world, loads)] = key
+                assert one.flow is not None
+                world.change(one.flow, weight=share.weight, cap=share.cap, priority=share.priority)
+            until = min(until, max(made.until, nextafter(world.now, inf)))
+        ended = world.advance(until)
+        if until == inf and not ended:
+            raise ValueError(f"{len(here)} tasks have not ended, and none of them is under way")
+        for flow in ended:
+            job_name, name = key = flows.pop(flow)
+            own = job_name, whole(name)
+            first = tasks.get(own, (here[key].begin, 0.0))[0]
+            tasks[own] = first, world.now
+            ends[job_name] = world.now
+            del here[key]
+    return Result({job.name: ends[job.name] - job.begins for job in given}, tasks, count)
+
+
+def cost(seen: Observation, made: Decision) -> dict[str, float]:
+    """What a decision puts to use: bytes/s that links carry by it, and processors that begin."""
+    world = World(seen.resources.values())
+    links = {name: place for place, name in enumerate(seen.resources)}
+    sending = {(one.job, one.task.name): one.task for one in seen.pending if one.task.kind == "network"}
+    for share in made.shares:
+        loads = {links[name]: times for name, times in sending[share.job, share.task].loads}
+        world.start(inf, loads, weight=share.weight, cap=share.cap, priority=share.priority)
+    return {"carried bytes/s": float(world.loads().sum()), "processors": float(len(made.begin))}

@@ -1,0 +1,337 @@
+"""Jobs run between namespaces: tasks in their order, bytes whole, and what strikes a run from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from support.waiting import killed, until
+from windtunnel.base.errors import HostError, ScriptError, UserError
+from windtunnel.base.plain import from_plain
+from windtunnel.cli.main import app
+from windtunnel.linux import LinuxError, namespaces, network, processes
+from windtunnel.network.dag.live import Outcome, hosts, run
+from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Share, Task, decide
+from windtunnel.store import eventlog
+from windtunnel.store.eventlog import EventLog, LogFailed
+
+LINE = 12.5e6
+RESOURCES = {host + end: value for host in "abc" for end, value in (("", 1.0), (".out", LINE), (".in", LINE))}
+real = pytest.mark.skipif(network.missing() is not None, reason=network.missing() or "")
+
+
+def compute(name: str, host: str, seconds: float, *after: str, **more: Any) -> Task:
+    return Task(name, "compute", seconds, ((host, 1.0),), after, **more)
+
+
+def send(name: str, source: str, destination: str, seconds: float, *after: str, **more: Any) -> Task:
+    loads = ((f"{source}.out", 1.0), (f"{destination}.in", 1.0))
+    return Task(name, "network", seconds * LINE, loads, after, **more)
+
+
+def example(scale: float) -> Job:
+    """8 s by other schedules, 7 s by mxdag, times ``scale``."""
+    return Job(
+        "example",
+        (
+            compute("A", "a", scale),
+            send("f1", "a", "b", scale, "A"),
+            send("f2", "a", "c", scale, "A"),
+            compute("B", "b", 5 * scale, "f1"),
+            compute("C", "c", scale, "f2"),
+        ),
+    )
+
+
+def sleeps(job: Job) -> Job:
+    """What takes as long, and no CPU."""
+    tasks = [
+        replace(task, command=("sleep", str(task.size))) if task.kind == "compute" else task
+        for task in job.tasks
+    ]
+    return replace(job, tasks=tuple(tasks))
+
+
+def tried(*words: Any, **more: Any) -> Outcome:
+    """`run`, or a skip by name where there are no links or queues."""
+    try:
+        return run(*words, **more)
+    except UserError as error:
+        if "cannot be had here" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+@real
+def test_the_worked_example_runs_in_its_order_and_its_log_decides_the_same(tmp_path: Path) -> None:
+    job, log = sleeps(example(0.03)), EventLog(tmp_path / "log")
+    made = tried([job], RESOURCES, "mxdag", told=partial(log.decision, "network.dag", "mxdag"))
+    log.close()
+    ends = {name: end for (_, name), (_, end) in made.tasks.items()}
+    begins = {name: begin for (_, name), (begin, _) in made.tasks.items()}
+    for task in job.tasks:
+        assert all(ends[before] <= begins[task.name] for before in task.after)
+    assert made.jobs["example"] == max(ends.values()) == made.mean
+    told = eventlog.decisions(tmp_path / "log")
+    seen = [from_plain(Observation, one["observation"]) for one in told]
+    assert [from_plain(Decision, one["decision"]) for one in told] == list(map(decide, seen))
+    assert len(seen) == made.decisions
+    assert any({one.task: one.priority for one in decide(look).shares} == {"f1": 0, "f2": 1} for look in seen)
+    left = [one.left for look in seen for one in look.pending if one.task.name == "f2"]
+    assert left == sorted(left, reverse=True) and left[0] == 0.03 * LINE
+
+
+@real
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_ends_what_there_is(schedule: str) -> None:
+    """Two jobs that share processors and lines: a ring, pieces of a pipeline, sizes that are wrong."""
+    ring = tuple((f"{host}.{way}", 4 / 3) for host in "abc" for way in ("out", "in"))
+    one = Job(
+        "one",
+        (
+            compute("x", "a", 0.02, unit=0.01),
+            Task("f", "network", 0.02 * LINE, send("", "a", "b", 1).loads, (), ("x",), unit=0.01 * LINE),
+            Task("sum", "network", 0.02 * LINE, ring, ("f",)),
+        ),
+    )
+    other = Job("other", (compute("x", "a", 0.02), send("f", "a", "c", 0.02, "x")), begins=0.01)
+    wrong = {("one", "sum"): 0.2, ("other", "x"): 5.0}
+    made = tried([one, other], RESOURCES, schedule, believed=wrong)
+    assert set(made.jobs) == {"one", "other"} and len(made.tasks) == 5
+    assert made.tasks["other", "x"][0] >= 0.01
+    spans = sorted(made.tasks[job, "x"] for job in made.jobs)
+    if schedule != "mxdag":  # pieces of one may come between
+        assert spans[0][1] - spans[0][0] >= 0.02 <= spans[1][1] - spans[1][0]
+
+
+@real
+def test_a_command_that_fails_ends_all_in_an_error_that_names_it(capfd: pytest.CaptureFixture[str]) -> None:
+    good = compute("good", "b", 1, command=("sleep", "600"))
+    for words, said in (
+        (["sh", "-c", "echo $WINDTUNNEL_JOB.$WINDTUNNEL_TASK@$WINDTUNNEL_HOST; exit 3"], "status 3"),
+        (["sh", "-c", "kill -9 $$"], "was killed by signal 9"),
+        (["no-such-program"], "status 127"),
+    ):
+        bad = compute("bad", "a", 1, command=tuple(words))
+        job = Job("job", (good, bad, send("f", "b", "c", 600)))
+        with pytest.raises(ScriptError, match=f"job: task bad on a: .*{words[0]}.*{said}"):
+            tried([job], RESOURCES, "fair")
+        assert agents() == []
+    told = capfd.readouterr()
+    assert "job.bad@a" in told.err and "no-such-program: No such file" in told.err and not told.out
+
+
+def agents(parent: int | None = None) -> list[int]:
+    found = processes.descendants(parent or os.getpid())
+    return [pid for pid in found if "agent.py" in processes.command_line(pid)]
+
+
+LONG = Job(
+    "long",
+    (
+        compute("x", "a", 600, command=("sh", "-c", "setsid sleep 600 & wait")),
+        send("f", "a", "b", 600),
+        send("g", "c", "b", 600),
+    ),
+)
+
+
+@contextmanager
+def under_way() -> Iterator[list[BaseException]]:
+    """`LONG` runs within the block, until it fails, with what is put into the list."""
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run([LONG], RESOURCES, "mxdag")
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: failed or (len(agents()) == 3 and sleeping(agents())))
+    if failed and "cannot be had here" in str(failed[0]):
+        thread.join()
+        pytest.skip(str(failed[0]))
+    try:
+        yield failed
+        thread.join()
+    finally:
+        killed(agents())
+        thread.join()
+
+
+def sleeping(parents: list[int]) -> list[int]:
+    """Commands of `LONG` that these run."""
+    found = [pid for parent in parents for pid in processes.descendants(parent)]
+    return [pid for pid in found if processes.command_line(pid) == "sleep 600"]
+
+
+@real
+@pytest.mark.parametrize("place", [0, 1], ids=["sends", "receives"])
+def test_a_host_that_is_killed_ends_the_run(place: int) -> None:
+    with under_way() as failed:
+        os.kill(agents()[place], signal.SIGKILL)
+    assert isinstance(failed[0], HostError) and f"host {'ab'[place]} is gone" in str(failed[0])
+    assert agents() == []
+
+
+@real
+def test_a_full_disk_ends_the_run() -> None:
+    log = EventLog(Path("/dev/full"))
+    with pytest.raises(LogFailed, match="No space left"):
+        tried([LONG], RESOURCES, "fair", told=partial(log.decision, "network.dag", "fair"))
+    log.close()
+    assert agents() == []
+
+
+@real
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_nothing_outlives_who_runs_it(number: signal.Signals, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from network.dag.test_dag_live import LONG, RESOURCES\n"
+        "from windtunnel.network.dag.live import run\n"
+        "run([LONG], RESOURCES, 'fair')"
+    )
+    here = str(Path(__file__).parent.parent.parent)
+    own = f"WINDTUNNEL_TRIAL={os.getpid()}-{number}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, here], env=os.environ | dict([own.split("=")]), stderr=subprocess.PIPE
+    ) as command:
+        until(lambda: command.poll() is not None or sleeping(agents(command.pid)))
+        if command.poll() is not None:
+            assert command.stderr is not None
+            told = command.stderr.read().decode()
+            assert "cannot be had here" in told or network.missing(), told
+            pytest.skip(told.splitlines()[-1])
+        spaces = {os.readlink(f"/proc/{pid}/ns/net") for pid in agents(command.pid)}
+        assert len(spaces) == 3
+        command.send_signal(number)
+        command.wait()
+        until(lambda: not processes.carrying(own), "the end of all that it started")
+    assert not spaces & set(namespaces_held())
+
+
+def namespaces_held() -> Iterator[str]:
+    """The network namespaces that processes or files hold."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            yield os.readlink(f"/proc/{pid}/ns/net")
+        except OSError:
+            continue
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        yield line.split()[3]
+
+
+@real
+def test_the_verb_runs_a_file_and_says_what_was_emulated(tmp_path: Path) -> None:
+    mark, tasks = (
+        tmp_path / "mark",
+        "{x: {compute: 10 ms, host: a, command: [touch, MARK]}, y: {compute: 10 ms,",
+    )
+    # one after the other: two that end at once may be one decision
+    tasks += " host: b, after: x}, f: {send: 1 MB, from: a, to: b, after: [x, y]}}"
+    file = tmp_path / "jobs.yaml"
+    host = "{processors: 1, nic: 200 Mb/s}"
+    words = ["network", "dag", "run", str(file), "--live"]
+
+    def invoked(tasks: str, *more: str) -> str:
+        file.write_text(
+            f"version: 1\nresources: {{a: {host}, b: {host}, core: 1 Gb/s}}\njobs: {{j: {{tasks: {tasks}}}}}"
+        )
+        try:
+            return CliRunner().invoke(app, [*words, *more], catch_exceptions=False).output
+        except UserError as error:
+            if "cannot be had here" in str(error):
+                pytest.skip(str(error))
+            raise
+
+    told = json.loads(invoked(tasks.replace("MARK", str(mark)), "--schedule", "all", "--json"))
+    assert mark.exists() and set(told["runs"]) == set(SCHEDULES)
+    for one in told["runs"].values():
+        assert one["emulated"] == pytest.approx(0.06) and one["jobs"]["j"] == one["tasks"]["j"]["f"][1]
+        assert 0 <= one["short"] < 1 and one["deciding"] > 0 and one["decisions"] >= 3
+    assert "measured; emulated 60.0 ms" in invoked(tasks.replace("MARK", str(mark)))
+    with pytest.raises(ScriptError, match="task x on a: touch /none/there ended with status 1"):
+        invoked(tasks.replace("MARK", "/none/there"))
+    with pytest.raises(UserError, match=r"accepted are one HOST\.out"):
+        invoked("{f: {send: 1 MB, loads: {a.out: 1, core: 1}}}")
+    with pytest.raises(UserError, match="has a command, accepted is that with compute"):
+        invoked("{f: {send: 1 MB, from: a, to: b, command: [x]}}")
+
+
+def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*tasks: Task) -> str:
+        with pytest.raises(UserError) as found:
+            run([Job("j", tasks)], {**RESOURCES, "core": 1e9}, "fair")
+        return str(found.value)
+
+    monkeypatch.setattr(network, "missing", lambda: None)
+    one = Task("f", "network", 1.0, (("a.out", 1.0), ("core", 1.0), ("b.in", 1.0)))
+    assert "task f loads a.out, core, b.in; accepted are one HOST.out" in refused(one)
+    uneven = Task("f", "network", 1.0, (("a.out", 1.0), ("b.in", 2.0)))
+    assert "each as many times" in refused(uneven)
+    pieces = compute("x", "a", 2.0, unit=1.0, command=("true",))
+    fed = Task("f", "network", 2.0, send("", "a", "b", 1).loads, (), ("x",), unit=1.0)
+    assert "x#1 is a piece of a command" in refused(pieces, fed)
+    many = [compute(f"x{number}", "a", 1.0) for number in range(4097)]
+    assert "4097 flows and processes, accepted are at most 4096" in refused(*many)
+
+    def forbidden(*_: Any) -> None:
+        raise LinuxError("Operation not permitted")
+
+    monkeypatch.setattr(namespaces, "apart", forbidden)
+    said = refused(compute("x", "a", 1.0))
+    assert "cannot be had here (Operation not permitted); accepted without is the twin" in said
+    monkeypatch.setattr(network, "missing", lambda: "network namespaces need root")
+    assert "need root; accepted without is the twin" in refused(compute("x", "a", 1.0))
+
+
+share = st.builds(
+    Share, st.just("j"), st.text("abcdef", min_size=1, max_size=2), st.integers(0, 2),
+    st.floats(0.1, 10), st.floats(0.05, 2) | st.just(float("inf")),
+)  # fmt: skip
+loads = st.dictionaries(st.sampled_from(["p", "q", "r"]), st.floats(0.5, 2), min_size=1)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(share, loads), max_size=8, unique_by=lambda one: one[0].task))
+def test_lines_are_filled_in_order_of_priority(given_: list[tuple[Share, dict[str, float]]]) -> None:
+    """No line is over its bytes/s, no flow over its cap; one that is below has a full line on which none of
+    its priority has more for its weight, and none of a later one has anything."""
+    lines = {"p": 1.0, "q": 1.5, "r": 0.5}
+    on = {("j", one.task): tuple(found.items()) for one, found in given_}
+    rates = hosts.filled([one for one, _ in given_], on, lines)
+    used = {name: sum(rate * dict(on[key]).get(name, 0.0) for key, rate in rates.items()) for name in lines}
+    assert all(used[name] <= lines[name] * (1 + 1e-6) for name in lines)
+    shares = {("j", one.task): one for one, _ in given_}
+    for key, one in shares.items():
+        assert rates[key] <= one.cap * (1 + 1e-6)
+        if rates[key] < one.cap * (1 - 1e-6):
+            assert any(
+                used[name] >= lines[name] * (1 - 1e-6)
+                and all(
+                    rates[other] / more.weight <= rates[key] / one.weight * (1 + 1e-6) + 1e-9
+                    if more.priority == one.priority
+                    else rates[other] <= 1e-6
+                    for other, more in shares.items()
+                    if more.priority >= one.priority and name in dict(on[other])
+                )
+                for name, _ in on[key]
+            )

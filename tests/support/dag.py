@@ -1,0 +1,40 @@
+"""Two jobs that share a host, run between namespaces."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from windtunnel.base.errors import UserError
+from windtunnel.linux import network
+from windtunnel.network.dag.live import run
+from windtunnel.network.dag.policy import Job, Task
+from windtunnel.store import eventlog
+
+
+def recorded(folder: Path) -> Path:
+    """The log of a run, by least slack; or a skip by name."""
+    line = 12.5e6
+    to = {end: (("a.out", 1.0), (f"{end}.in", 1.0)) for end in "bc"}
+    job = Job(
+        "job",
+        (
+            Task("first", "compute", 0.01, (("a", 1.0),)),
+            Task("short", "network", 0.02 * line, to["b"], ("first",)),
+            Task("long", "network", 0.02 * line, to["c"], ("first",)),
+            Task("last", "compute", 0.05, (("c", 1.0),), ("long",)),
+        ),
+    )
+    other = Job("other", (Task("only", "compute", 0.02, (("a", 1.0),)),), begins=0.005)
+    resources = {"a": 1.0, "c": 1.0, "a.out": line, "b.in": line, "c.in": line}
+    log = eventlog.EventLog(folder / eventlog.NAME)
+    try:
+        run([job, other], resources, "mxdag", told=partial(log.decision, "network.dag", "mxdag"))
+    except UserError as error:
+        assert "cannot be had here" in str(error) or network.missing(), error
+        pytest.skip(str(error))
+    finally:
+        log.close()
+    return log.path
