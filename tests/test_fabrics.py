@@ -58,9 +58,9 @@ def test_the_report_names_who_carries_a_call_and_without_fabrics_nothing_changes
     with quick.captures():
         classes = capture(Function(exchanging, ()), TORUS, Options())
 
-    def summary(fabrics: Fabrics, cluster: Cluster = TORUS) -> Summary:
+    def summary(fabrics: Fabrics, cluster: Cluster = TORUS, options: Options | None = None) -> Summary:
         done = emulate(
-            exchanging, (), cluster, pictures=False, take=lambda *_: classes, fabrics=fabrics
+            exchanging, (), cluster, options, pictures=False, take=lambda *_: classes, fabrics=fabrics
         )  # fmt: skip
         return done.summary
 
@@ -78,17 +78,30 @@ def test_the_report_names_who_carries_a_call_and_without_fabrics_nothing_changes
 
     lit, electrical = (
         summary(alternatives),
-        summary(lambda _: (), load_cluster(TORUS.name.replace("optical-", ""))),
+        summary(lambda *_: (), load_cluster(TORUS.name.replace("optical-", ""))),
     )
     assert {one.kind: one.algorithm for one in lit.collectives} == {
         "all_to_all": "optical-torus", "all_reduce": "ring",
     }  # fmt: skip
     assert lit.iteration_time_s < electrical.iteration_time_s
     assert "optical-torus is for all_to_all over world, where it is the cheapest" in lit.approximations[-1]
-    none = summary(lambda _: (replace(alternatives(TORUS)[0], seconds=lambda *_: None),))
+    none = summary(lambda *_: (replace(alternatives(TORUS)[0], seconds=lambda *_: None),))
     assert "optical-torus is of no use: it takes all_to_all between hosts" in none.approximations
     told = plain(none) | {"approximations": list(none.approximations[:-1])}
     assert told == plain(electrical)
+
+    tree = load_cluster("v100:9x1")
+    before, same = summary(lambda *_: (), tree), summary(alternatives, tree)
+    assert plain(same) == plain(before)
+    adding = summary(alternatives, tree, Options(aggregation="switchml", neighbours=1))
+    assert {one.kind: one.algorithm for one in adding.collectives} == {
+        "all_to_all": "direct", "all_reduce": "switchml",
+    }  # fmt: skip
+    assert adding.iteration_time_s < before.iteration_time_s
+    assert (
+        "switchml is for all_reduce over world, where it is the cheapest (3 of 3)"
+        in (adding.approximations[-1])
+    )
 
 
 def test_the_cheapest_is_taken_and_ncclls_own_time_is_on_top() -> None:

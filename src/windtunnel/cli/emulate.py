@@ -49,6 +49,10 @@ def emulate(
         float | None, typer.Option(min=0, help="Device memory that no tensor can have, MiB.")
     ] = None,
     profile: Annotated[str | None, typer.Option(help="A measured device profile to use, by name.")] = None,
+    aggregation: Annotated[
+        str, typer.Option(help="Switches that add all_reduces: none, switchml, atp or esa.")
+    ] = "none",
+    neighbours: Annotated[int, typer.Option(help="Other jobs that share the slots of these switches.")] = 0,
     report: Annotated[bool, typer.Option(help="Write report.html, the timeline and the graph.")] = True,
     fail_on: Annotated[
         list[str] | None, typer.Option(help="End with status 3 on: oom, hang, slower:10%.")
@@ -84,7 +88,8 @@ def emulate(
                 script, *(arguments or ()), cluster=where, module=module, ranks=ranks, slow=slow or (),
                 jitter=jitter, seed=seed, alloc_conf=alloc_conf, max_split_size=max_split_size, tokens=tokens,
                 timeline=timeline, jobs=jobs, timeout=timeout,
-                reserve=None if reserve is None else reserve * 2**20, profile=profile, report=report,
+                reserve=None if reserve is None else reserve * 2**20, profile=profile,
+                aggregation=aggregation, neighbours=neighbours, report=report,
                 fail_on=fail_on or (), baseline=baseline, progress=progress,
             )  # fmt: skip
     except VerdictError as error:

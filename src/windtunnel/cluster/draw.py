@@ -32,6 +32,9 @@ def picture(cluster: Cluster) -> str:
     lines = [f"{cluster.name}: {devices}, {cluster.hosts:,} host{plural} of {host.devices}"]
     if cluster.hosts > 1:
         lines += _torus_lines(cluster) if topology.kind in TORI else _switch_lines(cluster)
+        if cluster.multicast is not None:
+            splitter, planes = cluster.multicast.splitter, cluster.multicast.planes
+            lines += _wire(f"and a shuffle of splitters 1:{splitter} for multicasts, planes: {planes}")
     return "\n".join(lines + _host_lines(cluster))
 
 

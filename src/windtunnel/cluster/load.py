@@ -17,10 +17,18 @@ from typing import Any
 from pydantic import BaseModel
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.fields import suggest
 from windtunnel.base.strict_yaml import read_yaml
 from windtunnel.cluster import catalogue
-from windtunnel.cluster.model import TORI, Cluster, Device, Host, Link, Topology, TopologyKind
-from windtunnel.cluster.schema import ClusterSpec, DeviceSpec, LinkSpec, TopologySpec, check, suggest
+from windtunnel.cluster.model import TORI, Cluster, Device, Host, Link, Multicast, Topology, TopologyKind
+from windtunnel.cluster.schema import (
+    ClusterSpec,
+    DeviceSpec,
+    LinkSpec,
+    MulticastSpec,
+    TopologySpec,
+    check,
+)
 
 # What may stand behind a comma, and where it belongs in a file.
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -28,7 +36,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "topology": ("topology", "kind"), "oversubscription": ("topology", "oversubscription"),
     "hosts_per_leaf": ("topology", "hosts_per_leaf"), "leaves_per_pod": ("topology", "leaves_per_pod"),
     "dims": ("topology", "dims"), "hop_latency": ("topology", "hop_latency"),
-    "price": ("price_per_device_hour",),
+    "multicast": ("multicast", "kind"), "splitter": ("multicast", "splitter"),
+    "planes": ("multicast", "planes"), "price": ("price_per_device_hour",),
 }  # fmt: skip
 
 
@@ -114,6 +123,7 @@ def build(spec: ClusterSpec, where: str) -> Cluster:
         hosts=hosts,
         topology=_topology(spec.topology, topology, host, hosts, where),
         price_per_device_hour=spec.price_per_device_hour,
+        multicast=_multicast(spec.multicast, where),
     )
 
 
@@ -256,6 +266,16 @@ def _topology(given: TopologySpec, usual: Topology, host: Host, hosts: int, wher
             f"{topology.kind} network has no uplinks"
         )
     return topology
+
+
+def _multicast(given: MulticastSpec, where: str) -> Multicast | None:
+    changes = _changes(given)
+    if not changes:
+        return None
+    for field, accepted in (("kind", "shufflecast"), ("splitter", "how many outputs each one has")):
+        if field not in changes:
+            raise UserError(f"{where}: multicast.{field} is missing, accepted is {accepted}")
+    return Multicast(changes["splitter"], changes.get("planes", 1))
 
 
 def _leaves_for(usual: Topology, kind: TopologyKind, nics: int) -> Topology:

@@ -170,6 +170,15 @@ class Topology:
 
 
 @dataclass(frozen=True)
+class Multicast:
+    """Passive splitters beside the network: a shuffle of the scale-up domains with ``splitter`` outputs each,
+    in ``planes`` copies, whose ports are as fast as a NIC's."""
+
+    splitter: int
+    planes: int = 1
+
+
+@dataclass(frozen=True)
 class Placement:
     """What a group of ranks crosses.
 
@@ -206,6 +215,7 @@ class Cluster:
     hosts: int
     topology: Topology
     price_per_device_hour: float | None = None
+    multicast: Multicast | None = None
 
     @property
     def devices_per_host(self) -> int:
@@ -227,7 +237,8 @@ class Cluster:
     @property
     def fabrics(self) -> tuple[str, ...]:
         """What the network has for some collectives besides what NCCL does; no placement knows of it."""
-        return ("optical-torus",) if self.topology.kind == "optical-torus" else ()
+        torus = ("optical-torus",) if self.topology.kind == "optical-torus" else ()
+        return torus + (("shufflecast",) if self.multicast is not None else ())
 
     def host_of(self, rank: int) -> int:
         return rank // self.host.devices

@@ -7,14 +7,13 @@ catalogue entry in place of a device or link. What is not given stays None here 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from itertools import takewhile
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.fields import suggest
 from windtunnel.base.units import parse_quantity
 from windtunnel.cluster.catalogue import MAX_HOSTS
 from windtunnel.cluster.model import TopologyKind
@@ -56,11 +55,7 @@ Dtype = Literal[
 ]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class LinkSpec(_Strict):
+class LinkSpec(BaseModel, extra="forbid"):
     base: str | None = None
     name: str | None = None
     bandwidth: Rate | None = None
@@ -69,7 +64,7 @@ class LinkSpec(_Strict):
     source: str | None = None
 
 
-class DeviceSpec(_Strict):
+class DeviceSpec(BaseModel, extra="forbid"):
     base: str | None = None
     name: str | None = None
     vendor: str | None = None
@@ -89,7 +84,7 @@ class DeviceSpec(_Strict):
 AnyLink = Annotated[LinkSpec, BeforeValidator(_named)]
 
 
-class HostSpec(_Strict):
+class HostSpec(BaseModel, extra="forbid"):
     device: Annotated[DeviceSpec, BeforeValidator(_named)] | None = None
     devices: Annotated[Count, Field(le=1024)] | None = None
     intra: AnyLink | None = None
@@ -103,7 +98,7 @@ class HostSpec(_Strict):
     source: str | None = None
 
 
-class TopologySpec(_Strict):
+class TopologySpec(BaseModel, extra="forbid"):
     kind: TopologyKind | None = None
     oversubscription: Annotated[float, BeforeValidator(_whole), Field(ge=1, le=1000)] | None = None
     hosts_per_leaf: Count | None = None
@@ -113,17 +108,25 @@ class TopologySpec(_Strict):
     source: str | None = None
 
 
-class ClusterSpec(_Strict):
+class MulticastSpec(BaseModel, extra="forbid"):
+    kind: Literal["shufflecast"] | None = None
+    splitter: Count | None = None
+    planes: Count | None = None
+
+
+class ClusterSpec(BaseModel, extra="forbid"):
     base: str | None = None
     name: str | None = None
     hosts: Annotated[Count, Field(le=MAX_HOSTS)] | None = None
     host: HostSpec = HostSpec()
     topology: TopologySpec = TopologySpec()
+    multicast: MulticastSpec = MulticastSpec()
     price_per_device_hour: Annotated[float, BeforeValidator(_whole), Field(ge=0)] | None = None
 
 
 MODELS: Mapping[tuple[str, ...], type[BaseModel]] = {
-    (): ClusterSpec, ("host",): HostSpec, ("topology",): TopologySpec, ("host", "device"): DeviceSpec,
+    (): ClusterSpec, ("host",): HostSpec, ("topology",): TopologySpec, ("multicast",): MulticastSpec,
+    ("host", "device"): DeviceSpec,
     ("host", "intra"): LinkSpec, ("host", "nic"): LinkSpec, ("host", "pcie"): LinkSpec,
 }  # fmt: skip
 
@@ -168,20 +171,3 @@ def _sentence(error: ValidationError) -> str:
         "model": "a mapping of fields",
     }  # fmt: skip
     return f"{shown}, accepted is {accepted_types.get(kind.split('_')[0], first['msg'])}"
-
-
-def suggest(given: str, accepted: Iterable[str]) -> str:
-    """``, did you mean X? Accepted are ...`` for a name that is not among ``accepted``."""
-    names = list(accepted)
-
-    def likeness(name: str) -> float:
-        if name.startswith(given):
-            return len(given) + 1
-        alike = difflib.SequenceMatcher(None, given, name).ratio()
-        # What begins alike is meant more often than what is only spelled alike: h1000 is h100-sxm, not v100.
-        start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(given, name, strict=False)))
-        return alike + start if alike >= 0.5 else 0
-
-    near = max(names, key=likeness) if given else ""
-    hint = f", did you mean {near}?" if near and likeness(near) else ","
-    return f"{hint} accepted are {', '.join(names)}"

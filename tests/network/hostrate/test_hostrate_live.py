@@ -150,6 +150,8 @@ def test_a_kernel_that_refuses_is_quoted_and_a_name_is_given_once(monkeypatch: p
     elf = native.OBJECT.locate().read_bytes()
     with pytest.raises(LinuxError, match="the program: the kernel refused: "):
         libbpf.Loaded(elf[:4000], {})
+    with pytest.raises(LinuxError, match="the program has no map nowhere"):
+        libbpf.Loaded(elf, {"nowhere": 1})
     spec = check(senders(), "x")
     try:
         held = native.Senders(spec)
@@ -160,6 +162,8 @@ def test_a_kernel_that_refuses_is_quoted_and_a_name_is_given_once(monkeypatch: p
             LinuxError, match="the congestion control control: the kernel refused: File exists"
         ):
             native.Senders(spec)
+        with pytest.raises(LinuxError, match="the program has no map nowhere"):
+            held._loaded.register("nowhere")
     finally:
         held.close()
     assert held.name not in available()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.base.errors import UserError
+from windtunnel.network.aggregation.twin.fabric import MOST_NEIGHBOURS
 from windtunnel.training.emulate.sweep.execute import groups
 from windtunnel.training.emulate.sweep.plan import load_sweep
 
@@ -28,7 +29,7 @@ def test_points_are_the_combinations_that_hold(tmp_path: Path) -> None:
         "clusters: ['h100-sxm:{1,2}x4']\n"
         "grid: {--tp: [1, 2, 4], --compile: [true, false]}\n"
         "where: ['tp * pp <= world_size / 2', 'not (compile and tp == 1)']\n"
-        "options: {jitter: 0.1, reserve: 512, ranks: [0, 1]}\n",
+        "options: {jitter: 0.1, reserve: 512, ranks: [0, 1], aggregation: esa, neighbours: 15}\n",
     )
     sweep = load_sweep(path)
     expected = [
@@ -50,6 +51,7 @@ def test_points_are_the_combinations_that_hold(tmp_path: Path) -> None:
     assert first.script.arguments == ("--size", "8b", "--pp", "1", "--tp", "1")
     assert first.options.jitter == 0.1
     assert first.options.ranks == "0,1"
+    assert (first.options.aggregation, first.options.neighbours) == ("esa", MOST_NEIGHBOURS)
     assert first.options.reserve_bytes == 512 * 2**20
 
 
@@ -107,6 +109,8 @@ def test_cluster_files_lie_beside_the_sweep(tmp_path: Path) -> None:
         (GOOD + "gird: {}\n", "field gird is unknown, did you mean grid?"),
         (GOOD + "options: {jiter: 1}\n", "field options.jiter is unknown, did you mean jitter?"),
         (GOOD + "options: {jitter: 2}\n", "field options.jitter is 2, accepted is a number from 0 to 1"),
+        (GOOD + "options: {aggregation: espa}\n", "field options.aggregation is 'espa', accepted is"),
+        (GOOD + "options: {neighbours: 16}\n", "field options.neighbours is 16, accepted is"),
         (GOOD + "options: {seed: x}\n", "field options.seed is 'x', accepted is a whole number"),
         (GOOD + "options: {ranks: 0-9}\n", "'0-9' lies outside the world of ranks 0 to 3"),
         (GOOD + "options: {slow: host=9:2}\n", "field options: --slow: 'host=9:2' names host 9"),

@@ -15,10 +15,13 @@ class Verbs(Lazy):
 
     table: ClassVar[Mapping[str, str]] = {
         "probe": "network.probe:probe",
+        "run": "network.run",
         "aggregation": "network.aggregation",
         "sharing": "network.sharing",
+        "multicast": "network.multicast",
         "torus": "network.torus",
         "hostrate": "network.hostrate",
+        "dag": "network.dag",
     }
 
 

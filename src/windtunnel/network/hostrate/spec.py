@@ -18,14 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.fields import fitted
 from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.cluster.schema import Rate, Seconds
 from windtunnel.network.hostrate.policy import Settings
 from windtunnel.network.hostrate.policy.meter import PERIOD
-from windtunnel.network.sharing.spec import FASTEST, SLOWEST, check_matches, sentence
+from windtunnel.network.sharing.spec import FASTEST, SLOWEST, check_matches
 
 ACCEPTED = {
     "line": "1 Mb/s to 1 Tb/s, such as 10 Gb/s",
@@ -41,16 +42,12 @@ ACCEPTED = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Owner(_Strict):
+class Owner(BaseModel, extra="forbid"):
     match: str | list[str]
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
 
-class Spec(_Strict):
+class Spec(BaseModel, extra="forbid"):
     line: Annotated[Rate, Field(ge=SLOWEST, le=FASTEST)]
     by: Literal["source", "cgroup"]
     entities: Annotated[dict[str, Owner], Field(min_length=1)]
@@ -87,10 +84,7 @@ def check(document: dict[str, Any], where: str) -> Spec:
     Raises:
         UserError: the first thing in it that is wrong.
     """
-    try:
-        spec = Spec.model_validate(document)
-    except ValidationError as error:
-        raise UserError(f"{where}: {sentence(error, Spec, Owner, ACCEPTED)}") from None
+    spec = fitted(Spec, document, where, ACCEPTED)
     if spec.lower >= spec.upper:
         raise UserError(f"{where}: lower is {spec.lower}, accepted is less than upper, which is {spec.upper}")
     check_matches(spec.by, spec.matches(), where)

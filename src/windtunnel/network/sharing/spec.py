@@ -14,15 +14,16 @@ An error becomes one sentence: file, field, value, what is accepted.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.fields import fitted
 from windtunnel.base.strict_yaml import read_mapping
-from windtunnel.cluster.schema import Bytes, Rate, suggest
+from windtunnel.cluster.schema import Bytes, Rate
 from windtunnel.network.sharing.policy import Entity, Observation, promised
 
 SLOWEST, FASTEST = 125e3, 125e9
@@ -52,11 +53,7 @@ ACCEPTED = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Others(_Strict):
+class Others(BaseModel, extra="forbid"):
     """``limit``: how far an entity may be ahead of its rate (default: 2 ms of it, at least 512 KiB).
     ``mark_at``: from where it is marked, with ``feedback: ecn``."""
 
@@ -71,7 +68,7 @@ class Owner(Others):
     match: str | int | list[str | int]
 
 
-class Spec(_Strict):
+class Spec(BaseModel, extra="forbid"):
     line: Annotated[Rate, Field(ge=SLOWEST, le=FASTEST)]
     by: Literal["source", "destination", "mark", "cgroup"]
     hook: Literal["egress", "ingress"] = "egress"
@@ -110,10 +107,7 @@ def check(document: dict[str, Any], where: str) -> Spec:
     Raises:
         UserError: the first thing in it that is wrong.
     """
-    try:
-        spec = Spec.model_validate(document)
-    except ValidationError as error:
-        raise UserError(f"{where}: {sentence(error, Spec, Owner, ACCEPTED)}") from None
+    spec = fitted(Spec, document, where, ACCEPTED)
     try:
         rates = promised(spec.observation())
     except ValueError as error:
@@ -186,22 +180,3 @@ def mark_of(one: Others, rate: float) -> float | None:
     if one.feedback == "drop":
         return None
     return MARK_PART * limit_of(one, rate) if one.mark_at is None else one.mark_at
-
-
-def sentence(
-    error: ValidationError, spec: type[BaseModel], owner: type[BaseModel], known: Mapping[str, str]
-) -> str:
-    """The first thing that is wrong with a ``spec`` whose entities are of kind ``owner``: field, value, and
-    what is accepted, by the field's name."""
-    first = error.errors()[0]
-    loc = tuple(str(part) for part in first["loc"])
-    field = ".".join(loc[:3] if loc[0] == "entities" else loc[:2])
-    if first["type"] == "missing":
-        return f"field {field} is missing, accepted is {known[loc[-1]]}"
-    if first["type"] == "extra_forbidden":
-        kind = spec if len(loc) == 1 else owner if loc[0] == "entities" else Others
-        return f"field {field} is unknown{suggest(loc[-1], kind.model_fields)}"
-    last = next((part for part in reversed(loc) if part in known), "entities")
-    if first["type"] == "value_error":
-        return f"field {field} is {first['input']!r}, {first['ctx']['error']}"
-    return f"field {field} is {first['input']!r}, accepted is {known[last]}"

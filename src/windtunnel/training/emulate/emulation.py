@@ -68,6 +68,7 @@ class Options:
     ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: as in ``host=3:1.3``. ``allocator``: as
     ``PYTORCH_CUDA_ALLOC_CONF``. ``tokens``: of a step of the whole job, where they cannot be counted.
     ``reserve_bytes``: device memory that no tensor can have. ``jobs``: ranks captured at once.
+    ``aggregation``: the policy by which switches add all_reduces, beside as many ``neighbours``.
     """
 
     ranks: str = "auto"
@@ -80,6 +81,8 @@ class Options:
     jobs: int = 2
     timeout: float = 900.0
     profile: str | None = None
+    aggregation: str = "none"
+    neighbours: int = 0
 
 
 CAPABILITY = "training.emulate"
@@ -146,7 +149,7 @@ def simulate(
     timing = replay_world(world, cluster, costs, slow=slow, jitter=options.jitter, seed=options.seed)
     work = measure(classes, options.tokens)
     notes = [note for cls in classes.classes for note in cls.slice.notes]
-    notes += [used_by(one, timing) for one in alternatives]
+    notes += [used_by(one, timing, cluster) for one in alternatives]
     return EmulationResult(
         program=program, cluster=cluster, options=options, profile=profile, classes=classes, world=world,
         timing=timing, first_iteration_s=first_iteration(classes, cluster, costs), memory=memory, work=work,
@@ -155,15 +158,21 @@ def simulate(
     )  # fmt: skip
 
 
-def used_by(alternative: Alternative, timing: Timing) -> Note:
-    """Which kinds of calls an alternative is there for, by what they cost alone."""
-    eligible = [
-        f"{use.call.kind} over {use.label}"
-        for use in timing.collectives
-        if use.call.backend == "nccl"
-        and alternative.seconds(use.call, Group("", use.ranks, use.label)) is not None
-    ]
-    told = f"for {', '.join(dict.fromkeys(eligible))}, where it is the cheapest" if eligible else "of no use"
+def used_by(alternative: Alternative, timing: Timing, cluster: Cluster) -> Note:
+    """Which kinds of calls an alternative is there for, and how many of them it carries, by what they cost
+    alone."""
+    eligible, carried, count = [], 0, 0
+    for use in timing.collectives:
+        group = Group("", use.ranks, use.label)
+        if use.call.backend == "nccl" and alternative.seconds(use.call, group) is not None:
+            eligible.append(f"{use.call.kind} over {use.label}")
+            count += use.count
+            without = collective_seconds(use.call, group, cluster)
+            if collective_seconds(use.call, group, cluster, alternatives=[alternative]) < without:
+                carried += use.count
+    told = "of no use"
+    if eligible:
+        told = f"for {', '.join(dict.fromkeys(eligible))}, where it is the cheapest ({carried} of {count})"
     return Note(f"{alternative.name} is {told}: it takes {alternative.takes}", NoteKind.APPROXIMATION)
 
 

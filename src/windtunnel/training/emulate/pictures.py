@@ -4,11 +4,12 @@ A graph is the steady step of a class of ranks. Every node of the replayed progr
 trace: an operator, a collective, a message, or a wait of the host. Its data dependencies are what the replay
 waits for: the node before it on its queue, and the waits on events. The attributes are those that ASTRA-sim's
 feeder reads (``comm_type``, ``comm_size``, ``pg_name``, ``num_ops``, ``tensor_size``, ``is_cpu_op``,
-``comm_src``, ``comm_dst``, ``comm_tag``).
+``comm_src``, ``comm_dst``, ``comm_tag``). Beside them ``job.json`` is the whole step for a shared network.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base import atomic
 from windtunnel.cluster.draw import picture
 from windtunnel.report.chakra import (
     COMM_COLL,
@@ -31,6 +33,8 @@ from windtunnel.report.html import write_report
 from windtunnel.report.timeline import HeatMap, MemoryCurve, Timeline, Track, write_trace
 from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.emulate.graph import COMM_STREAM, Category, EventKind
+from windtunnel.training.emulate.joins import NAME as JOB
+from windtunnel.training.emulate.joins import joins
 from windtunnel.training.emulate.twin.costs.collectives import full_bytes
 from windtunnel.training.emulate.twin.costs.operators import cost_of
 from windtunnel.training.emulate.twin.emulate import Timing
@@ -135,6 +139,8 @@ def write_pictures(
     for row, cls in enumerate(result.classes.classes):
         name = re.sub(r"[^A-Za-z0-9=.-]+", "_", cls.name).strip("_") or "all"
         write_graph(directory / "graph" / f"{name}.et", graph_nodes(result, row))
+    if (step := joins(result)) is not None:
+        atomic.replace(directory / "graph" / JOB, json.dumps(step, separators=(",", ":")))
     write_report(
         directory / "report.html", summary, spans, memory_curves(result), heat_map(result),
         picture=picture(result.cluster),

@@ -30,10 +30,10 @@ from windtunnel.training.emulate.pictures import write_pictures
 from windtunnel.training.emulate.summary import Summary, summarise
 from windtunnel.training.emulate.verdict import FailOn
 
-Fabrics = Callable[[Cluster], Sequence[Alternative]]
+Fabrics = Callable[[Cluster, Options], Sequence[Alternative]]
 
 
-def no_fabrics(cluster: Cluster) -> Sequence[Alternative]:
+def no_fabrics(cluster: Cluster, options: Options) -> Sequence[Alternative]:
     """NCCL alone."""
     return ()
 
@@ -71,7 +71,7 @@ def emulate(
     ``arguments`` are its own. ``cluster``: as `load_cluster` takes it, or one that is loaded. ``pictures``:
     write report.html, the timeline (of ``timeline_ranks``; by default the critical rank and one of some
     classes) and the graph besides summary.json. A run that fails is kept as failed, with the reason.
-    ``take``: as in `simulate`. ``fabrics``: gives the alternatives that a cluster has. ``fail_on``:
+    ``take``: as in `simulate`. ``fabrics``: gives the alternatives that there are. ``fail_on``:
     what the summary's verdict is to be about; ``baseline``: the run or the file of a summary that it compares
     with.
 
@@ -89,13 +89,15 @@ def emulate(
         "world_size": cluster.world_size, "ranks": options.ranks, "slow": list(options.slow),
         "jitter": options.jitter, "allocator": options.allocator,
     }  # fmt: skip
+    if options.aggregation != "none":
+        inputs |= {"aggregation": options.aggregation, "neighbours": options.neighbours}
     fail_on = fail_on or FailOn()
     store = Store.open()
     compared = fail_on.baseline(baseline, inputs, store)
     run = store.begin(CAPABILITY, inputs, options.seed)
     log = EventLog(run.directory / NAME)
     with run.failing(), closing(log):
-        result = simulate(program, cluster, options, progress, log, take, fabrics(cluster))
+        result = simulate(program, cluster, options, progress, log, take, fabrics(cluster, options))
         progress("write the report", 0.0)
         summary = summarise(result, run.id, run.directory)
         summary = replace(summary, verdict=fail_on.judge(summary, compared))

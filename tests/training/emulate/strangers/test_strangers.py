@@ -23,7 +23,7 @@ def test_it_is_emulated(stranger: Stranger, tmp_path: Path) -> None:
         pytest.skip(f"needs {', '.join(stranger.missing)}: pip install windtunnel[strangers]")
     done = quick.windtunnel(
         "emulate", "--json", "--no-report", "--jobs", "1", "--cluster", stranger.cluster,
-        PROGRAMS / stranger.program, *stranger.arguments, lent=quick.ABSENT_DEVICE,
+        PROGRAMS / stranger.program, *stranger.arguments, lent=quick.STRANGERS,
         env=dict(stranger.settings) | {"WINDTUNNEL_HOME": str(tmp_path / "home")}, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

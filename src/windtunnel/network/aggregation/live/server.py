@@ -109,7 +109,7 @@ def handle(m: Memory, k: int, time_: int, count: int) -> int:
         if action == TAKE:
             entry.flags = 0
         if op == wire.FLOATS:
-            values = packet.values.view(np.float32)
+            values = packet.floats
             if entry.have == 0:
                 for one in range(VALUES):
                     floats[one] = 0.0
@@ -139,7 +139,7 @@ def handle(m: Memory, k: int, time_: int, count: int) -> int:
     if to == 0:
         return count
     if op == wire.FLOATS:
-        rounded = packet.values.view(np.float32)
+        rounded = packet.floats
         for one in range(VALUES):
             rounded[one] = np.float32(floats[one])
     else:

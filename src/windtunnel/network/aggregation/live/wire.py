@@ -31,7 +31,13 @@ _HEAD = [
     ("sequence", "i8"), ("bits", "u4"), ("to", "u4"), ("job", "u4"), ("pad", "u4"),
 ]  # fmt: skip
 HEAD = np.dtype(_HEAD)  # type: ignore[arg-type]
-PACKET = np.dtype([*_HEAD, ("values", "i4", (VALUES,))])
+_DATA: Any = [*_HEAD, ("values", "i4", (VALUES,)), ("floats", "f4", (VALUES,))]
+_PLACES = [HEAD.fields[name][1] for name, _ in _HEAD] + [HEAD.itemsize] * 2  # type: ignore[index]
+PACKET = np.dtype({
+    "names": [one[0] for one in _DATA], "formats": [one[1:] if len(one) > 2 else one[1] for one in _DATA],
+    "offsets": _PLACES, "itemsize": HEAD.itemsize + 4 * VALUES,
+})  # fmt: skip
+"""``floats`` is the memory of ``values``."""
 SHORT, LONG = HEAD.itemsize, PACKET.itemsize
 Packet = Any
 

@@ -73,22 +73,18 @@ def fill(m: Memory, values: NDArray[np.float32], sequence: int, k: int, repeat: 
     index, op = sequence - own.base, wire.SUMS
     if index < own.metas:
         op = wire.MOST
-        part = m.codes[index * VALUES : (index + 1) * VALUES]
-        packet.values[: len(part)] = part
-        packet.values[len(part) :] = 0
+        fixed.copy(packet.values, m.codes[index * VALUES : (index + 1) * VALUES])
     elif index < own.metas + own.blocks:
         block = index - own.metas
         part_ = values[block * VALUES : (block + 1) * VALUES]
         if m.codes[block] >= UNFIT:
-            packet.values[:] = 0
+            fixed.copy(packet.values, m.codes[:0])
         else:
             fixed.to_fixed(part_, fixed.scale(m.codes[block], own.room), packet.values)
     else:
         op = wire.FLOATS
         block = m.order[index - own.metas - own.blocks]
-        part_ = values[block * VALUES : (block + 1) * VALUES]
-        packet.values.view(np.float32)[: len(part_)] = part_
-        packet.values[len(part_) :] = 0
+        fixed.copy(packet.floats, values[block * VALUES : (block + 1) * VALUES])
     kind = wire.RESENT if repeat else wire.GRADIENT
     wire.head(
         packet, kind, op, 0, 0 if repeat else own.priority, own.token, sequence, 1 << own.number, 0, own.job
@@ -102,8 +98,7 @@ def take(m: Memory, packet: Any, out: NDArray[np.float32]) -> None:
     own = m.state[0]
     index = packet.sequence - own.base
     if index < own.metas:
-        part = m.codes[index * VALUES : (index + 1) * VALUES]
-        part[:] = packet.values[: len(part)]
+        fixed.copy(m.codes[index * VALUES : (index + 1) * VALUES], packet.values)
         m.agreed[index] = True
         return
     if index < own.metas + own.blocks:
@@ -115,8 +110,7 @@ def take(m: Memory, packet: Any, out: NDArray[np.float32]) -> None:
             fixed.from_fixed(packet.values, fixed.scale(m.codes[block], own.room), part_)
         return
     block = m.order[index - own.metas - own.blocks]
-    part_ = out[block * VALUES : (block + 1) * VALUES]
-    part_[:] = packet.values.view(np.float32)[: len(part_)]
+    fixed.copy(out[block * VALUES : (block + 1) * VALUES], packet.floats)
 
 
 @jit

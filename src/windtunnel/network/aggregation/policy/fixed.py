@@ -56,7 +56,8 @@ def to_fixed(values: NDArray[np.float32], factor: float, out: NDArray[np.int32])
     """``values`` times ``factor``, rounded to even; what is lacking of ``out`` is 0."""
     for place in range(len(values)):
         out[place] = np.int32(np.rint(values[place] * factor))
-    out[len(values) :] = 0
+    for place in range(len(values), len(out)):
+        out[place] = 0
 
 
 @jit
@@ -88,6 +89,8 @@ def raise_to(own: Any, other: Any) -> bool:
 
 @jit
 def copy(own: Any, other: Any) -> None:
-    """``own`` = ``other``; a slice's assignment takes the compiler seconds."""
-    for place in range(VALUES):
+    """``own`` = ``other`` as far as that goes, then 0; a slice's assignment takes the compiler seconds."""
+    for place in range(min(len(own), len(other))):
         own[place] = other[place]
+    for place in range(len(other), len(own)):
+        own[place] = 0

@@ -37,7 +37,8 @@ PICO = 10**12
 @dataclass(frozen=True)
 class Job:
     """``fragments`` of an iteration, in so many ``layers`` of equal size; ``compute``: seconds of an
-    iteration's forward (a third) and backward."""
+    iteration's forward (a third) and backward. ``late``: seconds that its workers start an iteration late by
+    at most (None: the world's ``jitter``); ``urgency``: of all its fragments (None: by `priority`)."""
 
     workers: int = 4
     fragments: int = 512
@@ -45,18 +46,21 @@ class Job:
     layers: int = 4
     iterations: int = 4
     start: float = 0.0
+    late: float | None = None
+    urgency: int | None = None
 
 
 @dataclass(frozen=True)
 class World:
-    """``rate``: bytes/s of every link; ``delay``: seconds of each; ``packet``: bytes on the wire. ``window``:
-    fragments that a worker has under way at most. ``timeout``, ``reminder``: seconds that workers and servers
-    wait the first time. ``loss``: of packets on every link. ``uplink``: of a rack's link to the switch above,
-    as a part of what its workers could send."""
+    """``rate``: bytes/s of every link; ``delay``: seconds of each, between switches ``core``; ``packet``:
+    bytes on the wire. ``window``: fragments that a worker has under way at most. ``timeout``, ``reminder``:
+    seconds that workers and servers wait the first time. ``loss``: of packets on every link. ``uplink``: of a
+    rack's link to the switch above, as a part of what its workers could send."""
 
     slots: int = 256
     rate: float = 12.5e9
     delay: float = 1e-6
+    core: float = 1e-6
     packet: int = 1100
     window: int = 128
     timeout: float = 0.5e-3
@@ -85,8 +89,9 @@ class Outcome:
     held: int
 
 
-def run(jobs: Sequence[Job], world: World, rules: Rules, seed: int) -> Outcome:
-    """All jobs to their ends, and until nothing is under way any more.
+def run(jobs: Sequence[Job], world: World, rules: Rules, seed: int, first: int | None = None) -> Outcome:
+    """All jobs to their ends, and until nothing is under way any more. With ``first`` that many of the jobs
+    are of interest: it ends when they have, and tells their times.
 
     Raises:
         ValueError: a world or job that cannot be, by its field.
@@ -134,7 +139,7 @@ def run(jobs: Sequence[Job], world: World, rules: Rules, seed: int) -> Outcome:
             states[node][1]["up"] = engine.route([up, At(rack)])
             engine.wake(node, job.start)
             node += 1
-    return _ran(engine, jobs, [state[0] for _, state in states], count)
+    return _ran(engine, jobs, [state[0] for _, state in states], count, first)
 
 
 class _Wires:
@@ -144,14 +149,15 @@ class _Wires:
         self.links: list[Link] = []
         most = -(-sum(one.workers for one in jobs) // world.racks)
         self.racks = [
-            self._pair(world, most * world.uplink) for _ in range(world.racks if world.racks > 1 else 0)
+            self._pair(world, most * world.uplink, world.core)
+            for _ in range(world.racks if world.racks > 1 else 0)
         ]
-        self.servers = [self._pair(world) for _ in jobs]
-        self.workers = [[self._pair(world) for _ in range(one.workers)] for one in jobs]
+        self.servers = [self._pair(world, 1.0, world.delay) for _ in jobs]
+        self.workers = [[self._pair(world, 1.0, world.delay) for _ in range(one.workers)] for one in jobs]
 
-    def _pair(self, world: World, times: float = 1.0) -> tuple[int, int]:
+    def _pair(self, world: World, times: float, delay: float) -> tuple[int, int]:
         queue = Queue(packets=1 << 20)
-        self.links += [Link(world.rate * times, world.delay, queue, world.loss) for _ in range(2)]
+        self.links += [Link(world.rate * times, delay, queue, world.loss) for _ in range(2)]
         return len(self.links) - 2, len(self.links) - 1
 
 
@@ -168,33 +174,41 @@ def _fill(state: Any, job: Job, world: World, who: tuple[int, int, int], rng: np
         state[name] = getattr(job, name)
     state["slice"] = max(1, round(job.compute / (3 * job.layers) * PICO))
     state["finished"] = state["newest"] = -1
-    state["jitter"][: job.iterations] = rng.uniform(0, world.jitter, job.iterations) * PICO
+    late = world.jitter if job.late is None else job.late
+    state["jitter"][: job.iterations] = rng.uniform(0, late, job.iterations) * PICO
     network = job.fragments * world.packet / world.rate
     for iteration in range(job.iterations):
         left = (job.iterations - iteration) * (network + job.compute)
         for layer in range(job.layers):
-            level = priority(layer, job.layers, network / max(job.compute, 1e-9), left)
+            level = job.urgency
+            if level is None:
+                level = priority(layer, job.layers, network / max(job.compute, 1e-9), left)
             state["priority"][iteration * nodes.MOST_LAYERS + layer] = level
 
 
-def _ran(engine: Simulation, jobs: Sequence[Job], states: Sequence[Any], count: int) -> Outcome:
-    """Run until all have ended and nothing is under way."""
+def _ran(
+    engine: Simulation, jobs: Sequence[Job], states: Sequence[Any], count: int, first: int | None
+) -> Outcome:
+    """Run until all have ended and nothing is under way, or the ``first`` have ended."""
     switches, servers, workers = (
         states[:count],
         states[count : count + len(jobs)],
         states[count + len(jobs) :],
     )
+    owner = np.repeat(np.arange(len(jobs)), [one.workers for one in jobs])
+    jobs = jobs[:first]
+    awaited = [one for one, job in zip(workers, owner, strict=True) if job < len(jobs)]
     most = 1000 * max(one.start + one.iterations * one.compute for one in jobs) + 10.0
     step = 1e-3
-    while any(one["finished"] < 0 for one in workers):
+    while any(one["finished"] < 0 for one in awaited):
         if engine.now > most:
             raise RuntimeError(f"jobs have not ended after {engine.now:.3g} s: they wait for each other")
         engine.run(engine.now + step)
         step = min(2 * step, most)
     ends = np.array([one["finished"] for one in workers]) / PICO
     used = sum(float(one["used"]) for one in switches) / (float(ends.max()) * PICO)
-    engine.run(engine.now + 1.0)  # what is still under way
-    owner = np.repeat(np.arange(len(jobs)), [one.workers for one in jobs])
+    if first is None:
+        engine.run(engine.now + 1.0)  # what is still under way
     did = sum(one["did"] for one in switches)
     return Outcome(
         jct=tuple(float(ends[owner == number].max()) - job.start for number, job in enumerate(jobs)),

@@ -2,7 +2,8 @@
 
 The host's queue is a token bucket on the bridge's port to the receiver. One host sends bulk flows through it,
 another answers requests (100 bytes; the answer is 1 kB, and waits in the queue). Packets are cut before the
-queue (no segmentation offload), so that queues count the same packets in every arm.
+queue (no segmentation offload), so that queues count the same packets in every arm. DCTCP, which kernels
+often lack, is the bench's own: ``python -m windtunnel.network.hostrate.bench.kernel`` builds it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import socket
 import statistics
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,104 +23,23 @@ from typing import Any
 
 from windtunnel.bench.measure import in_turn, scratch, spread
 from windtunnel.bench.rows import Row, left_out
-from windtunnel.linux import namespaces, network, queues
+from windtunnel.linux import bpf, libbpf, network, queues
+from windtunnel.network import traffic
 from windtunnel.network.hostrate.live.controller import run
 from windtunnel.network.hostrate.policy import POLICIES, Settings
 from windtunnel.network.hostrate.spec import Spec, check
+from windtunnel.network.traffic import BULK, line, told
 
 LINE = 25e6
 PACKETS = 1000
 WIRE = 1514
 KINDS = ("reno", "bbr")
-ARMS = ("weights", "published", "cubic", "reno", "bbr", "cut", "aq")
+ARMS = ("weights", "published", "cubic", "reno", "bbr", "dctcp", "cut", "aq")
+DCTCP = bpf.Object(
+    Path(__file__).parent / "bpf" / "dctcp.bpf.c", "windtunnel.network.hostrate.bench.kernel", typed=True
+)
 FLOWS = (1, 8, 24, 64)
 FASTER, SHARE, IDLE_TIMES = 15.0, 0.95, 3.0
-DRAIN = """
-import json, select, socket, sys, time
-server, poll, plugs, count = socket.create_server(("", 7001), backlog=256), select.epoll(), {}, 0
-poll.register(server, select.EPOLLIN)
-poll.register(sys.stdin, select.EPOLLIN)
-room = bytearray(1 << 18)
-print("ready", flush=True)
-while True:
-    for number, _ in poll.poll():
-        if number == server.fileno():
-            plug = server.accept()[0]
-            plugs[plug.fileno()] = plug
-            poll.register(plug, select.EPOLLIN)
-        elif number in plugs:
-            got = plugs[number].recv_into(room)
-            count += got
-            if not got:
-                poll.unregister(number)
-        else:
-            sys.stdin.readline()
-            print(json.dumps([count, time.monotonic()]), flush=True)
-"""
-ASK = """
-import json, select, socket, sys, time
-plugs = [socket.create_connection((sys.argv[1], 7002)) for _ in range(4)]
-for plug in plugs:
-    plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-sent, half, found, turn = [[] for _ in plugs], [0] * 4, [], 0
-def take(k):
-    half[k] += len(plugs[k].recv(65536))
-    while half[k] >= 1000:
-        half[k] -= 1000
-        began = sent[k].pop(0)
-        found.append((began, time.monotonic() - began))
-def ask(span):
-    global turn
-    due = time.monotonic()
-    end = due + span
-    while (now := time.monotonic()) < end:
-        if now >= due:
-            sent[turn % 4].append(now)
-            plugs[turn % 4].send(bytes(100))
-            turn, due = turn + 1, due + 0.0025
-        else:
-            for plug in select.select(plugs, [], [], due - now)[0]:
-                take(plugs.index(plug))
-ask(float(sys.argv[2]))
-print("warm", flush=True)
-began = time.monotonic()
-ask(float(sys.argv[3]))
-print("done", flush=True)
-while any(sent):
-    take(next(k for k in range(4) if sent[k]))
-print(json.dumps([took for at, took in found if at >= began]), flush=True)
-"""
-SENDER = """
-import socket, sys, threading
-def answer(plug):
-    half = 0
-    while got := len(plug.recv(65536)):
-        half += got
-        plug.sendall(bytes(1000 * (half // 100)))
-        half %= 100
-def serve(server):
-    while True:
-        plug = server.accept()[0]
-        plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=answer, args=(plug,), daemon=True).start()
-def stream(host, kind):
-    plug = socket.socket()
-    plug.setsockopt(socket.IPPROTO_TCP, 13, kind.encode())
-    plug.connect((host, 7001))
-    data = bytes(1 << 17)
-    try:
-        while True:
-            plug.sendall(data)
-    except OSError:  # the round is over
-        pass
-if sys.argv[1] == "answers":
-    threading.Thread(target=serve, args=(socket.create_server(("", 7002)),), daemon=True).start()
-else:
-    for _ in range(int(sys.argv[3])):
-        threading.Thread(target=stream, args=sys.argv[1:3], daemon=True).start()
-print("ready", flush=True)
-sys.stdin.read()
-"""
 
 
 @dataclass(frozen=True)
@@ -154,20 +73,22 @@ def measured(
             _controlled(stack, port, spec, arm, log)
         if arm == "aq":
             _shared(stack, port, (bulk[1], answers[1]))
-        drain = stack.enter_context(_started(there, [DRAIN]))
-        answering = stack.enter_context(_started(answers[0], [SENDER, "answers"]))
-        _line(drain), _line(answering)
+        kind = arm if arm in KINDS else _marked(stack, port) if arm == "dctcp" else "cubic"
+
+        def start(place: str, *words: object) -> subprocess.Popen[str]:
+            return stack.enter_context(traffic.started(place, *words))
+
+        drain = start(there, "receive", BULK[0], *[kind] * (arm == "dctcp"))
+        line(drain), line(start(answers[0], "answer"))
         if flows:
-            kind = arm if arm in KINDS else "cubic"
-            _line(stack.enter_context(_started(bulk[0], [SENDER, address, kind, str(flows)])))
-        asks = stack.enter_context(_started(there, [ASK, answers[1], str(warm), str(span)]))
-        _line(asks)
-        counts = [_told(drain)]
+            line(start(bulk[0], "send", address, BULK[0], kind, flows))
+        asks = start(there, "ask", answers[1], warm, span)
+        line(asks)
+        began, (before,) = told(drain)
         with _watched(port) as waiting:
-            _line(asks)
-            counts.append(_told(drain))
-        (before, began), (after, ended) = counts
-        return Round((after - before) / (ended - began), json.loads(_line(asks)), waiting)
+            line(asks)
+            ended, (after,) = told(drain)
+        return Round((after - before) / (ended - began), json.loads(line(asks)), waiting)
 
 
 def _uncut(route: Any) -> None:
@@ -195,6 +116,20 @@ def _controlled(stack: ExitStack, port: str, spec: Spec, policy: str, log: Path 
         raise failed[0]
 
 
+def _marked(stack: ExitStack, port: str) -> str:
+    """Marks of what finds as many packets in the port's queue as windows leave there; the name of the
+    congestion control that heeds them."""
+    name = f"wt_dctcp{os.getpid()}"
+    elf = DCTCP.locate().read_bytes().replace(b"wt_dctcp".ljust(16, b"\0"), name.encode().ljust(16, b"\0"))
+    loaded = libbpf.Loaded(elf, {})
+    stack.callback(loaded.close)
+    loaded.register("control")
+    loaded.maps["at"][bytes(4)] = Settings.upper.to_bytes(4, "little")
+    queues.make_clsact(port)
+    queues.attach(port, "egress", loaded.program("mark"), "mark")
+    return name
+
+
 def _shared(stack: ExitStack, port: str, sources: Sequence[str]) -> None:
     """Equal bandwidth shares before the queue, lent while others leave theirs: `network.sharing`."""
     folder = stack.enter_context(scratch())
@@ -202,8 +137,9 @@ def _shared(stack: ExitStack, port: str, sources: Sequence[str]) -> None:
     file = folder / "shares.yaml"
     file.write_text(json.dumps({"line": LINE, "by": "source", "entities": entities}))
     code = "from windtunnel.cli.main import main; main()"
-    words = [code, "network", "sharing", "attach", port, str(file), "--lend"]
-    if not _line(stack.enter_context(_started(None, words))).startswith("Attached"):
+    words = ["-c", code, "network", "sharing", "attach", port, file, "--lend"]
+    lender = stack.enter_context(traffic.started(None, *words, own=False))
+    if not line(lender).startswith("Attached"):
         raise RuntimeError(f"shares could not be attached to {port}")
 
 
@@ -225,18 +161,6 @@ def _watched(port: str) -> Iterator[list[float]]:
         done.set()
         watcher.join()
         queue.close()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
-
-
-def _told(process: subprocess.Popen[str]) -> Any:
-    assert process.stdin is not None
-    process.stdin.write("tell\n")
-    process.stdin.flush()
-    return json.loads(_line(process))
 
 
 def kernel_rows(quick: bool) -> Iterator[Row]:
@@ -270,17 +194,5 @@ def kernel_rows(quick: bool) -> Iterator[Row]:
             )  # fmt: skip
 
 
-class _started:
-    """A program of ours in a namespace, killed at the end."""
-
-    def __init__(self, place: str | None, words: Sequence[str]) -> None:
-        line = [sys.executable, "-c", *words]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = namespaces.within(place, lambda: subprocess.Popen(line, text=True, **pipes))
-
-    def __enter__(self) -> subprocess.Popen[str]:
-        return self._process
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+if __name__ == "__main__":
+    DCTCP.rebuild()

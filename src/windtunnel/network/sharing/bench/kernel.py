@@ -7,76 +7,30 @@ reads.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from windtunnel.bench.measure import in_turn, spread
 from windtunnel.bench.rows import Row, left_out
-from windtunnel.linux import namespaces, network, queues
+from windtunnel.linux import network, queues
+from windtunnel.network import traffic
 from windtunnel.network.sharing.live import attachment
 from windtunnel.network.sharing.live.lending import lend
 from windtunnel.network.sharing.policy import SHARE
 from windtunnel.network.sharing.spec import check
+from windtunnel.network.traffic import BULK, DATAGRAM, line, told
 
 LINE = 25e6
 PAYLOAD = 1448 / 1514
 """Of what is on the wire, what TCP's receiver reads, at most."""
 TARGET = 0.05
-PORTS = (7001, 7002)
-RECEIVER = """
-import json, socket, sys, threading, time
-counts = dict.fromkeys(map(int, sys.argv[3:]), 0)
-def drain(port, plug):
-    room = bytearray(1 << 18)
-    while count := plug.recv_into(room):
-        counts[port] += count
-def serve(port, server):
-    while True:
-        plug, _ = server.accept()
-        threading.Thread(target=drain, args=(port, plug), daemon=True).start()
-for port in counts:
-    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    datagrams.bind(("", port))
-    threading.Thread(target=drain, args=(port, datagrams), daemon=True).start()
-    threading.Thread(target=serve, args=(port, socket.create_server(("", port))), daemon=True).start()
-print("ready", flush=True)
-sys.stdin.readline()
-time.sleep(float(sys.argv[1]))
-before, began = dict(counts), time.monotonic()
-time.sleep(float(sys.argv[2]))
-span = time.monotonic() - began
-print(json.dumps([(counts[port] - before[port]) / span for port in counts]), flush=True)
-"""
-SENDER = """
-import socket, sys, threading, time
-host, kind, port, count, rate = sys.argv[1], sys.argv[3], *map(int, (sys.argv[2], *sys.argv[4:]))
-def stream():
-    plug = socket.socket()
-    plug.setsockopt(socket.IPPROTO_TCP, 13, kind.encode())
-    plug.connect((host, port))
-    data = bytes(1 << 17)
-    while True:
-        plug.sendall(data)
-def datagrams():
-    plug = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    due = time.monotonic()
-    while True:
-        for _ in range(8):
-            plug.sendto(bytes(1400), (host, port))
-        due += 8 * 1442 / rate
-        time.sleep(max(0.0, due - time.monotonic()))
-for _ in range(count):
-    threading.Thread(target=datagrams if kind == "udp" else stream, daemon=True).start()
-sys.stdin.read()
-"""
+UDP = 22.5e6
+"""Bytes/s on the wire of a flow of UDP."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +88,7 @@ def kernel_rows(quick: bool) -> Iterator[Row]:
 def _own(senders: Sequence[Sends], share: float) -> list[float]:
     """Goodput that each would have at exactly its weight's part of so much of the line."""
     weights = sum(one.weight for one in senders)
-    size = [1400 / 1442 if one.kind == "udp" else PAYLOAD for one in senders]
+    size = [DATAGRAM / (DATAGRAM + 42) if one.kind == "udp" else PAYLOAD for one in senders]
     return [share * LINE * one.weight / weights * part for one, part in zip(senders, size, strict=True)]
 
 
@@ -150,39 +104,17 @@ def _round(senders: Sequence[Sends], arm: str, span: float) -> list[float]:
         hosts = [net.add(name) for name in ("one", "two", "receiver")]
         port, (there, address) = net.port("receiver"), hosts[2]
         _put(arm, port, senders, [host[1] for host in hosts[:2]], stack)
-        words = [RECEIVER, "1.0", str(span), *map(str, PORTS)]
-        receiver = stack.enter_context(_started(there, words))
-        assert receiver.stdout is not None and receiver.stdin is not None
-        receiver.stdout.readline()
-        for one, (place, _), number in zip(senders, hosts, PORTS, strict=False):
+        receiver = stack.enter_context(traffic.started(there, "receive", ",".join(map(str, BULK))))
+        line(receiver)
+        for one, (place, _), number in zip(senders, hosts, BULK, strict=False):
             if one.count:
-                stack.enter_context(
-                    _started(place, [SENDER, address, str(number), one.kind, str(one.count), "22500000"])
-                )
-        receiver.stdin.write("go\n")
-        receiver.stdin.flush()
-        found: list[float] = json.loads(receiver.stdout.readline())
-        return found
-
-
-class _started:
-    """A program of ours in a namespace, killed at the end."""
-
-    def __init__(self, place: str, words: Sequence[str]) -> None:
-        line = [sys.executable, "-c", *words]
-        pipes: dict[str, Any] = {
-            "stdin": subprocess.PIPE,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.DEVNULL,
-        }
-        self._process = namespaces.within(place, lambda: subprocess.Popen(line, text=True, **pipes))
-
-    def __enter__(self) -> subprocess.Popen[str]:
-        return self._process
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+                words = ["send", address, number, one.kind, one.count, UDP]
+                line(stack.enter_context(traffic.started(place, *words)))
+        time.sleep(1.0)
+        began, before = told(receiver)
+        time.sleep(span)
+        ended, after = told(receiver)
+        return [(late - early) / (ended - began) for early, late in zip(before, after, strict=True)]
 
 
 def _put(arm: str, port: str, senders: Sequence[Sends], addresses: Sequence[str], stack: ExitStack) -> None:

@@ -44,6 +44,11 @@ BEGAN = time.time()
 """When the worker did, before any rank."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+OF_RANKS = (
+    "answers", "asked", "ending", "extensions", "flex", "host", "kernels", "mailbox", "names", "objects",
+    "observe", "saving", "substitutes", "surface", "tritons", "values", "world",
+)  # fmt: skip
+"""What `_prepare` takes, beside this module."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ def _answer(request: Request, **content: Any) -> None:
 
 
 def _import_torch() -> None:
-    """Everything that a training script is likely to import, so that forked ranks find it there."""
+    """Everything that a training script is likely to import, and what prepares it, so that forked ranks find
+    it there."""
     import torch
     import torch._meta_registrations
     import torch.distributed.checkpoint
@@ -112,6 +118,8 @@ def _import_torch() -> None:
 
     with contextlib.suppress(ImportError):
         importlib.import_module("triton")  # beside a CUDA build
+    for name in OF_RANKS:
+        importlib.import_module(f"windtunnel.training.emulate.live.{name}")
 
     torch.set_num_threads(1)
 

@@ -205,7 +205,8 @@ def _agree_on_shapes(world: WorldView) -> None:
         if src_stage > self.stage_index:
             return modes._StageBackwardMeta(backward_metas=modes._derive_grad_metas(self._stage_meta.outputs))
         sender = self._resolve_peer_global_rank(src_stage)
-        known, meta = world.mailbox.read_earlier(sender, f"shapes {src_stage} {self.stage_index}")
+        topic = f"shapes {src_stage} {self.stage_index}"
+        known, meta = world.mailbox.read_earlier(sender, topic, last=not sent)
         if known:
             return meta
         if sent:

@@ -175,6 +175,7 @@ def _options(path: Path, spec: OptionsSpec, clusters: Iterable[Cluster]) -> Opti
     options = Options(
         ranks=spec.ranks, slow=tuple(spec.slow), jitter=spec.jitter, seed=spec.seed,
         allocator=spec.alloc_conf, tokens=spec.tokens, timeout=spec.timeout, profile=spec.profile,
+        aggregation=spec.aggregation, neighbours=spec.neighbours,
     )  # fmt: skip
     if spec.reserve is not None:
         options = dataclasses.replace(options, reserve_bytes=spec.reserve * 2**20)

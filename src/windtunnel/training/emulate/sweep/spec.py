@@ -19,13 +19,12 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
 
-from windtunnel.base.errors import UserError
+from windtunnel.base.fields import fitted
 from windtunnel.base.strict_yaml import read_mapping
-from windtunnel.cluster.schema import suggest
 
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 # Only where it is the whole value of an option: JSON and the like is left alone.
@@ -248,11 +247,7 @@ Whole = Annotated[int, Field(strict=True)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class OptionsSpec(_Strict):
+class OptionsSpec(BaseModel, extra="forbid"):
     """As the options of ``windtunnel emulate``; ``reserve`` in MiB."""
 
     ranks: Annotated[str, BeforeValidator(_ranks)] = "auto"
@@ -264,9 +259,11 @@ class OptionsSpec(_Strict):
     timeout: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 900.0
     reserve: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     profile: str | None = None
+    aggregation: Literal["none", "switchml", "atp", "esa"] = "none"
+    neighbours: Annotated[Whole, Field(ge=0, le=15)] = 0
 
 
-class SweepSpec(_Strict):
+class SweepSpec(BaseModel, extra="forbid"):
     name: str | None = None
     script: str
     args: Annotated[str | list[str], BeforeValidator(_words)] = ""
@@ -277,13 +274,13 @@ class SweepSpec(_Strict):
     price_per_device_hour: Price | dict[str, Price] | None = None
 
 
-FIELDS: dict[tuple[str, ...], type[BaseModel]] = {(): SweepSpec, ("options",): OptionsSpec}
 ACCEPTED = {
     "name": "text",
     "script": "the path of a training script, from the file's own folder",
     "args": 'text such as "--size 8b --tp {1,2}", or a list of words',
     "clusters": "a list of cluster names such as h100-sxm:16x8, or of YAML files",
     "grid": "a mapping of options to lists, such as --tp: [1, 2, 4]",
+    "grid.*": "a list of numbers, words, or true and false",
     "where": 'a list of conditions, such as ["tp * pp <= 64"]',
     "options": "a mapping of fields",
     "price_per_device_hour": "a number from 0 up, or a mapping of devices to such numbers",
@@ -296,30 +293,11 @@ ACCEPTED = {
     "timeout": "seconds, a number from 1 up",
     "reserve": "MiB, a number from 0 up",
     "profile": "the name of a measured profile",
+    "aggregation": "none, switchml, atp or esa",
+    "neighbours": "a whole number from 0 to 15",
 }
 
 
 def read_spec(path: Path) -> SweepSpec:
     """The sweep that the file describes. Raises `UserError` for the first thing in it that is wrong."""
-    document = read_mapping(path, "sweep file")
-    try:
-        return SweepSpec.model_validate(document)
-    except ValidationError as error:
-        raise UserError(f"{path}: {_sentence(error)}") from None
-
-
-def _sentence(error: ValidationError) -> str:
-    """The first of Pydantic's errors in our words: field, value, what is accepted."""
-    first = error.errors()[0]
-    loc = tuple(str(part) for part in first["loc"] if part != "[key]")
-    if first["type"] == "missing":
-        return f"field {loc[-1]} is missing, accepted is {ACCEPTED[loc[-1]]}"
-    if first["type"] == "extra_forbidden":
-        return f"field {'.'.join(loc)} is unknown{suggest(loc[-1], FIELDS[loc[:-1]].model_fields)}"
-    field = loc[:2] if loc[0] in ("options", "grid") else loc[:1]
-    shown = f"field {'.'.join(field)} is {first['input']!r}"
-    if first["type"] == "value_error":
-        return f"{shown}, {first['ctx']['error']}"
-    if field[0] == "grid" and len(field) == 2:
-        return f"{shown}, accepted is a list of numbers, words, or true and false"
-    return f"{shown}, accepted is {ACCEPTED[field[-1]]}"
+    return fitted(SweepSpec, read_mapping(path, "sweep file"), str(path), ACCEPTED)

@@ -5,6 +5,9 @@
  * flows are CUBIC's. Flows whose part is less than two packets (a receiver waits with the acknowledgement of one) get
  * `pace`, too. Flows that are acknowledged in a round of the controller are counted in it.
  *
+ * Some kernels (a 6.18 in a virtual machine, once in some thousand losses) take an address of their own for what
+ * "ssthresh" returns: a window without bounds. So it is written down, and put right at the next acknowledgement.
+ *
  * "choose" makes new connections of entities use this congestion control; what belongs to none keeps its own.
  */
 #include <linux/bpf.h>
@@ -20,6 +23,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define SOURCE 0
 #define CGROUP 1
 #define FREE 0xFFFFFFFFU
+#define WIDEST (1U << 24) /* packets: 24 GB */
 
 struct kernfs_node { __u64 id; } KERNEL;
 struct cgroup;
@@ -37,7 +41,7 @@ struct sock {
 	struct sock_cgroup_data sk_cgrp_data;
 	unsigned long sk_max_pacing_rate;
 } KERNEL;
-struct tcp_sock { __u32 snd_cwnd; } KERNEL;
+struct tcp_sock { __u32 snd_cwnd, snd_ssthresh; } KERNEL;
 struct ack_sample { __u32 pkts_acked; } KERNEL;
 enum tcp_ca_event { UNUSED };
 struct tcp_congestion_ops {
@@ -83,6 +87,7 @@ struct flow {
 	__u32 round;
 	__u32 pace; /* 0: as it was */
 	__u32 before; /* what pacing it had from others */
+	__u32 threshold; /* returned last */
 };
 
 #define MAP(name, kind, k, v) \
@@ -178,6 +183,16 @@ INLINE void cap(struct sock *sk, struct flow *flow, const struct common *all)
 	set_pace(sk, flow, may->pace);
 }
 
+INLINE void put_right(struct sock *sk, const struct flow *flow)
+{
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
+
+	if (flow->threshold && ((__s32)tp->snd_ssthresh < 0 || tp->snd_cwnd > WIDEST)) {
+		tp->snd_ssthresh = flow->threshold;
+		tp->snd_cwnd = flow->threshold;
+	}
+}
+
 SEC("struct_ops/init")
 void BPF_PROG(init, struct sock *sk)
 {
@@ -187,7 +202,14 @@ void BPF_PROG(init, struct sock *sk)
 SEC("struct_ops/ssthresh")
 __u32 BPF_PROG(ssthresh, struct sock *sk)
 {
-	return cubictcp_recalc_ssthresh(sk);
+	struct flow *flow = bpf_sk_storage_get(&flows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (flow)
+		put_right(sk, flow);
+	__u32 threshold = cubictcp_recalc_ssthresh(sk);
+	if (flow)
+		flow->threshold = threshold;
+	return threshold;
 }
 
 SEC("struct_ops/set_state")
@@ -218,6 +240,7 @@ void BPF_PROG(pkts_acked, struct sock *sk, const struct ack_sample *sample)
 	cubictcp_acked(sk, sample);
 	if (!flow)
 		return;
+	put_right(sk, flow);
 	struct count *count = bpf_map_lookup_elem(&counts, &flow->entity);
 	if (count) {
 		__sync_fetch_and_add(&count->acked, sample->pkts_acked);

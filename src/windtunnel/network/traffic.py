@@ -1,0 +1,208 @@
+"""Traffic of real sockets for the benches of networks: senders, receivers, and requests beside them.
+
+Each is a program of its own in the namespace of a host, ``python -m windtunnel.network.traffic NAME ...``,
+that prints a line when it is ready and ends with who started it: `started` starts one, and kills it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from windtunnel.linux import namespaces
+
+BULK = (7001, 7002)
+"""Ports of bulk data, to which any program here may send."""
+_ANSWERS = 7003
+REQUEST, ANSWER = 100, 1000
+"""Bytes of a request, and of what comes back."""
+DATAGRAM = 1400
+_FRAME = DATAGRAM + 42
+"""Bytes of a datagram on the wire."""
+_PLUGS, _EVERY = 4, 0.0025
+_CONGESTION = 13  # TCP_CONGESTION
+
+
+# -- for who starts them -----------------------------------------------------------------------------------
+
+
+class started:
+    """A program here (or other arguments of the interpreter, where ``own`` is not) in a namespace, killed at
+    the end. As a context manager: its process."""
+
+    def __init__(self, place: str | Path | None, *words: object, own: bool = True) -> None:
+        line = [sys.executable, *(("-m", __spec__.name) if own else ()), *map(str, words)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = namespaces.within(place, lambda: subprocess.Popen(line, text=True, **pipes))
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next that it prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def told(receiver: subprocess.Popen[str]) -> tuple[float, list[int]]:
+    """When `receive` was asked, in seconds of its clock, and the bytes that it has read at each port."""
+    assert receiver.stdin is not None
+    receiver.stdin.write("tell\n")
+    receiver.stdin.flush()
+    at, counts = json.loads(line(receiver))
+    return at, counts
+
+
+# -- the programs ------------------------------------------------------------------------------------------
+
+
+def receive(ports: str, control: str = "") -> None:
+    """Read what comes to ``ports`` (with commas between) by TCP, with this congestion control, and by UDP."""
+    poll, sources = select.epoll(), dict[int, tuple[socket.socket, int, bool]]()
+    counts = dict.fromkeys(map(int, ports.split(",")), 0)
+
+    def watch(plug: socket.socket, port: int, listens: bool) -> None:
+        sources[plug.fileno()] = (plug, port, listens)
+        poll.register(plug, select.EPOLLIN)
+
+    for port in counts:
+        server = socket.create_server(("", port), backlog=256)
+        if control:
+            server.setsockopt(socket.IPPROTO_TCP, _CONGESTION, control.encode())
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.bind(("", port))
+        watch(server, port, True)
+        watch(datagrams, port, False)
+    poll.register(sys.stdin, select.EPOLLIN)
+    room = bytearray(1 << 18)
+    print("ready", flush=True)
+    while True:
+        for number, _ in poll.poll():
+            if number not in sources:
+                if not sys.stdin.readline():
+                    return
+                print(json.dumps([time.monotonic(), list(counts.values())]), flush=True)
+                continue
+            plug, port, listens = sources[number]
+            if listens:
+                watch(plug.accept()[0], port, False)
+                continue
+            got = plug.recv_into(room)
+            counts[port] += got
+            if not got and plug.type == socket.SOCK_STREAM:
+                poll.unregister(number)
+
+
+def send(host: str, port: str, kind: str, count: str, rate: str = "0") -> None:
+    """So many flows of a congestion control, each as much as it may; of ``udp``, each of ``rate`` bytes/s."""
+    place = (host, int(port))
+
+    def stream() -> None:
+        plug = socket.socket()
+        plug.setsockopt(socket.IPPROTO_TCP, _CONGESTION, kind.encode())
+        plug.connect(place)
+        data = bytes(1 << 17)
+        with contextlib.suppress(OSError):  # the round is over
+            while True:
+                plug.sendall(data)
+
+    def datagrams() -> None:
+        plug = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        due = time.monotonic()
+        with contextlib.suppress(OSError):
+            while True:
+                for _ in range(8):
+                    plug.sendto(bytes(DATAGRAM), place)
+                due += 8 * _FRAME / float(rate)
+                time.sleep(max(0.0, due - time.monotonic()))
+
+    for _ in range(int(count)):
+        threading.Thread(target=datagrams if kind == "udp" else stream, daemon=True).start()
+    _stay()
+
+
+def answer() -> None:
+    """Answer requests on any number of connections."""
+
+    def serve(plug: socket.socket) -> None:
+        half = 0
+        while got := len(plug.recv(65536)):
+            half += got
+            plug.sendall(bytes(ANSWER * (half // REQUEST)))
+            half %= REQUEST
+
+    def accept(server: socket.socket) -> None:
+        while True:
+            plug = server.accept()[0]
+            plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=serve, args=(plug,), daemon=True).start()
+
+    server = socket.create_server(("", _ANSWERS))
+    threading.Thread(target=accept, args=(server,), daemon=True).start()
+    _stay()
+
+
+def ask(host: str, warm: str, span: str) -> None:
+    """Requests to `answer`, one every 2.5 ms in turn over four connections, for ``warm`` and then ``span``
+    seconds: a line after each, and the seconds that each request of the second part took."""
+    plugs = [socket.create_connection((host, _ANSWERS)) for _ in range(_PLUGS)]
+    for plug in plugs:
+        plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sent: list[list[float]] = [[] for _ in plugs]
+    half, found = [0] * _PLUGS, list[tuple[float, float]]()
+    turn = 0
+
+    def take(k: int) -> None:
+        half[k] += len(plugs[k].recv(65536))
+        while half[k] >= ANSWER:
+            half[k] -= ANSWER
+            began = sent[k].pop(0)
+            found.append((began, time.monotonic() - began))
+
+    def go(seconds: float) -> None:
+        nonlocal turn
+        due = time.monotonic()
+        end = due + seconds
+        while (now := time.monotonic()) < end:
+            if now >= due:
+                sent[turn % _PLUGS].append(now)
+                plugs[turn % _PLUGS].send(bytes(REQUEST))
+                turn, due = turn + 1, due + _EVERY
+            else:
+                for plug in select.select(plugs, [], [], due - now)[0]:
+                    take(plugs.index(plug))
+
+    go(float(warm))
+    print("warm", flush=True)
+    began = time.monotonic()
+    go(float(span))
+    print("done", flush=True)
+    while any(sent):
+        take(next(k for k in range(_PLUGS) if sent[k]))
+    print(json.dumps([took for at, took in found if at >= began]), flush=True)
+
+
+def _stay() -> None:
+    """Until who started this program is gone; its threads end with it."""
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    programs: dict[str, Callable[..., None]] = {one.__name__: one for one in (receive, send, answer, ask)}
+    partial(programs[sys.argv[1]], *sys.argv[2:])()
