@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 MATRIX ?= .matrix
 # Compiled kernels are cached by the age of one file, not of what it imports: every tree gets a cache of its own.
 export NUMBA_CACHE_DIR ?= $(CURDIR)/$(VENV)/numba

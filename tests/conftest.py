@@ -9,13 +9,19 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Examples that hypothesis makes have no deadline either, and may come slowly on a host that does much else.
+# They are the same in each run; `--hypothesis-profile drawn` has it look for new ones.
 slowly = [HealthCheck.too_slow]
-settings.register_profile("untimed", settings.default, deadline=None, suppress_health_check=slowly)
-settings.load_profile("untimed")
+settings.register_profile("drawn", settings.default, deadline=None, suppress_health_check=slowly)
+settings.register_profile("same", settings.get_profile("drawn"), derandomize=True)
+settings.load_profile("same")
 
 # What starts the tests in the background may ignore an interrupt, and all that they start would do so too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Nearly all that is made while tests are collected stays: looking for garbage took half of that time.
+gc.disable()
 
 
 def pytest_collection_finish() -> None:
@@ -23,6 +29,8 @@ def pytest_collection_finish() -> None:
     collects garbage."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 10)  # the young are many, too: what examples are made of
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,6 +7,7 @@ there: an entry that is no longer true must be taken out.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 import sys
@@ -45,9 +46,11 @@ KNOWN: set[tuple[str, str]] = set()
 def trees() -> dict[str, ast.Module]:
     """Every module of the package by its name."""
     found = {}
+    gc.disable()  # it would look at a million nodes again and again
     for path in sorted((SOURCE / "windtunnel").rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+    gc.enable()
     return found
 
 

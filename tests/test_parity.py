@@ -148,6 +148,34 @@ def held_back(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
     return [held_back(folder)]
 
 
+def ordered(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    """Two jobs that compute and send, in the order of their slack."""
+    from support.dag import recorded
+
+    return [recorded(folder)]
+
+
+def fed(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    """Two ranks that share the splits of a small table, and workers as they are wanted."""
+    from support.ingest import recorded
+
+    return [recorded(folder)]
+
+
+def relayed(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    """A file from one rack to seven, which lose a tenth of it."""
+    from support.multicast import sent
+
+    return [sent(folder)]
+
+
+def spread(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    """Tables on two ranks, whose rows are asked for otherwise after a while."""
+    from support.embeddings import spread
+
+    return [spread(folder)]
+
+
 LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "training.emulate": emulated,
     "training.elastic": kept,
@@ -160,8 +188,12 @@ LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "serving.variants": chosen,
     "network.sharing": lending,
     "network.aggregation": added,
+    "network.dag": ordered,
     "network.hostrate": held_back,
+    "network.multicast": relayed,
+    "data.ingest": fed,
     "agents.sandbox": sandboxed,
+    "data.embeddings": spread,
 }
 # A file of the policy, a rule in it, and what it is made into: a difference whatever was measured.
 MUTANTS = {
@@ -180,12 +212,20 @@ MUTANTS = {
         "merge(seen.bits, seen.have,",
         "merge(seen.bits, seen.bits,",
     ),
+    "network.dag": (
+        "policy/__init__.py",
+        "sorted({rank(one) for one in sending})",
+        "sorted({rank(one) for one in sending})[::-1]",
+    ),
     "network.hostrate": (
         "policy/__init__.py",
         "return least if seen.backlog >",
         "return least if seen.backlog <",
     ),
+    "network.multicast": ("policy/repair.py", "seen.missing[:MOST])", "seen.missing[1:MOST])"),
+    "data.ingest": ("policy/__init__.py", "one.splits < seen.slots]", "one.splits > seen.slots]"),
     "agents.sandbox": ("policy/__init__.py", "if not look.has_parent:", "if look.has_parent:"),
+    "data.embeddings": ("policy/replicas.py", "if saved > 1e-9 *", "if saved < 1e-9 *"),
 }
 
 

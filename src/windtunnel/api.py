@@ -217,6 +217,8 @@ def emulate(
     timeout: float = 900.0,
     reserve: float | None = None,
     profile: str | None = None,
+    aggregation: str = "none",
+    neighbours: int = 0,
     report: bool = True,
     fail_on: Sequence[str] | str = (),
     baseline: Run | str | None = None,
@@ -231,7 +233,8 @@ def emulate(
     (``auto``, ``all`` or ``0,17``), ``slow`` hosts, devices or links (``host=3:1.3``), ``jitter`` of operator
     times with its ``seed``, the allocator's ``alloc_conf`` and ``max_split_size`` (MiB), ``tokens`` of a
     step, ranks in the ``timeline``, ``jobs`` captured at once, ``timeout`` in seconds, device memory in
-    ``reserve`` that no tensor can have (bytes), a measured ``profile``, and whether to write the ``report``.
+    ``reserve`` that no tensor can have (bytes), a measured ``profile``, switches that add by a policy of
+    ``aggregation`` beside so many ``neighbours``, and whether to write the ``report``.
     ``fail_on`` is what is to be an error, as in ``("oom", "hang", "slower:10%")``; ``baseline`` the run, its
     id, or the file of a summary than which it must not be slower, by default the last such run in the store.
 
@@ -262,6 +265,8 @@ def emulate(
         jobs=jobs,
         timeout=timeout,
         profile=profile,
+        aggregation=aggregation,
+        neighbours=neighbours,
         **({} if reserve is None else {"reserve_bytes": reserve}),
     )
     shown = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()

@@ -115,12 +115,28 @@ CAPABILITIES = (
         ROOMS, "network", ("network",), "network",
     ),
     Capability(
+        "network.multicast", "From one rack to many over passive splitters, relayed by racks (Shufflecast)",
+        ROOMS, "network", ("network",), "network",
+    ),
+    Capability(
         "network.torus", "An all-to-all in an optical torus: wavelengths, routes, failures (RWA)",
         ("policy", "twin", "bench"), "network", ("network",), "network",
     ),
     Capability(
+        "network.dag", "Computing and sending in one order, within jobs and between them (MXDAG)",
+        ROOMS, "network", ("network",), "network",
+    ),
+    Capability(
         "network.hostrate", "A host's own queue kept short by windows for its senders (CERA)",
         ROOMS, "network", ("network",), "network",
+    ),
+    Capability(
+        "data.embeddings", "Embedding tables over fast and slow memory of many devices (RecShard, FlexShard)",
+        ROOMS, "data", ("embeddings",), "embeddings",
+    ),
+    Capability(
+        "data.ingest", "Samples read, transformed and batched by workers beside trainers (DPP)",
+        ROOMS, "data", ("ingest",), "ingest",
     ),
 )  # fmt: skip
 

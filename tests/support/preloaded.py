@@ -41,14 +41,25 @@ from windtunnel.training.job import PRELOAD
 
 TRAINING = (
     *PRELOAD,
+    "support.kernels",
+    "support.quick",
     "torch.distributed.checkpoint",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.experimental",
     "torch.distributed.tensor.parallel",
     "torch.utils.checkpoint",
     "torch.utils.data",
+    "windtunnel.api",
+    "windtunnel.cli.emulate",
     "windtunnel.cli.main",
+    "windtunnel.cli.train",
+    "windtunnel.report.terminal",
+    "windtunnel.training.cleanup",
+    "windtunnel.training.elastic.live.forked",
+    "windtunnel.training.emulate.run",
+    "windtunnel.training.gradsync.live.script",
     "windtunnel.training.pipelines.live.trainer",
+    "windtunnel.training.session",
 )
 """What training scripts import, and the ranks, the launcher and the command line of ours."""
 SANDBOX = (

@@ -18,6 +18,7 @@ from windtunnel.linux import forkserver_client
 FORK_SERVER = "windtunnel.linux.forkserver"
 CAPTURE = "windtunnel.training.emulate.live.worker"
 ABSENT_DEVICE = ("support.absent_device",)
+STRANGERS = ("support.strangers",)
 LENT = "WINDTUNNEL_TESTS_SERVER"
 
 
@@ -30,12 +31,12 @@ def launches(modules: tuple[str, ...] = preloaded.TRAINING) -> Iterator[None]:
 
 
 @contextmanager
-def captures() -> Iterator[None]:
-    """A capture's worker has torch imported before it starts."""
+def captures(modules: tuple[str, ...] = ABSENT_DEVICE) -> Iterator[None]:
+    """A capture's worker has torch and the absent device before it starts."""
     from windtunnel.training.emulate.live import session
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "subprocess", preloaded.Subprocess(CAPTURE, ABSENT_DEVICE))
+        patch.setattr(session, "subprocess", preloaded.Subprocess(CAPTURE, modules))
         yield
 
 
@@ -44,7 +45,8 @@ def windtunnel(
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """``windtunnel`` with ``words``, as a process of its own, whose job starts as in `launches`; where
-    `ABSENT_DEVICE` is ``lent``, its capture as in `captures`. ``env``: beside this process's own."""
+    anything but `preloaded.TRAINING` is ``lent``, its capture as in `captures`. ``env``: beside this
+    process's own."""
     fd = preloaded.server(lent).fileno()
     given = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), LENT: f"{fd} {','.join(lent)}"}
     done = preloaded.run(["-m", "support.quick", *words], env=given, pass_fds=[fd], timeout=300.0, **options)
@@ -57,7 +59,7 @@ def main() -> None:
     fd, names = os.environ.pop(LENT).split()
     lent = tuple(names.split(","))
     preloaded.adopt(lent, int(fd))
-    with captures() if lent == ABSENT_DEVICE else launches():
+    with launches() if lent == preloaded.TRAINING else captures(lent):
         main()
 
 

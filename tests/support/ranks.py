@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.preloaded import Process
+from support.preloaded import TRAINING, Process
 
 OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -44,11 +44,14 @@ def _run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     timeout: float = 300.0,
+    modules: tuple[str, ...] = TRAINING,
 ) -> subprocess.CompletedProcess[str]:
     given = {key: value for key, value in (os.environ if env is None else env).items() if key not in OWN}
     given["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
-        ranks = [Process(command, env=given | one, cwd=cwd, stdout=out, stderr=err) for one in own]
+        ranks = [
+            Process(command, modules=modules, env=given | one, cwd=cwd, stdout=out, stderr=err) for one in own
+        ]
         try:
             status = _ended(ranks, timeout, command)
         finally:

@@ -55,13 +55,17 @@ class Loaded:
             for name, found in self._each():
                 if name not in self._controls:
                     self.maps[name] = bpf.Map.held(os.dup(self._library.bpf_map__fd(found)))
+        except LinuxError:  # of no such map: no kernel was asked
+            self.close()
+            raise
         except OSError as error:
             self.close()
             raise self._refused("the program", error) from None
 
     def register(self, name: str) -> None:
         """Make the congestion control in the map ``name`` one that sockets may use, until `close` or the end
-        of this process. Raises LinuxError: one of its name is there already (EEXIST), or the kernel refused.
+        of this process. Raises LinuxError: there is no such map (ENOENT), one of its name is there already
+        (EEXIST), or the kernel refused.
         """
         found = self._map(name)
         try:
@@ -77,16 +81,20 @@ class Loaded:
 
     def on_cgroup(self, name: str, folder: Path, kind: int = SOCK_OPS) -> None:
         """Attach a program to a cgroup, beside those of others. Raises LinuxError."""
-        program = self._library.bpf_object__find_program_by_name(ctypes.c_void_p(self._object), name.encode())
+        number = self.program(name)
         try:
             held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                number = self._library.bpf_program__fd(ctypes.c_void_p(program))
                 self._links.append(_link(number, held, kind))
             finally:
                 os.close(held)
         except OSError as error:
             raise self._refused(f"the program {name} on {folder}", error) from None
+
+    def program(self, name: str) -> int:
+        """The descriptor of a program, which is closed with this."""
+        found = self._library.bpf_object__find_program_by_name(ctypes.c_void_p(self._object), name.encode())
+        return int(self._library.bpf_program__fd(ctypes.c_void_p(found)))
 
     def close(self) -> None:
         """Detach what is attached, and let go of all."""
@@ -121,7 +129,7 @@ class Loaded:
     def _map(self, name: str) -> ctypes.c_void_p:
         found = self._library.bpf_object__find_map_by_name(ctypes.c_void_p(self._object), name.encode())
         if not found:
-            raise OSError(errno.ENOENT, f"it has no map {name}")
+            raise LinuxError(f"the program has no map {name}", errno.ENOENT)
         return ctypes.c_void_p(found)
 
     def _checked(self, result: int) -> None:

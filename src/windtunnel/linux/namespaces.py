@@ -9,8 +9,10 @@ Source: namespaces(7), setns(2), ip-netns(8) for the files that hold networks.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
+import signal
 import socket
 import struct
 import threading
@@ -33,6 +35,7 @@ KINDS = {
 _BIND, _DETACH = 0x1000, 0x2
 _EVERY, _PRIVATE = 0x4000, 0x40000
 _OWN_ROOT = 0x200
+_DIE_WITH_PARENT = 1
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
 
 
@@ -125,6 +128,38 @@ def apart(kinds: Sequence[str], work: Callable[[], T]) -> T:
         return work()
 
     return _in_thread(inside)
+
+
+def start_in_own_network(work: Callable[[], object]) -> int:
+    """A child of this process, forked into a network that nothing else holds, does ``work`` and ends; its
+    process id. When it ends, however it does, its network is gone, and when the calling thread ends it is
+    killed: so nothing is left of either, whoever is killed.
+
+    Raises OSError: there is no such network for this process.
+    """
+    heard, told = os.pipe()
+    own, child = os.getpid(), os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(heard)
+            checked(libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0), "prctl")
+            if os.getppid() == own:  # else it has ended before that was said
+                failed = libc.unshare(KINDS["net"])
+                os.write(told, (ctypes.get_errno() if failed else 0).to_bytes(4, "little"))
+                os.close(told)
+                if not failed:
+                    work()
+                    status = 0
+        finally:
+            os._exit(status)
+    os.close(told)
+    with open(heard, "rb") as answer:
+        code = int.from_bytes(answer.read(4), "little")
+    if code:
+        os.waitpid(child, 0)
+        raise OSError(code, os.strerror(code), "unshare")
+    return child
 
 
 def _in_thread(work: Callable[[], T]) -> T:

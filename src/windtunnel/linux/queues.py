@@ -10,14 +10,16 @@ Source: tc(8), tc-bpf(8), tc-htb(8), tc-u32(8).
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.linux import LinuxError
+from windtunnel.linux.namespaces import within
 from windtunnel.linux.network import ask
 
 Hook = Literal["egress", "ingress"]
@@ -25,6 +27,7 @@ _PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
 _CLSACT, _ALL = 0xFFFF0000, 0x0300
 """The handle of clsact; every protocol (ETH_P_ALL) as it goes over the wire."""
 _FIRST, _ROOT = 1, 0xFFFFFFFF
+_PACKET, _AT_ONCE = 1600, 64
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,25 @@ def attach(device: str, hook: Hook, program: int, name: str, namespace: Path | N
     ask(add, namespace)
 
 
+def split(device: str, outputs: Sequence[str], namespace: Path | None = None) -> None:
+    """Let everything that ``device`` receives leave by each of ``outputs``, and go nowhere else: a passive
+    splitter. Raises LinuxError where the kernel has no clsact, u32 or mirred."""
+    make_clsact(device, namespace)
+
+    def add(route: Any) -> None:
+        ways = [
+            {"kind": "mirred", "direction": "egress", "action": "mirror", "ifindex": _index(one)}
+            for one in outputs
+        ]
+        ways[-1]["action"] = "redirect"
+        route.tc(
+            "add-filter", "u32", _index(device), 0, parent=_PARENTS["ingress"], prio=_FIRST, protocol=0x0003,
+            target=0x10001, keys=["0x0/0x0+0"], action=ways,
+        )  # fmt: skip
+
+    ask(add, namespace)
+
+
 def detach(device: str, found: Filter, namespace: Path | None = None) -> None:
     """Remove one filter."""
 
@@ -205,6 +227,57 @@ def _shape(rate: float, ceiling: float) -> dict[str, Any]:
         "cburst": 16_000,
         "quantum": 60_000,
     }
+
+
+class Classes:
+    """Classes below the line of an interface's HTB, made and changed often: one socket, and messages without
+    a library. What is in no class passes free of the line.
+
+    A class's priority is left alone: the kernel goes by a new one only once nothing waits in the class. Rates
+    hold at once.
+
+    Raises:
+        LinuxError: the kernel refused, by this and `set`.
+    """
+
+    def __init__(self, device: str, line: float, namespace: Path | None = None) -> None:
+        def opened() -> tuple[int, socket.socket]:
+            return _index(device), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+
+        make_classes(device, line, (), line, namespace)
+        self._index, self._socket = within(namespace, opened)
+        self._socket.settimeout(5.0)
+        self.set({1: (line, line, 60_000)})
+
+    def set(self, shapes: Mapping[int, tuple[float, float, int]]) -> None:
+        """Of class 1:number the bytes/s that it has, those that it gets at most, and the bytes that it sends
+        in a turn of what others leave. Numbers are from 3 on; 1 is the line."""
+        waiting = list(shapes.items())
+        while waiting:
+            part, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+            self._socket.send(b"".join(self._message(number, *shape) for number, shape in part))
+            answers = 0
+            while answers < len(part):
+                told, at = self._socket.recv(1 << 16), 0
+                while at < len(told):
+                    size, _, _, _, _, code = struct.unpack_from("IHHIIi", told, at)
+                    if code:
+                        raise LinuxError(os.strerror(-code), -code)
+                    answers, at = answers + 1, at + (size + 3 & ~3)
+
+    def _message(self, number: int, rate: float, ceiling: float, quantum: int) -> bytes:
+        rates = [max(1, min(int(one), 2**32 - 1)) for one in (rate, ceiling)]
+        # what is saved up: 4 ms, and whole packets; in units of 64 ns
+        saved = [int(max(_PACKET, 0.004 * one) / one * 1e9 / 64) for one in rates]
+        told = b"".join(struct.pack("BBHhHI", 0, 1, 0, 0, 0, one) for one in rates)  # linklayer Ethernet
+        told += struct.pack("5I", *(min(one, 2**32 - 1) for one in saved), quantum, 0, 0)
+        told = struct.pack("HH4sHHHH", 8, 1, b"htb", 8 + len(told), 2, 4 + len(told), 1) + told
+        parent = 0x10000 if number == 1 else 0x10001
+        told = struct.pack("BxxxiIII", 0, self._index, 0x10000 | number, parent, 0) + told
+        return struct.pack("IHHII", 16 + len(told), 40, 0x405, 0, 0) + told  # RTM_NEWTCLASS, made if need be
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 def classify(device: str, source: str, number: int, namespace: Path | None = None) -> None:

@@ -4,6 +4,9 @@ whatever happens, the next host finds everything, and nothing is left on the mac
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -14,12 +17,24 @@ from hurt import COUNT, COUNTER, checked, frozen, traces
 
 from support import preloaded
 from support.waiting import until
+from windtunnel.agents.sandbox.live.machine import Cgroup
+from windtunnel.agents.sandbox.live.machine.leftovers import Guard
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.linux import cgroup
 
 pytestmark = pytest.mark.root
+
+
+def test_a_criu_that_was_left_behind_does_not_hold_up_a_host_that_closes(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.path.mkdir(exist_ok=True)
+    words = ["--freeze-cgroup", str(Cgroup(home.tag, "gone").path)]
+    left = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", *words])
+    Guard(home).close()
+    assert left.wait(30) == -signal.SIGKILL
+
 
 SHOW = "echo $X; cat /workspace/f"
 

@@ -11,8 +11,8 @@ import pytest
 
 from support.quick import windtunnel
 from support.ranks import run_ranks
+from windtunnel.bench.ranks import MBIT, ranks
 from windtunnel.linux import network
-from windtunnel.training.gradsync.bench.ranks import MBIT, ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
 PAGE = Path(__file__).parents[3] / "docs" / "gradsync.md"
@@ -83,7 +83,7 @@ def test_the_example_in_the_documentation_runs(tmp_path: Path) -> None:
 def test_a_link_that_becomes_slow_calls_for_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not compressed before is from then on: the network is measured anew, between real links."""
     monkeypatch.setenv("PYTHONPATH", str(PROGRAMS), prepend=os.pathsep)
-    with ranks() as run:
+    with ranks("windtunnel.training.gradsync.live.sparse") as run:
         found = run("slower:trained", 120 * MBIT, 2, 4000 * MBIT, 120.0)
     before, after = found[0]["codecs"]
     assert before == ["none"] and "fp16" in after, found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -280,8 +281,17 @@ def test_lazy_memory_is_whole(box: TinyBox, criu: Criu, tmp_path: Path) -> None:
     assert wait_lazy(1)
 
 
-def test_a_lazy_daemon_that_dies_takes_the_sandbox_along(box: TinyBox, criu: Criu, tmp_path: Path) -> None:
+def test_a_lazy_daemon_that_dies_takes_the_sandbox_along(
+    box: TinyBox, criu: Criu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the sandbox would compute on with zeros in place of what was not brought yet."""
+    serve = process.Pages.serve
+
+    def stopped(pages: process.Pages, pid: int, procs: tuple[Path, ...]) -> None:
+        os.kill(pages.child.pid, signal.SIGSTOP)  # else it may be done before it is killed, on a busy host
+        serve(pages, pid, procs)
+
+    monkeypatch.setattr(process.Pages, "serve", stopped)
     # so much memory that it is still being brought when the daemon is killed
     program = "import os, time; data = os.urandom(1 << 20) * 256; open('/workspace/ready', 'w').close(); "
     box.start("/usr/bin/python3", "-c", program + "time.sleep(1000)")

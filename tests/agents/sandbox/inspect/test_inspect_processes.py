@@ -55,6 +55,7 @@ def test_a_process_that_started_or_ended(cell: Cell, inspector: Inspector) -> No
     cell.watch(inspector)
     cell.run("sleep 1000 & while ! grep -q sleep /proc/$!/comm; do :; done")
     assert cell.child(inspector.effects(cell.name), "sleep").started
+    cell.settled()  # the shell answers before it waits again, and its way there counts
     inspector.rebase(cell.name, files=True, processes=True)
     assert not inspector.effects(cell.name).processes
     cell.run("true; /bin/true; kill %1; wait")

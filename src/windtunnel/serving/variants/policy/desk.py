@@ -106,9 +106,9 @@ class Group:
     """``loading``: when each replica that is on its way should be ready. ``waiting``: items of requests;
     ``begun``: each batch under way, and since when. Of this second: ``came`` and ``late`` (sent here though
     it would be late), items; ``batches``: (items, seconds) of those that ended; ``hardest``: the least
-    latency and the greatest accuracy asked for. ``rate``: items a second, and ``slow``: times of batches over
-    the profile's, both averaged over seconds. Ever: ``answered`` requests, of them those that ``missed``
-    their latency, and ``requeued`` ones."""
+    latency and the greatest accuracy asked for. ``rate``: items a second, averaged over seconds; ``slow``:
+    what the quickest batch of the last second took, in times of the profile. Ever: ``answered`` requests, of
+    them those that ``missed`` their latency, and ``requeued`` ones."""
 
     variant: Variant
     host: Hosted
@@ -190,9 +190,8 @@ class Group:
         items = sum(one for one, _ in self.batches) / count
         took = sum(seconds for _, seconds in self.batches) / count
         self.rate = 0.5 * self.rate + 0.5 * self.came
-        if self.batches:
-            profile = sum(variant.latency(one) for one, _ in self.batches) / count
-            self.slow = 0.5 * self.slow + 0.5 * took / profile
+        if self.batches:  # the quickest: what held the others up is often over, and nobody is shed for that
+            self.slow = min(seconds / variant.latency(one) for one, seconds in self.batches)
         elif not self.begun:  # nobody is shed for long for what was once
             self.slow = 0.5 * self.slow + 0.5
         running = sum(_items(batch) for batch, _ in self.begun.values() if not batch[0].query.background)

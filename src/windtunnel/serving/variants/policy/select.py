@@ -267,7 +267,7 @@ def gather(seen: Waiting) -> Batch:
     fit = left[: max(1, sum(total <= one.batch for total in sums))]
     first, kept = most(fit), most(sorted(fit, key=lambda at: -slack[at]))
     later = fit[len(first) :]
-    if all(slack[at] >= takes(first) + takes(later) for at in later):
+    if len(kept) <= len(first) or all(slack[at] >= takes(first) + takes(later) for at in later):
         return Batch(len(first), lost)
     return Batch(len(kept), (*lost, *(at for at in fit if at not in kept)))
 

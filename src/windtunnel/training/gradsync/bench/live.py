@@ -20,9 +20,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.bench.measure import in_turn
+from windtunnel.bench.ranks import MBIT, interface_bytes, ranks
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.linux import network
-from windtunnel.training.gradsync.bench.ranks import MBIT, interface_bytes, ranks
 from windtunnel.training.gradsync.live.hook import Handle, apply
 from windtunnel.training.gradsync.live.profile import profile
 from windtunnel.training.gradsync.live.replay import Replay, replay
@@ -51,7 +51,7 @@ def live_rows(quick: bool) -> Iterator[Row]:
     if reason is not None:
         yield left_out("live", "plans between namespaces", reason)
         return
-    with ranks() as run:
+    with ranks("windtunnel.training.gradsync.live.sparse") as run:
         for world, rate in FABRICS[1:2] if quick else FABRICS:
             codecs = ["fp16", "sign", FUSED] if quick else list(CODECS)
             given = {"codecs": codecs, "repeats": 3 if quick else REPEATS}

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from windtunnel.bench.ranks import MBIT, interface_bytes, ranks
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.linux import network
-from windtunnel.training.gradsync.bench.ranks import MBIT, interface_bytes, ranks
 from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.sparse import all_reduce, least_times, measure, tried
 from windtunnel.training.gradsync.live.units import Units
@@ -130,7 +130,7 @@ def _live(
         yield left_out(section, "sums between namespaces", reason)
         return
     worst: list[tuple[float, float, str]] = []
-    with ranks() as run:
+    with ranks("windtunnel.training.gradsync.live.sparse") as run:
         for world, rate, elements, kinds in fabrics:
             given = {"rate": rate * MBIT, "elements": elements, "cases": [*product(kinds, densities)]}
             told = run(f"{main.__module__}:main", given, world, rate * MBIT, LIMIT)

@@ -158,6 +158,7 @@ class Guard:
         rootless = os.geteuid() != 0
         groups = home.boxes if rootless else Cgroup(home.tag, "any").path.parent
         dumps = home.unverified("any").parent
+        self._groups = groups
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", CONTINUE if rootless else THAW, "windtunnel-guard", str(groups), str(dumps)],
             stdin=subprocess.PIPE,
@@ -169,8 +170,14 @@ class Guard:
         (home.path / "guard").write_text(str(self._shell.pid))
 
     def close(self) -> None:
-        """End it; what it does then is harmless, since nothing is frozen."""
+        """End it; what it does then is harmless, since nothing is frozen. No checkpoint of this host is under
+        way any more, so a CRIU that still runs is one of a host before, for which the shell would wait."""
         assert self._shell.stdin is not None
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if "--freeze-cgroup" in words and any(word.startswith(f"{self._groups}/") for word in words):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         self._shell.stdin.close()
         self._shell.wait()
 

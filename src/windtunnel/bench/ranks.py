@@ -24,18 +24,19 @@ from windtunnel.linux import network
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
 
 MBIT = 1e6 / 8
-PRELOAD = ("torch", "torch.distributed", "windtunnel.training.gradsync.live.sparse", __name__)
+PRELOAD = ("torch", "torch.distributed", __name__)
 
 
 @contextmanager
-def ranks() -> Iterator[Callable[[str, Any, int, float, float], list[Any]]]:
-    """The process that ranks are forked from, and a function that starts them.
+def ranks(*preload: str) -> Iterator[Callable[[str, Any, int, float, float], list[Any]]]:
+    """The process that ranks are forked from, which has imported ``preload`` too, and a function that starts
+    them.
 
     ``run("module:function", arguments, world, rate, limit)`` gives what ``function(arguments)`` returns on
     each of ``world`` ranks that are joined by links of ``rate`` bytes/s; HostError where one failed, or they
     took longer than ``limit`` seconds."""
     with scratch() as folder:
-        keeper = ForkServerKeeper(folder / "forkserver", PRELOAD, dict(os.environ))
+        keeper = ForkServerKeeper(folder / "forkserver", (*PRELOAD, *preload), dict(os.environ))
         try:
             yield partial(_run, folder, keeper)
         finally:
