@@ -48,12 +48,12 @@ def main():
     dataset = IngestDataset(address, secret)
     # forked loaders first: this process has used no Flight yet
     told["loader"] = rows(DataLoader(dataset, batch_size=None, num_workers=2))
-    loader = StatefulDataLoader(dataset, batch_size=None, num_workers=1)
+    loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2)
     batches = iter(loader)
     before = rows(next(batches) for _ in range(30))
     state = json.loads(json.dumps(loader.state_dict(), default=str)) and loader.state_dict()
     del batches
-    loader = StatefulDataLoader(dataset, batch_size=None, num_workers=1)
+    loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2)
     loader.load_state_dict(state)
     told["resumed"] = before + rows(loader)
 

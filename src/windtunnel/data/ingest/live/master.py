@@ -272,8 +272,9 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             marks = ledger.unpacked(said["resume"])
             if any(not 0 <= split < len(self.splits) for split in marks) or said["epoch"] is None:
                 raise ValueError("no such split")
-            if said["epoch"] != state.epoch:
-                self._came.clear()
+            again = name in self._came and (old is None or old.key != said["key"])
+            if said["epoch"] != state.epoch or again:
+                self._came.clear()  # marks of who has not gone back yet are of before: nobody gets a split
             self.ledger.write("rewind", client=name, epoch=said["epoch"], marks=list(marks.items()))
             self._failures.clear()
             self._ahead.clear()
