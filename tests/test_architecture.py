@@ -11,9 +11,11 @@ import gc
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -252,3 +254,70 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise AssertionError(" → ".join(error.args[1])) from None
+
+
+# What its users bring themselves: the framework that an adapter is for, and the DDP of an all_reduce.
+BROUGHT = {
+    ("training.checkpoint", "accelerate"), ("training.checkpoint", "lightning"),
+    ("training.checkpoint", "torchmetrics"), ("training.checkpoint", "transformers"),
+    ("agents.sandbox", "ray"), ("agents.sandbox", "ground"), ("network.aggregation", "torch"),
+    ("data.embeddings", "torchrec"), ("data.ingest", "torchrec"),
+}  # fmt: skip
+
+
+def test_an_extra_installs_all_that_its_capabilities_import() -> None:
+    """Also what the modules of the shared ground import that they use. Benches may want more."""
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
+    optional = {module: tried(tree) for module, tree in trees().items()}
+    top = {module: set(named(at_import(tree.body))) for module, tree in trees().items()}
+    of_module, broken = metadata.packages_distributions(), set()
+    for one in CAPABILITIES:
+        verbs = [f"windtunnel.cli.{verb}." for verb in one.verbs]
+        own = {name for name in trees() if f"{name}.".startswith((f"{one.package}.", *verbs))}
+        own = {name for name in own if not f"{name}.".startswith(f"{one.package}.bench.")}
+        installed = closure([*project["dependencies"], *project["optional-dependencies"][one.extra]])
+        reached, todo = set[str](), [*own]
+        while todo:
+            module = todo.pop()
+            if module in reached:
+                continue
+            reached.add(module)
+            for used in (imports() if module in own else top)[module] - optional[module]:
+                parts = used.split(".")
+                if parts[0] == "windtunnel":
+                    todo += ({".".join(parts[:length]) for length in range(1, 9)} & trees().keys()) - reached
+                elif parts[0] not in sys.stdlib_module_names:
+                    brings = {plain(name) for name in of_module.get(parts[0], parts[:1])}
+                    broken |= set() if brings & installed else {(one.name, parts[0])}
+    hold(broken, BROUGHT)
+
+
+def plain(requirement: str) -> str:
+    """The name of a distribution in a requirement, as package indexes compare them."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[\s<>=!\[;~(]", requirement)[0]).lower()
+
+
+def closure(requirements: Iterable[str]) -> set[str]:
+    """The distributions that these bring, where they are installed, and what those need."""
+    found, todo = set[str](), [plain(one) for one in requirements]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            try:
+                needed = metadata.requires(name) or []
+            except metadata.PackageNotFoundError:
+                continue
+            todo += [plain(one) for one in needed if "extra ==" not in one]
+    return found
+
+
+def tried(tree: ast.Module) -> set[str]:
+    """What a module can do without: it says so in words, or does it another way."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try):
+            caught = "".join(ast.dump(handler.type) for handler in node.handlers if handler.type)
+            if "ImportError" in caught or "ModuleNotFoundError" in caught:
+                found |= set(named(ast.walk(ast.Module(node.body, []))))
+    return found

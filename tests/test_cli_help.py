@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from windtunnel.cli.main import app
+from windtunnel.cli.main import app, main
 
 
 def verbs(path: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -67,3 +68,31 @@ def test_help_breaks_no_word_and_cuts_no_name(path: str, columns: int) -> None:
         assert one.hidden or {name, *(word.removesuffix(".") for word in first)} <= {
             word.removesuffix(".") for word in known
         }
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "extra"),
+    [
+        ("serve --config tiny-hybrid", "windtunnel.serving.engine.live.serve", "serve"),
+        ("ingest demo", "windtunnel.data.ingest.live.demo", "data"),
+        ("network run jobs.yaml", "windtunnel.network.scenario", "network"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_one_sentence(
+    words: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where only another extra was installed: the module is there, what it stands on is not."""
+
+    class Absent:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name == module:
+                raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
+
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    monkeypatch.setattr(sys, "argv", ["windtunnel", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "'uvicorn' is not installed" in told and f"'windtunnel[{extra}]'" in told

@@ -5,13 +5,14 @@ what ``--fail-on`` names, or less than was asked for, 130 interrupted.
 """
 
 import sys
+import traceback
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import typer
 
 from windtunnel import __version__
-from windtunnel.base.errors import WindtunnelError
+from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.capabilities import CAPABILITIES
 from windtunnel.cli import Lazy
 
@@ -37,6 +38,24 @@ class Verbs(Lazy):
         except KeyboardInterrupt:
             typer.echo("windtunnel: interrupted; finished runs are kept", err=True)
             raise typer.Exit(130) from None
+        except ModuleNotFoundError as error:
+            raise _missing(error, ctx.invoked_subcommand) from error
+
+
+def _missing(error: ModuleNotFoundError, verb: str) -> Exception:
+    """The sentence for a package that is not installed, with the extra of the innermost capability that was
+    at work, or else of the verb; the error itself where it is a module of windtunnel."""
+    name = (error.name or "").partition(".")[0]
+    if name in ("", "windtunnel"):
+        return error
+    at_work = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    extras = [one.extra for one in CAPABILITIES if verb in one.verbs] or ["train"]
+    for module in at_work:
+        extras += [one.extra for one in CAPABILITIES if f"{module}.".startswith(f"{one.package}.")]
+    return UserError(
+        f"{verb}: the Python package {name!r} is not installed, "
+        f"pip install 'windtunnel[{extras[-1]}]' brings all that this needs"
+    )
 
 
 app = typer.Typer(
