@@ -49,6 +49,9 @@ OF_RANKS = (
     "observe", "saving", "substitutes", "surface", "tritons", "values", "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
+OPTIONAL = ("numpy.ma", "safetensors.torch", "torch.profiler._cupti_monitor", "triton")
+"""What every rank would import, the first when it asks for what is unique in an array, the third when an
+optimiser steps; some are there only beside some builds of torch."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,9 @@ def _import_torch() -> None:
     import torch.utils.checkpoint
     import torch.utils.data
 
-    with contextlib.suppress(ImportError):
-        importlib.import_module("triton")  # beside a CUDA build
+    for name in OPTIONAL:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     for name in OF_RANKS:
         importlib.import_module(f"windtunnel.training.emulate.live.{name}")
 
