@@ -70,6 +70,16 @@ def test_each_epoch_has_every_row_once_and_there_are_no_more_epochs(session: Ses
         client.close()
 
 
+def test_small_splits_are_read_ahead_as_deep_as_large_ones(session: Session, tmp_path: Path) -> None:
+    """A split that has come whole keeps neither its client nor its worker from the next one."""
+    session = replace(session, batch=500)
+    with serving(session, tmp_path / "m") as master:
+        client = Client(master.address, KEYS)
+        until(lambda: sum(len(one.queue) for one in client._streams) >= 12)
+        assert whole(rows(client))
+        client.close()
+
+
 @pytest.mark.parametrize("ends", ["pad", "uneven", "drop"])
 def test_ranks_share_the_session(session: Session, tmp_path: Path, ends: str) -> None:
     """They step together, as ranks that sum gradients do; uneven ones do not wait for each other."""

@@ -103,9 +103,9 @@ class Client:
     batches until its epoch is over, None then; `begin` begins the next epoch (or, where this one is not over,
     goes on with it).
 
-    ``buffer``: batches read ahead of each split. ``ordered``: batches come in the order of splits, not of
-    arrival. ``resume``: what `state` said, to go on there. ``patience``: seconds for which a master that does
-    not answer is waited for. ``made``: what batches are handed out as, which is made of them ahead, too.
+    ``buffer``: batches read ahead of each split that is being sent. ``ordered``: batches come in the order of
+    splits, not of arrival. ``resume``: what `state` said, to go on there. ``patience``: seconds for which a
+    master that does not answer is waited for. ``made``: what batches are handed out as, made of them ahead.
 
     Raises:
         UserError: the master refuses the secret or the state, or all epochs are over.
@@ -337,7 +337,6 @@ class Client:
             split, mark = self._handed
             self._taken[split] = mark
             self._handed = None
-            self._poke_if(mark == DONE)
 
     def _poke_if(self, soon: bool) -> None:
         if soon:
@@ -408,7 +407,7 @@ class Client:
         return {
             "held": sorted(held), "steps": self.counts.steps,
             "ready": sum(len(one.queue) for one in self._streams), "dry": dry and not self._taken,
-            "reading": sum(not one.ended for one in self._streams),
+            "reading": sorted(one.number for one in self._streams if not one.ended),
         }  # fmt: skip
 
     def _tell(self) -> None:
@@ -418,7 +417,7 @@ class Client:
             with self._turn:
                 began, said = time.monotonic(), self._told()
                 uses = sorted({one.worker for one in self._streams if not one.ended})
-                fill = said["ready"] / max(1, self._buffer * max(1, len(self._streams)))
+                fill = said["ready"] / (self._buffer * self._allowed)
             told = self._call(
                 "heartbeat", role="client", stalled=self._stalled(), fill=min(1.0, fill), uses=uses, **said
             )
@@ -495,6 +494,7 @@ class Client:
             # One asks at a time, so that splits are in the order in which they were given.
             with self._asking:
                 with self._turn:
+                    self._turn.wait_for(lambda: self._room() or self._stop.is_set() or self._over)
                     said = self._told()
                 answer = {"over": True} if self._over else self._call("lease", **said)
                 stream = self._answered(answer, said)
@@ -502,6 +502,12 @@ class Client:
                 self._follow(stream)
             elif answer.get("over"):
                 return
+
+    def _room(self) -> bool:
+        """For one more split. One that has come whole is no reason to wait for the trainer: small splits
+        would be asked for only when nothing lies ready any more. The lock is held."""
+        coming = sum(len(one.queue) + (not one.ended) for one in self._streams)
+        return coming < self._buffer * self._allowed
 
     def _answered(self, answer: dict[str, Any], said: dict[str, Any]) -> _Stream | None:
         """The split that it was given, if any."""
@@ -521,6 +527,7 @@ class Client:
                     return None
                 self._streams.append(found)
                 return found
+            self._late = True  # or nothing can be had now: what is consumed is told at once
             if answer.get("end"):
                 self._over = True
             if answer.get("pad") and self._waits and said["dry"] and self.counts.steps == said["steps"]:

@@ -82,7 +82,7 @@ _marks = schema.each(lambda one: isinstance(one, list) and len(one) == 2 and all
 _packed = schema.fields(done=schema.text, next=_marks)
 _client = {"client": _name, "key": _name, "epoch": schema.count}
 _state = {"held": schema.each(schema.count), "steps": schema.count, "ready": schema.count, "dry": schema.flag,
-          "reading": schema.count}  # fmt: skip
+          "reading": schema.each(schema.count)}  # fmt: skip
 CALLS: schema.Table = {
     "register worker": schema.fields(name=_name, address=_name, process=schema.text),
     "register client": schema.fields(
@@ -144,6 +144,7 @@ class _Client:
     steps: int = 0
     ready: int = 0
     dry: bool = False
+    reading: int = 0
     stalled: float = 0.0
     fill: float = 0.0
     settled: bool = False
@@ -490,6 +491,9 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
     def _follow(self, one: _Client, said: dict[str, Any]) -> None:
         changed = (one.steps, one.dry, one.ready) != (said["steps"], said["dry"], said["ready"])
         one.steps, one.ready, one.dry = max(one.steps, said["steps"]), said["ready"], said["dry"]
+        one.reading = len(said["reading"])
+        for split in set(said["held"]) - set(said["reading"]):  # which have come whole
+            changed = self._serves.pop(split, "") != "" or changed
         if self.settings.ends == "drop":
             mine = [split for split, client in self.ledger.state.held.items() if client == said["client"]]
             one.settled = not said["reading"] and set(mine) <= set(said["held"])
@@ -521,7 +525,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             policy.Worker(each, load[each]) for each, it in sorted(self._workers.items()) if not it.drain
         )
         seen = Ask(
-            self.settings.ends, one.world, len(self._came), owned[name] if split is None else 0, one.steps,
+            self.settings.ends, one.world, len(self._came), one.reading if split is None else 0, one.steps,
             one.dry, first, left, self._open(), workers, peers, last=last,
             kept=kept if client == name else "", after=after, ahead=ahead,
         )  # fmt: skip

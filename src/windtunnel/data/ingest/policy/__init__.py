@@ -5,7 +5,8 @@ one more. It gets the first that is left in the epoch's order: so one that came 
 gone goes before those not begun, and never holds up the epoch's end. It is read by the worker with the fewest
 splits; no worker has more than ``slots``, but for a client that has no split, or lost the worker of one:
 those in step with it do not go on with theirs before. Clients share the workers evenly, and the last splits
-go to clients that have none.
+go to clients that have none. What has been sent whole counts no more, consumed or not: how much of that a
+client lets lie ready is its own matter.
 
 Ahead. A client for which nothing is left may read the first splits of the next epoch ahead, as many as it may
 have at a time. They are not its own by that: it asks for them when that epoch has begun, and gets those that
@@ -132,7 +133,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Ask:
-    """A client wants a split (``held``: those it has), or to know whether it may go on.
+    """A client wants a split (``held``: those it is sent now), or to know whether it may go on.
 
     ``clients``: how many have come, of the ``world`` that must. ``split``: the first that is left; ``left``:
     how many are. ``open``: splits that are not consumed to their end. ``last``: the worker that just failed
@@ -232,7 +233,7 @@ def decide(seen: Observation) -> Decision:
 
 
 def share(workers: int, slots: int, clients: int) -> int:
-    """Splits that a client may have at a time."""
+    """Splits that a client may be sent at a time."""
     return max(1, math.ceil(workers * slots / max(clients, 1)))
 
 
