@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
 from windtunnel.engines.flows import World
 from windtunnel.network.dag.bench.exact import least_mean
-from windtunnel.network.dag.bench.twin import FAMILIES
+from windtunnel.network.dag.bench.twin import uneven
 from windtunnel.network.dag.generate import hosts, random_graph, training
 from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Task, decide, split
 from windtunnel.network.dag.policy.paths import MOST_PIECES, alone, checked, paths
@@ -132,6 +132,8 @@ def test_pieces_sum_to_their_tasks_and_never_lengthen_a_path(seed: int) -> None:
 @settings(max_examples=15, deadline=None)
 def test_tasks_without_slack_go_before_those_of_their_job_that_have_some(seed: int) -> None:
     def look(seen: Observation, made: Decision) -> None:
+        if made == decide(replace(seen, schedule="fair")):
+            return  # what-if took it
         priority = {(one.job, one.task): one.priority for one in made.shares}
         for job in {one.job for one in seen.pending}:
             mine = [one for one in seen.pending if one.job == job]
@@ -177,10 +179,15 @@ def test_schedules_are_no_better_than_the_optimum_and_mxdag_is_near_it() -> None
     assert np.mean(over) <= 0.05
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_drawn_jobs_end_on_average_no_later_than_five_percent_after_fair(family: str) -> None:
-    jobs, resources = FAMILIES[family](np.random.default_rng(7))
-    assert run(jobs, resources, "mxdag").mean <= 1.05 * run(jobs, resources, "fair").mean
+@given(st.integers(0, 10**6))
+@example(114)  # the large flow of two first leaves a processor idle: 1.22 times fair
+@example(160)
+@example(283)  # a task with nothing behind it before one whose flow waits: 1.14
+@settings(max_examples=25, deadline=None)
+def test_jobs_that_are_all_there_end_on_average_no_later_than_by_fair(seed: int) -> None:
+    jobs, resources = uneven(np.random.default_rng(seed))
+    jobs = [replace(job, begins=0.0) for job in jobs]
+    assert run(jobs, resources, "mxdag").mean <= run(jobs, resources, "fair").mean * (1 + 1e-6)
 
 
 def test_a_wrong_size_is_put_right_as_it_is_seen() -> None:

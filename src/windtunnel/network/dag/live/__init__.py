@@ -24,8 +24,9 @@ from math import inf
 
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.linux import network
-from windtunnel.network.dag.live.hosts import Flow, Hosts, filled
+from windtunnel.network.dag.live.hosts import Flow, Hosts
 from windtunnel.network.dag.policy import Decision, Job, Key, Observation, Pending, Task, decide, split
+from windtunnel.network.dag.policy.forecast import filled
 from windtunnel.network.dag.policy.paths import checked, whole
 
 SOONEST = 0.005

@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from mmap import mmap
@@ -23,7 +23,6 @@ from typing import Any
 from windtunnel.base.errors import HostError
 from windtunnel.linux import namespaces, network, queues
 from windtunnel.network.dag.live import agent
-from windtunnel.network.dag.policy import Key, Share
 
 FRAMED = 1514 / 1448
 """Of a full TCP segment, what is on the wire over what is payload."""
@@ -33,8 +32,6 @@ SEGMENTS = 2
 """Of a packet that the kernel cuts later: it is sent whole, and what a class did not have for it is owed."""
 AHEAD = 0.008
 """Seconds of its line that a flow may have under way."""
-FULL = 1e-9
-"""Of a line or a cap: less than this is left of none."""
 
 
 @dataclass(frozen=True)
@@ -199,37 +196,3 @@ def _classify(route: Any, device: str, numbers: Sequence[int]) -> None:
             "add-filter", "u32", index, 0, parent=0x10000, prio=10, protocol=0x0800,
             target=0x10000 | number + agent.CLASSES, keys=[match],
         )  # fmt: skip
-
-
-def filled(
-    shares: Iterable[Share], loads: Mapping[Key, Iterable[tuple[str, float]]], lines: Mapping[str, float]
-) -> dict[Key, float]:
-    """Bytes/s of each task when smaller priorities are served first and equal ones rise together, each by
-    its weight, until a link that it loads is full or its cap is reached: weighted max-min."""
-    free, found, load = dict(lines), dict[Key, float](), dict[str, float]()
-    by_priority: dict[int, dict[Key, Share]] = {}
-    for share in shares:
-        found[share.job, share.task] = 0.0
-        by_priority.setdefault(share.priority, {})[share.job, share.task] = share
-    for priority in sorted(by_priority):
-        rising = by_priority[priority]
-        while rising:
-            load.clear()
-            for key, share in rising.items():
-                for name, times in loads[key]:
-                    load[name] = load.get(name, 0.0) + times * share.weight
-            level = min(
-                *(free[name] / load[name] for name in load),
-                *((share.cap - found[key]) / share.weight for key, share in rising.items()),
-            )
-            for key, share in rising.items():
-                found[key] += level * share.weight
-            for name in load:
-                free[name] = max(0.0, free[name] - level * load[name])
-            full = {name for name in load if free[name] <= FULL * lines[name]}
-            rising = {
-                key: share
-                for key, share in rising.items()
-                if found[key] < share.cap * (1 - FULL) and not any(name in full for name, _ in loads[key])
-            }
-    return found
