@@ -9,7 +9,6 @@ Columns that are lists are looked up in an embedding table each, the others are 
 import argparse
 
 import torch
-from torch.utils.data import DataLoader
 
 from windtunnel.data.ingest.live.dataset import IngestDataset, Ragged
 
@@ -42,7 +41,7 @@ def main():
     model = None
     for epoch in range(given.epochs):
         rows = losses = steps = 0
-        for batch in DataLoader(dataset, batch_size=None):
+        for batch in dataset:
             if model is None:
                 model = Clicks(batch)
                 optimiser = torch.optim.SGD(model.parameters(), lr=0.01)

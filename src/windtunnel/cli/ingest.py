@@ -129,7 +129,7 @@ def demo(
     least: Least = 1,
     most: Most = 0,
     seconds: Annotated[float, typer.Option(min=0.1, help="To train for, about.")] = 20.0,
-    rows: Annotated[int, typer.Option(min=1024, help="Of the table.")] = 131_072,
+    rows: Annotated[int, typer.Option(min=1024, help="Of the table.")] = 524_288,
     step: Annotated[float, typer.Option(min=0, help="Seconds of one; 0: by what a worker makes.")] = 0.0,
     kill: Annotated[bool, typer.Option("--kill", help="Kill a worker on the way.")] = False,
     loaders: Annotated[int, typer.Option(min=0, help="Processes of a DataLoader before the service.")] = 0,
@@ -306,6 +306,7 @@ def _words(told: dict[str, Any]) -> Iterator[str]:
         f"Stalls   {told['stall']:.1%} of the time, {told['stall_second_half']:.1%} of its second half "
         f"({told['stall_second_half_within_epochs']:.1%} without first batches of epochs)"
     )
+    yield f"Used     {told['processors_used']:.1f} of {told['processors']} processors, by workers and trainer"
     yield f"Ramp     {told['ramp_seconds']:.0f} s until there were none"
     yield "Workers  " + ", ".join(f"{one['workers']} from {one['seconds']:.0f} s" for one in told["workers"])
     if told["killed"]:

@@ -1,8 +1,8 @@
 """Stalls of a trainer whose step is fixed, by who makes its batches; and what faults cost it.
 
 All arms train the same small model on the same table, with the same transforms and the same time of a step,
-chosen so that the trainer takes a quarter more than one worker makes alone. In-process DataLoader and service
-have the host's processors alike. Row counts are checked in every arm.
+chosen so that the trainer takes a little more than one worker makes alone. DataLoader and service have the
+host's processors alike. Row counts are checked in every arm.
 """
 
 from __future__ import annotations
@@ -60,13 +60,12 @@ def stall_rows(quick: bool) -> Iterator[Row]:
     yield Row("stalls", "host", "", note=conditions())
     most = max(2, os.cpu_count() or 1)
     with scratch() as folder:
-        session = demo.table(folder / "table", 65_536 if quick else 131_072)
+        session = demo.table(folder / "table", 65_536 if quick else 524_288)
         step = demo.step_seconds(session)
-        session = replace(session, epochs=10)  # a while behind the ramp
+        session = replace(session, epochs=10 if quick else 4)  # a while behind the ramp
         scaled = Settings(scaling=Scaling(1, most))
         number = itertools.count()
         arms: dict[str, Callable[[], dict[str, float]]] = {
-            "DataLoader, no process": lambda: _inside(session, step, 0),
             f"DataLoader, {most} processes": lambda: _inside(session, step, most),
             "service, 1 worker": lambda: _service(
                 folder / str(next(number)), session, step, Settings(workers=1)
@@ -99,13 +98,12 @@ def stall_rows(quick: bool) -> Iterator[Row]:
 
 
 def _inside(session: Session, step: float, processes: int) -> dict[str, float]:
-    how: dict[str, Any] = (
-        {"multiprocessing_context": "spawn", "persistent_workers": True} if processes else {}
-    )
-    loader = DataLoader(Inside(session), batch_size=None, num_workers=processes, **how)
+    loader = DataLoader(
+        Inside(session), batch_size=None, num_workers=processes, multiprocessing_context="spawn",
+        persistent_workers=True,
+    )  # fmt: skip
     training = _training(session)
     children: list[psutil.Process] = []
-    before = sum(psutil.Process().cpu_times()[:2])
 
     def each(number: int) -> None:
         if number == 1:
@@ -114,8 +112,7 @@ def _inside(session: Session, step: float, processes: int) -> dict[str, float]:
     torch.set_num_threads(1)
     for _ in range(session.epochs):
         demo.train(iter(loader), step, training, each)
-    used = sum(sum(one.cpu_times()[:2]) for one in children if one.is_running())
-    used = used or sum(psutil.Process().cpu_times()[:2]) - before
+    used = sum(sum(one.cpu_times()[:2]) for one in children)
     del loader
     return _figures(training, used)
 
@@ -126,9 +123,9 @@ def _service(folder: Path, session: Session, step: float, settings: Settings) ->
     training = _training(session)
     link = Link(address, Keys.read(folder / SECRET))
     try:
-        loader = DataLoader(IngestDataset(address, folder / SECRET), batch_size=None)
+        dataset = IngestDataset(address, folder / SECRET)
         for _ in range(session.epochs):
-            demo.train(iter(loader), step, training)
+            demo.train(iter(dataset), step, training)
         used = link.call("snapshot")["cpu_seconds"]
     finally:
         link.close()

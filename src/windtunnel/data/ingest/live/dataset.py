@@ -1,7 +1,7 @@
 """Batches of a session as a PyTorch dataset.
 
     dataset = IngestDataset("127.0.0.1:7070", secret="ingest/secret")
-    for batch in torch.utils.data.DataLoader(dataset, batch_size=None):
+    for batch in dataset:
         ...  # {"label": tensor, "dense/7": tensor, "sparse/3": Ragged(values, offsets)}
 
 Each turn through it is an epoch of the session; towards its end the next one is read ahead. Tensors share
@@ -44,7 +44,7 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
     session, default those of torch.distributed or of the environment. Other settings: see `Client`.
 
     `state_dict` says which batches were handed out; after `load_state_dict` the next turn goes on behind
-    them. Give a DataLoader ``batch_size=None``: batches are made already.
+    them. A DataLoader brings nothing; give it ``batch_size=None`` and a ``collate_fn`` that returns its argument.
     """
 
     def __init__(

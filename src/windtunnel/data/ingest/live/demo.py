@@ -2,7 +2,7 @@
 
 The trainer is real, but small (embeddings, layers, an optimiser). A step of it takes a fixed time, as on an
 accelerator: what its few lookups leave of that it sleeps, so that the host's processors are for workers. The
-time is chosen so that trainers want a quarter more than one worker of this host makes, or given.
+time is given, or chosen so that the trainer wants a little more than one worker of this host makes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -39,11 +40,12 @@ LOOKED_UP = 1
 """Ragged columns that the model looks up: it is small, and the host's processors are for the workers."""
 DRAWN = 16_384
 """Rows that are drawn; a larger table has them several times, each with a number of its own."""
-WANTED = 5 / 4
-"""Workers whose work the trainer takes, where its step is not given: two processors make that, and have some
-left for the trainer itself."""
-SERVED = 1.5
-"""What a batch costs a worker, of what reading it costs alone: it is cut, copied and sent, too."""
+WANTED = 1.1
+"""Workers whose work the trainer takes, where its step is not given. A batch costs the trainer's process
+(receiving, tensors, the step) about 0.4 of what it costs a worker: two processors serve this with a fifth of
+them to spare, and a quarter more would leave none."""
+SERVED = 1.4
+"""What a batch costs a worker, of what reading it costs alone: it is cut, copied and sent, too (measured)."""
 STEADY = 0.02
 """Share of stalls in a second below which there is none to speak of."""
 
@@ -116,13 +118,13 @@ def table(folder: Path, rows: int, *, seed: int = 0, epochs: int = 1, batch: int
 
 
 def batch_seconds(session: Session) -> float:
-    """What one process takes for a batch, measured on the second split, as the first one warms up."""
-    seconds = 0.0
-    for split in reader.splits(session)[:2]:
+    """What one process takes for a batch: the median of some splits, as the first ones warm up."""
+    found = []
+    for split in reader.splits(session)[:7]:
         began = time.perf_counter()
         count = sum(1 for _ in reader.batches(session, split, 0))
-        seconds = (time.perf_counter() - began) / count
-    return seconds
+        found.append((time.perf_counter() - began) / count)
+    return statistics.median(found)
 
 
 def step_seconds(session: Session) -> float:
@@ -187,7 +189,7 @@ def train(
 
 
 def demo(
-    folder: Path, settings: Settings, *, rows: int = 131_072, seconds: float = 20.0, step: float = 0.0,
+    folder: Path, settings: Settings, *, rows: int = 524_288, seconds: float = 20.0, step: float = 0.0,
     kill: bool = False, ray: str = "", loaders: int = 0, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Train on a table of ``rows`` in ``folder`` by a service of its own, for as many epochs as take about
@@ -203,7 +205,7 @@ def demo(
     step = step or step_seconds(session)
     session = replace(session, epochs=max(1, round(seconds / (step * rows / session.batch))))
     process, address = started(session, folder / "ingest", settings, ray=ray)
-    training, killed = Training(np.zeros(rows, np.int64)), list[str]()
+    training, killed, used = Training(np.zeros(rows, np.int64)), list[str](), time.process_time()
     wrong = 0
     keys = Keys.read(folder / "ingest" / SECRET)
     link = Link(address, keys)
@@ -217,14 +219,13 @@ def demo(
 
     dataset = IngestDataset(address, folder / "ingest" / SECRET)
     try:
-        how: dict[str, Any] = {"num_workers": loaders}
-        if loaders:
-            how["multiprocessing_context"] = "spawn"
-        loader = DataLoader(dataset, batch_size=None, **how)
+        how: dict[str, Any] = {"num_workers": loaders, "multiprocessing_context": "spawn"}
+        batches = DataLoader(dataset, batch_size=None, **how) if loaders else dataset
         for epoch in range(session.epochs):
-            train(iter(loader), step, training, each)
+            train(iter(batches), step, training, each)
             wrong += int((training.rows != epoch + 1).sum())
         told = link.call("snapshot")
+        used = time.process_time() - used + told["cpu_seconds"]
     finally:
         link.close()
         process.send_signal(signal.SIGTERM)
@@ -233,7 +234,7 @@ def demo(
             process.stderr.close()
     return {
         "rows": rows, "epochs": session.epochs, "exactly_once": not wrong, "rows_wrong": wrong,
-        "killed": killed,
+        "killed": killed, "processors": os.cpu_count() or 1, "processors_used": used / training.seconds,
         **_report(folder, training, told, step, dataset),
     }  # fmt: skip
 
