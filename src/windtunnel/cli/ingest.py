@@ -249,6 +249,11 @@ def status(
     typer.echo(
         f"Epoch    {told['epoch']} of {told['epochs']}: {told['done']} of {told['splits']} splits done"
     )
+    if 0 < told["came"] < told["world"]:
+        typer.echo(
+            f"Waits    for {told['world'] - told['came']} of {told['world']} ranks; no split is given out "
+            "before all are here, or back at their checkpoint"
+        )
     for name, one in told["clients"].items():
         typer.echo(f"Client   {name}: {one['steps']} batches, waited {one['stalled']:.1f} s")
     for name, one in told["served_by"].items():

@@ -22,6 +22,7 @@ import os
 import secrets
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ from windtunnel.data.ingest.live.worker import STAMP
 
 CERTAIN = 0.7
 """Of its lease: so long after it last told the master of itself a client is certain to have its splits."""
+ALONE = 5.0
+"""Seconds after which a client that waits for others says so."""
 ENDS = 6.0
 """Seconds in which threads end: longer than a call takes."""
 _used_in = 0
@@ -159,7 +162,7 @@ class Client:
         self._waits = 0.0
         """Since when the trainer waits; 0: it does not."""
         self._pads = self._until = 0
-        self._over = self._late = False
+        self._over = self._late = self._said = False
         self._error: BaseException | None = None
         self._poke = threading.Event()
         self._allowed, self._readers = 1, 0
@@ -528,6 +531,9 @@ class Client:
                 self._streams.append(found)
                 return found
             self._late = True  # or nothing can be had now: what is consumed is told at once
+            if answer.get("missing") and not self._said and time.monotonic() > self._began + ALONE:
+                self._said = True
+                warnings.warn(self._alone(answer["missing"]), stacklevel=1)
             if answer.get("end"):
                 self._over = True
             if answer.get("pad") and self._waits and said["dry"] and self.counts.steps == said["steps"]:
@@ -536,6 +542,12 @@ class Client:
                 self._turn.wait_for(lambda: not self._pads or self._stop.is_set(), 1.0)
             self._turn.notify_all()
             return None
+
+    def _alone(self, missing: int) -> str:
+        back = self._resumed or self.counts.steps
+        return f"client {self.name} waits for {missing} of {self._world} ranks to " + (
+            "come back: all ranks go back to a checkpoint together" if back else "come"
+        )
 
     def _known(self, given: _Stream) -> _Stream | None:
         """The stream of a split that was read ahead, if it is as it was given. The lock is held."""

@@ -44,7 +44,7 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
     session, default those of torch.distributed or of the environment. Other settings: see `Client`.
 
     `state_dict` says which batches were handed out; after `load_state_dict` the next turn goes on behind
-    them. A DataLoader brings nothing; give it ``batch_size=None`` and a ``collate_fn`` that returns its argument.
+    them. It needs no DataLoader; one has ``batch_size=None`` and a ``collate_fn`` that returns its argument.
     """
 
     def __init__(

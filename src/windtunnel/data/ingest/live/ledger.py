@@ -37,7 +37,8 @@ class LogFull(HostError):
 class State:
     """``order``: splits of the epoch, as they are to be given out. ``held``: which client has a split.
     ``marks``: the next batch of a split, `DONE` after the last. ``claims``: the same, of what each client has
-    consumed itself, by which it can be taken back to its checkpoint. ``ended``: clients whose epoch is over.
+    consumed itself, by which it can be taken back to its checkpoint. ``came``: clients that are in the epoch;
+    where they go back to a checkpoint, those that have. ``ended``: clients whose epoch is over.
     ``skipped``: splits given up for an error, of this epoch. ``last``: the steps after which it is over for
     all ranks, where they end together; -1: not known."""
 
@@ -45,6 +46,7 @@ class State:
     held: dict[int, str] = field(default_factory=dict)
     marks: dict[int, int] = field(default_factory=dict)
     claims: dict[str, dict[int, int]] = field(default_factory=dict)
+    came: set[str] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
     skipped: dict[int, str] = field(default_factory=dict)
     last: int = -1
@@ -53,6 +55,10 @@ class State:
     def apply(self, entry: Entry) -> None:
         """One change."""
         match entry["op"]:
+            case "came":
+                self.came.add(entry["client"])
+            case "back":
+                self.came = set()
             case "grant":
                 self.held[entry["split"]] = entry["client"]
             case "ack":
@@ -97,15 +103,16 @@ class State:
 
     def _renew(self, epoch: int) -> None:
         self.epoch, self.last = epoch, -1
-        self.held, self.marks, self.claims, self.skipped, self.ended = {}, {}, {}, {}, set()
+        self.held, self.marks, self.claims, self.skipped = {}, {}, {}, {}
+        self.came, self.ended = set(), set()
 
     def entry(self) -> Entry:
         """The one entry that says all of it."""
         return {
             "op": "state", "epoch": self.epoch, "held": list(self.held.items()), "marks": packed(self.marks),
             "claims": {client: packed(claims) for client, claims in self.claims.items()},
-            "ended": sorted(self.ended), "skipped": list(self.skipped.items()), "failed": self.failed,
-            "last": self.last,
+            "came": sorted(self.came), "ended": sorted(self.ended), "skipped": list(self.skipped.items()),
+            "failed": self.failed, "last": self.last,
         }  # fmt: skip
 
     def _load(self, entry: Entry) -> None:
@@ -114,7 +121,7 @@ class State:
         self.last = entry["last"]
         self.marks = unpacked(entry["marks"])
         self.claims = {client: unpacked(claims) for client, claims in entry["claims"].items()}
-        self.ended = set(entry["ended"])
+        self.came, self.ended = set(entry["came"]), set(entry["ended"])
 
 
 def packed(marks: dict[int, int]) -> dict[str, Any]:

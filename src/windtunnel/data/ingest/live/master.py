@@ -191,7 +191,6 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             self.ledger.write("fail", why="")
         # Those that had splits may come back: until their lease is over nobody else gets these.
         self._clients = {name: _Client("", 0, now) for name in set(state.held.values())}
-        self._came = set(state.held.values()) | set(state.claims) | state.ended
         self._workers: dict[str, _Worker] = {}
         self._serves: dict[int, str] = {}
         self._ahead: dict[tuple[int, int], tuple[str, str]] = {}
@@ -273,9 +272,11 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             marks = ledger.unpacked(said["resume"])
             if any(not 0 <= split < len(self.splits) for split in marks) or said["epoch"] is None:
                 raise ValueError("no such split")
-            again = name in self._came and (old is None or old.key != said["key"])
+            again = name in state.came and (old is None or old.key != said["key"])
             if said["epoch"] != state.epoch or again:
-                self._came.clear()  # marks of who has not gone back yet are of before: nobody gets a split
+                self.ledger.write(
+                    "back"
+                )  # marks of who has not gone back yet are of before: nobody gets a split
             self.ledger.write("rewind", client=name, epoch=said["epoch"], marks=list(marks.items()))
             self._failures.clear()
             self._ahead.clear()
@@ -292,11 +293,10 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
                 if state.epoch + 1 >= self.session.epochs:
                     return {"over": self.session.epochs}
                 self.ledger.write("epoch", epoch=state.epoch + 1)
-                self._came.clear()
                 self._failures.clear()
                 self._order()
         self._clients[name] = _Client(said["key"], said["world"], now)
-        self._came.add(name)
+        self.ledger.write("came", client=name)
         self.log.append("client", name=name, epoch=state.epoch)
         self._turn.notify_all()
         return self._welcome(name)
@@ -460,6 +460,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             "done": len(done), "held": len(state.held), "left": len(self._todo),
             "clients": {name: {"steps": one.steps, "stalled": one.stalled, "ended": name in state.ended}
                         for name, one in sorted(self._clients.items())},
+            "came": len(state.came), "world": max((one.world for one in self._clients.values()), default=0),
             "workers": len(self._workers), "wanted": self._target, "demand": self._memory.demand,
             "capacity": self._memory.capacity,
             "batches": self._batches,
@@ -525,7 +526,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             policy.Worker(each, load[each]) for each, it in sorted(self._workers.items()) if not it.drain
         )
         seen = Ask(
-            self.settings.ends, one.world, len(self._came), one.reading if split is None else 0, one.steps,
+            self.settings.ends, one.world, len(state.came), one.reading if split is None else 0, one.steps,
             one.dry, first, left, self._open(), workers, peers, last=last,
             kept=kept if client == name else "", after=after, ahead=ahead,
         )  # fmt: skip
@@ -566,7 +567,8 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
                 return {"pad": True}
             case End():
                 return {"end": True}
-        return {"wait": True, "failed": self.ledger.state.failed}
+        came, world = len(self.ledger.state.came), self._clients[name].world
+        return {"wait": True, "failed": self.ledger.state.failed, "missing": max(0, world - came)}
 
     def _open(self) -> int:
         marks = self.ledger.state.marks
