@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from support.waiting import killed, until
@@ -25,8 +23,8 @@ from windtunnel.base.errors import HostError, ScriptError, UserError
 from windtunnel.base.plain import from_plain
 from windtunnel.cli.main import app
 from windtunnel.linux import LinuxError, namespaces, network, processes
-from windtunnel.network.dag.live import Outcome, hosts, run
-from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Share, Task, decide
+from windtunnel.network.dag.live import Outcome, run
+from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Task, decide
 from windtunnel.store import eventlog
 from windtunnel.store.eventlog import EventLog, LogFailed
 
@@ -301,37 +299,3 @@ def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot be had here (Operation not permitted); accepted without is the twin" in said
     monkeypatch.setattr(network, "missing", lambda: "network namespaces need root")
     assert "need root; accepted without is the twin" in refused(compute("x", "a", 1.0))
-
-
-share = st.builds(
-    Share, st.just("j"), st.text("abcdef", min_size=1, max_size=2), st.integers(0, 2),
-    st.floats(0.1, 10), st.floats(0.05, 2) | st.just(float("inf")),
-)  # fmt: skip
-loads = st.dictionaries(st.sampled_from(["p", "q", "r"]), st.floats(0.5, 2), min_size=1)
-
-
-@settings(max_examples=40)
-@given(st.lists(st.tuples(share, loads), max_size=8, unique_by=lambda one: one[0].task))
-def test_lines_are_filled_in_order_of_priority(given_: list[tuple[Share, dict[str, float]]]) -> None:
-    """No line is over its bytes/s, no flow over its cap; one that is below has a full line on which none of
-    its priority has more for its weight, and none of a later one has anything."""
-    lines = {"p": 1.0, "q": 1.5, "r": 0.5}
-    on = {("j", one.task): tuple(found.items()) for one, found in given_}
-    rates = hosts.filled([one for one, _ in given_], on, lines)
-    used = {name: sum(rate * dict(on[key]).get(name, 0.0) for key, rate in rates.items()) for name in lines}
-    assert all(used[name] <= lines[name] * (1 + 1e-6) for name in lines)
-    shares = {("j", one.task): one for one, _ in given_}
-    for key, one in shares.items():
-        assert rates[key] <= one.cap * (1 + 1e-6)
-        if rates[key] < one.cap * (1 - 1e-6):
-            assert any(
-                used[name] >= lines[name] * (1 - 1e-6)
-                and all(
-                    rates[other] / more.weight <= rates[key] / one.weight * (1 + 1e-6) + 1e-9
-                    if more.priority == one.priority
-                    else rates[other] <= 1e-6
-                    for other, more in shares.items()
-                    if more.priority >= one.priority and name in dict(on[other])
-                )
-                for name, _ in on[key]
-            )

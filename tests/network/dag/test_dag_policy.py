@@ -14,7 +14,8 @@ from windtunnel.engines.flows import World
 from windtunnel.network.dag.bench.exact import least_mean
 from windtunnel.network.dag.bench.twin import uneven
 from windtunnel.network.dag.generate import hosts, random_graph, training
-from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Task, decide, split
+from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Share, Task, decide, split
+from windtunnel.network.dag.policy.forecast import filled
 from windtunnel.network.dag.policy.paths import MOST_PIECES, alone, checked, paths
 from windtunnel.network.dag.twin import run
 
@@ -279,3 +280,37 @@ def test_slack_yields_a_processor_only_for_less_than_there_is_of_it(size: float,
     long, made = Job("long", (replace(GOOD, size=size),)), list[Decision]()
     run([long, short], RESOURCES, "mxdag", told=lambda _, one: made.append(one))
     assert (first, "a") in made[0].begin
+
+
+share = st.builds(
+    Share, st.just("j"), st.text("abcdef", min_size=1, max_size=2), st.integers(0, 2),
+    st.floats(0.1, 10), st.floats(0.05, 2) | st.just(float("inf")),
+)  # fmt: skip
+loads = st.dictionaries(st.sampled_from(["p", "q", "r"]), st.floats(0.5, 2), min_size=1)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(share, loads), max_size=8, unique_by=lambda one: one[0].task))
+def test_lines_are_filled_in_order_of_priority(given_: list[tuple[Share, dict[str, float]]]) -> None:
+    """No line is over its bytes/s, no flow over its cap; one that is below has a full line on which none of
+    its priority has more for its weight, and none of a later one has anything."""
+    lines = {"p": 1.0, "q": 1.5, "r": 0.5}
+    on = {("j", one.task): tuple(found.items()) for one, found in given_}
+    rates = filled([one for one, _ in given_], on, lines)
+    used = {name: sum(rate * dict(on[key]).get(name, 0.0) for key, rate in rates.items()) for name in lines}
+    assert all(used[name] <= lines[name] * (1 + 1e-6) for name in lines)
+    shares = {("j", one.task): one for one, _ in given_}
+    for key, one in shares.items():
+        assert rates[key] <= one.cap * (1 + 1e-6)
+        if rates[key] < one.cap * (1 - 1e-6):
+            assert any(
+                used[name] >= lines[name] * (1 - 1e-6)
+                and all(
+                    rates[other] / more.weight <= rates[key] / one.weight * (1 + 1e-6) + 1e-9
+                    if more.priority == one.priority
+                    else rates[other] <= 1e-6
+                    for other, more in shares.items()
+                    if more.priority >= one.priority and name in dict(on[other])
+                )
+                for name, _ in on[key]
+            )

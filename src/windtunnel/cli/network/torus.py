@@ -37,9 +37,7 @@ def plan(
     method: Annotated[str, typer.Option(help="auto, closed-form, recursion, gar, or first-fit.")] = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="For the paths: .csv, .json or .parquet; torus-DIMS.csv by default."
-        ),
+        typer.Option(metavar="FILE", help="For the paths (CSV); torus-DIMS.csv by default."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON value.")] = False,
 ) -> None:

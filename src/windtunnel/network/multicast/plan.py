@@ -120,7 +120,6 @@ def plan(
     if len(sources) > 1:
         alone = Rounds(tuple((tree,) for trees in made.rounds for tree in trees))
         arms["splitters, a round each"] = splitters(seen, alone, world)
-        arms["splitters, sharing ports"] = splitters(seen, made, world, together=True)
     if world.loss:
         one = replace(seen, requests=seen.requests[:1])
         arms["splitters, packet by packet"] = packets(one, decide(one).rounds[0][0], world)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from windtunnel.base.errors import UserError
 from windtunnel.network.torus.policy import Decision, Observation, decide, name
 from windtunnel.network.torus.policy.check import faults
 from windtunnel.network.torus.policy.shape import check_sides, heads, nodes_of, paper_bound
-
-FORMATS = (".csv", ".json", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -48,18 +45,13 @@ def plan(dims: str, failed: Sequence[str] = (), method: str = "auto", out: Path 
     """Plan an all-to-all, check it, and write its paths.
 
     ``dims``: ``3x3x3``. ``failed``: nodes (``0,1,2`` or ``5``), cables (``0,0,0-0,0,1``), or single
-    directions of them (``0,0,0>0,0,1``). ``out``: a file that ends in one of `FORMATS`, by default
-    torus-DIMS.csv.
+    directions of them (``0,0,0>0,0,1``). ``out``: a CSV file, by default torus-DIMS.csv.
 
     Raises:
         UserError: something given is wrong, or the file cannot be written.
     """
     sides = parse_sides(dims)
     file = out or Path(f"torus-{dims}.csv")
-    if file.suffix not in FORMATS:
-        raise UserError(
-            f"--out: {file} is not understood, accepted are names that end in {', '.join(FORMATS)}"
-        )
     links: list[tuple[int, int]] = []
     nodes: list[int] = []
     for one in failed:
@@ -130,32 +122,13 @@ def _write(file: Path, seen: Observation, made: Decision) -> None:
     nodes = np.empty(int(stops[-1]), dtype=np.int32)
     nodes[stops[:-1]] = routes.sources
     nodes[np.arange(len(routes.links)) + routes.pair_of_hop() + 1] = heads(seen.sides)[routes.links]
-    if file.suffix == ".parquet":
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError:
-            raise UserError(
-                f"--out: {file} needs pyarrow (pip install 'windtunnel[network]'), accepted without it are "
-                ".csv and .json"
-            ) from None
-        way = pyarrow.ListArray.from_arrays(stops.astype(np.int32), nodes)
-        table = pyarrow.table([routes.sources, routes.destinations, made.wavelengths, way], names=COLUMNS)
-        with atomic.replacing(file) as part:
-            parquet.write_table(table, part)
-        return
-
-    def rows() -> Iterator[tuple[int, int, int, list[int]]]:
-        flat, at = nodes.tolist(), stops.tolist()
-        columns = (routes.sources.tolist(), routes.destinations.tolist(), made.wavelengths.tolist())
-        for place, row in enumerate(zip(*columns, strict=True)):
-            yield (*row, flat[at[place] : at[place + 1]])
-
-    if file.suffix == ".json":
-        atomic.replace(file, json.dumps({"dims": seen.sides, "columns": COLUMNS, "rows": list(rows())}))
-        return
+    flat, at = nodes.tolist(), stops.tolist()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows((*row[:3], " ".join(map(str, row[3]))) for row in rows())
+    columns = (routes.sources.tolist(), routes.destinations.tolist(), made.wavelengths.tolist())
+    writer.writerows(
+        (*row, " ".join(map(str, flat[at[place] : at[place + 1]])))
+        for place, row in enumerate(zip(*columns, strict=True))
+    )
     atomic.replace(file, text.getvalue())

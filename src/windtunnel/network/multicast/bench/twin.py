@@ -1,19 +1,15 @@
-"""Broadcasts emulated: the formula, several sources, failures, and losses packet by packet."""
+"""Broadcasts emulated: the formula, several sources, and losses packet by packet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
-from itertools import combinations
 
 import numpy as np
 
-from windtunnel.base.errors import UserError
 from windtunnel.bench.measure import spread
 from windtunnel.bench.rows import Row
 from windtunnel.network.multicast.plan import asked
 from windtunnel.network.multicast.policy import Rounds, decide
-from windtunnel.network.multicast.policy.check import faults
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 from windtunnel.network.multicast.twin import BASELINES, World, electrical, packets, pipelined, splitters
 
@@ -22,7 +18,7 @@ SIZES = ((2, 2), (2, 3), (4, 2), (3, 3), (8, 2))
 
 
 def twin_rows(quick: bool) -> Iterator[Row]:
-    """One source by size of the fabric, 1 to 2p sources, p - 1 failures of each group, losses."""
+    """One source by size of the fabric, 1 to 2p sources, losses."""
     for p, k in SIZES[: 2 if quick else None]:
         seen = asked(Shuffle(p, k), [0], SIZE)
         found = splitters(seen, decide(seen), WORLD)
@@ -40,8 +36,6 @@ def twin_rows(quick: bool) -> Iterator[Row]:
             note=f"{sent:.0f}x the bytes sent; {told}",
         )  # fmt: skip
     yield from _sources(Shuffle(2, 3), 1 if quick else SEEDS)
-    for p, k in SIZES[:2]:
-        yield _failures(Shuffle(p, k))
     for loss in (0.001, 0.01, 0.05, 0.2):
         world, size = World(loss=loss), 20e6
         seen = asked(Shuffle(2, 2), [0], size)
@@ -68,7 +62,6 @@ def _sources(shuffle: Shuffle, seeds: int) -> Iterator[Row]:
             alone = Rounds(tuple((tree,) for trees in made.rounds for tree in trees))
             own = {
                 "packed": splitters(seen, made, WORLD), "one at a time": splitters(seen, alone, WORLD),
-                "sharing ports": splitters(seen, made, WORLD, together=True),
                 **{arm: electrical(seen.requests, shuffle.racks, WORLD, arm) for arm in BASELINES},
             }  # fmt: skip
             rounds.append(len(made.rounds))
@@ -80,18 +73,3 @@ def _sources(shuffle: Shuffle, seeds: int) -> Iterator[Row]:
             emulated=spread(ratios["packed"]).median,
             note=f"{min(rounds)} to {max(rounds)} rounds of {seeds} seeds; {told}",
         )  # fmt: skip
-
-
-def _failures(shuffle: Shuffle) -> Row:
-    """Every choice of p - 1 transmitters of every group, from every source that stands."""
-    tried = reached = 0
-    for group in range(shuffle.groups):
-        for dead in combinations(shuffle.members(group), shuffle.p - 1):
-            for source in set(range(shuffle.racks)) - set(dead):
-                seen, tried = asked(shuffle, [source], SIZE, [str(one) for one in dead]), tried + 1
-                with suppress(UserError):
-                    reached += not faults(seen, decide(seen))
-    return Row(
-        "twin", f"{shuffle.racks} racks, p={shuffle.p}: trees around p - 1 failures of a group", "of all",
-        emulated=reached / tried, target="all", met=reached == tried, note=f"{tried} of them",
-    )  # fmt: skip

@@ -64,13 +64,12 @@ def pipelined(hops: int, world: World) -> float:
     return hops * world.hop + max(hops - 1, 0) * world.packet / world.rate
 
 
-def splitters(seen: Fabric, made: Rounds, world: World, *, together: bool = False) -> Outcome:
-    """All requests over splitters, round after round, or (``together``) all at once on shared ports."""
+def splitters(seen: Fabric, made: Rounds, world: World) -> Outcome:
+    """All requests over splitters, round after round."""
     racks, engine = Shuffle(seen.p, seen.k).racks, flows.World()
     engine.add_links([world.rate] * racks * (1 + racks))
     ends: dict[Request, float] = {}
-    rounds = [sum(made.rounds, ())] if together else made.rounds
-    for trees in rounds:
+    for trees in made.rounds:
         under_way = {}
         for tree in trees:
             ports = [*tree.transmitters, *(racks * (1 + rack) + feeder for rack, feeder, _ in tree.heard)]

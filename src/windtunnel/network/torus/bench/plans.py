@@ -6,17 +6,13 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
-from windtunnel.base.errors import UserError
 from windtunnel.bench.measure import in_turn
 from windtunnel.bench.rows import Row
 from windtunnel.network.torus.policy import Decision, Observation, decide
 from windtunnel.network.torus.policy.check import faults
-from windtunnel.network.torus.policy.shape import heads, lower_bound, nodes_of, paper_bound
+from windtunnel.network.torus.policy.shape import heads, paper_bound
 
 SOURCE = "CF'16 (doi 10.1145/2903150.2903173)"
 SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -29,7 +25,6 @@ SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
 }
 QUICK = (27, 64, 81)
 REPEATS = 5
-SEEDS = 5
 
 
 def checked(seen: Observation) -> Decision:
@@ -70,9 +65,8 @@ def planning_rows(quick: bool) -> Iterator[Row]:
         seen = Observation((3,) * n)
         made, pairs = decide(seen), f"{9**n - 3**n:,} paths"
         arms: dict[str, Callable[[], object]] = {
-            name: partial(decide, replace(seen, method=name))
-            for name in ("closed-form", "recursion", "first-fit")
-        } | {"check": partial(faults, seen, made)}
+            "closed-form": partial(decide, seen), "check": partial(faults, seen, made),
+        }  # fmt: skip
         for arm in arms.values():
             arm()  # what Numba compiles is not what is measured
         found = in_turn({name: partial(_seconds, arm) for name, arm in arms.items()}, REPEATS)
@@ -109,9 +103,6 @@ def failure_rows(quick: bool) -> Iterator[Row]:
                 yield _failure(Observation(sides, cut), f"{links} of the {2 * n} links that leave a node")
         yield _failure(Observation(sides, ((0, near[0]), (near[0], 0))), "a cable")
         yield _failure(Observation(sides, (), (0,)), "a node")
-    for sides in ((3, 3, 3), (9, 9), (4, 4, 4)):
-        yield _random(sides, 4, links=True)
-        yield _random(sides, 2, links=False)
 
 
 def _failure(seen: Observation, what: str) -> Row:
@@ -122,34 +113,4 @@ def _failure(seen: Observation, what: str) -> Row:
         emulated=float(made.backups), published=None if bound is None else float(bound),
         source="" if bound is None else f"bound of {SOURCE}, its sign set right",
         note=f"{len(made.rerouted)} paths rerouted; any rerouting needs at least {made.backup_bound}",
-    )  # fmt: skip
-
-
-def _random(sides: tuple[int, ...], many: int, *, links: bool) -> Row:
-    """Random cables or nodes, over seeds; those that cut a node off are drawn anew."""
-    found, bounds = [], []
-    for seed in range(SEEDS):
-        rng = np.random.default_rng(seed)
-        while True:
-            ends, degree = heads(sides), 2 * len(sides)
-            if links:
-                drawn = rng.choice(np.flatnonzero(ends >= 0), many, replace=False)
-                cables = [(int(link) // degree, int(ends[link])) for link in drawn]
-                seen = Observation(sides, tuple(dict.fromkeys([*cables, *((b, a) for a, b in cables)])))
-            else:
-                dead = rng.choice(nodes_of(sides), many, replace=False)
-                seen = Observation(sides, (), tuple(dead.tolist()))
-            try:
-                made = checked(seen)
-            except UserError:
-                continue
-            break
-        found.append(made.backups)
-        bounds.append(made.backup_bound)
-    what = "cables" if links else "nodes"
-    return Row(
-        "failures", f"{'x'.join(map(str, sides))}: {many} random {what}", "backup wavelengths",
-        emulated=float(statistics.median(found)),
-        note=f"median of {SEEDS} seeds, {min(found)} to {max(found)}; any rerouting needs at least "
-        f"{min(bounds)} to {max(bounds)}; {lower_bound(sides)} is the bound without failures",
     )  # fmt: skip
