@@ -63,6 +63,7 @@ TRAINING = (
 )
 """What training scripts import, and the ranks, the launcher and the command line of ours."""
 SANDBOX = (
+    "support.small_image",
     "windtunnel.agents.sandbox.client",
     "windtunnel.agents.sandbox.live.daemon.server",
     "windtunnel.agents.sandbox.live.host",

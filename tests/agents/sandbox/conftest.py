@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import support.small_image  # noqa: F401 - the image of the hosts of this process
 from support.waiting import until
 
 
