@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from inspect_cell import Cell, files_may_have_changed
-from test_inspect_files import BEFORE, CHANGED, SAME
+from test_inspect_files import AGAIN, BEFORE, CHANGED, KEEP, SAME
 
 from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.inspect import Inspector, kernel, open_inspector
@@ -36,8 +36,9 @@ def test_fanotify_misses_no_change_of_the_table(cell: Cell, by_fanotify: Inspect
         cell.watch(by_fanotify)
     except InspectError as error:
         pytest.skip(str(error))
+    cell.run(KEEP)
     for name, command in CHANGED.items():
-        cell.run("cd /workspace; rm -rf ./* /tmp/* /dev/shm/*" + BEFORE)
+        cell.run(AGAIN)
         by_fanotify.rebase(cell.name, files=True, processes=True)
         before = cell.tree()
         cell.run(command)
