@@ -29,7 +29,7 @@ import time
 PATIENCE = float(os.environ.get("WINDTUNNEL_SANDBOX_PATIENCE", "60"))
 QUICK = 10.0
 QUICK_DEATHS = 5
-LONGEST_PAUSE = 5.0
+LONGEST_PAUSE = min(5.0, PATIENCE)
 PROXY = ("listen.", "call.")
 """How the names of the model proxy's sockets begin: its listening ones, its connections."""
 BODY = (
