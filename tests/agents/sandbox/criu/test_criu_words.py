@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.live.criu import find_criu, ladder, rung
@@ -111,6 +111,7 @@ def varint(value: int) -> bytes:
     return out + bytes([value])
 
 
+@settings(max_examples=20)
 @given(frozen=st.integers(0, 2**32 - 1), pages=st.integers(0, 2**64 - 1), unknown=st.integers(0, 2**20))
 def test_statistics_are_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, frozen: int, pages: int, unknown: int

@@ -79,10 +79,10 @@ def test_roots_that_come_and_go_leave_their_room_to_others(
 
     pool, disk = opened("btrfs", size=1 << 30), btrfs.image_of(tmp_path / "pool")
     name = pool.import_image(str(image))
-    most, data = taken() + (64 << 20), os.urandom(2 << 20)
-    for number in range(90):
+    most, data = taken() + (32 << 20), os.urandom(2 << 20)
+    for number in range(45):
         assert pool.common is not None
-        if number % 30 == 29:  # as when its host comes anew
+        if number % 15 == 14:  # as when its host comes anew
             pool = open_pool(tmp_path / "pool", kind="btrfs")
             continue
         pool.common.look(look)

@@ -127,8 +127,8 @@ def test_planted_channel_files_harm_nobody(box: Machine, tmp_path: Path, victim:
     make = {"link": f"ln -s {secret}", "fifo": "mkfifo", "folder": "mkdir -p", "huge": "truncate -s 10G"}[
         trick
     ]
-    box.run(f"rm -rf /.windtunnel/main/{victim}; {make} /.windtunnel/main/{victim}", timeout=2)
-    result = box.run("echo hello", timeout=2)
+    box.run(f"rm -rf /.windtunnel/main/{victim}; {make} /.windtunnel/main/{victim}", timeout=1)
+    result = box.run("echo hello", timeout=0.5)
     assert result.ended in ("exit", "timeout", "shell-died")
     box.shell_states()
     assert secret.read_text() == "of the host"
