@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -289,20 +285,3 @@ def test_unknown_options_are_refused(tmp_path: Path) -> None:
         run(scenario(tmp_path, {"a": SORT}), "fifo", "fair", "sharp")
     with pytest.raises(UserError, match="--schedule: 'edf' is unknown, accepted are fair, fifo, sebf, mxdag"):
         run(scenario(tmp_path, {"a": SORT}), "fifo", "edf")
-
-
-def test_a_killed_run_is_told_as_killed(home: Path, tmp_path: Path) -> None:
-    """The process blocks in reading a trace, which is a pipe that nobody writes to."""
-    (tmp_path / "traces").mkdir()
-    os.mkfifo(tmp_path / "traces" / "a.0.et")
-    file = scenario(tmp_path, {"a": {"chakra": "traces"}})
-    code = "import sys; from windtunnel.cli.main import main; sys.argv[0] = 'windtunnel'; main()"
-    with (
-        subprocess.Popen([sys.executable, "-c", code, "network", "run", str(file)]) as process,
-        open(tmp_path / "traces" / "a.0.et", "wb"),  # waits until it is read
-    ):
-        (begun,) = [one for one in Store.open().list() if one.inputs.get("scenario") == str(file)]
-        assert begun.status == "running"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert Store.open().get(begun.id).status == "killed"

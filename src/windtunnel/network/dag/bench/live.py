@@ -15,7 +15,7 @@ import numpy as np
 from windtunnel.bench.measure import in_turn, spread
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.linux import network
-from windtunnel.network.dag import generate, live, twin
+from windtunnel.network.dag import live, twin
 from windtunnel.network.dag.bench.twin import EXAMPLE, EXAMPLE_RESOURCES, Case, four_mapreduces
 from windtunnel.network.dag.policy import SCHEDULES
 
@@ -26,18 +26,9 @@ SHORT = 0.05
 """Of the time of computing tasks, what they may be late for want of a CPU before a run is not counted."""
 
 
-def _training(seed: int) -> Case:
-    """Two, which share two of their three hosts; the last layer's gradients are up to 5 times the first's."""
-    sizes = {"forward": 0.15, "nbytes": 1.5e8, "first": 1.0 + seed}
-    jobs = [generate.training("one", (0, 1, 2), 3, 1, **sizes)]
-    jobs.append(generate.training("two", (1, 2, 3), 3, 1, begins=0.2, **sizes))
-    return jobs, generate.hosts(4, 2)
-
-
 CASES: dict[str, Callable[[int], Case]] = {
     "two flows behind one task": lambda seed: _scaled(([EXAMPLE], EXAMPLE_RESOURCES), 0.5),
     "4 MapReduces": lambda seed: _scaled(four_mapreduces(np.random.default_rng(seed)), 0.1),
-    "2 trainings": lambda seed: _scaled(_training(seed), 1.0),
 }
 
 

@@ -72,14 +72,12 @@ class _Task:
 
 def run(
     jobs: Iterable[Job], resources: Mapping[str, float], schedule: str, *,
-    believed: Mapping[Key, float] | None = None,
     told: Callable[[Observation, Decision], None] | None = None,
 ) -> Outcome:  # fmt: skip
     """Let all jobs end. ``resources``: of host H the processors (``H``) and the bytes/s of its link
     (``H.out``, ``H.in``). A computing task without a command spins for its seconds of CPU.
 
-    ``believed``: by job and task, how many times its true size a task is thought to have (1). ``told``: gets
-    every decision beside what it was made of; what it raises ends the run.
+    ``told``: gets every decision beside what it was made of; what it raises ends the run.
 
     Raises:
         UserError: jobs that are none, or that cannot be run here; this host has no namespaces or no HTB.
@@ -104,7 +102,7 @@ def run(
             " accepted without is the twin"
         ) from error
     with closing(hosts):
-        return _Session(hosts, known, flows, numbers, believed or {}).run(coming, schedule, told)
+        return _Session(hosts, known, flows, numbers).run(coming, schedule, told)
 
 
 def _numbered(jobs: Iterable[Job]) -> tuple[list[Flow], dict[Key, list[int]]]:
@@ -159,7 +157,6 @@ class _Session:
     known: dict[str, float]
     flows: Sequence[Flow]
     numbers: Mapping[Key, Sequence[int]]
-    believed: Mapping[Key, float]
     here: dict[Key, _Task] = field(default_factory=dict)
     made: Outcome = field(default_factory=Outcome)
     origin: float = field(default_factory=time.monotonic)
@@ -202,8 +199,7 @@ class _Session:
     def _come(self, job: Job) -> None:
         for task in job.tasks:
             key = job.name, task.name
-            size = task.size * self.believed.get((job.name, whole(task.name)), 1.0)
-            shown = Pending(job.name, replace(task, size=size), size, ready=not task.after)
+            shown = Pending(job.name, task, task.size, ready=not task.after)
             open_ = set(self.numbers[key])
             flows = {number: self.flows[number] for number in open_} if task.kind == "network" else {}
             self.here[key] = _Task(task, shown, flows, open_)
