@@ -13,8 +13,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.data.embeddings import synthetic
 from windtunnel.data.embeddings.model import Tier
 from windtunnel.data.embeddings.policy import Wanted, decide
-from windtunnel.data.embeddings.torchrec import halves, read_sharding, shardings, write_sharding
-from windtunnel.data.embeddings.twin import accesses
+from windtunnel.data.embeddings.torchrec import read_sharding, shardings, write_sharding
 
 MODULES = ("torchrec.distributed.model_parallel", "torchrec.distributed.planner", "torchrec.models.dlrm")
 TABLES = synthetic.tables("small")
@@ -46,13 +45,3 @@ def test_a_sharding_is_read_as_it_was_written(tmp_path: Path) -> None:
     path.write_text(json.dumps({"a": {"rows": 1}}))
     with pytest.raises(UserError, match=r"accepted is what 'windtunnel embeddings plan --torchrec' wrote"):
         read_sharding(path)
-
-
-def test_halves_are_asked_for_as_the_tiers_of_the_whole_are() -> None:
-    tables, plan = halves(TABLES, PLAN)
-    assert len(tables) > len(TABLES)
-    whole = accesses(TABLES, PLAN.shards, 4096)
-    split = accesses(tables, plan.shards, 4096)
-    assert split.raw.sum(0) == pytest.approx(whole.raw.sum(0), rel=1e-6)
-    assert split.distinct.sum(0) == pytest.approx(whole.distinct.sum(0), rel=1e-6)
-    assert sum(one.rows for one in tables) == sum(one.rows for one in TABLES)

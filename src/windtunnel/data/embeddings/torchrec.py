@@ -1,11 +1,8 @@
 """Plans for TorchRec: shardings that its ``DistributedModelParallel`` takes, and statistics of caches.
 
-Two routes. *Cached*: one table whose rows lie in host memory, with a cache in the device's memory for as many
-rows as the plan has fast (kernel ``fused_uvm_caching``); FBGEMM's cache finds the hot rows by itself, and
-`cache_statistics` tells TorchRec's own planner what a cache of each size would miss. *Split*
-(`halves`): each table becomes two, its hot rows in device memory (``fused``), the others in host memory
-(``fused_uvm``); ids must be ranks by then, ranks from the hot rows on less those, and the sums of both are
-added: not the same float32 bit for bit as one sum.
+A table of which some rows are fast lies in host memory, with a cache in the device's memory for as many rows
+as the plan has fast (kernel ``fused_uvm_caching``): FBGEMM's cache finds the hot rows by itself, and
+`cache_statistics` tells TorchRec's own planner what a cache of each size would miss.
 
 TorchRec is imported only inside functions. A shard of TorchRec is a run of columns on a rank; all shards of a
 table have one kernel and one share of cached rows.
@@ -15,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,38 +60,6 @@ def shardings(tables: Sequence[Table], plan: Placed, device: Accelerator = "cuda
             tuple(widths), tuple(widths.values()), share if kernel == "fused_uvm_caching" else None,
         )  # fmt: skip
     return found
-
-
-def halves(tables: Sequence[Table], plan: Placed) -> tuple[tuple[Table, ...], Placed]:
-    """Tables of which some rows are fast as two each, NAME_hot and NAME_cold, and the plan for them. A table
-    that is cut into columns has as many hot rows in all of them: the fewest of any, so that all fit."""
-    hot: dict[str, int] = {}
-    for shard in plan.shards:
-        hot[shard.table] = min(hot.get(shard.table, shard.fast_rows), shard.fast_rows)
-    made, shards = list[Table](), list[Shard]()
-    for table in tables:
-        rows = hot[table.name]
-        mine = [one for one in plan.shards if one.table == table.name]
-        if rows in (0, table.rows):
-            made.append(table)
-            shards += [replace(one, fast_rows=rows) for one in mine]
-            continue
-        ranks, _ = table.curve()
-        cut = float(table.share(rows))
-        for name, first, last, part in (("_hot", 0, rows, cut), ("_cold", rows, table.rows, 1 - cut)):
-            inside = (ranks > first) & (ranks < last)
-            knots = np.concatenate([[first], ranks[inside], [last]])
-            reached = (table.share(knots) - table.share(first)) / part if part else knots / last
-            made.append(
-                replace(
-                    table, name=table.name + name, rows=last - first, pooling=table.pooling * part,
-                    ranks=tuple(int(one) - first for one in knots),
-                    shares=(0.0, *map(float, reached[1:-1]), 1.0),
-                )
-            )  # fmt: skip
-            fast = last if first == 0 else 0
-            shards += [replace(one, table=table.name + name, fast_rows=fast) for one in mine]
-    return tuple(made), replace(plan, shards=tuple(shards))
 
 
 def write_sharding(path: Path, tables: Sequence[Table], plan: Placed) -> None:

@@ -139,21 +139,6 @@ def seconds(seen: Exchange, sent: Sent, latency: tuple[float, float] = (0.0, 0.0
     return total
 
 
-def whole(seen: Exchange, columns: int = 0) -> NDArray[np.float64]:
-    """Table-wise sharding, or column-wise with pieces of so many ``columns``: bytes that the busiest device
-    sends, (inside the host, to others). What is asked for most goes first, each piece to the device that has
-    least so far; every lookup asks, and each piece is asked for itself."""
-    pieces = []
-    for table in seen.tables:
-        parts = max(1, -(-table.dim // columns)) if columns else 1
-        moved = 2 * (table.row_bytes / parts + INDEX_BYTES)
-        pieces += [seen.samples * table.lookups * moved] * parts
-    load = np.zeros(seen.world)
-    for moved in sorted(pieces, reverse=True):
-        load[load.argmin()] += moved
-    return np.array([seen.devices - 1, seen.world - seen.devices]) * load.max()
-
-
 def cost(observation: Exchange, decision: Replication) -> dict[str, float]:
     """What is expected of an iteration: modelled seconds, bytes of all devices, memory of one."""
     sent = expected(observation, decision)

@@ -37,7 +37,6 @@ def flexshard_rows(quick: bool) -> Iterator[Row]:
             for skew in SKEWS:
                 label = f"{name}, {rows / 1e6:g} M rows, Zipf {skew:g}"
                 yield from _point(cluster, label, sequences(rows, skew))
-    yield from _rivals(load_cluster(CLUSTERS[0]))
 
 
 def _point(cluster: Cluster, label: str, table: Table) -> Iterator[Row]:
@@ -63,22 +62,6 @@ def _point(cluster: Cluster, label: str, table: Table) -> Iterator[Row]:
         yield Row("flexshard", f"{label}: time of row-wise", "x", emulated=faster, note=said["latency"])
         yield Row("flexshard", f"{label}: of row-wise's memory", "x", emulated=held,
                   target="no more than 1", met=held <= 1 + 1e-9)  # fmt: skip
-
-
-def _rivals(cluster: Cluster) -> Iterator[Row]:
-    """Many tables, so that whole ones can be spread evenly."""
-    tables = tuple(synthetic.tables("small", 1))
-    seen = traffic.exchange(cluster, tables, 512.0, distinct=False)
-    pace = (1 / seen.intra, 1 / seen.inter)
-    ours = _seconds(cluster, seen, decide(seen))
-    arms = {"row-wise": _seconds(cluster, seen, rowwise(seen))}
-    for name, columns in (("table-wise", 0), ("column-wise, 16 columns", 16)):
-        arms[name] = float((traffic.whole(seen, columns) * pace).sum())
-    for name, seconds in arms.items():
-        yield Row(
-            "flexshard", f"{CLUSTERS[0]}, {len(tables)} tables: time of {name} over ours", "x",
-            emulated=seconds / ours, note="of the busiest device; vectors are not pooled before they cross",
-        )  # fmt: skip
 
 
 def _moved(seen: Exchange, decision: Replication) -> float:

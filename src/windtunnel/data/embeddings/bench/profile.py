@@ -41,7 +41,6 @@ def profile_rows(quick: bool) -> Iterator[Row]:
         arms: dict[str, Callable[[], int]] = {
             "profile": lambda: profile([str(log)]).facts["f"].lookups,
             "profile, 8 windows": lambda: profile([str(log)], window=samples // 8).facts["f"].lookups,
-            "numpy.unique": lambda: _unique(log),
         }
         for name, rival in (("duckdb", _duckdb), ("polars", _polars)):
             try:
@@ -92,11 +91,6 @@ def _timed(arm: Callable[[], Any]) -> Callable[[], float]:
         return time.process_time() - begun
 
     return seconds
-
-
-def _unique(log: Path) -> int:
-    ids = pq.read_table(log, columns=["f"], use_threads=False)["f"].combine_chunks().flatten().to_numpy()
-    return int(np.unique(ids, return_counts=True)[1].sum())
 
 
 def _duckdb(log: Path) -> Callable[[], int]:

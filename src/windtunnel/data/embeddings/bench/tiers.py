@@ -78,7 +78,6 @@ def tier_rows(quick: bool) -> Iterator[Row]:
                 for kind, order in turns.items()
             }
             seconds = in_turn(arms, len(batches))
-            held = {name: flight.fast_bytes() for name, flight in flights.items()}
         finally:
             for flight in flights.values():
                 flight.close()
@@ -89,12 +88,6 @@ def tier_rows(quick: bool) -> Iterator[Row]:
         versus = f"{counts[name][0] / counts['recshard'][0]:.1f}x recshard's" if name != "recshard" else ""
         yield Row("tiers", f"slow lookups an iteration, {name}", "lookups", measured=raw, note=versus)
         yield Row("tiers", f"distinct slow rows an iteration, {name}", "rows", measured=distinct)
-        granted, beside = sum(plans[name].fast_bytes), held[name] - sum(plans[name].fast_bytes)
-        yield Row(
-            "tiers", f"memory of the fast tier, {name}", "bytes", measured=held[name],
-            note=f"{granted / 1e6:.1f} MB of rows, {beside / 1e6:.1f} MB of room for slow rows, taken"
-            f" as it is used; all rows in memory: {DEVICES * bytes_each / 1e6:.0f} MB",
-        )  # fmt: skip
         for kind in (TRAINED, LOOKED_UP):
             ratio = medians[f"{kind}, {name}"] / medians[f"{kind}, recshard"]
             yield Row(
@@ -147,10 +140,6 @@ class _Flight:
                         bag.step()
             taken.append(time.perf_counter() - begin)
         return max(taken)
-
-    def fast_bytes(self) -> int:
-        """Of the tensors in which fast and staged rows lie, of all devices."""
-        return sum(bag.tiers.fast_bytes for modules in self.devices for bag in modules.values())
 
     def close(self) -> None:
         for modules in self.devices:

@@ -24,21 +24,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import psutil
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn import functional
 
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import HostError, UserError
 from windtunnel.data.embeddings.live import checkpoint
 from windtunnel.data.embeddings.live.ids import Ids, Init, uniform
 from windtunnel.data.embeddings.live.optim import Make, Rule
 from windtunnel.data.embeddings.live.tiers import Tiers
-
-CHUNK = 1 << 16
-"""Rows that are moved at once."""
 
 
 class TieredEmbeddingBag(torch.nn.Module):
@@ -77,10 +73,8 @@ class TieredEmbeddingBag(torch.nn.Module):
         self._init: Init = partial(uniform, dim=dim, bound=rows**-0.5, seed=seed)
         if init is not None and not isinstance(init, Tensor):
             self._init = init
-        self.tiers = Tiers(
-            rows, dim, fast_rows, slow, self._fresh, device=device,
-            widths=self.rule.widths, initial=self.rule.initial,
-        )  # fmt: skip
+        self._slow, self._device, self._generation = slow, device, 0
+        self.tiers = self._made(fast_rows, self._ids)
         self._pending: list[tuple[Tensor, Tensor]] = []  # ids and their gradient by place, as passes came
         self._graphs: list[weakref.ref[Tensor]] = []  # what staged rows may still be needed for
         if isinstance(init, Tensor):
@@ -173,41 +167,28 @@ class TieredEmbeddingBag(torch.nn.Module):
         """Replaces records of these ids (distinct)."""
         self.tiers.write(self._ids.ranks(ids), records)
 
-    def retier(self, order: ArrayLike, fast_rows: int | None = None) -> int:
-        """Moves rows so that the first ``fast_rows`` (default: as many as now) ids of ``order`` are the fast
-        ones; the table stays what it is. Returns how many rows came into the fast tier. Between two steps.
+    def retier(self, order: ArrayLike, fast_rows: int | None = None) -> None:
+        """The first ``fast_rows`` (default: as many as now) ids of ``order`` become the fast ones; the table
+        stays what it is. Between two steps. New tiers are made beside the old ones, a file as ``slow.1``,
+        ``slow.2`` and so on, which then go.
 
         Raises:
-            UserError: ``order`` names an id twice, or none of the table's, or too few.
-            windtunnel.HostError: the slow tier fails; the table is still whole.
+            UserError: ``order`` does not name each id once.
+            windtunnel.HostError: there is no room for both; the table is as it was.
         """
-        count = min(self.fast_rows if fast_rows is None else fast_rows, self.rows)
-        ids = torch.from_numpy(np.array(np.asarray(order)[:count], np.int64))
-        if (
-            len(ids) < count
-            or len(ids.unique()) < count
-            or (len(ids) and not 0 <= ids.min() <= ids.max() < self.rows)
-        ):
-            raise self._ids.wrong(
-                f"order does not begin with {count:,} different ids of 0 to {self.rows - 1:,}"
-            )
         self._settled("retier")
-        remap = self._ids.every_rank()
-        wanted = torch.zeros(self.rows, dtype=torch.bool)
-        wanted[ids] = True
-        entering = ids[remap[ids] >= count]
-        leaving = ((remap < count) & ~wanted).nonzero()[:, 0]
-        if count > self.fast_rows:
-            self.tiers.resize(count)
-        for first in range(0, len(entering), CHUNK):
-            new, old = entering[first : first + CHUNK], leaving[first : first + CHUNK]
-            above, below = self._ids.ranks(new), self._ids.ranks(old)
-            self.tiers.exchange(below, above)
-            remap[new], remap[old] = below.to(remap.dtype), above.to(remap.dtype)
-            self.tiers.drop()
-        if count < self.fast_rows:
-            self.tiers.resize(count)
-        return len(entering)
+        ids = Ids(self.name, self.rows, order)
+        made = self._made(self.fast_rows if fast_rows is None else fast_rows, ids)
+        try:
+            for span in checkpoint.spans(self.rows):
+                some = torch.arange(*span)
+                some = some[self.tiers.known[self._ids.ranks(some)]]  # others begin there as they would here
+                made.write(ids.ranks(some), self.read(some))
+        except HostError:
+            made.close()
+            raise
+        self.tiers.close()
+        self.tiers, self._ids = made, ids
 
     def save(self, path: str | Path) -> None:
         """Writes the table and what the optimizer keeps as one file (see `checkpoint`), row by row.
@@ -241,7 +222,8 @@ class TieredEmbeddingBag(torch.nn.Module):
             self.write(ids, records)
         self.rule.reset(steps)
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def get_extra_state(self) -> dict[str, Any]:
+        """For ``state_dict``: what `save` writes, as tensors."""
         size, free = 4 * self.rows * self.tiers.width, psutil.virtual_memory().available
         if size > free:
             raise self._ids.wrong(
@@ -249,32 +231,19 @@ class TieredEmbeddingBag(torch.nn.Module):
             )
         saved, records = self.rule.saved(self.name, self.rows), self.read(torch.arange(self.rows))
         parts = records.split(list(saved.tensors.values()), 1)
-        for name, part in zip(saved.tensors, parts, strict=True):
-            destination[prefix + name] = part.contiguous()
-        destination[prefix + "steps"] = torch.tensor(saved.steps)
+        tensors = zip(saved.tensors, (part.contiguous() for part in parts), strict=True)
+        return {"steps": saved.steps, **dict(tensors)}
 
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
-        saved = self.rule.saved(self.name, self.rows)
-        known = [*saved.tensors, "steps"]
-        own = [name for name in state_dict if name.startswith(prefix)]
-        unexpected_keys += [name for name in own if name.removeprefix(prefix) not in known and strict]
-        missing_keys += [prefix + name for name in known if prefix + name not in state_dict]
-        if any(prefix + name not in state_dict for name in known):
-            return
-        tensors = [state_dict[prefix + name].detach().cpu() for name in saved.tensors]
-        for (name, width), tensor in zip(saved.tensors.items(), tensors, strict=True):
-            if tensor.shape != (self.rows, width) or tensor.dtype != torch.float32:
-                error_msgs.append(
-                    f"table {self.name!r}: {name} of shape {list(tensor.shape)}, {tensor.dtype}; accepted is"
-                    f" [{self.rows}, {width}], torch.float32"
-                )
-                return
-        chunks = ((torch.arange(first, last), torch.cat([one[first:last] for one in tensors], 1))
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """For ``load_state_dict``: of whatever tiers and order."""
+        names = self.rule.saved(self.name, self.rows).tensors
+        shapes = {name: list(one.shape) for name, one in state.items() if name != "steps"}
+        wanted = {name: [self.rows, width] for name, width in names.items()}
+        if shapes != wanted:
+            raise self._ids.wrong(f"a state of {shapes}; accepted is one of {wanted}")
+        chunks = ((torch.arange(first, last), torch.cat([state[name][first:last].cpu() for name in names], 1))
                   for first, last in checkpoint.spans(self.rows))  # fmt: skip
-        self._replace(int(state_dict[prefix + "steps"]), chunks)
+        self._replace(state["steps"], chunks)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TieredEmbeddingBag:
         """What ``Module.to`` and its like do: the fast tier moves, the slow one stays; rows stay float32."""
@@ -286,6 +255,7 @@ class TieredEmbeddingBag(torch.nn.Module):
         if moved.device != self.tiers.device:
             self._settled("to")
             self.tiers.move(moved.device)
+            self._device = moved.device
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -307,9 +277,16 @@ class TieredEmbeddingBag(torch.nn.Module):
         self._pending.append((ids, weight.grad))
         weight.grad = None
 
-    def _fresh(self, ranks: Tensor) -> Tensor:
-        # rows that have moved are known: of those asked for here the first order still holds
-        return self._init(self._ids.of(ranks))
+    def _made(self, fast_rows: int, ids: Ids) -> Tiers:
+        """Empty ones."""
+        slow, number = self._slow, self._generation
+        if slow != "memory" and number:
+            slow = Path(f"{slow}.{number}")
+        self._generation += 1
+        return Tiers(
+            self.rows, self.dim, fast_rows, slow, lambda ranks: self._init(ids.of(ranks)),
+            device=self._device, widths=self.rule.widths, initial=self.rule.initial,
+        )  # fmt: skip
 
     def _fill(self, weights: Tensor) -> None:
         if weights.shape != (self.rows, self.dim) or weights.dtype != torch.float32:

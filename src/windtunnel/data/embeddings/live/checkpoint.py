@@ -56,7 +56,7 @@ def write(path: str | Path, saved: Saved, chunks: Iterable[Tensor]) -> None:
         HostError: it cannot be written; what had the name before is as it was.
     """
     path = Path(path)
-    begin = len(_header(saved, {name: ["0" * 8] * len(list(spans(saved.rows))) for name in saved.tensors}))
+    begin = len(_header(saved, {name: ["0" * 8] * -(-saved.rows // CHUNK) for name in saved.tensors}))
     sums: dict[str, list[str]] = {name: [] for name in saved.tensors}
     try:
         with atomic.replacing(path) as part, open(part, "wb", buffering=0) as file:
@@ -106,8 +106,7 @@ def read(path: str | Path, wanted: Saved) -> tuple[Saved, Iterator[tuple[Tensor,
                         if f"{zlib.crc32(data):08x}" != sums[name][number]:
                             raise UserError(
                                 f"checkpoint {path}: {name} of ids {first} to {last - 1} is damaged;"
-                                " accepted is a"
-                                " whole file"
+                                " accepted is a whole file"
                             )
                         found.append(torch.frombuffer(data, dtype=torch.float32).view(-1, width))
                     at += 4 * width * saved.rows
@@ -157,6 +156,6 @@ def _opened(path: Path) -> tuple[Saved, dict[str, list[str]], int]:
         raise UserError(
             f"checkpoint {path}: its header is damaged, or it is no file of a table that was saved"
         )
-    if len(sums["weight"]) != len(list(spans(saved.rows))):
+    if len(sums["weight"]) != -(-saved.rows // CHUNK):
         raise UserError(f"checkpoint {path}: it has checksums of another count of rows than {saved.rows}")
     return saved, sums, 8 + size

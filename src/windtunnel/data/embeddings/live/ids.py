@@ -32,14 +32,8 @@ class Ids:
         return ids if self._ranks is None else self._ranks[ids].long()
 
     def of(self, ranks: Tensor) -> Tensor:
-        """The ids that had these ranks at first."""
+        """The ids that have these ranks."""
         return ranks if self.order is None else torch.from_numpy(self.order[ranks.numpy()].astype(np.int64))
-
-    def every_rank(self) -> Tensor:
-        """Of each id its rank, [rows], to be changed."""
-        if self._ranks is None:
-            self._ranks = torch.arange(self.rows, dtype=torch.int32 if self.rows < 2**31 else torch.int64)
-        return self._ranks
 
     def wrong(self, what: str) -> UserError:
         return UserError(f"table {self.table!r}: {what}")

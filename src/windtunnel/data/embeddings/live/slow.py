@@ -83,7 +83,8 @@ class File:
             os.ftruncate(self._fd, self.size)
             os.pwrite(self._fd, MAGIC, 0)
         except OSError as error:
-            os.close(self._fd)
+            self._pool = None
+            self.close()
             raise self._failed(f"cannot be made {self.size:,} bytes large", error) from None
         self._buffer = mmap.mmap(-1, mmap.PAGESIZE)
         self._blocks: Ints = np.empty(0, np.int64)

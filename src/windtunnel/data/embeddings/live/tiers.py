@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windtunnel.base.errors import UserError
 from windtunnel.data.embeddings.live.slow import File, Memory
 
 Fresh = Callable[[Tensor], Tensor]
@@ -49,14 +48,9 @@ class Tiers:
         self.weight = torch.empty(0, dim, device=self.device)
         self.states: dict[str, Tensor] = {}
         self._room, self._dirty = 0, torch.zeros(0, dtype=torch.bool)
-        self._allocate(self.fast_rows, min(rows - self.fast_rows, 1 << 16))
+        self._allocate(min(rows - self.fast_rows, 1 << 16))
         self._staged = torch.empty(0, dtype=torch.long)  # rows at places fast_rows, fast_rows + 1, ...
         self._sorted = self._staged, self._staged  # the same ascending, and where each of them is
-
-    @property
-    def fast_bytes(self) -> int:
-        """Bytes of fast memory that rows lie in, room for staged ones included."""
-        return 4 * (self.fast_rows + self._room) * self.width
 
     def places(self, rows: Tensor) -> Tensor:
         """Where in `weight` these ``rows`` are, [n]; those of the slow tier are read first, each once."""
@@ -119,40 +113,6 @@ class Tiers:
         self._unknown_fast -= int((~self.known[rows[fast]]).sum())
         self.known[rows] = True
 
-    def exchange(self, left: Tensor, right: Tensor) -> None:
-        """Rows ``left``, of the fast tier, and ``right`` trade records, [n] each; in memory until `flush`."""
-        self._begin(left)
-        places = self.places(right).cpu()
-        records = self._records(left)
-        self._put(left, self._records(places))
-        self._put(places, records)
-        self.touched(places)
-
-    def resize(self, fast_rows: int) -> None:
-        """Moves the rows between the old and the new ``fast_rows`` to the other tier. A failure changes
-        nothing.
-
-        There are two fast tiers in memory for as long as it takes.
-        """
-        self.drop()
-        old, step = self.fast_rows, 1 << 16
-        if fast_rows == old:
-            return
-        if self.slow is None:
-            raise UserError("fast_rows: a table that was made without a slow tier has none to move rows to")
-        for first in range(fast_rows, old, step):
-            rows = torch.arange(first, min(old, first + step))
-            records = self.read(rows)
-            self.slow.write(rows.numpy(), records)
-            self.known[rows] = True
-        self._allocate(fast_rows, self._room, keep=min(old, fast_rows))
-        for first in range(old, fast_rows, step):
-            rows = torch.arange(first, min(fast_rows, first + step))
-            self._put(rows, self._fetch(rows))
-            self.known[rows] = True
-        self.fast_rows = fast_rows
-        self._unknown_fast = int((~self.known[:fast_rows]).sum())
-
     def move(self, device: torch.device) -> None:
         """Takes the fast tier to another device."""
         self.weight = self.weight.to(device)
@@ -164,19 +124,19 @@ class Tiers:
         if self.slow is not None:
             self.slow.close()
 
-    def _allocate(self, fast_rows: int, room: int, keep: int = 0) -> None:
-        old = (self.weight, *self.states.values()) if keep else ()
+    def _allocate(self, room: int) -> None:
+        """``room`` for staged rows, behind those that there are."""
+        old = (self.weight, *self.states.values())
         # not filled: the system gives pages when they are first written
         new = [
-            torch.empty(fast_rows + room, width, device=self.device)
+            torch.empty(self.fast_rows + room, width, device=self.device)
             for width in (self.dim, *self.widths.values())
         ]
         for source, target in zip(old, new, strict=False):
-            target[:keep] = source[:keep]
+            target[: len(source)] = source
         self.weight, self.states = new[0], dict(zip(self.widths, new[1:], strict=True))
         dirty = torch.zeros(room, dtype=torch.bool)
-        if keep > fast_rows:
-            dirty[: self._room] = self._dirty
+        dirty[: self._room] = self._dirty
         self._dirty, self._room = dirty, room
 
     def _begin(self, rows: Tensor) -> None:
@@ -230,8 +190,7 @@ class Tiers:
 
     def _grow(self, staged: int) -> None:
         if staged > self._room:
-            room = min(self.rows - self.fast_rows, max(staged, 2 * self._room))
-            self._allocate(self.fast_rows, room, keep=self.fast_rows + self._room)
+            self._allocate(min(self.rows - self.fast_rows, max(staged, 2 * self._room)))
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Which of ``rows`` are fast, staged, in the slow tier only; and the places of the staged ones."""
