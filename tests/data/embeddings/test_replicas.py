@@ -94,11 +94,13 @@ def test_rows_lie_where_the_layout_says(
     assert (copies == np.where(ranks < hot, layout.world, np.where(ranks < layout.warm, hosts, 1))).all()
 
 
-@pytest.mark.parametrize("distinct", [True, False])
-def test_what_is_expected_is_the_mean_of_what_is_counted(distinct: bool) -> None:
-    tables = (zipf(30, 1.1, "a"), zipf(12, 0.4, "b", dim=8, pooling=3.0))
-    seen = Exchange(tables, 3, 2, 300e9, 25e9, 4.0, distinct)
-    decision = Replication((Replicas("a", 3, 9), Replicas("b", 0, 4)))
+@pytest.mark.parametrize(("distinct", "sums"), [(True, False), (False, False), (False, True)])
+def test_what_is_expected_is_the_mean_of_what_is_counted(distinct: bool, sums: bool) -> None:
+    tables = (zipf(30, 1.1, "a"), zipf(12, 0.1, "b", dim=8, pooling=3.0, sequence=False))
+    seen = Exchange(tables, 3, 2, 300e9, 25e9, 4.0, distinct, partial_sums=sums)
+    decision = Replication((Replicas("a", 3, 9), Replicas("b", 0, 0 if sums else 4)))
+    assert not sums or decide(seen).tables[1] == decision.tables[1]
+    bags = [{"b": np.arange(0, 12, 3)}] * seen.world
     draws = np.random.default_rng(0)
     p = [np.diff(table.shares) for table in tables]
     drawn = []
@@ -110,7 +112,7 @@ def test_what_is_expected_is_the_mean_of_what_is_counted(distinct: bool) -> None
             }
             for _ in range(seen.world)
         ]
-        drawn.append({k: v.mean(0) for k, v in traffic.exact(seen, decision, batches).items()})
+        drawn.append({k: v.mean(0) for k, v in traffic.exact(seen, decision, batches, bags).items()})
     for phase, mean in traffic.expected(seen, decision).items():
         assert np.mean([one[phase] for one in drawn], 0) == pytest.approx(mean, rel=0.03, abs=1), phase
 

@@ -47,9 +47,13 @@ def exchange(cluster: Cluster, tables: tuple[Table, ...], samples: float, **more
     )  # fmt: skip
 
 
-def exact(seen: Exchange, decision: Replication, batches: Sequence[Mapping[str, NDArray[np.int64]]]) -> Sent:
+def exact(
+    seen: Exchange, decision: Replication, batches: Sequence[Mapping[str, NDArray[np.int64]]],
+    offsets: Sequence[Mapping[str, NDArray[np.int64]]] = (),
+) -> Sent:  # fmt: skip
     """Bytes that every device sends in one iteration. ``batches``: of each device the ranks that it looks
-    up, by table; one that is absent is empty."""
+    up, by table; one that is absent is empty. ``offsets``: likewise where bags begin, of tables of which sums
+    cross."""
     sent = {phase: np.zeros((seen.world, 2), np.int64) for phase in PHASES}
     everyone = np.arange(seen.world)
     host = everyone // seen.devices
@@ -66,12 +70,19 @@ def exact(seen: Exchange, decision: Replication, batches: Sequence[Mapping[str, 
                 np.bincount(layout.destination(some, int(host[device])), minlength=seen.world)
                 for some in (asked, once[once < layout.hot])
             )
-            for to, (requests, gradients) in enumerate(zip(to_all, to_all + hot, strict=True)):
-                if to != device:
-                    link = int(host[to] != host[device])
-                    sent["ids"][device, link] += requests * INDEX_BYTES
-                    sent["vectors"][to, link] += requests * table.row_bytes
-                    sent["gradients"][device, link] += gradients * (table.row_bytes + INDEX_BYTES)
+            requests, answers, gradients = to_all, to_all, to_all + hot
+            if seen.sums(table):
+                to = layout.destination(ranks, int(host[device]))
+                bags = np.searchsorted(offsets[device].get(table.name, ()), np.arange(len(ranks)), "right")
+                requests = np.bincount(to, minlength=seen.world)
+                parts = np.unique(np.stack([to, bags]), axis=1)[0]
+                answers = gradients = np.bincount(parts, minlength=seen.world)
+            for peer in range(seen.world):
+                if peer != device:
+                    link = int(host[peer] != host[device])
+                    sent["ids"][device, link] += requests[peer] * INDEX_BYTES
+                    sent["vectors"][peer, link] += answers[peer] * table.row_bytes
+                    sent["gradients"][device, link] += gradients[peer] * (table.row_bytes + INDEX_BYTES)
         if layout.warm == 0:
             continue
         known = np.empty(0, np.int64)
@@ -109,6 +120,13 @@ def expected(seen: Exchange, decision: Replication) -> Sent:
         rows, p = segments(table)
         crosses, tiers = crossing(seen, table, p), tiers_of(rows, cuts)[:, None]
         vector = table.row_bytes + INDEX_BYTES
+        if seen.sums(table):  # bags of ``pooling`` rows, which every device has alike
+            peers = seen.samples * np.array([seen.devices - 1, seen.world - seen.devices])
+            parts = table.coverage * (1 - (1 - 1 / seen.world) ** table.pooling) * peers
+            sent["ids"] += INDEX_BYTES * table.lookups / seen.world * peers
+            sent["vectors"] += table.row_bytes * parts
+            sent["gradients"] += vector * parts
+            continue
         for phase, kind, size in (
             ("ids", crosses.requests, INDEX_BYTES), ("vectors", crosses.requests, table.row_bytes),
             ("gradients", crosses.gradients, vector), ("sums", crosses.sums, vector),

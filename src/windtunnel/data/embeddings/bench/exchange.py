@@ -8,13 +8,15 @@ same batches.
 
 Pooled tables are another matter: TorchRec's row-wise ``EmbeddingBagCollection`` (gloo, FBGEMM on the CPU)
 sums rows where they lie, and sends a partial sum for each sample and rank; ours sends rows, each once, to who
-sums them. Both train the same tables with row-wise Adagrad; bytes are those of the interfaces.
+sums them, or, where the bits of one table are not asked for, partial sums too. All train the same tables with
+row-wise Adagrad; bytes are those of the interfaces.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -31,6 +33,7 @@ from windtunnel.data.embeddings.policy import POLICIES, Exchange, Replication
 from windtunnel.linux import network
 
 THEIRS, POOLING = "TorchRec's row-wise", "ours, each row asked for once"
+SUMS = "ours, partial sums"
 ROWWISE, OURS = "row-wise, each lookup asks", "flexshard, each lookup asks"
 ARMS = {
     ROWWISE: ("row-wise", False),
@@ -182,18 +185,19 @@ def on_rank_pooled(arguments: Any) -> dict[str, Any]:
     arms: dict[str, Callable[[], torch.Tensor]] = {}
     if known:
         arms[THEIRS] = _torchrec(tables, asked, lengths)
-    module = ShardedEmbedding(
-        seen, optimizer=partial(RowWiseAdagrad, lr=0.1),
-        init={one.name: lambda ids: torch.ones(len(ids), DIM) for one in tables},
-    )  # fmt: skip
 
-    def ours() -> torch.Tensor:
+    def ours(module: ShardedEmbedding) -> torch.Tensor:
         sums = torch.cat(list(module(asked).values()), 1)
         sums.sum().backward()
         module.step()
         return sums
 
-    arms[POOLING] = ours
+    for arm in (POOLING, SUMS):
+        module = ShardedEmbedding(
+            replace(seen, partial_sums=arm == SUMS), optimizer=partial(RowWiseAdagrad, lr=0.1),
+            init={one.name: lambda ids: torch.ones(len(ids), DIM) for one in tables},
+        )  # fmt: skip
+        arms[arm] = partial(ours, module)
     found = {}
     for arm, once in arms.items():
         # rows begin as ones, so the first sums are how many rows there are: all arms do the same work

@@ -47,6 +47,7 @@ from windtunnel.data.embeddings.layout import Layout, layouts
 from windtunnel.data.embeddings.live import checkpoint
 from windtunnel.data.embeddings.live.ids import Ids, Init, uniform
 from windtunnel.data.embeddings.live.optim import Make, Rule
+from windtunnel.data.embeddings.live.parts import Cut, Parts, cut
 from windtunnel.data.embeddings.live.tiers import Tiers
 from windtunnel.data.embeddings.live.wire import Wire
 from windtunnel.data.embeddings.model import Table
@@ -119,6 +120,7 @@ class ShardedEmbedding(torch.nn.Module):
             self._made(number, *one) for number, one in enumerate(zip(self.layouts, self._ids, strict=True))
         ]
         self._pending: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.names]
+        self._parts = {at: Parts(seen.world) for at, one in enumerate(seen.tables) if seen.sums(one)}
 
     @property
     def sent(self) -> dict[str, list[int]]:
@@ -134,28 +136,38 @@ class ShardedEmbedding(torch.nn.Module):
         """Of each table in ``batch`` (any of them, on any rank): ids [n] of a sequence give vectors [n, dim];
         ids [n] and offsets [bags] of a pooled one give sums [bags, dim]."""
         asked, offsets, wrong = self._checked(batch)
-        wanted, inverses = [], []
-        for ids, known in zip(asked, self._ids, strict=True):
+        training = torch.is_grad_enabled() and self.rules[0].optimizer is not None
+        wanted, inverses, cuts = [], [], dict[int, Cut]()
+        for number, (ids, known) in enumerate(zip(asked, self._ids, strict=True)):
             found = known.ranks(ids)
+            if number in self._parts:
+                layout = self.layouts[number]
+                ends, to = offsets.get(self.names[number], NONE), layout.destination(found, self.wire.host)
+                cuts[number], found = cut(layout.place(found), to, ends), NONE
             if self.seen.distinct:
                 found, inverse = torch.unique(found, return_inverse=True)
                 inverses.append(inverse)
             wanted.append(found)
         for tiers in self.tiers:
             tiers.drop()
-        vectors = self._ask(wanted, wrong)
+        vectors = self._ask(wanted, wrong, cuts=cuts, training=training)
         given = {}
         for number, (name, found) in enumerate(zip(self.names, vectors, strict=True)):
             ranks = wanted[number]
-            if inverses:
+            if number in cuts:
+                ranks = self._parts[number].numbered(cuts[number].ranks) if training else NONE
+            elif inverses:
                 found, ranks = found[inverses[number]], ranks[inverses[number]]
             if name not in batch:
                 continue
-            if self.rules[number].optimizer and torch.is_grad_enabled():
+            if training:
                 found.requires_grad_()
                 found.register_post_accumulate_grad_hook(partial(self._collect, number, ranks))
             given[name] = found.view(found.shape)
-            if name in offsets:
+            if number in cuts:
+                sums = found.new_zeros(len(offsets[name]), found.shape[1])
+                given[name] = sums.index_add(0, cuts[number].bags, found)
+            elif name in offsets:
                 every = torch.arange(len(found))
                 given[name] = functional.embedding_bag(every, found, offsets[name], mode="sum")
         return given
@@ -165,23 +177,28 @@ class ShardedEmbedding(torch.nn.Module):
         """The optimizer's step over all rows that have a gradient on any rank; a table without any does not
         step."""
         ranks, values = [], []
-        for layout, table, pending in zip(self.layouts, self.seen.tables, self._pending, strict=True):
+        for number, (layout, pending) in enumerate(zip(self.layouts, self._pending, strict=True)):
+            table = self.seen.tables[number]
             looked = torch.cat([NONE, *(one for one, _ in pending)])
             gradient = torch.cat([torch.empty(0, table.dim), *(one for _, one in pending)])
-            folded = looked >= 0 if self.seen.distinct else looked < layout.hot
+            once = self.seen.distinct or number in self._parts
+            folded = looked >= 0 if once else looked < layout.hot
             first, summed = _fold(looked[folded], gradient[folded])
             ranks.append(torch.cat([first, looked[~folded]]))
             values.append(torch.cat([summed, gradient[~folded]]))
         stepping = torch.tensor([len(pending) for pending in self._pending])
         for pending in self._pending:
             pending.clear()
-        came = self.wire.deliver(
-            "gradients", self._destinations(ranks), self._places(ranks), values, head=stepping
-        )
+        to, where = self._destinations(ranks), self._places(ranks)
+        for number in self._parts:  # keys of parts
+            to[number], where[number] = ranks[number] % self.wire.world, ranks[number] // self.wire.world
+        came = self.wire.deliver("gradients", to, where, values, head=stepping)
         copied, sums = Sums(), Sums()  # of rows with copies, rank by rank; of cold rows, whole
         for number, layout in enumerate(self.layouts):
             places, found = came.places[number], came.values[number]
-            if not self.seen.distinct:  # first what each rank has
+            if number in self._parts:
+                places, found = self._parts[number].opened(came.sources(number), places, found)
+            elif not self.seen.distinct:  # first what each rank has
                 rows = max(1, layout.count(self.wire.rank))
                 places, found = _fold(came.sources(number) * rows + places, found)
                 places = places % rows
@@ -216,6 +233,8 @@ class ShardedEmbedding(torch.nn.Module):
         old = self.layouts, self._ids
         self.seen, self.decision, new, known = self._decided(seen, orders or {}, wrong)
         self._generation += 1
+        for parts in self._parts.values():
+            parts.clear()
         for number, (layout, tiers) in enumerate(zip(new, self.tiers, strict=True)):
             tiers.drop()
             self.layouts = [*new[:number], *old[0][number:]]
@@ -270,6 +289,8 @@ class ShardedEmbedding(torch.nn.Module):
         for number, (saved, chunks) in enumerate(found):
             layout, tiers = self.layouts[number], self.tiers[number]
             self._pending[number].clear()
+            if number in self._parts:
+                self._parts[number].clear()
             tiers.drop()
             for ids, records in chunks:
                 ranks = self._ids[number].ranks(ids)
@@ -294,27 +315,42 @@ class ShardedEmbedding(torch.nn.Module):
         for tiers in self.tiers:
             tiers.close()
 
-    def _ask(self, asked: list[Tensor], wrong: UserError | HostError | None, whole: int = -1) -> list[Tensor]:
-        """Of each table the vectors of ``asked`` ranks, wherever they lie; of table ``whole``, records."""
+    def _ask(
+        self, asked: list[Tensor], wrong: UserError | HostError | None, whole: int = -1, *,
+        cuts: Mapping[int, Cut] | None = None, training: bool = False,
+    ) -> list[Tensor]:  # fmt: skip
+        """Of each table the vectors of ``asked`` ranks, wherever they lie; of table ``whole``, records; of
+        those with ``cuts``, the sums of their parts. A head's first bit: what is asked is wrong; its second:
+        ``training``."""
 
         def stop(heads: Tensor) -> None:
-            if heads.any():
+            if (heads & 1).any():
                 self._agreed(wrong)
 
         phases = ("ids", "vectors") if whole < 0 else ("moved", "moved")
         far = [ranks >= layout.hot for layout, ranks in zip(self.layouts, asked, strict=True)]
         wanted = [ranks[some] for ranks, some in zip(asked, far, strict=True)]
-        came = self.wire.deliver(
-            phases[0],
-            self._destinations(wanted),
-            self._places(wanted),
-            head=torch.tensor([wrong is not None], dtype=torch.long),
-            stop=stop,
-        )
-        answers = [self._read(number, places, whole) for number, places in enumerate(came.places)]
+        to, where, cuts = self._destinations(wanted), self._places(wanted), cuts or {}
+        for number, one in cuts.items():
+            to[number], where[number] = one.to, one.places
+        head = torch.tensor([(wrong is not None) + 2 * training])
+        came = self.wire.deliver(phases[0], to, where, head=head, stop=stop)
+        answers = []
+        for number, places in enumerate(came.places):
+            if number in cuts:
+                sums, came.take[:, number] = self._parts[number].answer(
+                    self.tiers[number], places, came.sources(number), came.heads[:, 0] >= 2
+                )
+                came.give[:, number] = torch.bincount(cuts[number].ranks, minlength=self.wire.world)
+                answers.append(sums)
+            else:
+                answers.append(self._read(number, places, whole))
         found = self.wire.exchange(phases[1], answers, came.take, came.give)
         given = []
         for number, (ranks, some, order) in enumerate(zip(asked, far, came.order, strict=True)):
+            if number in cuts:
+                given.append(found[number])
+                continue
             vectors = found[number].new_empty(len(ranks), found[number].shape[1])
             vectors[some.nonzero()[:, 0][order]] = found[number]
             vectors[~some] = self._read(number, ranks[~some], whole)  # a hot row's place is its rank

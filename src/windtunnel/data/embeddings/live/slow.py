@@ -77,18 +77,17 @@ class File:
         self.block = math.lcm(self.stride * 4, SECTOR)
         self.per_block = self.block // (self.stride * 4)
         self.size = HEADER + -(-rows // self.per_block) * self.block
+        self._pool: ThreadPoolExecutor | None = None
         self._fd = self._claim()
         try:
             os.ftruncate(self._fd, 0)
             os.ftruncate(self._fd, self.size)
             os.pwrite(self._fd, MAGIC, 0)
         except OSError as error:
-            self._pool = None
             self.close()
             raise self._failed(f"cannot be made {self.size:,} bytes large", error) from None
         self._buffer = mmap.mmap(-1, mmap.PAGESIZE)
         self._blocks: Ints = np.empty(0, np.int64)
-        self._pool: ThreadPoolExecutor | None = None
         self.direct = self._bypass()
 
     def _claim(self) -> int:

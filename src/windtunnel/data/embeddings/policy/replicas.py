@@ -45,6 +45,8 @@ class Exchange:
     ``distinct``: a device asks once for each row of a batch, and sends one gradient for it; otherwise it does
     so for each lookup, but for gradients of hot rows. ``memory``: bytes a device has for rows and buffers;
     None: what row-wise sharding takes, all rows cold, when each lookup asks: replicas then need no more.
+    ``partial_sums``: pooled tables are spread row-wise and summed where rows lie, so that sums cross: fewer
+    bytes where bags are long, but the sum of sums has not the bits of one table's.
     """
 
     tables: tuple[Table, ...]
@@ -55,6 +57,11 @@ class Exchange:
     samples: float
     distinct: bool = True
     memory: float | None = None
+    partial_sums: bool = False
+
+    def sums(self, table: Table) -> bool:
+        """Whether sums of it cross."""
+        return self.partial_sums and not table.sequence
 
     @property
     def world(self) -> int:
@@ -166,6 +173,8 @@ class _Climb:
     def __init__(self, seen: Exchange, table: Table) -> None:
         self.rows, p = segments(table)
         self.time, self.bytes = seconds(seen, table, p), memory(seen, table, p)
+        if seen.sums(table):
+            self.time[:] = 0  # no copy would save any
         self.at = {WARM: 0, HOT: 0}  # segments
         self.part = {WARM: 0, HOT: 0}  # rows of the next one, when the room was too small for it
         self.held = float((self.bytes[COLD] * self.rows).sum())
