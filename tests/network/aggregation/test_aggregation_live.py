@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.aggregation import (
-    TOKEN,
-    at_once,
-    integers,
-    joined,
-    mangled,
-    standing,
-    summed,
-    udp,
-)
+from support.aggregation import TOKEN, at_once, integers, joined, mangled, standing, summed, udp
 from support.ranks import run_ranks
 from support.waiting import until
 from windtunnel.base.errors import UserError

@@ -123,8 +123,7 @@ def test_pieces_sum_to_their_tasks_and_never_lengthen_a_path(seed: int) -> None:
             sizes = [one.size for one in plain.tasks if one.name.partition("#")[0] == task.name]
             assert sum(sizes) == pytest.approx(task.size) and min(sizes) > 0
         whole = replace(
-            job,
-            tasks=tuple(replace(one, after=one.after + one.pipelined, pipelined=()) for one in job.tasks),
+            job, tasks=tuple(replace(one, after=one.after + one.pipelined, pipelined=()) for one in job.tasks)
         )
         assert paths(job, RESOURCES).length <= paths(whole, RESOURCES).length * (1 + 1e-9)
 

@@ -115,6 +115,8 @@ def test_in_the_twin_the_queue_is_short_the_line_full_and_weights_hold() -> None
     three, one = run(both, "weights", 1.0, 1).goodput
     assert three / one == pytest.approx(3.0, rel=0.1)
     assert held == run([Tenant("bulk", 8)], "weights", 0.5, 1)
+    short = run([Tenant("bulk", 24)], "weights", 0.5, 1, settings=Settings(25e6, 200e-6, lower=3, upper=8))
+    assert short.latency < 0.8 * held.latency and short.goodput[0] > 0.93 * 25e6  # paced, never long empty
     with pytest.raises(ValueError, match="arm 'red'; accepted are cubic"):
         run(both, "red", 1.0, 1)
 

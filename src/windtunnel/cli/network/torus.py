@@ -36,8 +36,7 @@ def plan(
     ] = None,
     method: Annotated[str, typer.Option(help="auto, closed-form, recursion, gar, or first-fit.")] = "auto",
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="For the paths (CSV); torus-DIMS.csv by default."),
+        Path | None, typer.Option(metavar="FILE", help="For the paths (CSV); torus-DIMS.csv by default.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON value.")] = False,
 ) -> None:

@@ -67,8 +67,7 @@ def call_gate(_typing: Any, address: Any, now: Any, packet: Any, state: Any) -> 
         kind = ir.FunctionType(_WORD, [_WORD, _POINTER, _POINTER])
         function = builder.inttoptr(given[0], kind.as_pointer())
         return builder.call(
-            function,
-            [given[1], builder.bitcast(given[2], _POINTER), builder.inttoptr(given[3], _POINTER)],
+            function, [given[1], builder.bitcast(given[2], _POINTER), builder.inttoptr(given[3], _POINTER)]
         )
 
     return types.int64(types.int64, types.int64, packet, types.int64), generate

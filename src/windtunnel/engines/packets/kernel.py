@@ -343,14 +343,8 @@ def consult(w: Record, k: int, port: int, packet: Record, now: int) -> int:
         return -1
     for index in range(reply.count - 1, -1, -1):
         out = outbox_at(w, index)
-        if (
-            out.flow < 0
-            or out.flow >= w.flow_count
-            or out.hop < 0
-            or out.hop >= w.hop_count
-            or out.size <= 0
-            or out.size >= 2**20
-        ):
+        known = 0 <= out.flow < w.flow_count and 0 <= out.hop < w.hop_count
+        if not known or not 0 < out.size < 2**20:
             return -1
         c = take_free(w)
         copy_packet(w.packets + c * layout.PACKET_BYTES, w.outbox + index * layout.PACKET_BYTES)

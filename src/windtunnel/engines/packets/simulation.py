@@ -44,14 +44,9 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        links: Sequence[Link],
-        flows: Sequence[Flow],
-        *,
-        nodes: Sequence[tuple[Any, NDArray[Any]]] = (),
-        seed: int = 0,
-        log: bool = False,
-    ) -> None:
+        self, links: Sequence[Link], flows: Sequence[Flow], *,
+        nodes: Sequence[tuple[Any, NDArray[Any]]] = (), seed: int = 0, log: bool = False,
+    ) -> None:  # fmt: skip
         if not 0 <= seed < 2**32:
             raise ValueError(f"seed is {seed}; accepted is 0 to 2^32 - 1")
         self._routes = Routes()
@@ -186,10 +181,7 @@ class Simulation:
 
     def _grow(self) -> None:
         """Twice the memory for packets, for timers and for the log, where there is little left."""
-        state, packets, log, clocks = (
-            self._state,
-            *(self._rooms[name] for name in ("packets", "log", "clocks")),
-        )
+        state, (packets, log, clocks) = self._state, (self._rooms[n] for n in ("packets", "log", "clocks"))
         reserve = int(state["reserve"][0])
         if state["free_count"][0] < reserve:
             count = len(packets)

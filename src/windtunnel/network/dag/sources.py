@@ -195,16 +195,8 @@ class _Trace:
         ends = np.cumsum([0, *(len(set(needs[node])) for node in order)]).astype(np.int32)
         flat = [one for node in order for one in sorted({at[need] for need in needs[node]})]
         queue_, seconds, join = zip(*columns, strict=True) if columns else ((), (), ())
-        self.programs.append(
-            Program(
-                np.array(queue_, np.int32),
-                np.array(seconds, np.float64),
-                np.zeros(len(columns)),
-                ends,
-                np.array(flat, np.int32),
-                np.array(join, np.int32),
-            )
-        )
+        work = np.array(queue_, np.int32), np.array(seconds, np.float64), np.zeros(len(columns))
+        self.programs.append(Program(*work, ends, np.array(flat, np.int32), np.array(join, np.int32)))
         self.joins.append(joins)
 
     def _seconds(self, seconds: float, known: Any) -> float:

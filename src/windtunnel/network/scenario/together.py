@@ -363,15 +363,8 @@ class _Shared:
                         left = self.world.left(flows[k, i])
                     elif ready:
                         left = max(0.0, one.ready[i] + task.size - self.world.now)
-                    found.append(
-                        Pending(
-                            job.name,
-                            self._shown(job, k, i, live),
-                            left,
-                            ready,
-                            ready and task.kind == "compute",
-                        )
-                    )
+                    begun, shown = ready and task.kind == "compute", self._shown(job, k, i, live)
+                    found.append(Pending(job.name, shown, left, ready, begun))
         return tuple(found)
 
     def _shown(self, job: _Job, k: int, i: int, live: Sequence[int]) -> Task:
@@ -390,12 +383,7 @@ class _Shared:
     def _lend(self) -> None:
         """What others leave of their rates, until the next look."""
         carried = self.world.carried()
-        held = {
-            link
-            for job in self.jobs
-            for flow in job.active
-            if (link := self.world.bottleneck(flow)) is not None
-        }
+        held = {self.world.bottleneck(flow) for job in self.jobs for flow in job.active}
         for one, (meter, entities, trouble) in self.meters.items():
             links = [link for _, link in self.virtual[one]]
             trouble += [link in held for link in links]
@@ -421,12 +409,8 @@ def together(
         path = {name: sum(one[name] for one in job.paths) / count for name in PARTS}
         lost = {kind: seconds / max(1, len(job.over)) for kind, seconds in sorted(job.lost.items())}
         ran.append(Ran(np.diff(job.over).tolist(), path, lost, job.spans))
-    uses = [
-        Use(
-            name,
-            count,
-            {job.name: float(shared.carried[job.number, one] / (rate * now)) for job in shared.jobs},
-        )
-        for one, (name, rate, count) in enumerate(zip(shared.names, shared.rates, shared.counts, strict=True))
-    ]
+    uses = []
+    for one, (name, rate, count) in enumerate(zip(shared.names, shared.rates, shared.counts, strict=True)):
+        by = {job.name: float(shared.carried[job.number, one] / (rate * now)) for job in shared.jobs}
+        uses.append(Use(name, count, by))
     return ran, uses

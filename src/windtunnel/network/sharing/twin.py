@@ -178,13 +178,8 @@ def run(
             start = (now, simulation.flows["received"].copy(), *_queue(simulation))
         if arm == "aq":
             count = meters[: len(own)]
-            seen = meter.look(
-                now,
-                world.line,
-                entities,
-                count["passed"] + count["dropped"],
-                count["dropped"] + count["marked"],
-            )
+            offered, trouble = count["passed"] + count["dropped"], count["dropped"] + count["marked"]
+            seen = meter.look(now, world.line, entities, offered, trouble)
             meters["lent"][: len(own)] = [rate_units(rate) for rate in policy(seen).lent]
             meters["until"] = int((now + WINDOW * PERIOD) * 1e9)
     assert start is not None

@@ -93,11 +93,9 @@ def worker(spec: dict[str, Any], rank: int) -> None:
     told = torch.tensor([float(not exact), float(group.resent)])
     dist.all_reduce(told)
     if rank == 0:
+        exact = told[0].item() == 0
         print(
-            json.dumps(
-                {"rounds": found, "exact": told[0].item() == 0, "resent": told[1].item(), "busy": busy}
-            ),
-            flush=True,
+            json.dumps({"rounds": found, "exact": exact, "resent": told[1].item(), "busy": busy}), flush=True
         )
     dist.barrier()
     group.close()

@@ -190,11 +190,7 @@ def _ran(
     engine: Simulation, jobs: Sequence[Job], states: Sequence[Any], count: int, first: int | None
 ) -> Outcome:
     """Run until all have ended and nothing is under way, or the ``first`` have ended."""
-    switches, servers, workers = (
-        states[:count],
-        states[count : count + len(jobs)],
-        states[count + len(jobs) :],
-    )
+    switches, (servers, workers) = states[:count], (states[count:][: len(jobs)], states[count + len(jobs) :])
     owner = np.repeat(np.arange(len(jobs)), [one.workers for one in jobs])
     jobs = jobs[:first]
     awaited = [one for one, job in zip(workers, owner, strict=True) if job < len(jobs)]
@@ -226,11 +222,8 @@ def _ran(
 def _check(jobs: Sequence[Job], world: World) -> None:
     """Raises ValueError for what cannot be."""
     for number, job in enumerate(jobs):
-        for name, most in (
-            ("workers", MOST_WORKERS),
-            ("layers", nodes.MOST_LAYERS),
-            ("iterations", nodes.MOST_ITERATIONS),
-        ):
+        bounds = {"workers": MOST_WORKERS, "layers": nodes.MOST_LAYERS, "iterations": nodes.MOST_ITERATIONS}
+        for name, most in bounds.items():
             if not 1 <= getattr(job, name) <= most:
                 raise ValueError(f"job {number}: {name} is {getattr(job, name)}; accepted is 1 to {most}")
         if job.fragments < job.layers or job.fragments % job.layers:

@@ -37,15 +37,7 @@ from math import inf
 from typing import Any
 
 from windtunnel.network.dag.policy.forecast import forecast
-from windtunnel.network.dag.policy.graph import (
-    SCHEDULES,
-    Decision,
-    Job,
-    Observation,
-    Pending,
-    Share,
-    Task,
-)
+from windtunnel.network.dag.policy.graph import SCHEDULES, Decision, Job, Observation, Pending, Share, Task
 from windtunnel.network.dag.policy.paths import alone, split
 
 __all__ = [

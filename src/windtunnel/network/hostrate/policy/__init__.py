@@ -35,8 +35,9 @@ NEEDLESS = 64
 LEAST, PACED = 2, 4
 """Packets of a flow: a receiver acknowledges every second one at once; and of one that is paced, so that late
 acknowledgements do not stop it."""
-SWING, SLOWEST, FASTEST = 8.0, 0.5, 1.125
-"""Pacing changes by one ``SWING``-th when the queue is ``lower`` packets off, and stays within these."""
+SWING, SLOWEST, FASTEST = 96.0, 0.5, 1.125
+"""Pacing changes by one ``SWING``-th for each packet that the queue is off ``lower``, and stays within these:
+by parts of ``lower`` a short queue would swing so hard that it is often empty."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _share(seen: Observation, total: int, one: Entity, part: float | None) -> Sh
     window = int(total * part + 1e-9)
     if window >= LEAST * flows:
         return Share(window, flows, one.turn % flows)
-    swing = 1.0 + (known.lower - seen.backlog) / (SWING * known.lower)
+    swing = 1.0 + (known.lower - seen.backlog) / SWING
     return Share(window, flows, 0, known.line * part * min(max(swing, SLOWEST), FASTEST) / flows)
 
 

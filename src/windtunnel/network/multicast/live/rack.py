@@ -95,14 +95,8 @@ class Take:
         self._next: int = self._got
         self._missing: dict[int, None] = {}
         self._since, self._asked = time.monotonic(), 0
-        self._told: Message = {
-            "op": "whole",
-            "refused": 0,
-            "twice": 0,
-            "asked": 0,
-            "answered": 0,
-            "relayed": 0,
-        }
+        counted = ("refused", "twice", "asked", "answered", "relayed")
+        self._told: Message = {"op": "whole"} | dict.fromkeys(counted, 0)
         self._part: Path | None = None
         if source:
             self._file = os.open(spec["file"], os.O_RDONLY)

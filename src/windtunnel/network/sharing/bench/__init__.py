@@ -9,10 +9,6 @@ from __future__ import annotations
 
 from windtunnel.bench.rows import runner
 
-SECTIONS = {
-    "twin": "twin.twin_rows",
-    "kernel": "kernel.kernel_rows",
-    "packet": "packet.packet_rows",
-}
+SECTIONS = {"twin": "twin.twin_rows", "kernel": "kernel.kernel_rows", "packet": "packet.packet_rows"}
 
 run = runner(__name__, SECTIONS)

@@ -236,11 +236,8 @@ def _fill(maps: dict[str, bpf.Map], spec: Spec) -> None:
             continue
         rate = next(rates)
         mark = mark_of(one, rate)
-        names[place] = (
-            name.encode(),
-            1.0 if one.weight is None else one.weight,
-            np.nan if one.rate is None else one.rate,
-        )
+        weight, own = 1.0 if one.weight is None else one.weight, np.nan if one.rate is None else one.rate
+        names[place] = (name.encode(), weight, own)
         units = rate_units(rate)
         allowed[place] = (units, units, int(limit_of(one, rate)), NEVER if mark is None else int(mark))
     native.put(maps["names"], names)

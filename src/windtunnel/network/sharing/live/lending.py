@@ -36,13 +36,10 @@ def looked(found: Attachment, meter: Meter, now: float) -> Observation:
     states, names = native.read(found.maps, "states"), native.read(found.maps, "names")
     line = float(native.read(found.maps, "common")["line"][0])
     held = names["weight"] > 0
+    rates = [None if math.isnan(rate) else float(rate) for rate in names["rate"][held]]
     entities = [
-        Entity(
-            row["name"].decode(),
-            float(row["weight"]),
-            None if math.isnan(row["rate"]) else float(row["rate"]),
-        )
-        for row in names[held]
+        Entity(row["name"].decode(), float(row["weight"]), rate)
+        for row, rate in zip(names[held], rates, strict=True)
     ]
     states = states[held]
     trouble = states["dropped"] + states["marked"]

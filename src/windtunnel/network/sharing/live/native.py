@@ -20,17 +20,8 @@ By = Literal["source", "destination", "mark", "cgroup"]
 OBJECT = bpf.Object(Path(__file__).parent / "bpf" / "gap.bpf.c", "windtunnel.network.sharing.live.native")
 LEVELS = 8
 """How deep cgroups are told apart; place 0 of all arrays is of packets that are no entity's."""
-ALLOWED = np.dtype([("rate", "<u4"), ("lent", "<u4"), ("limit", "<u4"), ("mark", "<u4")])
-STATES = np.dtype(
-    [
-        ("lock", "<u8"),
-        ("last", "<u8"),
-        ("gap", "<u8"),
-        ("passed", "<u8"),
-        ("dropped", "<u8"),
-        ("marked", "<u8"),
-    ]
-)
+ALLOWED = np.dtype([(name, "<u4") for name in ("rate", "lent", "limit", "mark")])
+STATES = np.dtype([(name, "<u8") for name in ("lock", "last", "gap", "passed", "dropped", "marked")])
 COMMON = np.dtype(
     [("until", "<u8"), ("levels", "<u4"), ("change", "<u4"), ("line", "<u8"), ("made", "<u4"), ("pad", "<u4")]
 )
