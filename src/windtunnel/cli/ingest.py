@@ -229,6 +229,9 @@ def status(
     master: Annotated[str, typer.Option(metavar="HOST:PORT", help="Default: of the folder's master.")] = "",
     folder: Annotated[Path, typer.Option(metavar="DIR", help="The master's folder.")] = HERE,
     secret_file: SecretFile = None,
+    tls_cert: Tls = None,
+    tls_key: Tls = None,
+    tls_ca: Tls = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show how far a session is, its clients and its workers.
@@ -240,7 +243,7 @@ def status(
     address, kept = folder / "address", folder / "secret"
     if not master and not address.exists():
         raise UserError(f"ingest status: --folder {folder}: no master runs there; accepted is --master, too")
-    keys = _keys(secret_file or (kept if kept.exists() else None), ())
+    keys = _keys(secret_file or (kept if kept.exists() else None), _tls(tls_cert, tls_key, tls_ca))
     link = Link(master or address.read_text(), keys)
     told = {**link.call("snapshot"), "served_by": link.call("workers")["workers"]}
     if as_json:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.keys import VARIABLE, Keys
+from windtunnel.base.tls import Certificates
 from windtunnel.data.ingest.live.client import Client, Counts
 
 
@@ -41,7 +43,8 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
     ``secret``: the file with the session's secret (its folder has one), as a path; default: what the
     environment's WINDTUNNEL_SECRET says. ``keyed``: a column's name for a TorchRec ``KeyedJaggedTensor`` of
     all ragged columns, which then are not given one by one. ``rank``, ``world``: of the ranks that share the
-    session, default those of torch.distributed or of the environment. Other settings: see `Client`.
+    session, default those of torch.distributed or of the environment. ``tls``: files of its certificate, key
+    and CA. Other settings: see `Client`.
 
     `state_dict` says which batches were handed out; after `load_state_dict` the next turn goes on behind
     them. It needs no DataLoader; one has ``batch_size=None`` and a ``collate_fn`` that returns its argument.
@@ -110,7 +113,7 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
             raise UserError(
                 f"IngestDataset: secret is None, accepted is the file of the session's folder, or {VARIABLE}"
             )
-        return Keys.of_job(str(self.secret), self.tls) if self.tls and self.secret else keys
+        return replace(keys, tls=Certificates.load(self.tls)) if self.tls else keys
 
 
 def tensors(batch: pa.RecordBatch, keyed: str = "") -> dict[str, Any]:

@@ -15,18 +15,22 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import socket
+import ssl
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow.flight as fl
 
 from windtunnel.base import handshake
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.keys import Keys
+from windtunnel.base.tls import OPTIONS
 
 SERVICE = "ingest"
 LONGEST = 1 << 20
@@ -187,7 +191,12 @@ class Link:
             yield
         except (fl.FlightUnavailableError, fl.FlightTimedOutError, fl.FlightCancelledError) as error:
             self.close()
-            raise Lost(f"{self.address} does not answer: {_sentence(error)}") from error
+            text = _sentence(error)
+            if "handshake failed" in text:
+                raise UserError(f"{self.address}: no TLS with it: {text.rpartition('::')[2]}") from error
+            if "Socket closed" in text and self._keys.tls is None and _asks_for_tls(self.address):
+                raise UserError(f"{self.address} asks for TLS, accepted are {', '.join(OPTIONS)}") from error
+            raise Lost(f"{self.address} does not answer: {text}") from error
         except fl.FlightUnauthenticatedError as error:
             self.close()
             raise Lost(f"{self.address} does not know us any more") from error
@@ -206,6 +215,8 @@ class Link:
         with self._turn:
             if self._client is None:
                 given: dict[str, Any] = {}
+                if self._keys.tls is None and self.address.startswith("grpc+tls"):
+                    raise UserError(f"{self.address} asks for TLS, accepted are {', '.join(OPTIONS)}")
                 if self._keys.tls is not None:
                     cert, key, ca = (Path(one).read_bytes() for one in self._keys.tls.paths)
                     given = {"cert_chain": cert, "private_key": key, "tls_root_certs": ca}
@@ -224,3 +235,15 @@ def _sentence(error: BaseException) -> str:
     for start in ("with message: ", "returned "):
         text = text.rpartition(start)[2] if start in text else text
     return text.split(". Detail:")[0].split(". gRPC client debug")[0].strip()
+
+
+def _asks_for_tls(address: str) -> bool:
+    """What gRPC itself does not say of a server that closes the connection."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    place = urlsplit(address)
+    with contextlib.suppress(OSError), socket.create_connection((place.hostname, place.port), 1.0) as plain:
+        plain.settimeout(1.0)
+        with context.wrap_socket(plain):
+            return True
+    return False
