@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
+from windtunnel.store.columns import hidden, is_list
 
 BATCH = 65_536
 """Samples of a piece, or ids of one where they are apart."""
@@ -72,7 +73,7 @@ def files(logs: Sequence[str]) -> list[str]:
         try:
             system, path = fsspec.core.url_to_fs(log)
             if system.isdir(path):
-                names = [one for one in system.find(path) if not _hidden(one[len(path.rstrip("/")) :])]
+                names = [one for one in system.find(path) if not hidden(one[len(path.rstrip("/")) :])]
             else:
                 names = system.glob(path) if glob.has_magic(path) else [path] * system.exists(path)
         except (OSError, ValueError, ImportError) as fault:
@@ -83,10 +84,6 @@ def files(logs: Sequence[str]) -> list[str]:
             )
         found += [system.unstrip_protocol(one) if "://" in log else one for one in sorted(names)]
     return found
-
-
-def _hidden(name: str) -> bool:
-    return any(part[:1] in "._" for part in name.split("/") if part)
 
 
 def parts(file: str) -> Iterator[Part]:
@@ -191,28 +188,21 @@ def _features(schema: pa.Schema) -> tuple[str, ...]:
 
 def _inner(kind: pa.DataType) -> pa.DataType:
     while True:
-        if pa.types.is_dictionary(kind) or _is_list(kind):
+        if pa.types.is_dictionary(kind) or is_list(kind):
             kind = kind.value_type
         else:
             return kind
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    )  # fmt: skip
 
 
 def _piece(column: pa.Array) -> Piece:
     """Lookups of each entry, and all of their ids."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if not _is_list(column.type):
+    if not is_list(column.type):
         lengths = column.is_valid().to_numpy(zero_copy_only=False)
         return Piece(lengths.astype(np.int64), column.drop_null().to_numpy(zero_copy_only=False))
     values = column.flatten()
-    inner, nested = _piece(values), _is_list(values.type)
+    inner, nested = _piece(values), is_list(values.type)
     nulls = inner.nulls if nested else len(values) - len(inner.ids)
     if nested or nulls:
         owners = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)

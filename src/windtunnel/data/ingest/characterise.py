@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from windtunnel.base import units
 from windtunnel.base.errors import UserError
+from windtunnel.data.ingest.arrays import lengths_of
 from windtunnel.data.ingest.layout import keys
 from windtunnel.data.ingest.model import Session
 from windtunnel.data.ingest.reader import Reader, needed
 from windtunnel.data.ingest.storage import Files, Meter
-from windtunnel.data.ingest.transforms import lengths_of
 
 PHASES = ("read", "decode", "transform", "batch")
 

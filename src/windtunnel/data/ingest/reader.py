@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,17 +25,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from windtunnel.base.errors import UserError
-from windtunnel.data.ingest import transforms
+from windtunnel.data.ingest import filters, transforms
 from windtunnel.data.ingest.model import Session, Split
 from windtunnel.data.ingest.storage import HOLE, Files, Footer, Meter, line
 from windtunnel.data.ingest.transforms import Rows
 
 BLOCK = 8192
 """Rows that are decoded and transformed at a time, or a batch where that is more."""
-COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater,
-    ">=": pc.greater_equal,
-}  # fmt: skip
 
 
 def splits(session: Session) -> tuple[Split, ...]:
@@ -104,7 +100,7 @@ class Reader:
     def schema(self) -> pa.Schema:
         """Of the batches."""
         empty = {name: pa.array([], one.kind) for name, one in self.sources.items()}
-        _mask(empty, self.session, 0)
+        filters.mask(empty, self.session, 0)
         made = transforms.apply(self._steps, empty, Rows(0, 0, np.zeros(0, np.int64)), self.session.table)
         return pa.schema([(name, made[name].type) for name in self.session.columns])
 
@@ -191,7 +187,7 @@ class Reader:
                 self.meter.rows += count
                 numbers = np.arange(begin, begin + count)
                 begin += count
-                mask = _mask(columns, self.session, count)
+                mask = filters.mask(columns, self.session, count)
                 if mask is not None:
                     columns = {name: one.filter(mask) for name, one in columns.items()}
                     numbers = numbers[np.asarray(mask)]
@@ -319,7 +315,9 @@ class Reader:
                 count = footer.metadata.row_group(group).num_rows
                 if told.null_count == (0 if operator == "==" else count):
                     return True
-            elif told.has_min_max and _outside(operator, value, told.min, told.max, self.sources[name].kind):
+            elif told.has_min_max and filters.outside(
+                operator, value, told.min, told.max, self.sources[name].kind
+            ):
                 return True
         return False
 
@@ -394,59 +392,3 @@ def _of_map(column: pa.MapArray, key: Any) -> pa.Array:
     if column.null_count:
         null |= np.asarray(column.is_null())
     return column.items.take(pa.array(taken, mask=null))
-
-
-def _mask(columns: dict[str, pa.Array], session: Session, count: int) -> pa.BooleanArray | None:
-    """Which rows meet the filter; a comparison with null is not met."""
-    mask = None
-    for name, operator, value in session.where:
-        column = columns[name]
-        try:
-            if value is None:
-                one = column.is_null() if operator == "==" else column.is_valid()
-            elif operator in COMPARE:
-                one = COMPARE[operator](column, _literal(value, column.type))
-            else:
-                one = pc.is_in(
-                    column, pa.array([_literal(each, column.type).as_py() for each in value], column.type)
-                )
-                one = pc.and_(pc.invert(one), column.is_valid()) if operator == "not in" else one
-        except (pa.ArrowException, TypeError):
-            raise UserError(
-                f"{session.table}: where compares column {name} of {column.type} by {operator} with"
-                f" {value!r}, accepted is a value of that type"
-            ) from None
-        one = pc.fill_null(one, False)
-        mask = one if mask is None else pc.and_(mask, one)
-    return mask
-
-
-def _literal(value: Any, kind: pa.DataType) -> pa.Scalar:
-    made = pa.scalar(value)
-    if isinstance(value, str):
-        if pa.types.is_temporal(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind):
-            return made.cast(kind)
-        raise TypeError
-    if isinstance(value, bool) != pa.types.is_boolean(kind):
-        raise TypeError
-    if pa.types.is_integer(kind) and isinstance(value, int):
-        return made.cast(kind)
-    return made
-
-
-def _outside(operator: str, value: Any, least: Any, most: Any, kind: pa.DataType) -> bool:
-    """No number from ``least`` to ``most`` meets the comparison."""
-    try:
-        match operator:
-            case "in":
-                return all(_outside("==", each, least, most, kind) for each in value)
-            case "==" | "<" | "<=" | ">" | ">=":
-                bound = _literal(value, kind).as_py()
-                met = {
-                    "==": least <= bound <= most, "<": least < bound, "<=": least <= bound, ">": most > bound,
-                    ">=": most >= bound,
-                }  # fmt: skip
-                return not met[operator]
-    except (pa.ArrowException, TypeError, ValueError):
-        pass  # of types that do not compare, or a value that the type cannot hold
-    return False

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from windtunnel.base.errors import UserError
+from windtunnel.store.columns import hidden
 
 HOLE = 1_310_720
 """Bytes that are not wanted and are read nevertheless, for one read less: 1.25 MiB, the paper's."""
@@ -101,16 +102,14 @@ class Files:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Sorted. Of a folder all beneath it, but what begins with a dot or an underscore, as writers name
-        what is no data."""
+        """Sorted. Of a folder all beneath it that is not `hidden`."""
         try:
             found = self.system.find(self.root)
         except OSError as error:
             raise UserError(
                 f"{self.table}: cannot be listed ({_reason(error)}), accepted is a table"
             ) from None
-        beneath = [(name, name[len(self.root) :].strip("/").split("/")) for name in sorted(found)]
-        names = [name for name, parts in beneath if not any(part.startswith((".", "_")) for part in parts)]
+        names = [name for name in sorted(found) if not hidden(name[len(self.root) :])]
         if not names:
             there = "has no files" if self.system.exists(self.root) else "is not there"
             raise UserError(f"{self.table}: {there}, accepted is a Parquet file, or a folder of them")

@@ -1,0 +1,73 @@
+"""A session's filter: which rows meet it, and which statistics say that none can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from windtunnel.base.errors import UserError
+from windtunnel.data.ingest.model import Session
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater,
+    ">=": pc.greater_equal,
+}  # fmt: skip
+
+
+def mask(columns: dict[str, pa.Array], session: Session, count: int) -> pa.BooleanArray | None:
+    """Which rows meet the filter; a comparison with null is not met."""
+    met = None
+    for name, operator, value in session.where:
+        column = columns[name]
+        try:
+            if value is None:
+                one = column.is_null() if operator == "==" else column.is_valid()
+            elif operator in COMPARE:
+                one = COMPARE[operator](column, _literal(value, column.type))
+            else:
+                one = pc.is_in(
+                    column, pa.array([_literal(each, column.type).as_py() for each in value], column.type)
+                )
+                one = pc.and_(pc.invert(one), column.is_valid()) if operator == "not in" else one
+        except (pa.ArrowException, TypeError):
+            raise UserError(
+                f"{session.table}: where compares column {name} of {column.type} by {operator} with"
+                f" {value!r}, accepted is a value of that type"
+            ) from None
+        one = pc.fill_null(one, False)
+        met = one if met is None else pc.and_(met, one)
+    return met
+
+
+def _literal(value: Any, kind: pa.DataType) -> pa.Scalar:
+    made = pa.scalar(value)
+    if isinstance(value, str):
+        if pa.types.is_temporal(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind):
+            return made.cast(kind)
+        raise TypeError
+    if isinstance(value, bool) != pa.types.is_boolean(kind):
+        raise TypeError
+    if pa.types.is_integer(kind) and isinstance(value, int):
+        return made.cast(kind)
+    return made
+
+
+def outside(operator: str, value: Any, least: Any, most: Any, kind: pa.DataType) -> bool:
+    """No number from ``least`` to ``most`` meets the comparison."""
+    try:
+        match operator:
+            case "in":
+                return all(outside("==", each, least, most, kind) for each in value)
+            case "==" | "<" | "<=" | ">" | ">=":
+                bound = _literal(value, kind).as_py()
+                met = {
+                    "==": least <= bound <= most, "<": least < bound, "<=": least <= bound, ">": most > bound,
+                    ">=": most >= bound,
+                }  # fmt: skip
+                return not met[operator]
+    except (pa.ArrowException, TypeError, ValueError):
+        pass  # of types that do not compare, or a value that the type cannot hold
+    return False
