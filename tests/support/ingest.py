@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from windtunnel.base.keys import Keys
+from windtunnel.data.ingest.live.calls import Settings
 from windtunnel.data.ingest.live.client import Client
-from windtunnel.data.ingest.live.master import Master, Settings
+from windtunnel.data.ingest.live.master import Master
 from windtunnel.data.ingest.live.protocol import Lost
 from windtunnel.data.ingest.live.worker import Worker
 from windtunnel.data.ingest.model import Session

@@ -15,7 +15,7 @@ from windtunnel.cli import Group
 
 if TYPE_CHECKING:
     from windtunnel.base.keys import Keys
-    from windtunnel.data.ingest.live.master import Settings
+    from windtunnel.data.ingest.live.calls import Settings
 
 HERE = Path("ingest")
 Workers = Annotated[str, typer.Option(metavar="auto|N", help="auto: as many as trainers need.")]
@@ -268,7 +268,7 @@ def status(
 
 
 def _settings(workers: str, least: int, most: int, **more: Any) -> Settings:
-    from windtunnel.data.ingest.live.master import Settings
+    from windtunnel.data.ingest.live.calls import Settings
     from windtunnel.data.ingest.policy import Scaling
 
     for option, accepted in (("ends", ("uneven", "pad", "drop")), ("on_error", ("fail", "skip"))):

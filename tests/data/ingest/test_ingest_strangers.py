@@ -34,7 +34,7 @@ def main():
     from torchdata.stateful_dataloader import StatefulDataLoader
     from support.ingest import table, ROWS
     from windtunnel.data.ingest.live.dataset import IngestDataset
-    from windtunnel.data.ingest.live.master import Settings
+    from windtunnel.data.ingest.live.calls import Settings
     from windtunnel.data.ingest.live.serve import started
 
     folder = Path(sys.argv[1])

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from support.ingest import KEYS, serving
 from windtunnel.data.ingest import synthetic
-from windtunnel.data.ingest.bench.rivals import Batches, Ours, Rows, loaded, pooled
+from windtunnel.data.ingest.bench.rivals import Batches, Ours, loaded, pooled
 from windtunnel.data.ingest.live.dataset import IngestDataset
 
 
@@ -26,10 +26,7 @@ def samples(batches: Iterator[dict[str, Any]]) -> list[str]:
             if isinstance(one, torch.Tensor):
                 columns.append([(name, value) for value in one.tolist()])
                 continue
-            values, ends = one
-            # of rows that a DataLoader put together there are lengths
-            lengths = ends if len(ends) == len(batch["label"]) else ends.diff()
-            columns.append([(name, part.tolist()) for part in values.split(lengths.tolist())])
+            columns.append([(name, part.tolist()) for part in one.values.split(one.offsets.diff().tolist())])
         found += map(repr, zip(*columns, strict=True))
     return sorted(found)
 
@@ -40,7 +37,7 @@ def test_all_arms_deliver_the_same_rows(tmp_path: Path) -> None:
     session = replace(one, batch=32, split_rows=64)
     found = {
         type(each).__name__: samples(loaded(session, DataLoader, each, 0))
-        for each in (Batches(session), Ours(session), Rows(session))
+        for each in (Batches(session), Ours(session))
     }
     found["pool"] = samples(pooled(session, ThreadPool))
     with serving(session, tmp_path / "m") as master:

@@ -20,9 +20,10 @@ from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.processes import Identity
 from windtunnel.data.ingest.live import ledger, protocol
+from windtunnel.data.ingest.live.calls import Settings
 from windtunnel.data.ingest.live.client import Client, Replaced
 from windtunnel.data.ingest.live.ledger import Ledger
-from windtunnel.data.ingest.live.master import Master, Settings
+from windtunnel.data.ingest.live.master import Master
 from windtunnel.data.ingest.live.protocol import Link, Lost, Refused
 from windtunnel.data.ingest.live.serve import serve, started
 from windtunnel.data.ingest.model import Session
@@ -61,7 +62,7 @@ def test_each_epoch_has_every_row_once_and_there_are_no_more_epochs(session: Ses
         client = Client(master.address, KEYS, ordered=True)
         assert rows(client) == orders[0], "the order of one client follows from session and epoch"
         until(lambda: any(one.queue for one in client._ahead))
-        master._workers[client._ahead[0].worker].drain = True  # and what is read ahead may be lost
+        master.crew.there[client._ahead[0].worker].drain = True  # and what is read ahead may be lost
         with client._turn:
             client._drop_ahead(client._ahead[:1])
         client.begin()
@@ -246,7 +247,7 @@ def test_a_zombie_does_no_harm(session: Session, tmp_path: Path) -> None:
     with serving(session, tmp_path / "m", settings(workers=0, worker_lease=0.3)) as master:
         pool = Threads()
         pool.start("stands", master.address)
-        until(lambda: "stands" in master._workers)
+        until(lambda: "stands" in master.crew.there)
         client = Client(master.address, KEYS)
         found = rows(client, 3)
         worker = pool.running["stands"][0]
@@ -279,7 +280,7 @@ def test_strangers_are_refused_and_harm_nobody(session: Session, tmp_path: Path)
                     list(bare.do_action(fl.Action(action, b"{}")))
             with pytest.raises(fl.FlightUnauthenticatedError):
                 list(bare.do_action(fl.Action("ack", b"x" * (8 << 20))))
-            worker = master._workers[sorted(master._workers)[0]].address
+            worker = master.crew.there[sorted(master.crew.there)[0]].address
             with fl.connect(worker) as other, pytest.raises(fl.FlightUnauthenticatedError):
                 other.do_get(fl.Ticket(b"{}")).read_all()
         # one who knows the secret, and says what is not so

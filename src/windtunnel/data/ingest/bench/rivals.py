@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from windtunnel.base.keys import NAME as SECRET
@@ -34,8 +33,8 @@ from windtunnel.bench.measure import conditions, in_turn, median, scratch
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.data.ingest import reader, synthetic, transforms
 from windtunnel.data.ingest.bench.paces import Pace, paced
+from windtunnel.data.ingest.live.calls import Settings
 from windtunnel.data.ingest.live.dataset import IngestDataset, tensors
-from windtunnel.data.ingest.live.master import Settings
 from windtunnel.data.ingest.live.serve import started
 from windtunnel.data.ingest.model import Session, Split
 
@@ -58,7 +57,6 @@ def rival_rows(quick: bool) -> Iterator[Row]:
             "service": lambda: _service(session, folder / f"run{next(numbers)}"),
             "DataLoader, batches": lambda: loaded(session, DataLoader, Batches(session)),
             "DataLoader, batches of the same reader": lambda: loaded(session, DataLoader, Ours(session)),
-            "DataLoader, row by row": lambda: loaded(replace(session, epochs=2), DataLoader, Rows(session)),
             "static pool": lambda: pooled(session),
         }
         try:
@@ -68,8 +66,7 @@ def rival_rows(quick: bool) -> Iterator[Row]:
         except ImportError:
             yield left_out(SECTION, "torchdata", "it is not installed (the extra strangers has it)")
         arms: dict[str, Callable[[], Pace]] = {
-            name: partial(_paced, one, rows, 2 if name.endswith("row by row") else epochs)
-            for name, one in fed.items()
+            name: partial(_paced, one, rows, epochs) for name, one in fed.items()
         }
         python = os.environ.get(RAY_PYTHON) or (sys.executable if _has_ray() else "")
         if python:
@@ -90,14 +87,14 @@ def rival_rows(quick: bool) -> Iterator[Row]:
                 SECTION, f"{name}: of a CPU-second", "rows", measured=median(one.thrift for one in paces)
             )
             yield Row(SECTION, f"{name}: memory", "bytes", measured=median(one.memory for one in paces))
-        for rival in ("DataLoader, batches", "DataLoader, row by row"):
-            ratio = (median(one.rate for one in found["service"]) or 0) / (
-                median(one.rate for one in found[rival]) or 1
-            )
-            yield Row(
-                SECTION, f"service against {rival}", "x", measured=ratio, target=f"at least {TARGET:g} x",
-                met=ratio >= TARGET,
-            )  # fmt: skip
+        ours, other = (
+            median(one.rate for one in found[it]) or 0 for it in ("service", "DataLoader, batches")
+        )
+        ratio = ours / (other or 1)
+        yield Row(
+            SECTION, "service against DataLoader, batches", "x", measured=ratio,
+            target=f"at least {TARGET:g} x", met=ratio >= TARGET,
+        )  # fmt: skip
 
 
 class Batches(IterableDataset[dict[str, Any]]):
@@ -121,32 +118,6 @@ class Ours(Batches):
         number, count = (info.id, info.num_workers) if info else (0, 1)
         for split in reader.splits(self.session)[number::count]:
             yield from map(tensors, reader.batches(self.session, split, 0))
-
-
-class Rows(Batches):
-    """As examples have it: the dataset gives samples, and the DataLoader puts batches together."""
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in super().__iter__():
-            plain = {name: one for name, one in batch.items() if isinstance(one, torch.Tensor)}
-            ragged = {name: one for name, one in batch.items() if name not in plain}
-            for row in range(len(batch["label"])):
-                sample = {name: one[row] for name, one in plain.items()}
-                for name, one in ragged.items():
-                    sample[name] = one.values[one.offsets[row] : one.offsets[row + 1]]
-                yield sample
-
-
-def collated(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Samples as a batch: tensors, and of lists their values and lengths."""
-    made: dict[str, Any] = {}
-    for name, first in samples[0].items():
-        parts = [one[name] for one in samples]
-        if first.dim():
-            made[name] = torch.cat(parts), torch.tensor([len(one) for one in parts])
-        else:
-            made[name] = torch.stack(parts)
-    return made
 
 
 def by_arrow(session: Session, number: int, count: int) -> Iterator[pa.RecordBatch]:
@@ -182,12 +153,8 @@ def loaded(
     session: Session, kind: Any, dataset: Batches, processes: int = PROCESSES
 ) -> Iterator[dict[str, Any]]:
     """The batches of a ``kind`` of DataLoader."""
-    single = isinstance(dataset, Rows)
     how: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "spawn"}
-    loader = kind(
-        dataset, batch_size=session.batch if single else None, collate_fn=collated if single else None,
-        num_workers=processes, **(how if processes else {}),
-    )  # fmt: skip
+    loader = kind(dataset, batch_size=None, num_workers=processes, **(how if processes else {}))
     try:
         for _ in range(session.epochs):
             yield from loader

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 
 from windtunnel.base.keys import NAME as SECRET
 from windtunnel.base.keys import Keys
@@ -29,30 +29,17 @@ from windtunnel.base.processes import Identity
 from windtunnel.bench.measure import conditions, in_turn, scratch
 from windtunnel.bench.rows import Row
 from windtunnel.data.ingest import reader
+from windtunnel.data.ingest.bench.rivals import Ours
 from windtunnel.data.ingest.live import demo
+from windtunnel.data.ingest.live.calls import Settings
 from windtunnel.data.ingest.live.client import Client
-from windtunnel.data.ingest.live.dataset import IngestDataset, tensors
-from windtunnel.data.ingest.live.master import Settings
+from windtunnel.data.ingest.live.dataset import IngestDataset
 from windtunnel.data.ingest.live.protocol import Link
 from windtunnel.data.ingest.live.serve import started
 from windtunnel.data.ingest.model import Session
 from windtunnel.data.ingest.policy import Scaling
 
 PUBLISHED = "Zhao et al., ISCA 2022: preprocessing on trainers cost up to 56 % of training throughput"
-
-
-class Inside(IterableDataset[dict[str, Any]]):
-    """The session's batches as a DataLoader's own processes make them: each its splits."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        info = get_worker_info()
-        number, count = (info.id, info.num_workers) if info else (0, 1)
-        for split in reader.splits(self.session)[number::count]:
-            for batch in reader.batches(self.session, split, 0):
-                yield tensors(batch)
 
 
 def stall_rows(quick: bool) -> Iterator[Row]:
@@ -99,7 +86,7 @@ def stall_rows(quick: bool) -> Iterator[Row]:
 
 def _inside(session: Session, step: float, processes: int) -> dict[str, float]:
     loader = DataLoader(
-        Inside(session), batch_size=None, num_workers=processes, multiprocessing_context="spawn",
+        Ours(session), batch_size=None, num_workers=processes, multiprocessing_context="spawn",
         persistent_workers=True,
     )  # fmt: skip
     training = _training(session)

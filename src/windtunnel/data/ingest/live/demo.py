@@ -27,8 +27,8 @@ from windtunnel.base.keys import NAME as SECRET
 from windtunnel.base.keys import Keys
 from windtunnel.base.processes import Identity
 from windtunnel.data.ingest import reader, synthetic
+from windtunnel.data.ingest.live.calls import Settings
 from windtunnel.data.ingest.live.dataset import IngestDataset, Ragged
-from windtunnel.data.ingest.live.master import Settings
 from windtunnel.data.ingest.live.protocol import Link
 from windtunnel.data.ingest.live.serve import started
 from windtunnel.data.ingest.model import Session, Transform

@@ -35,12 +35,11 @@ class LogFull(HostError):
 
 @dataclass
 class State:
-    """``order``: splits of the epoch, as they are to be given out. ``held``: which client has a split.
-    ``marks``: the next batch of a split, `DONE` after the last. ``claims``: the same, of what each client has
-    consumed itself, by which it can be taken back to its checkpoint. ``came``: clients that are in the epoch;
-    where they go back to a checkpoint, those that have. ``ended``: clients whose epoch is over.
-    ``skipped``: splits given up for an error, of this epoch. ``last``: the steps after which it is over for
-    all ranks, where they end together; -1: not known."""
+    """``held``: which client has a split. ``marks``: the next batch of a split, `DONE` after the last.
+    ``claims``: the same, of what each client has consumed itself, by which it can be taken back to its
+    checkpoint. ``came``: clients that are in the epoch; where they go back to a checkpoint, those that have.
+    ``ended``: clients whose epoch is over. ``skipped``: splits given up for an error, of this epoch.
+    ``last``: the steps after which it is over for all ranks, where they end together; -1: not known."""
 
     epoch: int = 0
     held: dict[int, str] = field(default_factory=dict)

@@ -28,12 +28,11 @@ from __future__ import annotations
 import bisect
 import contextlib
 import hashlib
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +43,11 @@ from windtunnel.base import schema
 from windtunnel.base.errors import HostError
 from windtunnel.base.keys import Keys
 from windtunnel.base.plain import canonical, to_plain
-from windtunnel.base.processes import Adopted, Identity
 from windtunnel.base.wire import WireError
 from windtunnel.data.ingest import policy, reader
 from windtunnel.data.ingest.live import ledger, protocol
+from windtunnel.data.ingest.live.calls import CALLS, Settings
+from windtunnel.data.ingest.live.crew import CAPABILITY, Crew
 from windtunnel.data.ingest.live.ledger import DONE, Ledger
 from windtunnel.data.ingest.live.pool import Pool
 from windtunnel.data.ingest.model import Session
@@ -56,84 +56,16 @@ from windtunnel.data.ingest.policy import (
     Ask,
     End,
     Grant,
-    Load,
     Pace,
     Pad,
     Peer,
-    Scale,
-    Scaling,
     Until,
     Wait,
 )  # fmt: skip
 from windtunnel.store.eventlog import NAME, EventLog, LogFailed
 
-CAPABILITY = "data.ingest"
 TRIES = 3
 """Workers that may fail to read a split before it is given up."""
-FALSE_STARTS = 3
-"""Workers in a row that may end before they serve."""
-
-
-def _name(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= 80 and value.isprintable()
-
-
-_marks = schema.each(lambda one: isinstance(one, list) and len(one) == 2 and all(map(schema.integer, one)))
-_packed = schema.fields(done=schema.text, next=_marks)
-_client = {"client": _name, "key": _name, "epoch": schema.count}
-_state = {"held": schema.each(schema.count), "steps": schema.count, "ready": schema.count, "dry": schema.flag,
-          "reading": schema.each(schema.count)}  # fmt: skip
-CALLS: schema.Table = {
-    "register worker": schema.fields(name=_name, address=_name, process=schema.text),
-    "register client": schema.fields(
-        client=_name, key=_name, world=schema.count, resume=schema.maybe(_packed),
-        again=schema.maybe(_packed), epoch=schema.maybe(schema.count),
-    ),
-    "heartbeat worker": schema.fields(
-        name=_name, made=schema.count, busy=schema.number, cpu=schema.number, open=schema.count
-    ),
-    "heartbeat client": schema.fields(
-        **_client, **_state, stalled=schema.number, fill=schema.number, uses=schema.each(_name)
-    ),
-    "lease": schema.fields(**_client, **_state),
-    "go": schema.fields(**_client, until=schema.count),
-    "again": schema.fields(
-        **_client, split=schema.count, worker=_name, error=schema.text, permanent=schema.flag
-    ),
-    "ack": schema.fields(**_client, marks=_marks),
-    "leave": schema.fields(**_client),
-    "workers": schema.anything,
-    "snapshot": schema.anything,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Settings:
-    """``workers``: how many, 0: only those that others start; None: as many as trainers need, by ``scaling``.
-    ``ends``, ``policy``: see `policy`. ``on_error``: fail, or skip. Times in seconds."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    workers: int | None = None
-    scaling: Scaling = field(default_factory=Scaling)
-    policy: str = "starvation"
-    ends: str = "uneven"
-    on_error: str = "fail"
-    every: float = 0.25
-    period: float = 1.0
-    worker_lease: float = 3.0
-    client_lease: float = 10.0
-
-
-@dataclass
-class _Worker:
-    address: str
-    process: str
-    heard: float
-    made: int = 0
-    busy: float = 0.0
-    cpu: float = 0.0
-    drain: bool = False
 
 
 @dataclass
@@ -146,23 +78,10 @@ class _Client:
     dry: bool = False
     reading: int = 0
     stalled: float = 0.0
-    fill: float = 0.0
     settled: bool = False
     """It has received all of the splits that it has."""
     waits: bool = False
     """The last decision about it in the log is that it waits."""
-
-
-@dataclass
-class _Period:
-    """What is added up until the next decision on the number of workers."""
-
-    began: float
-    consumed: int = 0
-    stalled: float = 0.0
-    fills: list[float] = field(default_factory=list)
-    made: int = 0
-    busy: float = 0.0
 
 
 class Master(fl.FlightServerBase):  # type: ignore[misc]
@@ -174,15 +93,13 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
     """
 
     def __init__(
-        self, session: Session, folder: Path, keys: Keys, settings: Settings = Settings(),
-        pool: Pool | None = None,
-    ) -> None:  # fmt: skip
+        self, session: Session, folder: Path, keys: Keys, settings: Settings, pool: Pool | None = None
+    ) -> None:
         self.splits = reader.splits(session)
         identity = canonical([to_plain(session), to_plain(self.splits)])
         self.ledger = Ledger(folder / ledger.NAME, hashlib.sha256(identity).hexdigest())
         self.log = EventLog(folder / NAME)
         self.session, self.settings, self.folder = session, settings, folder
-        self._keys, self._pool = keys, pool
         self._turn = threading.Condition()
         self._stop = threading.Event()
         now = time.monotonic()
@@ -191,21 +108,11 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             self.ledger.write("fail", why="")
         # Those that had splits may come back: until their lease is over nobody else gets these.
         self._clients = {name: _Client("", 0, now) for name in set(state.held.values())}
-        self._workers: dict[str, _Worker] = {}
+        self.crew = Crew(settings, pool, self.log, again=bool(state.marks or state.held))
         self._serves: dict[int, str] = {}
         self._ahead: dict[tuple[int, int], tuple[str, str]] = {}
         """Of an epoch and a split: which client reads it ahead, from which worker."""
-        self._starting: dict[str, float] = {}
         self._failures: Counter[int] = Counter()
-        self._false_starts = self._started = 0
-        self._target = settings.scaling.least if settings.workers is None else settings.workers
-        self._memory = policy.Memory()
-        self._up = self._down = now
-        self._grace = now + (2 * settings.every + 0.5 if state.marks or state.held else 0.0)
-        self._period = _Period(now)
-        self._batches, self._cpu = 0, 0.0
-        self._begun = False
-        """A batch has been taken: until then trainers wait for what starts, which says nothing of demand."""
         self._order()
         try:
             super().__init__(protocol.location(keys, settings.host, settings.port), **protocol.settings(keys))
@@ -237,24 +144,12 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         return protocol.result(answer)
 
     def _register_worker(self, said: dict[str, Any]) -> dict[str, Any]:
-        name = said["name"]
-        self._starting.pop(name, None)
-        self._false_starts = 0
-        self._workers[name] = _Worker(said["address"], said["process"], time.monotonic())
-        self.log.append("worker", name=name, address=said["address"])
+        self.crew.came(said)
         self._turn.notify_all()
         return {"session": to_plain(self.session), "every": self.settings.every}
 
     def _heartbeat_worker(self, said: dict[str, Any]) -> dict[str, Any]:
-        one = self._workers.get(said["name"])
-        if one is None:
-            return {"unknown": True}
-        one.heard = time.monotonic()
-        self._period.made += max(0, said["made"] - one.made)
-        self._period.busy += max(0.0, said["busy"] - one.busy)
-        self._cpu += max(0.0, said["cpu"] - one.cpu)
-        one.made, one.busy, one.cpu = said["made"], said["busy"], said["cpu"]
-        return {"drain": one.drain}
+        return self.crew.heard(said)
 
     def _register_client(self, said: dict[str, Any]) -> dict[str, Any]:
         state, name, now = self.ledger.state, said["client"], time.monotonic()
@@ -313,23 +208,16 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         refused, one = self._known(said)
         if refused is not None:
             return refused
-        one.heard, now = time.monotonic(), self._period
-        now.consumed += max(0, said["steps"] - one.steps)
-        self._batches += max(0, said["steps"] - one.steps)
-        if self._begun:
-            now.stalled += min(max(0.0, said["stalled"] - one.stalled), 2 * self.settings.period)
-        elif said["steps"]:
-            self._begun, self._period = True, _Period(one.heard)
-            self._up = one.heard - self.settings.scaling.start
-        now.fills.append(said["fill"])
-        one.stalled, one.fill = said["stalled"], said["fill"]
+        one.heard = time.monotonic()
+        self.crew.taken(said["steps"] - one.steps, said["stalled"] - one.stalled, said["fill"])
+        one.stalled = said["stalled"]
         self._follow(one, said)
         state = self.ledger.state
         held = [split for split in said["held"] if state.held.get(split) != said["client"]]
         return {
-            "lost": held, "gone": [name for name in said["uses"] if name not in self._workers],
+            "lost": held, "gone": [name for name in said["uses"] if name not in self.crew.there],
             "late": not self._todo, "failed": state.failed,
-            "streams": policy.share(self._ready(), Ask.slots, len(self._clients)),
+            "streams": policy.share(self.crew.ready, Ask.slots, len(self._clients)),
         }  # fmt: skip
 
     def _lease(self, said: dict[str, Any]) -> dict[str, Any]:
@@ -444,16 +332,16 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         return {}
 
     def _list(self, said: dict[str, Any]) -> dict[str, Any]:
-        load = Counter(self._serves.values())
+        crew, load = self.crew, Counter(self._serves.values())
         found = {
             name: {"address": one.address, "splits": load[name], "made": one.made, "busy": one.busy,
                    "process": one.process, "drain": one.drain}
-            for name, one in sorted(self._workers.items())
+            for name, one in sorted(crew.there.items())
         }  # fmt: skip
-        return {"workers": found, "wanted": self._target, "starting": len(self._starting)}
+        return {"workers": found, "wanted": crew.target, "starting": len(crew.starting)}
 
     def _snapshot(self, said: dict[str, Any]) -> dict[str, Any]:
-        state = self.ledger.state
+        state, crew = self.ledger.state, self.crew
         done = [split for split, mark in state.marks.items() if mark == DONE]
         return {
             "epoch": state.epoch, "epochs": self.session.epochs, "splits": len(self.splits),
@@ -461,10 +349,9 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             "clients": {name: {"steps": one.steps, "stalled": one.stalled, "ended": name in state.ended}
                         for name, one in sorted(self._clients.items())},
             "came": len(state.came), "world": max((one.world for one in self._clients.values()), default=0),
-            "workers": len(self._workers), "wanted": self._target, "demand": self._memory.demand,
-            "capacity": self._memory.capacity,
-            "batches": self._batches,
-            "cpu_seconds": self._cpu, "failed": state.failed,
+            "workers": len(crew.there), "wanted": crew.target, "demand": crew.memory.demand,
+            "capacity": crew.memory.capacity, "batches": crew.batches, "cpu_seconds": crew.cpu,
+            "failed": state.failed,
             "skipped": [{"split": split, "rows": self.splits[split].rows, "why": why}
                         for split, why in state.skipped.items()],
         }  # fmt: skip
@@ -523,7 +410,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         after = next((one for one in self._coming if (coming, one) not in self._ahead), -1)
         ahead = sum(it == name and at == coming for (at, _), (it, _) in self._ahead.items())
         workers = tuple(
-            policy.Worker(each, load[each]) for each, it in sorted(self._workers.items()) if not it.drain
+            policy.Worker(each, load[each]) for each, it in sorted(self.crew.there.items()) if not it.drain
         )
         seen = Ask(
             self.settings.ends, one.world, len(state.came), one.reading if split is None else 0, one.steps,
@@ -549,26 +436,21 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         return made
 
     def _told(self, name: str, made: policy.Decision) -> dict[str, Any]:
+        state = self.ledger.state
         match made:
-            case Grant(split, worker):
-                address = self._workers[worker].address
-                mark = self.ledger.state.marks.get(split, 0)
-                plain = to_plain(self.splits[split])
+            case Grant(split, worker) | Ahead(split, worker):
+                now = isinstance(made, Grant)
                 return {
-                    "split": plain, "first": mark, "worker": worker, "address": address,
-                    "epoch": self.ledger.state.epoch,
-                }  # fmt: skip
-            case Ahead(split, worker):
-                return {
-                    "split": to_plain(self.splits[split]), "first": 0, "worker": worker,
-                    "address": self._workers[worker].address, "epoch": self.ledger.state.epoch + 1,
+                    "split": to_plain(self.splits[split]), "first": state.marks.get(split, 0) if now else 0,
+                    "epoch": state.epoch + (not now), "worker": worker,
+                    "address": self.crew.there[worker].address,
                 }  # fmt: skip
             case Pad():
                 return {"pad": True}
             case End():
                 return {"end": True}
-        came, world = len(self.ledger.state.came), self._clients[name].world
-        return {"wait": True, "failed": self.ledger.state.failed, "missing": max(0, world - came)}
+        missing = max(0, self._clients[name].world - len(state.came))
+        return {"wait": True, "failed": state.failed, "missing": missing}
 
     def _open(self) -> int:
         marks = self.ledger.state.marks
@@ -624,9 +506,6 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         self.log.append("client gone", name=name, splits=mine)
         self._turn.notify_all()
 
-    def _ready(self) -> int:
-        return sum(not one.drain for one in self._workers.values())
-
     # --- what happens as time passes
 
     def run(self) -> None:
@@ -642,97 +521,26 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         self._stop.set()
 
     def _tick(self, now: float) -> None:
-        known = self.settings
         for name, one in list(self._clients.items()):
-            if now - one.heard > known.client_lease:
+            if now - one.heard > self.settings.client_lease:
                 self._forget(name)
                 self._ahead = {key: it for key, it in self._ahead.items() if it[0] != name}
-        for name, it in list(self._workers.items()):
-            why = self._pool.ended(name) if self._pool else None
-            if why is None and now - it.heard > known.worker_lease:
-                why = f"silent for {known.worker_lease:g} s"
-                self._kill(name, it)
-            if why is not None:
-                self._drop(name, why)
-        if self._pool is not None and now >= self._grace:
-            self._fill(self._pool, now)
-        if now - self._period.began >= known.period:
-            self._scale(now)
-
-    def _drop(self, name: str, why: str) -> None:
-        del self._workers[name]
-        for split in [split for split, worker in self._serves.items() if worker == name]:
-            del self._serves[split]
-        self._ahead = {key: it for key, it in self._ahead.items() if it[1] != name}
-        self.log.append("worker gone", name=name, why=why)
-
-    def _kill(self, name: str, one: _Worker) -> None:
-        """A worker that does not answer ends, where this host can end it."""
-        if self._pool is None:
-            return
-        self._pool.kill(name)
-        _end(one)
-
-    def _fill(self, pool: Pool, now: float) -> None:
-        """Start what is missing, and let go what is too much."""
-        for name in list(self._starting):
-            if (why := pool.ended(name)) is not None:
-                del self._starting[name]
-                self._false_starts += 1
-                self.log.append("worker gone", name=name, why=why)
-                if self._false_starts >= FALSE_STARTS and not self.ledger.state.failed:
-                    self.ledger.write("fail", why=f"{FALSE_STARTS} workers in a row did not start: {why}")
-        load = Counter(self._serves.values())
-        there = [policy.Worker(name, load[name]) for name, one in self._workers.items() if not one.drain]
-        for name in policy.leaving(there, self._target - len(self._starting)):
-            self._workers[name].drain = True
-        missing = self._target - len(there) - len(self._starting)
-        for _ in range(0 if self.ledger.state.failed else missing):
-            self._started += 1
-            name = f"w{self._started}-{int(time.time()) % 100_000}"
-            self._starting[name] = now
-            pool.start(name, self.address)
-
-    def _scale(self, now: float) -> None:
-        seen, self._period = self._period, _Period(now)
-        clients = [one for name, one in self._clients.items() if name not in self.ledger.state.ended]
-        if self.settings.workers is not None or not clients:
-            return
-        length = now - seen.began
-        load = Load(
-            self.settings.scaling, length, seen.consumed, min(1.0, seen.stalled / (length * len(clients))),
-            sum(seen.fills) / max(len(seen.fills), 1), seen.made, seen.busy, self._target, self._ready(),
-            now - self._up, now - self._down, self._memory,
-        )  # fmt: skip
-        made = policy.POLICIES[self.settings.policy](load)
-        assert isinstance(made, Scale)
-        self.log.decision(CAPABILITY, self.settings.policy, load, made)
-        self._memory = made.memory
-        if made.workers > self._target:
-            self._up = now
-        elif made.workers < self._target:
-            self._down = now
-        self._target = made.workers
+        for name in self.crew.gone(now):
+            for split in [split for split, worker in self._serves.items() if worker == name]:
+                del self._serves[split]
+            self._ahead = {key: it for key, it in self._ahead.items() if it[1] != name}
+        state = self.ledger.state
+        why = self.crew.fill(now, Counter(self._serves.values()), self.address, failed=bool(state.failed))
+        if why:
+            self.ledger.write("fail", why=why)
+        self.crew.scale(now, sum(name not in state.ended for name in self._clients))
 
     def _end(self) -> None:
         with self._turn:
-            names = [*self._workers, *self._starting]
-        if self._pool is not None:
-            for name in names:
-                self._pool.kill(name)
-            for one in self._workers.values():
-                _end(one)
+            self.crew.end()
         self.shutdown()
         self.ledger.close()
         self.log.close()
-
-
-def _end(one: _Worker) -> None:
-    """Also a worker that an earlier master of this host started."""
-    with contextlib.suppress(ValueError, OSError):
-        process = Identity.parse(one.process)
-        if process.pid != os.getpid():
-            Adopted(process).kill()
 
 
 _REPLACED = {"replaced": True}

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -126,6 +125,3 @@ class _Actor:
         keys = Keys(secret.strip(), Certificates.load(tls) if tls else None)
         Worker(name, master, keys, ray.util.get_node_ip_address()).run()
         return "let go"
-
-
-Starts = Callable[[], Pool]

@@ -25,7 +25,8 @@ from windtunnel.base.keys import of_run
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.base.processes import Identity
 from windtunnel.base.tls import Certificates
-from windtunnel.data.ingest.live.master import Master, Settings
+from windtunnel.data.ingest.live.calls import Settings
+from windtunnel.data.ingest.live.master import Master
 from windtunnel.data.ingest.live.pool import Local, OnRay, Pool
 from windtunnel.data.ingest.live.worker import leave_with, without_pandas
 from windtunnel.data.ingest.model import Session

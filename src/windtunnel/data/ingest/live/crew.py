@@ -1,0 +1,184 @@
+"""A master's workers: who is there, how many there should be, and their starts and ends.
+
+How many there should be the policy says once a period, of what workers made and trainers took in it. What is
+missing is started, what is too much is drained: it ends once it sends nothing. A worker that is silent for
+its lease, or whose process has ended, is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from windtunnel.base.processes import Adopted, Identity
+from windtunnel.data.ingest import policy
+from windtunnel.data.ingest.live.calls import Settings
+from windtunnel.data.ingest.live.pool import Pool
+from windtunnel.data.ingest.policy import Load, Scale
+from windtunnel.store.eventlog import EventLog
+
+CAPABILITY = "data.ingest"
+FALSE_STARTS = 3
+"""Workers in a row that may end before they serve."""
+
+
+@dataclass
+class Worker:
+    address: str
+    process: str
+    heard: float
+    made: int = 0
+    busy: float = 0.0
+    cpu: float = 0.0
+    drain: bool = False
+
+    def end(self) -> None:
+        """Also one that an earlier master of this host started."""
+        with contextlib.suppress(ValueError, OSError):
+            process = Identity.parse(self.process)
+            if process.pid != os.getpid():
+                Adopted(process).kill()
+
+
+@dataclass
+class _Period:
+    """What is added up until the next decision on the number of workers."""
+
+    began: float
+    consumed: int = 0
+    stalled: float = 0.0
+    fills: list[float] = field(default_factory=list)
+    made: int = 0
+    busy: float = 0.0
+
+
+class Crew:
+    """``there``: by name, all that serve. ``target``: how many there should be. ``batches``: those taken,
+    ``cpu``: seconds of workers, in all. ``again``: workers of a master before may come yet."""
+
+    def __init__(self, settings: Settings, pool: Pool | None, log: EventLog, *, again: bool) -> None:
+        now = time.monotonic()
+        self.settings, self._pool, self._log = settings, pool, log
+        self.there: dict[str, Worker] = {}
+        self.starting: set[str] = set()
+        self._false_starts = self._started = 0
+        self.target = settings.scaling.least if settings.workers is None else settings.workers
+        self.memory = policy.Memory()
+        self._up = self._down = now
+        self._grace = now + (2 * settings.every + 0.5 if again else 0.0)
+        self._period = _Period(now)
+        self.batches, self.cpu = 0, 0.0
+        self._begun = False
+        """A batch has been taken: until then trainers wait for what starts, which says nothing of demand."""
+
+    @property
+    def ready(self) -> int:
+        return sum(not one.drain for one in self.there.values())
+
+    def came(self, said: dict[str, Any]) -> None:
+        """A worker registers."""
+        name = said["name"]
+        self.starting.discard(name)
+        self._false_starts = 0
+        self.there[name] = Worker(said["address"], said["process"], time.monotonic())
+        self._log.append("worker", name=name, address=said["address"])
+
+    def heard(self, said: dict[str, Any]) -> dict[str, Any]:
+        """A worker is there: the answer."""
+        one = self.there.get(said["name"])
+        if one is None:
+            return {"unknown": True}
+        one.heard = time.monotonic()
+        self._period.made += max(0, said["made"] - one.made)
+        self._period.busy += max(0.0, said["busy"] - one.busy)
+        self.cpu += max(0.0, said["cpu"] - one.cpu)
+        one.made, one.busy, one.cpu = said["made"], said["busy"], said["cpu"]
+        return {"drain": one.drain}
+
+    def taken(self, batches: int, stalled: float, fill: float) -> None:
+        """A client has taken so many more, and waited so many seconds more; ``fill``: of its buffers."""
+        batches, now = max(0, batches), time.monotonic()
+        self._period.consumed += batches
+        self.batches += batches
+        if self._begun:
+            self._period.stalled += min(max(0.0, stalled), 2 * self.settings.period)
+        elif batches:
+            self._begun, self._period = True, _Period(now)
+            self._up = now - self.settings.scaling.start
+        self._period.fills.append(fill)
+
+    def gone(self, now: float) -> list[str]:
+        """Who is, since this was asked last."""
+        lease, found = self.settings.worker_lease, {}
+        for name, one in self.there.items():
+            why = self._pool.ended(name) if self._pool else None
+            if why is None and now - one.heard > lease:
+                why = f"silent for {lease:g} s"
+                if self._pool is not None:  # it does not answer: it ends, where this host can end it
+                    self._pool.kill(name)
+                    one.end()
+            if why is not None:
+                found[name] = why
+        for name, why in found.items():
+            del self.there[name]
+            self._log.append("worker gone", name=name, why=why)
+        return list(found)
+
+    def fill(self, now: float, load: Counter[str], address: str, *, failed: bool) -> str:
+        """Start what is missing for the master at ``address``, unless it has failed, and let go what is too
+        much. The answer is why that is in vain, if it is."""
+        pool, why = self._pool, None
+        if pool is None or now < self._grace:
+            return ""
+        for name in list(self.starting):
+            if (why := pool.ended(name)) is not None:
+                self.starting.remove(name)
+                self._false_starts += 1
+                self._log.append("worker gone", name=name, why=why)
+                if self._false_starts >= FALSE_STARTS and not failed:
+                    return f"{FALSE_STARTS} workers in a row did not start: {why}"
+        there = [policy.Worker(name, load[name]) for name, one in self.there.items() if not one.drain]
+        for name in policy.leaving(there, self.target - len(self.starting)):
+            self.there[name].drain = True
+        for _ in range(0 if failed else self.target - len(there) - len(self.starting)):
+            self._started += 1
+            name = f"w{self._started}-{int(time.time()) % 100_000}"
+            self.starting.add(name)
+            pool.start(name, address)
+        return ""
+
+    def scale(self, now: float, clients: int) -> None:
+        """Once a period: how many there should be for so many ``clients``."""
+        seen, length = self._period, now - self._period.began
+        if length < self.settings.period:
+            return
+        self._period = _Period(now)
+        if self.settings.workers is not None or not clients:
+            return
+        load = Load(
+            self.settings.scaling, length, seen.consumed, min(1.0, seen.stalled / (length * clients)),
+            sum(seen.fills) / max(len(seen.fills), 1), seen.made, seen.busy, self.target, self.ready,
+            now - self._up, now - self._down, self.memory,
+        )  # fmt: skip
+        made = policy.POLICIES[self.settings.policy](load)
+        assert isinstance(made, Scale)
+        self._log.decision(CAPABILITY, self.settings.policy, load, made)
+        self.memory = made.memory
+        if made.workers > self.target:
+            self._up = now
+        elif made.workers < self.target:
+            self._down = now
+        self.target = made.workers
+
+    def end(self) -> None:
+        """All of them."""
+        if self._pool is None:
+            return
+        for name in [*self.there, *self.starting]:
+            self._pool.kill(name)
+        for one in self.there.values():
+            one.end()
