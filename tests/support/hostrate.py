@@ -38,7 +38,9 @@ CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 def senders(**more: Any) -> dict[str, Any]:
-    return {"line": "20 Mb/s", "by": "source", "entities": {"bulk": {"match": "10.9.1.1"}}, **more}
+    """Marks of a queue that is seen from outside."""
+    marks = {"upper": 25, "lower": 12}
+    return {"line": "20 Mb/s", "by": "source", "entities": {"bulk": {"match": "10.9.1.1"}}, **marks, **more}
 
 
 @dataclass

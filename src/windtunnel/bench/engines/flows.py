@@ -175,7 +175,7 @@ def packet_rows(quick: bool) -> Iterator[Row]:
                 world.start(size, way, after=float(start))
                 sent.append(Flow(way, back, sender, size, start, ecn=sender == "dctcp"))
             packets = Simulation([Link(one, delay, queue) for one in rates], sent)
-            packets.run(float(starts[-1]) + 1.0)
+            packets.run(float(starts[-1]) + 10.0)  # a first packet that is lost waits for a second, then two
             ended, ends = world.run()
             fluid = np.empty(len(sizes))
             fluid[ended] = ends

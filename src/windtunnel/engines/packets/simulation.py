@@ -14,7 +14,7 @@ from windtunnel.engines.packets.kernel import run
 from windtunnel.engines.packets.layout import NEVER, SECOND, Records
 from windtunnel.engines.packets.network import Flow, Fork, Link, Route, Routes, pace, picoseconds
 
-EVENTS_A_SECOND = 5e6
+EVENTS_A_SECOND = 4e7
 """What one CPU does, roughly (``windtunnel bench engines.packets``): for `Forecast.cpu_seconds`."""
 
 

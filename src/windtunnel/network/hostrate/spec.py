@@ -6,8 +6,8 @@
       blue: {match: 10.0.1.0/24, weight: 3}
       red: {match: [10.0.2.0/24, "fd00:2::/64"]}
     trip: 200 us                # a round trip when nothing waits
-    upper: 25                   # packets in the queue from which windows are given, and
-    lower: 12                   # that a window leaves in it
+    upper: 8                    # packets in the queue from which windows are given, and
+    lower: 3                    # that a window leaves in it
 
 An error becomes one sentence: file, field, value, what is accepted.
 """

@@ -60,8 +60,8 @@ class Settings:
     line: float
     trip: float
     packet: int = 1500
-    upper: int = 25
-    lower: int = 12
+    upper: int = 8
+    lower: int = 3
 
     @property
     def least(self) -> int:
