@@ -76,3 +76,14 @@ def test_a_store_serves_those_who_know_the_secret_and_outlives_who_asked(tmp_pat
     finally:
         keeper.close()
     until(lambda: not alive(pid))
+
+
+def test_a_port_that_is_taken_behind_is_given_up_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.create_server
+    with real((tunnel.BEHIND, 0)) as taken:
+        number = taken.getsockname()[1]
+        ports = iter([number, 0])
+        monkeypatch.setattr(socket, "create_server", lambda address: real((address[0], next(ports))))
+        own, gate = forked._at_one_port()
+        with own, gate.listener:
+            assert own.getsockname()[1] == gate.address[1] != number

@@ -5,6 +5,7 @@ The fork server names these functions and knows nothing of torch; a job without 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -73,9 +74,8 @@ def serve_store(arguments: dict[str, Any], fds: list[int]) -> None:
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    own = socket.create_server((tunnel.LOOPBACK, 0))
+    own, gate = _at_one_port()  # by itself it listens everywhere, for everybody
     port = own.getsockname()[1]
-    gate = Gate((tunnel.BEHIND, port))  # by itself it listens everywhere, for everybody
     own_client = tunnel.serve_own(own, gate)
     store = TCPStore(
         tunnel.LOOPBACK,
@@ -89,3 +89,16 @@ def serve_store(arguments: dict[str, Any], fds: list[int]) -> None:
     listener = tunnel.serve(socket.socket(fileno=fds[0]), arguments["address"], gate, keys)
     while all((store, own_client, listener)):  # they are held
         signal.pause()
+
+
+def _at_one_port() -> tuple[socket.socket, Gate]:
+    """A listener on the loopback, and a gate behind it at the same port: one that nothing else has there, and
+    connections that have ended there keep theirs for a minute."""
+    while True:
+        own = socket.create_server((tunnel.LOOPBACK, 0))
+        try:
+            return own, Gate((tunnel.BEHIND, own.getsockname()[1]))
+        except OSError as error:
+            own.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
