@@ -47,10 +47,23 @@ def windtunnel(
     """``windtunnel`` with ``words``, as a process of its own, whose job starts as in `launches`; where
     anything but `preloaded.TRAINING` is ``lent``, its capture as in `captures`. ``env``: beside this
     process's own."""
+    command, given = _lending(words, lent, env)
+    done = preloaded.run(command, timeout=300.0, **given, **options)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def started(*words: str | Path, **options: Any) -> preloaded.Process:
+    """`windtunnel` that runs on; ``options``: of `preloaded.Process`."""
+    command, given = _lending(words, preloaded.TRAINING, None)
+    return preloaded.Process(command, **given, **options)
+
+
+def _lending(
+    words: tuple[str | Path, ...], lent: tuple[str, ...], env: Mapping[str, str] | None
+) -> tuple[list[str | Path], dict[str, Any]]:
     fd = preloaded.server(lent).fileno()
     given = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), LENT: f"{fd} {','.join(lent)}"}
-    done = preloaded.run(["-m", "support.quick", *words], env=given, pass_fds=[fd], timeout=300.0, **options)
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    return ["-m", "support.quick", *words], {"env": given, "pass_fds": [fd]}
 
 
 def main() -> None:

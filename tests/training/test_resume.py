@@ -33,13 +33,13 @@ import sys
 from pathlib import Path
 from windtunnel.base.errors import WindtunnelError
 from windtunnel.linux import namespaces
-from windtunnel.store.sharedlog import SharedLog
 from windtunnel.training.launch import launch, resume
 script, folder, options = sys.argv[1], Path(sys.argv[2]), eval(sys.argv[3])
 if "host" in options:
     namespaces.own_hostname(options.pop("host"))
 try:
     if "log" in options:
+        from windtunnel.store.sharedlog import SharedLog
         options["log"] = SharedLog(options["log"], "run")
     if script:
         options = {"lease": 5.0, **options}
