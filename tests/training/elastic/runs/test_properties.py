@@ -136,9 +136,9 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
       test_connections_that_break_anywhere_are_made_again
   - elastic/supervisor/test_supervisor_membership.py
       test_hosts_that_never_come_fail_the_run test_losses_without_a_step_are_bounded
-20. 200 recoveries in one process leak nothing
+20. Many recoveries in one process leak nothing
   - elastic/live/test_group.py
-      test_200_recoveries_leak_nothing
+      test_many_recoveries_leak_nothing
   - checkpoint/memory/test_memory_faults.py
       test_many_generations_leak_nothing
 21. A supervisor may be started again at any moment; two cannot own a run
