@@ -76,9 +76,18 @@ def zipf(rng: np.random.Generator, units: int, draws: int, power: float, mixed: 
     return np.unique(found * 7919 % units if mixed else found)
 
 
-@pytest.mark.parametrize("world", [2, 3, 8, 12])
-@pytest.mark.parametrize("width", [1, 16])
-@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize(
+    ("world", "width", "mixed"),
+    [
+        (2, 1, True),
+        (2, 16, False),
+        (3, 16, True),
+        (3, 1, False),
+        (8, 1, True),
+        (8, 16, False),
+        (12, 1, False),
+    ],
+)
 def test_estimates_are_near_what_is_sent(world: int, width: int, mixed: bool) -> None:
     """From density, growth and skew; of contiguous parts, whose skew is of the fullest, above it."""
     rng, total = np.random.default_rng(world), 200_003

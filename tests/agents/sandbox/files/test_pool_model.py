@@ -57,7 +57,7 @@ def world(request: pytest.FixtureRequest, opened: Opener) -> Iterator[World]:
 
 
 @settings(
-    max_examples=25, deadline=None, derandomize=True,
+    max_examples=15, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(history=st.lists(step, min_size=4, max_size=30))

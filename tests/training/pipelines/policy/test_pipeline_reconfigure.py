@@ -220,7 +220,7 @@ class Losses(RuleBasedStateMachine):
                 assert frozenset[int]().union(*(held[host] for host in pipeline)) == frozenset(range(LAYERS))
 
 
-Losses.TestCase.settings = settings(max_examples=120, stateful_step_count=15, deadline=None, derandomize=True)
+Losses.TestCase.settings = settings(max_examples=60, stateful_step_count=15, deadline=None, derandomize=True)
 TestLosses = Losses.TestCase
 
 
