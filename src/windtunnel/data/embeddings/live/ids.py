@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,9 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
+from windtunnel.data.embeddings.model import Table
 
 Init = Callable[[Tensor], Tensor]
 """From ids [n] to the weights [n, dim] that their rows begin with."""
+Asked = Tensor | tuple[Tensor, Tensor]
+"""Ids [n] of a sequence; ids and offsets [bags] of what is pooled."""
 
 
 class Ids:
@@ -86,6 +89,31 @@ class Ids:
                 f" {self.rows - 1:,} once"
             )
         return torch.from_numpy(found)
+
+
+def checked(
+    batch: Mapping[str, Asked], tables: Sequence[Table], ids: Sequence[Ids]
+) -> tuple[list[Tensor], dict[str, Tensor], UserError | None]:
+    """Ids of every table, offsets of those that are pooled, and what is wrong with them."""
+    none = [torch.empty(0, dtype=torch.long)] * len(tables)
+    asked, offsets = [*none], dict[str, Tensor]()
+    try:
+        if set(batch) - {one.name for one in tables}:
+            names = ", ".join(one.name for one in tables)
+            raise UserError(f"the batch has a table that there is not; accepted are {names}")
+        for number, (table, known) in enumerate(zip(tables, ids, strict=True)):
+            if table.name in batch:
+                one = batch[table.name]
+                parts = one if isinstance(one, tuple) else (one,)
+                if len(parts) != 2 - table.sequence or any(part.dim() != 1 for part in parts):
+                    shape = "ids [n]" if table.sequence else "(ids [n], offsets [bags])"
+                    raise known.wrong(f"accepted are {shape}")
+                asked[number], ends = known.checked(*parts)
+                if ends is not None:
+                    offsets[table.name] = ends
+    except UserError as error:
+        return none, {}, error
+    return asked, offsets, None
 
 
 def uniform(ids: Tensor, dim: int, bound: float, seed: int = 0) -> Tensor:

@@ -42,9 +42,6 @@ class Parts:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self.clear()
-
-    def clear(self) -> None:
         self._asked = torch.zeros(self.world, dtype=torch.long)
         none = torch.empty(0, dtype=torch.long)
         self._held = [(none, none, none)]  # of each pass who asked and how many rows, by part; their places
@@ -70,13 +67,11 @@ class Parts:
         return sums, torch.bincount(asking, minlength=self.world)
 
     def opened(self, sources: Tensor, numbers: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Places of rows and their gradients, of parts with these ``numbers`` and gradients; all is done
-        then."""
+        """Places of rows and their gradients, of parts with these ``numbers`` and gradients."""
         asking, lengths, places = (torch.cat(some) for some in zip(*self._held, strict=True))
         counts = torch.bincount(asking, minlength=self.world)
         part = torch.argsort(asking, stable=True)[(counts.cumsum(0) - counts)[sources] + numbers]
         many = lengths[part]
         begins = (lengths.cumsum(0) - lengths)[part] - (many.cumsum(0) - many)
-        self.clear()
         rows = begins.repeat_interleave(many) + torch.arange(int(many.sum()))
         return places[rows], values.repeat_interleave(many, 0)

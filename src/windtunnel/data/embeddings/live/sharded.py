@@ -41,11 +41,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.base.plain import canonical, to_plain
+from windtunnel.base.plain import to_plain
 from windtunnel.data.embeddings import policy
 from windtunnel.data.embeddings.layout import Layout, layouts
 from windtunnel.data.embeddings.live import checkpoint
-from windtunnel.data.embeddings.live.ids import Ids, Init, uniform
+from windtunnel.data.embeddings.live.copies import Sums, fold, joined, over_hosts, to_copies
+from windtunnel.data.embeddings.live.ids import Asked, Ids, Init, checked, uniform
 from windtunnel.data.embeddings.live.optim import Make, Rule
 from windtunnel.data.embeddings.live.parts import Cut, Parts, cut
 from windtunnel.data.embeddings.live.tiers import Tiers
@@ -57,9 +58,6 @@ from windtunnel.store.eventlog import EventLog
 CAPABILITY = "data.embeddings"
 CHUNK = 1 << 15
 """Rows of a table that a rank asks for at once when they move."""
-Asked = Tensor | tuple[Tensor, Tensor]
-Sums = list[tuple[Tensor, Tensor]]
-"""Of each table places [n] and gradients [n, dim]."""
 CURVE: dict[str, Any] = {"ranks": (), "shares": (), "pooling": 0.0, "coverage": 0.0, "state_bytes": 0}
 """What of a table may change while it trains."""
 NONE = torch.empty(0, dtype=torch.long)
@@ -108,19 +106,23 @@ class ShardedEmbedding(torch.nn.Module):
         self._log, self._name = log, decide
         self._fast, self._slow, self._generation = dict(fast_rows or {}), slow, 0
         self.names = [one.name for one in seen.tables]
-        self._init = {
-            one.name: (init or {}).get(
-                one.name, partial(uniform, dim=one.dim, bound=one.rows**-0.5, seed=seed)
-            )
-            for one in seen.tables
+        begun = {
+            one.name: partial(uniform, dim=one.dim, bound=one.rows**-0.5, seed=seed) for one in seen.tables
         }
+        self._init: dict[str, Init] = {**begun, **(init or {})}
         self.rules = [Rule(one.name, one.dim, optimizer) for one in seen.tables]
         self.seen, self.decision, self.layouts, self._ids = self._decided(seen, orders or {})
         self.tiers = [
             self._made(number, *one) for number, one in enumerate(zip(self.layouts, self._ids, strict=True))
         ]
+        self._forget()
+
+    def _forget(self) -> None:
+        """Passes that no step has used."""
         self._pending: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.names]
-        self._parts = {at: Parts(seen.world) for at, one in enumerate(seen.tables) if seen.sums(one)}
+        self._parts = {
+            at: Parts(self.wire.world) for at, one in enumerate(self.seen.tables) if self.seen.sums(one)
+        }
 
     @property
     def sent(self) -> dict[str, list[int]]:
@@ -135,7 +137,7 @@ class ShardedEmbedding(torch.nn.Module):
     def forward(self, batch: Mapping[str, Asked]) -> dict[str, Tensor]:
         """Of each table in ``batch`` (any of them, on any rank): ids [n] of a sequence give vectors [n, dim];
         ids [n] and offsets [bags] of a pooled one give sums [bags, dim]."""
-        asked, offsets, wrong = self._checked(batch)
+        asked, offsets, wrong = checked(batch, self.seen.tables, self._ids)
         training = torch.is_grad_enabled() and self.rules[0].optimizer is not None
         wanted, inverses, cuts = [], [], dict[int, Cut]()
         for number, (ids, known) in enumerate(zip(asked, self._ids, strict=True)):
@@ -183,35 +185,39 @@ class ShardedEmbedding(torch.nn.Module):
             gradient = torch.cat([torch.empty(0, table.dim), *(one for _, one in pending)])
             once = self.seen.distinct or number in self._parts
             folded = looked >= 0 if once else looked < layout.hot
-            first, summed = _fold(looked[folded], gradient[folded])
+            first, summed = fold(looked[folded], gradient[folded])
             ranks.append(torch.cat([first, looked[~folded]]))
             values.append(torch.cat([summed, gradient[~folded]]))
         stepping = torch.tensor([len(pending) for pending in self._pending])
-        for pending in self._pending:
-            pending.clear()
-        to, where = self._destinations(ranks), self._places(ranks)
-        for number in self._parts:  # keys of parts
+        parts = self._parts
+        self._forget()
+        to, where = self._where(ranks)
+        for number in parts:  # keys
             to[number], where[number] = ranks[number] % self.wire.world, ranks[number] // self.wire.world
         came = self.wire.deliver("gradients", to, where, values, head=stepping)
         copied, sums = Sums(), Sums()  # of rows with copies, rank by rank; of cold rows, whole
         for number, layout in enumerate(self.layouts):
             places, found = came.places[number], came.values[number]
-            if number in self._parts:
-                places, found = self._parts[number].opened(came.sources(number), places, found)
+            if number in parts:
+                places, found = parts[number].opened(came.sources(number), places, found)
             elif not self.seen.distinct:  # first what each rank has
                 rows = max(1, layout.count(self.wire.rank))
-                places, found = _fold(came.sources(number) * rows + places, found)
+                places, found = fold(came.sources(number) * rows + places, found)
                 places = places % rows
             replicated = places < layout.replicated(self.wire.rank)
             copied.append((places[replicated], found[replicated]))
-            sums.append(_fold(places[~replicated], found[~replicated]))
+            sums.append(fold(places[~replicated], found[~replicated]))
         if any(layout.warm for layout in self.layouts):
-            sums = _joined(self._over_hosts(copied), sums)
+            sums = joined(over_hosts(self.wire, self.seen, copied), sums)
         if any(layout.hot for layout in self.layouts):
-            sums = self._to_copies(sums)
+            sums = to_copies(self.wire, self.layouts, sums)
         for number, (places, found) in enumerate(sums):
-            if came.heads[:, number].any():
-                self._stepped(number, places, found)
+            rule, tiers = self.rules[number], self.tiers[number]
+            if len(places):
+                places, order = places.sort()
+                rule.step(tiers, tiers.places(places), found[order], distinct=True)
+            elif came.heads[:, number].any():
+                rule.reset(rule.steps + 1)
 
     def reshard(
         self, seen: Exchange, orders: Mapping[str, ArrayLike] | None = None, decide: str | None = None
@@ -233,8 +239,7 @@ class ShardedEmbedding(torch.nn.Module):
         old = self.layouts, self._ids
         self.seen, self.decision, new, known = self._decided(seen, orders or {}, wrong)
         self._generation += 1
-        for parts in self._parts.values():
-            parts.clear()
+        self._forget()
         for number, (layout, tiers) in enumerate(zip(new, self.tiers, strict=True)):
             tiers.drop()
             self.layouts = [*new[:number], *old[0][number:]]
@@ -285,12 +290,10 @@ class ShardedEmbedding(torch.nn.Module):
                 found.append(checkpoint.read(_file(folder, table), self._saved(number)))
         except UserError as error:
             wrong = error
-        self._agreed(wrong)
+        self.wire.agreed(wrong)
+        self._forget()
         for number, (saved, chunks) in enumerate(found):
             layout, tiers = self.layouts[number], self.tiers[number]
-            self._pending[number].clear()
-            if number in self._parts:
-                self._parts[number].clear()
             tiers.drop()
             for ids, records in chunks:
                 ranks = self._ids[number].ranks(ids)
@@ -325,12 +328,12 @@ class ShardedEmbedding(torch.nn.Module):
 
         def stop(heads: Tensor) -> None:
             if (heads & 1).any():
-                self._agreed(wrong)
+                self.wire.agreed(wrong)
 
         phases = ("ids", "vectors") if whole < 0 else ("moved", "moved")
         far = [ranks >= layout.hot for layout, ranks in zip(self.layouts, asked, strict=True)]
         wanted = [ranks[some] for ranks, some in zip(asked, far, strict=True)]
-        to, where, cuts = self._destinations(wanted), self._places(wanted), cuts or {}
+        (to, where), cuts = self._where(wanted), cuts or {}
         for number, one in cuts.items():
             to[number], where[number] = one.to, one.places
         head = torch.tensor([(wrong is not None) + 2 * training])
@@ -364,113 +367,17 @@ class ShardedEmbedding(torch.nn.Module):
             return tiers.read(distinct)[inverse]
         return tiers.weight[tiers.places(places)].cpu()
 
-    def _over_hosts(self, own: Sums) -> Sums:
-        """Sums of gradients of rows with copies, from those of this host's ranks, one after the other: each
-        host adds to what it gets from the one before it; the last one's go back through all."""
-        wire, stripes = self.wire, self.seen.stripes
-        before = wire.rank - wire.devices if wire.host > 0 else None
-        after = wire.rank + wire.devices if wire.host < self.seen.hosts - 1 else None
-        sending: list[Any] = []
-        sums = []
-        for stripe in range(stripes):
-            mine = [
-                (places[places % stripes == stripe], found[places % stripes == stripe])
-                for places, found in own
-            ]
-            if before is not None:
-                mine = _joined(self._receive(before), mine)
-            sums.append([_fold(*one) for one in mine])
-            if after is not None:
-                sending += self._send(after, sums[stripe])
-        for stripe in range(stripes):
-            if after is not None:
-                sums[stripe] = self._receive(after)
-            if before is not None:
-                sending += self._send(before, sums[stripe])
-        wire.finish(sending)
-        return _joined(*sums)
-
-    def _send(self, rank: int, sums: Sums) -> list[Any]:
-        counts = torch.tensor([len(places) for places, _ in sums])
-        places = torch.cat([one for one, _ in sums]).int()
-        values = torch.cat([one.flatten() for _, one in sums])
-        messages = (("counts", counts), ("sums", places), ("sums", values))
-        return [self.wire.send(phase, rank, one) for phase, one in messages]
-
-    def _receive(self, rank: int) -> Sums:
-        dims = torch.tensor([one.dim for one in self.seen.tables])
-        counts = self.wire.receive("counts", rank, len(dims), torch.long)
-        places = self.wire.receive("sums", rank, int(counts.sum()), torch.int).long().split(counts.tolist())
-        values = self.wire.receive("sums", rank, int((counts * dims).sum()), torch.float)
-        found = values.split((counts * dims).tolist())
-        return [
-            (one, some.view(-1, dim)) for one, some, dim in zip(places, found, dims.tolist(), strict=True)
-        ]
-
-    def _to_copies(self, sums: Sums) -> Sums:
-        """With the sums of hot rows that the host's other ranks have."""
-        wire = self.wire
-        near = torch.arange(wire.host * wire.devices, (wire.host + 1) * wire.devices)
-        others = near[near != wire.rank]
-        ranks, places, values = [], [], []
-        for layout, (own, found) in zip(self.layouts, sums, strict=True):
-            hot = own < layout.hot
-            ranks.append(others.repeat_interleave(int(hot.sum())))
-            places.append(own[hot].repeat(len(others)))
-            values.append(found[hot].repeat(len(others), 1))
-        came = wire.deliver("copies", ranks, places, values, near=True)
-        return _joined(sums, list(zip(came.places, came.values, strict=True)))
-
-    def _stepped(self, number: int, places: Tensor, found: Tensor) -> None:
-        rule, tiers = self.rules[number], self.tiers[number]
-        if not len(places):
-            rule.reset(rule.steps + 1)
-            return
-        places, order = places.sort()
-        rule.step(tiers, tiers.places(places), found[order], distinct=True)
-
     def _collect(self, number: int, ranks: Tensor, vectors: Tensor) -> None:
         assert vectors.grad is not None
         self._pending[number].append((ranks, vectors.grad.cpu()))
         vectors.grad = None
 
-    def _destinations(self, ranks: list[Tensor]) -> list[Tensor]:
-        pairs = zip(self.layouts, ranks, strict=True)
-        return [layout.destination(some, self.wire.host) for layout, some in pairs]
-
-    def _places(self, ranks: list[Tensor]) -> list[Tensor]:
-        return [layout.place(some) for layout, some in zip(self.layouts, ranks, strict=True)]
-
-    def _checked(
-        self, batch: Mapping[str, Asked]
-    ) -> tuple[list[Tensor], dict[str, Tensor], UserError | None]:
-        """Ids of every table, offsets of those that are pooled, and what is wrong with them."""
-        asked, offsets = [NONE] * len(self.names), dict[str, Tensor]()
-        try:
-            if any(name not in self.names for name in batch):
-                raise UserError(
-                    f"the batch has a table that there is not; accepted are {', '.join(self.names)}"
-                )
-            for number, (table, known) in enumerate(zip(self.seen.tables, self._ids, strict=True)):
-                if table.name in batch:
-                    one = batch[table.name]
-                    parts = one if isinstance(one, tuple) else (one,)
-                    if len(parts) != 2 - table.sequence or any(part.dim() != 1 for part in parts):
-                        shape = "ids [n]" if table.sequence else "(ids [n], offsets [bags])"
-                        raise known.wrong(f"accepted are {shape}")
-                    asked[number], ends = known.checked(*parts)
-                    if ends is not None:
-                        offsets[table.name] = ends
-        except UserError as error:
-            return [NONE] * len(self.names), {}, error
-        return asked, offsets, None
-
-    def _agreed(self, wrong: UserError | HostError | None) -> None:
-        """What is ``wrong`` on the first rank that has something is an error of all."""
-        told = (type(wrong).__name__, str(wrong)) if wrong else None
-        for rank, one in enumerate(self.wire.objects(told)):
-            if one:
-                raise (UserError if one[0] == "UserError" else HostError)(f"rank {rank}: {one[1]}")
+    def _where(self, ranks: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Of each table which rank to ask for ``ranks``, and their places there."""
+        pairs = list(zip(self.layouts, ranks, strict=True))
+        return [one.destination(some, self.wire.host) for one, some in pairs], [
+            one.place(some) for one, some in pairs
+        ]
 
     def _decided(
         self, seen: Exchange, orders: Mapping[str, ArrayLike], wrong: str = ""
@@ -500,14 +407,8 @@ class ShardedEmbedding(torch.nn.Module):
             "optimizer": [repr(rule.optimizer) for rule in self.rules],
             "plan": to_plain(decision),
         }
-        self._agreed(UserError(wrong) if wrong else None)
-        digests = [hashlib.sha256(canonical(one)).hexdigest() for one in same.values()]
-        every = self.wire.objects(digests)
-        for what, mine in zip(same, zip(*every, strict=True), strict=True):
-            if other := [rank for rank, digest in enumerate(mine) if digest != mine[0]]:
-                raise UserError(
-                    f"rank {other[0]} has another {what} than rank 0; accepted is the same on all ranks"
-                )
+        self.wire.agreed(UserError(wrong) if wrong else None)
+        self.wire.alike(same)
         assert isinstance(decision, policy.Replication)
         if self._log is not None and self.wire.rank == 0:
             self._log.decision(CAPABILITY, self._name, seen, decision)
@@ -533,18 +434,3 @@ def _held(layout: Layout, rank: int, places: Tensor) -> Tensor:
 
 def _file(folder: str | Path, table: Table) -> Path:
     return Path(folder) / f"{quote(table.name, safe='')}.safetensors"
-
-
-def _fold(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each of ``rows`` [n], ascending, the sum of its ``values`` [n, dim] in their order. (What torch's
-    ``coalesce`` sums is in no fixed order: the sort in it is not stable from 17 values on.)"""
-    distinct, inverse = torch.unique(rows, return_inverse=True)
-    return distinct, values.new_zeros(len(distinct), values.shape[1]).index_add_(0, inverse, values)
-
-
-def _joined(*parts: Sums) -> Sums:
-    """Of each table all rows of all parts, one after the other."""
-    return [
-        (torch.cat([places for places, _ in one]), torch.cat([found for _, found in one]))
-        for one in zip(*parts, strict=True)
-    ]

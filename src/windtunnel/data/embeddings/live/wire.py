@@ -7,8 +7,9 @@ torch.distributed, by phase, inside the host and between hosts; what a rank says
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windtunnel.base.errors import HostError
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.plain import canonical
 
 
 @dataclass
@@ -130,6 +132,22 @@ class Wire:
         with self._told("start"):
             dist.all_gather_object(found, own, group=self.group)
         return found
+
+    def agreed(self, wrong: UserError | HostError | None) -> None:
+        """What is ``wrong`` on the first rank that has something is an error of all."""
+        told = (type(wrong).__name__, str(wrong)) if wrong else None
+        for rank, one in enumerate(self.objects(told)):
+            if one:
+                raise (UserError if one[0] == "UserError" else HostError)(f"rank {rank}: {one[1]}")
+
+    def alike(self, own: Mapping[str, Any]) -> None:
+        """Every rank has the same ``own``, or it is an error of all."""
+        every = self.objects([hashlib.sha256(canonical(one)).hexdigest() for one in own.values()])
+        for what, mine in zip(own, zip(*every, strict=True), strict=True):
+            if other := [rank for rank, digest in enumerate(mine) if digest != mine[0]]:
+                raise UserError(
+                    f"rank {other[0]} has another {what} than rank 0; accepted is the same on all ranks"
+                )
 
     def _count(self, phase: str, rank: int, size: int) -> None:
         if rank != self.rank:

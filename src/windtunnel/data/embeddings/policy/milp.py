@@ -37,6 +37,9 @@ PASSES = 2
 GAP = 1e-4
 """By which the best plan may be better: what solvers call optimal."""
 
+LOOSE = 1.02
+"""Times the best plan's seconds a solution may take: without any solution SciPy tells no bound."""
+
 
 def improve(cut: Pieces, devices: int, begin: Ints) -> tuple[Ints, float]:
     """A plan as good as ``begin`` or better, and seconds that no plan of these pieces is below."""
@@ -87,7 +90,7 @@ def _solve(
     done = milp(
         np.append(np.zeros(devices * count), 1.0),
         integrality=np.append(np.ones(devices * count), 0),
-        bounds=Bounds(np.append(np.zeros(devices * count), lowest / scale), np.append(upper.ravel(), 1.0)),
+        bounds=Bounds(np.append(np.zeros(devices * count), lowest / scale), np.append(upper.ravel(), LOOSE)),
         constraints=LinearConstraint(
             vstack([once, held, slower], format="csr"),
             np.concatenate([np.ones(count), np.full(devices + len(most), -np.inf)]),
