@@ -31,11 +31,11 @@ from windtunnel.data.embeddings.policy.pieces import (
     prices,
 )
 
-NODES = 3_000
+NODES = 60_000
 """Of branching in a pass: a limit of time would make other plans on a busy host."""
 PASSES = 2
-GAP = 1e-4
-"""By which the best plan may be better: what solvers call optimal."""
+GAP = 1e-6
+"""By which the best plan may be better, for rounding."""
 
 LOOSE = 1.02
 """Times the best plan's seconds a solution may take: without any solution SciPy tells no bound."""
@@ -96,7 +96,7 @@ def _solve(
             np.concatenate([np.ones(count), np.full(devices + len(most), -np.inf)]),
             np.concatenate([np.ones(count), np.ones(devices), most]),
         ),
-        options={"node_limit": NODES, "mip_rel_gap": GAP / 2},
+        options={"node_limit": NODES, "mip_rel_gap": 0.0},
     )
     lower = 0.0 if done.mip_dual_bound is None else float(done.mip_dual_bound) * scale
     if done.x is None:
