@@ -1,7 +1,7 @@
 """Stalls of a trainer whose step is fixed, by who makes its batches; and what faults cost it.
 
 All arms train the same small model on the same table, with the same transforms and the same time of a step,
-chosen so that the trainer takes a little more than one worker makes alone. DataLoader and service have the
+chosen so that the trainer takes just what one worker makes alone. DataLoader and service have the
 host's processors alike. Row counts are checked in every arm.
 """
 

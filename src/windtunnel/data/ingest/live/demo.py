@@ -2,7 +2,7 @@
 
 The trainer is real, but small (embeddings, layers, an optimiser). A step of it takes a fixed time, as on an
 accelerator: what its few lookups leave of that it sleeps, so that the host's processors are for workers. The
-time is given, or chosen so that the trainer wants a little more than one worker of this host makes.
+time is given, or chosen so that the trainer wants just what one worker of this host makes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ LOOKED_UP = 1
 """Ragged columns that the model looks up: it is small, and the host's processors are for the workers."""
 DRAWN = 16_384
 """Rows that are drawn; a larger table has them several times, each with a number of its own."""
-WANTED = 1.1
-"""Workers whose work the trainer takes, where its step is not given. A batch costs the trainer's process
-(receiving, tensors, the step) about 0.4 of what it costs a worker: two processors serve this with a fifth of
-them to spare, and a quarter more would leave none."""
+WANTED = 1.0
+"""Workers whose work the trainer takes, where its step is not given: one has no time to spare for it, two
+have. A batch costs the trainer's process (receiving, tensors, the step) 0.4 of what it costs a worker: so two
+processors serve this with a quarter of them to spare. At 1.1 they had a fifth, and the trainer waited for 3
+to 5 % of the time behind two workers (measured)."""
 SERVED = 1.4
 """What a batch costs a worker, of what reading it costs alone: it is cut, copied and sent, too (measured)."""
 STEADY = 0.02
