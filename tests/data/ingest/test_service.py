@@ -399,6 +399,9 @@ def test_ports_and_addresses(session: Session, tmp_path: Path, monkeypatch: pyte
         Master(session, tmp_path / "n", KEYS, replace(settings(), port=master.port))
     with pytest.raises(UserError, match=r"--host 0\.0\.0\.0: others can reach it"):
         serve(session, tmp_path / "o", settings(host="0.0.0.0"))
+    for address in ("here", "127.0.0.1", "a b:7", "here:x", "grpc://"):
+        with pytest.raises(UserError, match="is no address of a master, accepted is HOST:PORT"):
+            Link(address, KEYS)
     monkeypatch.setattr(protocol, "TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(Lost, match="Deadline"):
         Link(f"127.0.0.1:{mute.getsockname()[1]}", KEYS).call("workers")

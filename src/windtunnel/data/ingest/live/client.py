@@ -308,7 +308,7 @@ class Client:
             # the next split has its turn: no queue is full while another one is emptied
             self._streams.remove(stream)
             self._streams.append(stream)
-        self._last = batch
+        self._last = batch if self._ends == "pad" else None
         self._turn.notify_all()
         return self._given(batch, began)
 

@@ -79,11 +79,15 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
             self._client.begin()
         client, turn = self._client, self._client.turn
         self.counts = client.counts
+
+        def taken() -> Any:
+            if client.turn != turn:
+                raise HostError("IngestDataset: it was begun anew; go on with the iterator made last")
+            return client.next()
+
         try:
-            while (batch := client.next()) is not None:
-                yield batch
-                if client.turn != turn:
-                    raise HostError("IngestDataset: it was begun anew; go on with the iterator made last")
+            # no name here holds a batch: it goes when its trainer lets it, not while the next is waited for
+            yield from iter(taken, None)
         finally:
             if client.turn == turn:
                 client.end()

@@ -184,6 +184,7 @@ def train(
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         training.loss = float(loss.detach())
+        del batch, loss  # megabytes, whose release is a part of the step
         each(len(training.times))
         time.sleep(max(0.0, step - (time.perf_counter() - now)))
         training.asked = time.perf_counter()
@@ -218,7 +219,8 @@ def demo(
                 os.kill(Identity.parse(one["process"]).pid, signal.SIGKILL)
             killed.append(name)
 
-    dataset = IngestDataset(address, folder / "ingest" / SECRET)
+    # nobody starts its master again: there is little to wait for
+    dataset = IngestDataset(address, folder / "ingest" / SECRET, patience=5.0)
     try:
         how: dict[str, Any] = {"num_workers": loaders, "multiprocessing_context": "spawn"}
         batches = DataLoader(dataset, batch_size=None, **how) if loaders else dataset

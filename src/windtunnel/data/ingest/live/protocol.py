@@ -141,10 +141,14 @@ def result(answer: dict[str, Any]) -> list[Any]:
 
 class Link:
     """A connection to the server at ``address``, made when it is first used and again whenever it is gone.
-    Threads may share one."""
+    Threads may share one. Raises UserError where it is no address."""
 
     def __init__(self, address: str, keys: Keys) -> None:
         self.address = address if "://" in address else f"grpc{'+tls' if keys.tls else ''}://{address}"
+        place = _place(self.address)
+        if place is None:
+            raise UserError(f"{address!r} is no address of a master, accepted is HOST:PORT")
+        self._place = place
         self._keys = keys
         self._client: Any = None
         self._turn = threading.Lock()
@@ -194,7 +198,7 @@ class Link:
             text = _sentence(error)
             if "handshake failed" in text:
                 raise UserError(f"{self.address}: no TLS with it: {text.rpartition('::')[2]}") from error
-            if "Socket closed" in text and self._keys.tls is None and _asks_for_tls(self.address):
+            if "Socket closed" in text and self._keys.tls is None and _asks_for_tls(self._place):
                 raise UserError(f"{self.address} asks for TLS, accepted are {', '.join(OPTIONS)}") from error
             raise Lost(f"{self.address} does not answer: {text}") from error
         except fl.FlightUnauthenticatedError as error:
@@ -237,13 +241,21 @@ def _sentence(error: BaseException) -> str:
     return text.split(". Detail:")[0].split(". gRPC client debug")[0].strip()
 
 
-def _asks_for_tls(address: str) -> bool:
+def _asks_for_tls(place: tuple[str, int]) -> bool:
     """What gRPC itself does not say of a server that closes the connection."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    place = urlsplit(address)
-    with contextlib.suppress(OSError), socket.create_connection((place.hostname, place.port), 1.0) as plain:
+    with contextlib.suppress(OSError), socket.create_connection(place, 1.0) as plain:
         plain.settimeout(1.0)
         with context.wrap_socket(plain):
             return True
     return False
+
+
+def _place(address: str) -> tuple[str, int] | None:
+    """Host and port; None where it has not both."""
+    with contextlib.suppress(ValueError):
+        found = urlsplit(address)
+        if found.hostname and found.port and " " not in address:
+            return found.hostname, found.port
+    return None

@@ -39,10 +39,10 @@ KEPT = 0.8
 """What is left after a period of what is remembered of those before it."""
 STALLED = 0.01
 """Share of stalls up to which there is nothing to mend."""
-SATURATED = 0.75
+SATURATED = 0.6
 """Share of a period for which workers were busy from which on they may be what is waited for: sending is not
-counted, and takes the rest of it (measured: workers that are all that is waited for are busy for 0.84 to 0.87
-of the time)."""
+counted. Measured: those that are all that is waited for are busy for 0.75 to 0.9 of the time, one that is so
+now and then for less."""
 MOST_STALLED = 0.9
 """A share of stalls above this says no more about demand: the trainer would have taken ten times as much."""
 
