@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import UserError
 from windtunnel.data.embeddings import synthetic
 from windtunnel.data.embeddings.model import Table, Tier
-from windtunnel.data.embeddings.policy import CUTTING, PLACING, POLICIES, Placed, Wanted, decide, pieces
+from windtunnel.data.embeddings.policy import CUTTING, PLACING, POLICIES, Placed, Wanted, decide, milp, pieces
 
 FAST, SLOW = Tier(3e4, 1e12), Tier(1e6, 1e10)
 
@@ -103,6 +103,15 @@ def test_the_solver_proves_what_the_search_finds() -> None:
     assert plan.gap < 1e-3 and searched.slowest <= 1.02 * plan.slowest
     for policy in ("size", "lookup", "size-lookup"):
         assert decide(replace(wanted, policy=policy)).slowest > plan.slowest
+
+
+def test_a_solver_that_is_stopped_early_still_proves_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no plan is better than that of the search, too."""
+    monkeypatch.setattr(milp, "NODES", 40)
+    some = tuple(replace(one, state_bytes=4) for one in synthetic.tables("rm2")[:24])
+    total = sum(one.total_bytes for one in some)
+    plan = decide(Wanted(some, 4, Tier(0.1 * total / 4, 2e12), Tier(float(total), 26e9), 16_384))
+    assert plan.proven > max(plan.pooled, plan.largest)
 
 
 def test_a_table_that_holds_all_up_is_cut_into_columns() -> None:

@@ -43,7 +43,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 60), dim=st.sampled_from([1, 3, 8, 17]),
     fast=st.floats(0, 1), mode=st.sampled_from(["sum", "mean", "none"]),

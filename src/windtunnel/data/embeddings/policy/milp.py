@@ -33,10 +33,9 @@ from windtunnel.data.embeddings.policy.pieces import (
 
 NODES = 60_000
 """Of branching in a pass: a limit of time would make other plans on a busy host."""
-PASSES = 2
+PASSES = 6
 GAP = 1e-6
 """By which the best plan may be better, for rounding."""
-
 LOOSE = 1.02
 """Times the best plan's seconds a solution may take: without any solution SciPy tells no bound."""
 
