@@ -214,8 +214,8 @@ MUTANTS = {
     ),
     "network.dag": (
         "policy/__init__.py",
-        "sorted({rank(one) for one in sending})",
-        "sorted({rank(one) for one in sending})[::-1]",
+        "enumerate(sorted(set(ranks)))",
+        "enumerate(sorted(set(ranks))[::-1])",
     ),
     "network.hostrate": (
         "policy/__init__.py",
