@@ -169,9 +169,8 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
                 raise ValueError("no such split")
             again = name in state.came and (old is None or old.key != said["key"])
             if said["epoch"] != state.epoch or again:
-                self.ledger.write(
-                    "back"
-                )  # marks of who has not gone back yet are of before: nobody gets a split
+                # marks of who has not gone back yet are of before: nobody gets a split
+                self.ledger.write("back")
             self.ledger.write("rewind", client=name, epoch=said["epoch"], marks=list(marks.items()))
             self._failures.clear()
             self._ahead.clear()
