@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import small_image
 from windtunnel.agents.sandbox import bench
 from windtunnel.agents.sandbox.bench import harness, overhead, recovery, volume
 from windtunnel.agents.sandbox.bench.overhead import Batch, Ran
 from windtunnel.agents.sandbox.bench.recovery import KINDS, Reference
 from windtunnel.agents.sandbox.bench.volume import Bytes
 from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.agents.sandbox.live.files import host_image
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation
@@ -270,9 +272,12 @@ def test_nothing_is_left_when_a_run_is_broken_off() -> None:
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_two_kills_of_each_kind_lose_nothing_under_the_semantic_policy() -> None:
+def test_two_kills_of_each_kind_lose_nothing_under_the_semantic_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if why := harness.missing():
         pytest.skip(why)
+    monkeypatch.setattr(host_image, "WANTED", small_image.WHOLE)  # agents use git
     trace = generate(8, seed=0)
     with harness.own_home() as home:
         with harness.opened(home, policy="conversation") as host:
