@@ -80,6 +80,20 @@ def test_small_splits_are_read_ahead_as_deep_as_large_ones(session: Session, tmp
         client.close()
 
 
+def test_no_split_waits_for_a_regular_report(session: Session, tmp_path: Path) -> None:
+    """That one has come whole, and that the last is consumed, is told at once."""
+    session = replace(session, batch=500)
+    with serving(session, tmp_path / "m", settings(client_lease=3600.0)) as master:
+        until(lambda: len(master.crew.there) == 2)
+        client, found = Client(master.address, KEYS), list[int]()
+        client._every = 3600.0
+        reading = threading.Thread(target=lambda: found.extend(rows(client)), daemon=True)
+        reading.start()
+        until(lambda: not reading.is_alive(), timeout=30)
+        assert whole(found)
+        client.close()
+
+
 @pytest.mark.parametrize("ends", ["pad", "uneven", "drop"])
 def test_ranks_share_the_session(session: Session, tmp_path: Path, ends: str) -> None:
     """They step together, as ranks that sum gradients do; uneven ones do not wait for each other."""

@@ -340,6 +340,8 @@ class Client:
             split, mark = self._handed
             self._taken[split] = mark
             self._handed = None
+            # where nothing comes, the next split may wait for this to be told, or the epoch for its end
+            self._poke_if(mark == DONE and all(one.ended for one in self._streams))
 
     def _poke_if(self, soon: bool) -> None:
         if soon:
@@ -647,6 +649,7 @@ class Client:
                 return True
             stream.next = number + 1
             stream.ended = bool(last)
+            self._poke_if(stream.ended)  # who asks for the next split waits until the master knows
             if last and not batch.num_columns:
                 self._empty(stream)
                 return False
