@@ -45,6 +45,7 @@ def test_the_verb_writes_every_path_and_prints_the_figures(tmp_path: Path) -> No
         ({"dims": "3x3", "failed": ["0-1-2"]}, "'0-1-2' is not understood"),
         ({"dims": "3x3", "failed": ["0>x"]}, "'0>x' is not understood"),
         ({"dims": "3x3", "method": "fast"}, "'fast' is not for a torus of 3x3"),
+        ({"dims": "3x3", "out": Path("plan.parquet")}, "plan.parquet is not understood, accepted are names"),
         (
             {"dims": "3x3", "out": Path("/nowhere/at/all.csv")},
             "/nowhere/at/all.csv cannot be written: No such",

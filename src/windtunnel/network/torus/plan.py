@@ -52,6 +52,8 @@ def plan(dims: str, failed: Sequence[str] = (), method: str = "auto", out: Path 
     """
     sides = parse_sides(dims)
     file = out or Path(f"torus-{dims}.csv")
+    if file.suffix != ".csv":
+        raise UserError(f"--out: {file} is not understood, accepted are names that end in .csv")
     links: list[tuple[int, int]] = []
     nodes: list[int] = []
     for one in failed:
