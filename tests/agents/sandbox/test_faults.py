@@ -17,7 +17,6 @@ from hurt import COUNT, COUNTER, checked, fill, frozen, small_disk, wrapped_criu
 
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
-from windtunnel.agents.sandbox.live import checkpoint
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass
 from windtunnel.linux.processes import in_vfork
 
@@ -488,9 +487,7 @@ while True:
 """
 
 
-def test_a_process_that_waits_for_its_child_of_vfork(
-    host: Any, events: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_waits_for_its_child_of_vfork(host: Any, events: list[Any]) -> None:
     """It counts as frozen, and CRIU cannot stop it."""
     box = host.create(SandboxSpec("births"))
     try:
@@ -502,7 +499,6 @@ def test_a_process_that_waits_for_its_child_of_vfork(
         box.run("kill %1")
         box.run(start.format(shlex.quote(VFORKS.format(child=1000))))
         until(lambda: any(in_vfork(pid) for pid in box.machine().cgroup.pids()))
-        monkeypatch.setattr(checkpoint, "VFORK_SECONDS", 0.05)
         with pytest.raises(LessError, match="a child of vfork"):
             box.checkpoint(full=True)
         assert len(box.info().processes) >= 4

@@ -473,21 +473,13 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         return [int(one) for one in order]
 
     def _first(self, name: str) -> int:
-        """The split that a client gets next: one that it has read ahead, or one that no other has, if
-        possible; -1 where none is left."""
-        epoch, others = self.ledger.state.epoch, len(self._ahead)
-        free = -1
+        """The split that a client gets next, in the epoch's order: one that it has read ahead or that nobody
+        has, if possible; -1 where none is left."""
         for place in self._todo:
             split = self._sequence[place]
-            client = self._ahead.get((epoch, split), ("",))[0]
-            if client == name:
+            if self._ahead.get((self.ledger.state.epoch, split), (name,))[0] == name:
                 return split
-            others -= bool(client)
-            if not client and free < 0:
-                free = split
-            if free >= 0 and others <= 0:
-                break
-        return free if free >= 0 or not self._todo else self._sequence[self._todo[0]]
+        return self._sequence[self._todo[0]] if self._todo else -1
 
     def _free(self, splits: list[int]) -> None:
         self.ledger.write("free", splits=splits)
