@@ -38,7 +38,7 @@ native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.agents.sandbox.live.criu.steps
 	$(BIN)/python -m windtunnel.agents.sandbox.live.inspect.kernel
 	$(BIN)/python -m windtunnel.network.sharing.live.native
-	$(BIN)/python -m windtunnel.network.sharing.bench.packet
+	$(BIN)/python -m benchmarks.network.sharing.packet
 	$(BIN)/python -m windtunnel.network.hostrate.live.native
 
 # Emulates with CUDA builds of PyTorch too, and writes what comes out to docs/frameworks.md. Pulls some 14 GB, once.
@@ -47,8 +47,8 @@ matrix: $(VENV)/ready
 
 # Foreign programs in sandboxes: killed in the middle of their work, restored, forked. The table goes to docs/sandbox.md.
 matrix-sandbox: $(VENV)/ready
-	$(BIN)/python -m windtunnel.agents.sandbox.bench.matrix --packages | xargs apt-get install --quiet --yes --no-install-recommends
-	$(BIN)/python -m windtunnel.agents.sandbox.bench.matrix --into docs/sandbox.md
+	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --packages | xargs apt-get install --quiet --yes --no-install-recommends
+	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --into docs/sandbox.md
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -23,7 +23,7 @@ import pytest
 from windtunnel.capabilities import CAPABILITIES, ROOMS
 
 SOURCE = Path(__file__).parent.parent / "src"
-GROUND = ("engines", "cluster", "store", "report", "linux", "calibration", "bench", "traces")
+GROUND = ("engines", "cluster", "store", "report", "linux", "calibration", "traces")
 AREAS = ("training", "serving", "agents", "data", "network", "control", "silicon", "trust", "edge")
 NAMES = {one.name for one in CAPABILITIES}
 
@@ -36,7 +36,6 @@ WORLD = {
     "windtunnel.store",
     "windtunnel.linux",
     "windtunnel.engines",
-    "windtunnel.bench",
     "windtunnel.report",
 }
 
@@ -107,14 +106,14 @@ def room(module: str) -> str:
 
 
 def layer(module: str) -> int:
-    """0 base, 1 shared ground, 2 capabilities, 3 areas and benches, 4 what puts all together, 5 cli."""
+    """0 base, 1 shared ground, 2 capabilities, 3 areas, 4 what puts all together, 5 cli."""
     parts = module.split(".")
     if parts[1:2] == ["base"]:
         return 0
     if len(parts) > 1 and parts[1] in GROUND:
         return 1
     if capability(module):
-        return 3 if room(module).endswith(".bench") else 2
+        return 2
     if len(parts) > 1 and parts[1] in AREAS:
         return 3
     return 5 if parts[1:2] == ["cli"] else 4
@@ -126,13 +125,14 @@ def hold(broken: set[tuple[str, str]], known: set[tuple[str, str]]) -> None:
 
 
 def test_imports_point_one_way() -> None:
-    """cli → what puts all together → areas and benches → capabilities → shared ground → base."""
+    """cli → what puts all together → areas → capabilities → shared ground → base."""
     broken = {
         (module, used)
         for module, names in imports().items()
         for used in names
         if used.split(".")[0] == "windtunnel" and layer(used) > layer(module)
     }
+    broken |= {(name, used) for name, names in imports().items() for used in names if "benchmarks" in used}
     # the table of capabilities is data: whoever may use them may read it
     hold({one for one in broken if one[1] != "windtunnel.capabilities" or layer(one[0]) < 2}, set())
 
@@ -266,7 +266,7 @@ BROUGHT = {
 
 
 def test_an_extra_installs_all_that_its_capabilities_import() -> None:
-    """Also what the modules of the shared ground import that they use. Benches may want more."""
+    """Also what the modules of the shared ground import that they use."""
     project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
     optional = {module: tried(tree) for module, tree in trees().items()}
     top = {module: set(named(at_import(tree.body))) for module, tree in trees().items()}
@@ -274,7 +274,6 @@ def test_an_extra_installs_all_that_its_capabilities_import() -> None:
     for one in CAPABILITIES:
         verbs = [f"windtunnel.cli.{verb}." for verb in one.verbs]
         own = {name for name in trees() if f"{name}.".startswith((f"{one.package}.", *verbs))}
-        own = {name for name in own if not f"{name}.".startswith(f"{one.package}.bench.")}
         installed = closure([*project["dependencies"], *project["optional-dependencies"][one.extra]])
         reached, todo = set[str](), [*own]
         while todo:

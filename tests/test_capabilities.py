@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.base.errors import UserError
-from windtunnel.capabilities import BENCHES, CAPABILITIES, bench, find, markdown
+from windtunnel.capabilities import CAPABILITIES, find, markdown
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,13 +29,9 @@ def test_the_readme_shows_the_table() -> None:
 
 
 def test_an_unknown_name_is_told_with_what_is_accepted() -> None:
-    with pytest.raises(UserError, match=r"bench: capability 'training\.x' is unknown; accepted are training"):
-        find("training.x", who="bench")
-    with pytest.raises(UserError, match=r"training\.goodput has no live; it has twin, bench"):
+    with pytest.raises(
+        UserError, match=r"replay: capability 'training\.x' is unknown; accepted are training"
+    ):
+        find("training.x", who="replay")
+    with pytest.raises(UserError, match=r"training\.goodput has no live; it has twin"):
         find("training.goodput", who="x").room("live")
-
-
-def test_shared_ground_is_benched_by_name_as_capabilities_are() -> None:
-    assert all(hasattr(bench(name), "run") for name in BENCHES)
-    with pytest.raises(UserError, match=r"'engines\.x' is unknown; accepted are training.*engines\.flows"):
-        bench("engines.x")

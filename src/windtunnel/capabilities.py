@@ -1,7 +1,7 @@
 """The table of capabilities: what there is, where it stands, and how a user reaches it.
 
-The command line, ``bench``, ``calibrate``, ``replay``, the README and the architecture test read it. A
-capability is a folder below ``windtunnel`` with some of the four rooms, and one line here. This module loads
+The command line, ``calibrate``, ``replay``, the README and the architecture test read it. A
+capability is a folder below ``windtunnel`` with some of the three rooms, and one line here. This module loads
 none of them: that is done by name when they are used.
 """
 
@@ -14,7 +14,7 @@ from types import ModuleType
 
 from windtunnel.base.errors import UserError
 
-ROOMS = ("policy", "twin", "live", "bench")
+ROOMS = ("policy", "twin", "live")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,19 @@ CAPABILITIES = (
     ),
     Capability(
         "training.elastic", "A training job that goes on when hosts fail",
-        ("policy", "live", "bench"), "train", ("train",), "elastic", twin_of="training.goodput",
+        ("policy", "live"), "train", ("train",), "elastic", twin_of="training.goodput",
     ),
     Capability(
         "training.checkpoint", "Checkpoints of every step in the memory of other hosts (GEMINI)",
-        ("policy", "live", "bench"), "train", ("checkpoint",), "elastic", twin_of="training.goodput",
+        ("policy", "live"), "train", ("checkpoint",), "elastic", twin_of="training.goodput",
     ),
     Capability(
         "training.pipelines", "Pipelines that go on with the hosts that are left (Oobleck)",
-        ("policy", "live", "bench"), "train", (), "elastic", twin_of="training.goodput",
+        ("policy", "live"), "train", (), "elastic", twin_of="training.goodput",
     ),
     Capability(
         "training.goodput", "How much work months of failures leave, for each way to go on",
-        ("twin", "bench"), "train", ("plan",), "elastic",
+        ("twin",), "train", ("plan",), "elastic",
     ),
     Capability(
         "training.gradsync", "Gradients compressed, fused and summed where that pays (Espresso, ZEN)",
@@ -91,12 +91,12 @@ CAPABILITIES = (
     ),
     Capability(
         "serving.branching", "Branches of an answer side by side, as far as nobody gets late (TAPER-style)",
-        ("policy", "bench"), "serve", (), "serving", twin_of="serving.engine",
+        ("policy",), "serve", (), "serving", twin_of="serving.engine",
         worlds_of="serving.engine",
     ),
     Capability(
         "serving.prefixcache", "What hybrid models keep of prompts they have read (Marconi)",
-        ("policy", "bench"), "serve", (), "serving", worlds_of="serving.engine",
+        ("policy",), "serve", (), "serving", worlds_of="serving.engine",
     ),
     Capability(
         "serving.variants", "Requests say what they need, and variants of models answer (INFaaS)",
@@ -120,7 +120,7 @@ CAPABILITIES = (
     ),
     Capability(
         "network.torus", "An all-to-all in an optical torus: wavelengths, routes, failures (RWA)",
-        ("policy", "twin", "bench"), "network", ("network",), "network",
+        ("policy", "twin"), "network", ("network",), "network",
     ),
     Capability(
         "network.dag", "Computing and sending in one order, within jobs and between them (MXDAG)",
@@ -141,13 +141,6 @@ CAPABILITIES = (
 )  # fmt: skip
 
 
-BENCHES = {
-    "engines.flows": "windtunnel.bench.engines.flows",
-    "engines.packets": "windtunnel.bench.engines.packets",
-}
-"""Shared ground that is held against its peers, and so has a bench as capabilities have."""
-
-
 def find(name: str, having: Callable[[Capability], bool] = lambda _: True, *, who: str) -> Capability:
     """The capability called ``name`` among those that ``having`` is true of; ``who`` asks, for the message.
 
@@ -161,18 +154,6 @@ def find(name: str, having: Callable[[Capability], bool] = lambda _: True, *, wh
     raise UserError(
         f"{who}: capability {name!r} is unknown; accepted are {', '.join(one.name for one in accepted)}"
     )
-
-
-def bench(name: str) -> ModuleType:
-    """The bench of a capability, or of shared ground, imported.
-
-    Raises:
-        UserError: nothing of that name has one.
-    """
-    accepted = {one.name: f"{one.package}.bench" for one in CAPABILITIES if "bench" in one.rooms} | BENCHES
-    if name not in accepted:
-        raise UserError(f"bench: capability {name!r} is unknown; accepted are {', '.join(accepted)}")
-    return import_module(accepted[name])
 
 
 def markdown() -> str:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_reference import random_job, reference
 
+from benchmarks.training.emulate.speed import events_per_second, synthetic_job
 from windtunnel.engines.replay import Program, ReplayJob, Stalled, replay
-from windtunnel.training.emulate.bench.speed import events_per_second, synthetic_job
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -140,12 +141,11 @@ def demo(
 
     Example: windtunnel ingest demo --workers auto --kill
     """
-    from windtunnel.bench.measure import scratch
     from windtunnel.data.ingest.live.demo import demo as run
 
-    with scratch() as folder:
+    with TemporaryDirectory(prefix="windtunnel-ingest-") as folder:
         told = run(
-            folder, _settings(workers, least, most), seconds=seconds, rows=rows, step=step, kill=kill,
+            Path(folder), _settings(workers, least, most), seconds=seconds, rows=rows, step=step, kill=kill,
             loaders=loaders, ray=ray,
         )  # fmt: skip
     if as_json:

@@ -27,7 +27,7 @@ class Verbs(Lazy):
         verb: module
         for module in (
             *(verb for capability in CAPABILITIES for verb in capability.verbs), "advise", "replay", "runs",
-            "graph", "cluster", "network", "calibrate", "bench",
+            "graph", "cluster", "network", "calibrate",
         )
         for verb in (module, *ALSO.get(module, ()))
     }  # fmt: skip

@@ -90,7 +90,7 @@ def resilience(
     layers: Annotated[int, typer.Option(min=1, max=1000, help="Of the model, for pipelines.")] = 96,
     costs: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Costs measured by 'windtunnel bench training.checkpoint'."),
+        typer.Option(metavar="FILE", help="Costs measured by 'python -m benchmarks training.checkpoint'."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the failures.")] = 0,
     script: Annotated[str, typer.Option(help="Of the command that is printed.")] = "train.py",

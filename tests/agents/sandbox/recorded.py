@@ -7,8 +7,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.agents.sandbox.overhead import record
 from support.waiting import until
-from windtunnel.agents.sandbox.bench.overhead import record
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.place import Home

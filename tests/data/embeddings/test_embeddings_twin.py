@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks.data.embeddings import plans
 from windtunnel.cluster.load import load_cluster
 from windtunnel.data.embeddings import synthetic, twin
-from windtunnel.data.embeddings.bench import plans
 from windtunnel.data.embeddings.model import Shard, Table, Tier
 from windtunnel.data.embeddings.policy import Placed, Wanted, decide
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windtunnel.data.embeddings.bench import run
+from benchmarks.data.embeddings import run
 
 
 def test_replicas_pay_where_lookups_are_skewed() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from benchmarks.data.ingest.rivals import Batches, Ours, loaded, pooled
 from support.ingest import KEYS, serving
 from windtunnel.data.ingest import synthetic
-from windtunnel.data.ingest.bench.rivals import Batches, Ours, loaded, pooled
 from windtunnel.data.ingest.live.dataset import IngestDataset
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.network.dag.exact import least_mean
+from benchmarks.network.dag.twin import uneven
 from windtunnel.base.errors import UserError
 from windtunnel.engines.flows import World
-from windtunnel.network.dag.bench.exact import least_mean
-from windtunnel.network.dag.bench.twin import uneven
 from windtunnel.network.dag.generate import hosts, random_graph, training
 from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Share, Task, decide, split
 from windtunnel.network.dag.policy.forecast import filled

@@ -17,11 +17,11 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 from typer.testing import CliRunner  # noqa: E402
 
+from benchmarks.serving.engine import cached  # noqa: E402
+from benchmarks.serving.engine.cached import cached_rows  # noqa: E402
 from windtunnel.base import atomic  # noqa: E402
 from windtunnel.base.errors import UserError  # noqa: E402
 from windtunnel.cli.main import app  # noqa: E402
-from windtunnel.serving.engine.bench import cached  # noqa: E402
-from windtunnel.serving.engine.bench.cached import cached_rows  # noqa: E402
 from windtunnel.serving.engine.live import disk, families  # noqa: E402
 from windtunnel.serving.engine.live.disk import PREFIX, Disk  # noqa: E402
 from windtunnel.serving.engine.live.executor import Executor, Snapshot  # noqa: E402

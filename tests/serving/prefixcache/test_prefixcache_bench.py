@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.serving import prefixcache as bench
+from benchmarks.serving.prefixcache.rows import BLIND, GB, ORACLE, OURS, _held, emulated
+from benchmarks.serving.prefixcache.sessions import KINDS, sessions, traced
 from windtunnel.base.errors import UserError
-from windtunnel.serving.prefixcache import bench
-from windtunnel.serving.prefixcache.bench.rows import BLIND, GB, ORACLE, OURS, _held, emulated
-from windtunnel.serving.prefixcache.bench.sessions import KINDS, sessions, traced
 from windtunnel.traces.requests import load
 
 

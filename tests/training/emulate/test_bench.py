@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import find
+from benchmarks.training import emulate as bench
+from benchmarks.training.emulate import mpt
+from benchmarks.training.emulate.jobs import peak_bytes, step_order
+from benchmarks.training.emulate.speed import LargeJob, emulate_in_process
+from benchmarks.training.emulate.tracked import Held
+from benchmarks.training.emulate.truth import catalogue_name, gpu_rows
 from windtunnel.base.errors import UserError
-from windtunnel.cli import bench as verb
-from windtunnel.training.emulate import bench
-from windtunnel.training.emulate.bench import mpt
-from windtunnel.training.emulate.bench.jobs import peak_bytes, step_order
-from windtunnel.training.emulate.bench.speed import LargeJob, emulate_in_process
-from windtunnel.training.emulate.bench.tracked import Held
-from windtunnel.training.emulate.bench.truth import catalogue_name, gpu_rows
 from windtunnel.training.emulate.graph import EVENT, EventKind, Operator, Slice
 
 
@@ -81,7 +81,7 @@ def test_devices_are_found_by_the_name_that_pytorch_has_for_them() -> None:
 
 def test_an_unknown_capability_is_refused() -> None:
     with pytest.raises(UserError, match=r"training\.emulate"):
-        verb.bench("training.emulat")
+        find("training.emulat")
 
 
 # llm-foundry, scripts/train/benchmarking/README.md: its tables' counts of parameters by model and sequence.

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from region_tapes import Tape, meta, operators_of, peak
 
 import windtunnel as wt
+from benchmarks.training.emulate.jobs import example
 from windtunnel.base.errors import ScriptError
 from windtunnel.cluster.catalogue import device
-from windtunnel.training.emulate.bench.jobs import example
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase
 from windtunnel.training.emulate.twin.compiler import compiled
 from windtunnel.training.emulate.twin.compiler.fusion import Item, kernels

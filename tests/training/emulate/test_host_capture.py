@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.training.emulate.jobs import peak_bytes
 from support.ranks import run_ranks
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.bench.jobs import peak_bytes
 from windtunnel.training.emulate.graph import Category, EventKind, Slice
 from windtunnel.training.emulate.live.session import Script, Session
 
@@ -96,7 +96,7 @@ def test_state_is_told_by_category(slices: list[Slice]) -> None:
 def test_memory_of_the_real_run_is_equal_to_the_byte(script: Path, tmp_path: Path, world: int) -> None:
     with Session(Script(script, ()), load_cluster(f"cpu:1x{world}"), jobs=1) as session:
         emulated = peak_bytes(session.capture([0])[0])
-    tracked = ["-m", "windtunnel.training.emulate.bench.tracked", "memory", tmp_path, script]
+    tracked = ["-m", "benchmarks.training.emulate.tracked", "memory", tmp_path, script]
     done = run_ranks(tracked, world)
     assert done.returncode == 0, done.stderr
     for rank in range(world):

@@ -109,7 +109,7 @@ def test_what_is_no_module_is_refused_in_one_sentence(
 @pytest.mark.usefixtures("folder")
 def test_what_is_installed_is_found_too() -> None:
     Module("http.server").check()
-    Module("windtunnel.training.emulate.bench.tracked").check()
+    Module("benchmarks.training.emulate.tracked").check()
     with pytest.raises(UserError, match="without a __main__"):
         Module("windtunnel").check()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from made_up import profile
 
-from windtunnel.training.gradsync.bench.live import CODECS, FUSED, HOOK, rows_of
-from windtunnel.training.gradsync.bench.strategy import small_job, sweep
+from benchmarks.training.gradsync.live import CODECS, FUSED, HOOK, rows_of
+from benchmarks.training.gradsync.strategy import small_job, sweep
 from windtunnel.training.gradsync.model import NONE
 from windtunnel.training.gradsync.policy.plan import uniform_plan
 from windtunnel.training.gradsync.policy.strategy import exact, search

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.ranks import MBIT, ranks
 from support.quick import windtunnel
 from support.ranks import run_ranks
-from windtunnel.bench.ranks import MBIT, ranks
 from windtunnel.linux import network
 
 PROGRAMS = Path(__file__).parent / "programs"

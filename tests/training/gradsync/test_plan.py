@@ -117,7 +117,7 @@ def test_buckets_are_cut_as_ddp_itself_cuts_them(numels) -> None:  # type: ignor
 
 
 def test_the_search_is_near_the_optimum_of_small_jobs() -> None:
-    """As `windtunnel bench training.gradsync` shows on more of them: mean gap 0.5 %, worst 5 %."""
+    """As `python -m benchmarks training.gradsync` shows on more of them: mean gap 0.5 %, worst 5 %."""
     random = np.random.default_rng(3)
     gaps = []
     for _ in range(40):

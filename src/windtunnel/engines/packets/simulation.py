@@ -15,7 +15,7 @@ from windtunnel.engines.packets.layout import NEVER, SECOND, Records
 from windtunnel.engines.packets.network import Flow, Fork, Link, Route, Routes, pace, picoseconds
 
 EVENTS_A_SECOND = 4e7
-"""What one CPU does, roughly (``windtunnel bench engines.packets``): for `Forecast.cpu_seconds`."""
+"""What one CPU does, roughly (``python -m benchmarks engines.packets``): for `Forecast.cpu_seconds`."""
 
 
 @dataclass(frozen=True)

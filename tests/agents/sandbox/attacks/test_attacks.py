@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.bench import attacks
-from windtunnel.agents.sandbox.bench.attack_list import ATTACKS, Attack
+from conformance.sandbox import attacks
+from conformance.sandbox.attack_list import ATTACKS, Attack
 
 pytestmark = [pytest.mark.root, pytest.mark.xdist_group("attacks")]
 

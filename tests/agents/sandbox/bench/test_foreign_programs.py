@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.bench.matrix import judge
-from windtunnel.agents.sandbox.bench.matrix.arena import Answer, Told
-from windtunnel.agents.sandbox.bench.matrix.judge import judged
-from windtunnel.agents.sandbox.bench.matrix.row import MatrixRow, Outcome, Verdict, folders
-from windtunnel.agents.sandbox.bench.matrix.run import ROWS, counted, image_of, missing
-from windtunnel.agents.sandbox.bench.matrix.table import BEGIN, END, table, write
+from conformance.sandbox.matrix import judge
+from conformance.sandbox.matrix.arena import Answer, Told
+from conformance.sandbox.matrix.judge import judged
+from conformance.sandbox.matrix.row import MatrixRow, Outcome, Verdict, folders
+from conformance.sandbox.matrix.run import ROWS, counted, image_of, missing
+from conformance.sandbox.matrix.table import BEGIN, END, table, write
 from windtunnel.base.errors import UserError
 
 ROW = MatrixRow("a counter", "program", "it counts", start="count", check="check", go_on="more", end="end")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from windtunnel.agents.sandbox.bench.kills import CHEAP, PAIRS, KillEnd, plan, told
-from windtunnel.agents.sandbox.bench.matrix.run import ROWS
+from conformance.sandbox.kills import CHEAP, PAIRS, KillEnd, plan, told
+from conformance.sandbox.matrix.run import ROWS
 
 CHEAPS = [row for row in ROWS if row.name.startswith(CHEAP)]
 

@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.agents import sandbox as bench
+from benchmarks.agents.sandbox import harness, overhead, recovery, volume
+from benchmarks.agents.sandbox.overhead import Batch, Ran
+from benchmarks.agents.sandbox.recovery import KINDS, Reference
+from benchmarks.agents.sandbox.volume import Bytes
+from benchmarks.harness.measure import side_by_side
+from benchmarks.harness.rows import Row
 from support import small_image
-from windtunnel.agents.sandbox import bench
-from windtunnel.agents.sandbox.bench import harness, overhead, recovery, volume
-from windtunnel.agents.sandbox.bench.overhead import Batch, Ran
-from windtunnel.agents.sandbox.bench.recovery import KINDS, Reference
-from windtunnel.agents.sandbox.bench.volume import Bytes
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.files import host_image
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, Turn, TurnClass
@@ -27,8 +29,6 @@ from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.schema import TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed
 from windtunnel.base.errors import UserError
-from windtunnel.bench.measure import side_by_side
-from windtunnel.bench.rows import Row
 
 NONE, SHELL, FILES, FULL = TurnClass
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.measure import spread
 from support.waiting import until
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces import shipped
@@ -27,7 +28,6 @@ from windtunnel.agents.sandbox.traces.replay import (
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed, compare, least, recovery, weaker
 from windtunnel.base.errors import UserError
-from windtunnel.bench.measure import spread
 
 
 @pytest.fixture(autouse=True)

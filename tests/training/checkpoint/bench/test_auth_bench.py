@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.training.checkpoint.auth import auth_rows
 from windtunnel.base import handshake, wire
-from windtunnel.training.checkpoint.bench.auth import auth_rows
 
 
 def test_the_share_of_handshakes_and_tags_is_measured() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.training.checkpoint import idle
 from windtunnel.linux import network
-from windtunnel.training.checkpoint.bench import idle
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.training.checkpoint.bench import placement
-from windtunnel.training.checkpoint.bench.placement import Hosts
+from benchmarks.training.checkpoint import placement
+from benchmarks.training.checkpoint.placement import Hosts
 from windtunnel.training.checkpoint.policy.placement import place, survives
 from windtunnel.training.checkpoint.policy.probability import recovery
 

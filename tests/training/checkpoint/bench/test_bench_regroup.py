@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windtunnel.training.checkpoint.bench import regroup
+from benchmarks.training.checkpoint import regroup
 from windtunnel.training.elastic.events import Recovery
 
 

@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.training import checkpoint as bench
+from benchmarks.training.checkpoint import cost, harness, recovery, wasted
+from benchmarks.training.checkpoint.programs import saving_trainer as savers
+from benchmarks.training.checkpoint.recovery import GROUP, KINDS, RANKS, JobRun, Kill, Truth
+from benchmarks.training.checkpoint.wasted import Save
 from windtunnel.base.errors import UserError
-from windtunnel.training.checkpoint import bench
-from windtunnel.training.checkpoint.bench import cost, harness, recovery, wasted
-from windtunnel.training.checkpoint.bench.programs import saving_trainer as savers
-from windtunnel.training.checkpoint.bench.recovery import GROUP, KINDS, RANKS, JobRun, Kill, Truth
-from windtunnel.training.checkpoint.bench.wasted import Save
 from windtunnel.training.elastic.events import Event
 
 

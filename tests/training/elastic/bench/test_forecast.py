@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windtunnel.training.elastic.bench.forecast import INTERRUPTIONS, reported_rows
+from benchmarks.training.elastic.forecast import INTERRUPTIONS, reported_rows
 
 
 def test_the_plan_forecasts_what_llama_3_reported() -> None:

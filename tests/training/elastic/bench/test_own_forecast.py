@@ -1,6 +1,6 @@
 """The forecast of a run of our own: what strikes, what is read from the log, and what the twin is told.
 
-The job itself is run by `windtunnel bench`.
+The job itself is run by `python -m benchmarks`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.training.elastic import own, storm
+from benchmarks.training.elastic.calibrated import EVERY, PERSIST_EVERY, Calibrated, _steps
+from benchmarks.training.elastic.storm import HOSTS, KINDS, Interruption, Struck
 from windtunnel.traces.failures import Change
-from windtunnel.training.elastic.bench import own, storm
-from windtunnel.training.elastic.bench.calibrated import EVERY, PERSIST_EVERY, Calibrated, _steps
-from windtunnel.training.elastic.bench.storm import HOSTS, KINDS, Interruption, Struck
 from windtunnel.training.elastic.events import Recovery
 from windtunnel.training.goodput.model import MEMORY
 from windtunnel.training.goodput.plan import through

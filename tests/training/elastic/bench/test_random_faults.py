@@ -1,4 +1,4 @@
-"""The bench of random faults: what it draws, and how it judges; its jobs are run by `windtunnel bench`."""
+"""The benchmark of random faults: what it draws, and how it judges."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.rows import Row
+from benchmarks.training.elastic import strangers, strikes
+from benchmarks.training.elastic.faults import HOSTS, KINDS, ROUNDS, Kind, Ran, Struck, drawn, rows
 from windtunnel.base import keys, wire
 from windtunnel.base.listener import Listener
-from windtunnel.bench.rows import Row
-from windtunnel.training.elastic.bench import strangers, strikes
-from windtunnel.training.elastic.bench.faults import HOSTS, KINDS, ROUNDS, Kind, Ran, Struck, drawn, rows
 
 TRUTH = ({0: "a", 1: "b", 2: "c"}, {0: {"2": "whole"}})
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.training.elastic.bench import resume
+from benchmarks.training.elastic import resume
 
 
 def event(kind: str, t: float, **fields: Any) -> dict[str, Any]:

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from windtunnel.base.errors import UserError
-from windtunnel.traces.failures import regular
-from windtunnel.training.goodput.bench import SECTIONS, run
-from windtunnel.training.goodput.bench.fidelity import Calibration, reached, replay
-from windtunnel.training.goodput.bench.published import (
+from benchmarks.training.goodput import SECTIONS, run
+from benchmarks.training.goodput.fidelity import Calibration, reached, replay
+from benchmarks.training.goodput.published import (
     OOBLECK_SYSTEM,
     TRACES,
     VARUNA_SYSTEM,
@@ -20,9 +18,11 @@ from windtunnel.training.goodput.bench.published import (
     published_throughput,
     twin_runs,
 )
+from benchmarks.training.pipelines.runs import JobRun
+from windtunnel.base.errors import UserError
+from windtunnel.traces.failures import regular
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.simulate import simulate
-from windtunnel.training.pipelines.bench.runs import JobRun
 
 
 def test_when_the_twin_was_done() -> None:

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.training.pipelines import SECTIONS, run
+from benchmarks.training.pipelines import planner as planner_section
+from benchmarks.training.pipelines.measured import random_losses, regular_losses
+from benchmarks.training.pipelines.planner import brute_force, certificate, even_cuts, formula
+from benchmarks.training.pipelines.runs import HOSTS, JobRun
 from windtunnel.base.errors import UserError
-from windtunnel.training.pipelines.bench import SECTIONS, run
-from windtunnel.training.pipelines.bench import planner as planner_section
-from windtunnel.training.pipelines.bench.measured import random_losses, regular_losses
-from windtunnel.training.pipelines.bench.planner import brute_force, certificate, even_cuts, formula
-from windtunnel.training.pipelines.bench.runs import HOSTS, JobRun
 from windtunnel.training.pipelines.model import LayerProfile
 from windtunnel.training.pipelines.policy.planner import plan
 

@@ -1,0 +1,102 @@
+"""The command: ``python -m benchmarks NAME``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks import find
+from benchmarks.harness import show
+from benchmarks.harness.measure import host_facts
+from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.cli import shown_progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.harness.rows import Row
+
+WIDTH = 120  # characters of a line where there is no terminal
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="Such as agents.sandbox, or engines.flows.")],
+    only: Annotated[list[str] | None, typer.Option(help="A section to run alone; may be repeated.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, and no large jobs.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.5, help="Of a section that goes on for a time, such as forecast.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A published trace's file, for the sections that take one.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the rows and what they were measured on as JSON.")
+    ] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
+) -> None:
+    """Hold a capability against real runs, published figures and its peers, side by side.
+
+    Example: python -m benchmarks training.emulate --quick --markdown
+    """
+
+    if as_json and as_markdown:
+        raise UserError("benchmarks: --json and --markdown are given; accepted is one of them")
+    module = find(name)
+    console, host = _output(), host_facts()
+    piped = as_json or as_markdown
+
+    def shown(found: list[Row]) -> None:
+        if not piped:
+            _print(console, name, found)
+
+    with shown_progress(f"benchmarks {name}") as progress:
+        rows = module.run(
+            tuple(only or ()), quick=quick, minutes=minutes, trace=trace, progress=progress, shown=shown
+        )
+    if as_json:
+        typer.echo(json.dumps(show.document(name, rows, host, quick=quick)))
+    elif as_markdown:
+        typer.echo(show.markdown(name, rows, host, quick=quick), nl=False)
+    elif words := show.targets(rows):
+        console.print(words, highlight=False)
+
+
+def _output() -> Console:
+    """Standard output: as wide as the terminal, and wide enough for tables in a file."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def _print(console: Console, name: str, rows: list[Row]) -> None:
+    """A section, as soon as it is done: an hour's work is not lost with its last minute."""
+
+    if not rows:
+        return
+    table = show.table(f"{name}: {rows[0].section}", rows)
+    if table.row_count:
+        console.print(table)
+    for words in show.remarks(rows):
+        console.print(words, style="dim", highlight=False)
+    console.print()
+
+
+def main() -> None:
+    try:
+        app()
+    except WindtunnelError as error:
+        typer.echo(f"benchmarks: {str(error).removeprefix('benchmarks: ')}", err=True)
+        sys.exit(error.status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""What one call costs: the command line before any work, and making, restoring and forking a sandbox.
+
+``calls``: the figures of the command line are of whole processes of it, in front of a daemon, with what the
+shell of a user or an agent pays: CPU time (user and system) of ``ls``, and from the start to the end of
+``create``. A tarball that is given as the image again has not changed. Restores and forks are of a sandbox
+with a shell and a web server, and counted by the client of the daemon.
+
+``loaded``: the same sandbox with 33 MiB that it touches all the time, while others want all CPUs: two busy
+loops for each CPU, in as many sandboxes. It stands still for a checkpoint, and must not wait for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.agents.sandbox.harness import new_name, opened, own_home
+from benchmarks.agents.sandbox.latency import SERVER, around
+from benchmarks.harness.measure import conditions
+from benchmarks.harness.rows import Row
+from windtunnel.agents.sandbox.client import Client, connect
+from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.agents.sandbox.live.files.known import TICK
+from windtunnel.agents.sandbox.model import SandboxSpec
+
+CLI = (sys.executable, "-c", "from windtunnel.cli.main import main; main()", "sandbox")
+TIMES, QUICK_TIMES = 20, 5
+TARBALL, QUICK_TARBALL = 870 << 20, 0
+"""Bytes of the image's tarball at least: the programs of this host, and zeros."""
+CPU, CREATE, IMAGE, RESTORE, FORK = 0.150, 0.300, 0.500, 0.080, 0.075
+HELD = """python3 -c '
+import time
+held = bytearray(33 << 20)
+for at in range(0, len(held), 4096):
+    held[at] = 1
+open("/workspace/ready", "w").close()
+while True:
+    time.sleep(0.02)
+    held[0] ^= 1
+' >/dev/null 2>&1 </dev/null &
+until [ -e /workspace/ready ]; do sleep 0.01; done"""
+BUSY = "for loop in 1 2; do sh -c 'while :; do :; done' & done"
+
+
+def calls_rows(quick: bool) -> Iterator[Row]:
+    times, busy = QUICK_TIMES if quick else TIMES, conditions()
+    with own_home() as home:
+        tarball = _tarball(home, QUICK_TARBALL if quick else TARBALL)
+        with _served(home) as client:
+            client.create(SandboxSpec(new_name("warm")))
+            used = [_call(home, "ls", "--json")[0] for _ in range(times + 1)][1:]
+            yield _row("CPU of a command before any work (ls)", used, CPU, busy)
+            yield _row(
+                "create, warm", _created(home, client, times), CREATE, "from start to end of the command"
+            )
+            size = tarball.stat().st_size
+            # what is as new as the clock's tick is read again
+            time.sleep(max(0.0, tarball.stat().st_ctime + TICK + 0.1 - time.time()))
+            made = _created(home, client, times, "--image", str(tarball))
+            note = f"a tarball of {size / 1e6:.0f} MB that is known"
+            yield _row("create --image of an unchanged tarball", made, IMAGE, note)
+            box = client.create(SandboxSpec(new_name("serving")))
+            box.run(SERVER, timeout=60)
+            checkpoint = box.checkpoint(full=True).id
+            restored = [box.restore(checkpoint).seconds for _ in range(times + 1)][1:]
+            yield _row("restore of a warm checkpoint", restored, RESTORE, "shell and web server")
+            forked = []
+            for _ in range(times + 1):
+                begin = time.monotonic()
+                (fork,) = client.fork(checkpoint)
+                forked.append(time.monotonic() - begin)
+                fork.remove()
+            yield _row("fork of a warm checkpoint", forked[1:], FORK, "shell and web server")
+
+
+def loaded_rows(quick: bool) -> Iterator[Row]:
+    times, cpus = QUICK_TIMES if quick else TIMES, os.cpu_count() or 1
+    with own_home() as home, opened(home) as host:
+        box = host.create(SandboxSpec(new_name("held")))
+        box.run(HELD, timeout=60)
+        others = [host.create(SandboxSpec(new_name("busy"))) for _ in range(cpus)]
+        for words in ("", f", {2 * cpus} busy loops on {cpus} CPUs"):
+            taken, frozen, back = [], [], []
+            for _ in range(times + 1):
+                begin = time.monotonic()
+                manifest = box.checkpoint(full=True)
+                taken.append(time.monotonic() - begin)
+                frozen.append(manifest.freeze_seconds)
+                back.append(box.restore(manifest.id).seconds)
+            yield _row(f"full checkpoint of 33 MiB{words}", taken[1:], None, "until it is safe", "loaded")
+            yield _row(f"… it stands still for{words}", frozen[1:], None, "", "loaded")
+            yield _row(f"restore of 33 MiB{words}", back[1:], None, "", "loaded")
+            if not words:
+                for other in others:
+                    other.run(BUSY)
+
+
+def _row(name: str, seconds: list[float], target: float | None, note: str, section: str = "calls") -> Row:
+    middle = statistics.median(seconds)
+    return Row(
+        section,
+        name,
+        "s",
+        measured=middle,
+        target="" if target is None else f"<= {target * 1e3:.0f} ms",
+        met=None if target is None else middle <= target,
+        note="; ".join(filter(None, (f"median of {len(seconds)}", around(seconds), note))),
+    )
+
+
+@contextlib.contextmanager
+def _served(home: Path) -> Iterator[Client]:
+    """The daemon of a home; it ends with the block, and the sandboxes with it."""
+    with connect(home) as client:
+        try:
+            yield client
+        finally:
+            for info in client.boxes():
+                client.remove(info.name)
+            client.down()
+
+
+def _call(home: Path, *words: str) -> tuple[float, float]:
+    """CPU seconds and seconds of one command of the command line."""
+    # what is installed has its bytecode beside it, and is not compiled by every call
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [*CLI, "--home", str(home), *words]
+    begin = time.monotonic()
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        said = process.stderr.read().decode(errors="replace").strip()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise SandboxError(f"'sandbox {' '.join(words)}' ended with {process.returncode}: {said}")
+    return used.ru_utime + used.ru_stime, time.monotonic() - begin
+
+
+def _created(home: Path, client: Client, times: int, *options: str) -> list[float]:
+    """Seconds of each ``create`` but the first."""
+    seconds = []
+    for _ in range(times + 1):
+        name = new_name("made")
+        seconds.append(_call(home, "create", name, *options)[1])
+        client.remove(name)
+    return seconds[1:]
+
+
+def _tarball(home: Path, least: int) -> Path:
+    """The image ``host`` as a tarball of at least so many bytes, beside the home's own folders."""
+    path = home / "image.tar"
+    with opened(home) as host, contextlib.ExitStack() as closing:
+        pool, name = host.context.pool, new_name("image")
+        pool.create(name, pool.import_image("host"))
+        closing.callback(pool.drop_box, name)
+        root = pool.mount(name)
+        closing.callback(pool.unmount, name)
+        _ran(["tar", "-C", str(root), "-cf", str(path), "."])
+        if (missing := least - path.stat().st_size) > 0:
+            filler = home / "zeros"
+            with filler.open("wb") as file:
+                file.truncate(missing)
+            closing.callback(filler.unlink)
+            _ran(["tar", "-C", str(home), "-rf", str(path), filler.name])
+    return path
+
+
+def _ran(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        raise SandboxError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()}")

@@ -1,0 +1,245 @@
+"""What every section stands on: hosts on a home folder of their own, and sessions played on them.
+
+The shipped sessions were written by hand; the generated ones are seeded, and the true class of each of their
+turns is known. Where a section does not measure time, the model thinks in no time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from benchmarks.harness.measure import scratch
+from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
+from windtunnel.agents.sandbox.live.box import Box
+from windtunnel.agents.sandbox.live.checkpoint import quiesce
+from windtunnel.agents.sandbox.live.criu import find_criu
+from windtunnel.agents.sandbox.live.criu.process import is_tmpfs
+from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.model import BoxInfo, Manifest, SandboxSpec, Turn, TurnResult
+from windtunnel.agents.sandbox.policy import Retention
+from windtunnel.agents.sandbox.traces import shipped
+from windtunnel.agents.sandbox.traces.generate import generate
+from windtunnel.agents.sandbox.traces.observe import Observation, digest, listening, observe, tree
+from windtunnel.agents.sandbox.traces.replay import Output, replay
+from windtunnel.agents.sandbox.traces.schema import Trace
+from windtunnel.base import paths
+from windtunnel.linux.processes import command_line, state
+
+T = TypeVar("T")
+KEEP_ALL = Retention(keep=100_000)
+
+
+def missing() -> str:
+    """Why real sandboxes cannot be measured here, in a sentence; empty when they can."""
+    if os.geteuid() != 0:
+        return "left out: real sandboxes need root"
+    if find_criu() is None:
+        return "left out: process images need CRIU; 'windtunnel sandbox setup' installs it"
+    return ""
+
+
+@contextlib.contextmanager
+def own_home() -> Iterator[Path]:
+    """A home folder on a disk, removed at the end with all that ran in it."""
+    with scratch(_disk()) as folder:
+        # what others have still to write is not this section's
+        os.sync()
+        try:
+            yield folder
+        finally:
+            with Host(folder, policy="conversation") as host:
+                for info in host.boxes():
+                    host.remove(info.name)
+                host.gc()
+            shutil.rmtree(folder)  # and whatever cannot go is told
+
+
+def _disk() -> Path:
+    """A folder for temporary files that does not lie in memory."""
+    usual = Path(tempfile.gettempdir())
+    if not is_tmpfs(str(usual)):
+        return usual
+    paths.cache().mkdir(parents=True, exist_ok=True)
+    return paths.cache()
+
+
+@contextlib.contextmanager
+def opened(home: Path, **options: Any) -> Iterator[Host]:
+    """A host on ``home`` whose sandboxes end with it, and whose retention forgets nothing unless told."""
+    with Host(home, **{"retention": KEEP_ALL, **options}) as host:
+        try:
+            yield host
+        finally:
+            for info in host.boxes():
+                host.remove(info.name)
+
+
+_numbers = count(1)
+
+
+def new_name(stem: str) -> str:
+    """A name that no other sandbox of this run has."""
+    return f"{stem}-{next(_numbers)}"
+
+
+def processes_of(home: Home, box: str, of: int | None = None) -> list[psutil.Process]:
+    """CRIU programs that this process (or the one with pid ``of``) runs for one sandbox: they name its
+    control group, or the folder of its restore."""
+    group, folder = f"windtunnel-{home.tag}/{box}", f".{box}."
+    found = []
+    for child in psutil.Process(of).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if child.name() == "criu" and any(
+                word.endswith(group) or folder in word for word in child.cmdline()
+            ):
+                found.append(child)
+    return found
+
+
+class MemoryMeter:
+    """The most memory that this process and its helpers held within the block; sandboxes are no helpers."""
+
+    def __init__(self, every: float = 0.2) -> None:
+        self.peak = 0
+        self._every = every
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="bench-memory", daemon=True)
+
+    def __enter__(self) -> MemoryMeter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        own = psutil.Process()
+        while True:
+            held = 0
+            for process in (own, *own.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    held += process.memory_info().rss
+            self.peak = max(self.peak, held)
+            if self._end.wait(self._every):
+                return
+
+
+PROGRAMS = "usr"
+WAIT = 120.0
+"""Seconds that a checkpoint may take before the run is given up."""
+
+
+def sessions(quick: bool, generated: int = 4, turns: int = 16) -> list[Trace]:
+    """The shipped sessions, longest first, then generated ones. ``quick``: the longest shipped one
+    and one generated."""
+    own = sorted(shipped(), key=lambda trace: -len(trace.turns))
+    if quick:
+        return [own[0], generate(turns, seed=0)]
+    return [*own, *(generate(turns, seed=seed) for seed in range(generated))]
+
+
+@dataclass
+class Seat:
+    """A sandbox as a session sees it: when it is dead, a command tells so instead of raising."""
+
+    host: Host
+    box: Box
+
+    @classmethod
+    def new(cls, host: Host, name: str) -> Seat:
+        return cls(host, host.create(SandboxSpec(name)))
+
+    def run(self, command: str, *, shell: str = "main", timeout: float | None = None) -> TurnResult:
+        try:
+            return self.box.run(command, shell=shell, timeout=timeout)
+        except (SandboxDied, MachineError) as error:
+            return TurnResult(b"", b"", None, 0.0, "sandbox-died", str(error))
+
+    def info(self) -> BoxInfo:
+        return self.box.info()
+
+    @property
+    def root(self) -> Path:
+        return self.box.machine().externals.root
+
+    def save(self) -> None:
+        """A checkpoint, so that the first turn is not charged with what was before it."""
+        self.box.checkpoint()
+
+    def end_turn(self) -> Turn:
+        return self.box.end_turn().wait(WAIT)
+
+    def look(self, trace: Trace, outputs: tuple[Output, ...]) -> Observation:
+        """What the end of a session shows; the probes run commands."""
+        return observe(self, self.root, outputs=outputs, probes=trace.probes, only=self._written())
+
+    def _written(self) -> list[str]:
+        """Top-level folders that a session may write to: all but those of programs, which are the bulk."""
+        return [name for name in os.listdir(self.root) if name != PROGRAMS]
+
+    def programs(self) -> str:
+        """A hash over the folder that looks leave out."""
+        return digest(tree(self.root, (PROGRAMS,)))
+
+    def watch(self) -> Observation:
+        """All that can be seen from the host without running anything inside, for the referee."""
+        machine = self.box.machine()
+        quiesce(machine.shells())
+        pids = {pid: command_line(pid) for pid in machine.cgroup.pids() if state(pid) != "Z"}
+        seen = observe(
+            self,
+            self.root,
+            processes=machine.commands,
+            pids={pid: command for pid, command in pids.items() if command},
+            shells={state.name: state.fingerprint for state in machine.shell_states()},
+            ports=False,
+            only=self._written(),
+        )
+        tables = [Path(f"/proc/{machine.pid}/net/{name}") for name in ("tcp", "tcp6")]
+        text = "\n".join(table.read_text() for table in tables if table.exists())
+        return replace(seen, ports=listening(text))
+
+
+@dataclass(frozen=True)
+class Played:
+    """A session that was played to its end, with its log and all its checkpoints."""
+
+    trace: Trace
+    turns: tuple[Turn, ...]
+    manifests: tuple[Manifest, ...]
+
+
+def played(host: Host, trace: Trace, name: str, sizes: dict[str, int] | None = None) -> Played:
+    """Play ``trace`` on a new sandbox with a checkpoint after the opening and after every turn that needs
+    one. ``sizes`` is filled with the bytes of each manifest. The sandbox is removed, its checkpoints with
+    it."""
+    seat = Seat.new(host, name)
+    lines: list[Turn] = []
+    try:
+        replay(
+            trace,
+            seat,
+            on_open=seat.save,
+            on_turn=lambda *_: lines.append(seat.end_turn()),
+        )
+        manifests = [one for one in seat.box.log().checkpoints if one.box == name]
+        if sizes is not None:
+            for one in manifests:
+                folder = host.home.checkpoints / one.id
+                sizes[one.id] = sum(file.stat().st_size for file in folder.iterdir())
+    finally:
+        host.remove(name)
+    return Played(trace, tuple(lines), tuple(manifests))

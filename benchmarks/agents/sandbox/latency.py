@@ -1,0 +1,264 @@
+"""How long a fork, a restore and the freeze of a checkpoint take: one sandbox with a shell and a web server.
+
+Medians of twenty. Between two checkpoints the server is asked once, so that it has memory to save. A fork
+counts until ``fork`` returns, which is when it takes commands; and a second time until its server has
+answered. Published: forks in 88 ms on average by the authors of Crab (arXiv 2604.28138), on 32 CPUs.
+
+``peer``: the same load under ``runc checkpoint`` and ``runc restore``, in the same run, with the same CRIU.
+runc saves the processes only: no snapshot of the files, no page store, no manifest. Here all of that is in
+the figure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.agents.sandbox.harness import Seat, new_name, opened, own_home
+from benchmarks.harness.measure import conditions, spread
+from benchmarks.harness.rows import Row, left_out
+from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.agents.sandbox.live.box import Box
+from windtunnel.agents.sandbox.live.host import Host
+
+TIMES, QUICK_TIMES = 20, 6
+PEER_TIMES, QUICK_PEER_TIMES = 10, 3
+FORK, FREEZE = 0.088, 0.060
+SERVER = """cat > /workspace/server.py <<'END'
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    served = 0
+    def do_GET(self):
+        Handler.served += 1
+        self.send_response(200); self.end_headers(); self.wfile.write(b"%d" % Handler.served)
+    def log_message(self, *_): pass
+server = http.server.HTTPServer(("127.0.0.1", 8000), Handler)
+open("/workspace/ready", "w").close()
+server.serve_forever()
+END
+python3 /workspace/server.py >/dev/null 2>&1 </dev/null &
+until [ -e /workspace/ready ]; do sleep 0.01; done"""
+ASK = "exec 5<>/dev/tcp/127.0.0.1/8000; printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&5; tail -n 1 <&5; exec 5>&-"
+
+
+def serving(host: Host) -> Box:
+    """A sandbox with a shell and a web server that has answered once."""
+    box = Seat.new(host, new_name("serving")).box
+    box.run(SERVER, timeout=60)
+    asked(box, 1)
+    return box
+
+
+def asked(box: Box, expected: int) -> None:
+    """Ask the server inside; how often it was asked is in its memory."""
+    said = box.run(ASK, timeout=30).stdout
+    if said != str(expected).encode():
+        raise SandboxError(f"the server of sandbox {box.name} answered {said!r}, not {expected}")
+
+
+def fork_rows(quick: bool) -> Iterator[Row]:
+    times, busy = QUICK_TIMES if quick else TIMES, conditions()
+    with own_home() as home, opened(home) as host:
+        box = serving(host)
+        checkpoint = box.checkpoint(full=True).id
+        for lazy in (False, True):
+            ready, answered = [], []
+            for number in range(times + 1):
+                begin = time.monotonic()
+                (fork,) = host.fork(checkpoint, lazy=lazy)
+                forked = time.monotonic()
+                asked(fork, 2)
+                done = time.monotonic()
+                host.remove(fork.name)
+                if number:
+                    ready.append(forked - begin)
+                    answered.append(done - begin)
+            words = ", lazy memory" if lazy else ""
+            middle = statistics.median(ready)
+            yield Row(
+                "fork",
+                f"fork of a warm checkpoint{words}",
+                "s",
+                measured=middle,
+                published=None if lazy else FORK,
+                source="" if lazy else "arXiv 2604.28138, the mean",
+                target="" if lazy else "<= 88 ms",
+                met=None if lazy else middle <= FORK,
+                note=f"median of {times}; {around(ready)}; {busy}",
+            )
+            yield Row(
+                "fork",
+                f"fork{words}, until its server has answered",
+                "s",
+                measured=statistics.median(answered),
+            )
+        seconds = []
+        for _ in range(times):
+            seconds.append(box.restore(checkpoint).seconds)
+            asked(box, 2)
+        yield Row(
+            "fork",
+            "restore of a warm checkpoint",
+            "s",
+            measured=statistics.median(seconds),
+            note=f"median of {times}, from the sandbox's death to its going on; {around(seconds)}",
+        )
+
+
+def freeze_rows(quick: bool) -> Iterator[Row]:
+    times, busy = QUICK_TIMES if quick else TIMES, conditions()
+    frozen, total, decided = [], [], []
+    with own_home() as home, opened(home) as host:
+        box = serving(host)
+        box.checkpoint(full=True)
+        for number in range(times):
+            asked(box, number + 2)
+            manifest = box.checkpoint(full=True)
+            frozen.append(manifest.freeze_seconds)
+            total.append(manifest.total_seconds)
+            box.run("true")
+            decided.append(box.end_turn().wait().decide_seconds)
+    middle = statistics.median(frozen)
+    yield Row(
+        "freeze",
+        "freeze of a full checkpoint",
+        "s",
+        measured=middle,
+        target="<= 60 ms",
+        met=middle <= FREEZE,
+        note=f"shell and web server, median of {times}; {around(frozen)}; {busy}",
+    )
+    yield Row(
+        "freeze",
+        "full checkpoint until it is safe",
+        "s",
+        measured=statistics.median(total),
+        note=around(total),
+    )
+    yield Row(
+        "freeze",
+        "decision of a turn's class",
+        "s",
+        measured=statistics.median(decided),
+        note=around(decided),
+    )
+
+
+def around(seconds: list[float]) -> str:
+    """The least of them and their 95th percentile, in words."""
+    return f"least {min(seconds) * 1e3:.1f} ms, 95th percentile {spread(seconds).p95 * 1e3:.1f} ms"
+
+
+def peer_rows(quick: bool) -> Iterator[Row]:
+    program = shutil.which("runc")
+    if program is None:
+        yield left_out("peer", "runc", "left out: not on PATH; 'apt-get install runc' supplies it")
+        return
+    if shutil.which("iptables-restore") is None:
+        why = "left out: with it CRIU locks a container's network; 'apt-get install iptables' supplies it"
+        yield left_out("peer", "iptables-restore", why)
+        return
+    times = QUICK_PEER_TIMES if quick else PEER_TIMES
+    with own_home() as home, opened(home) as host:
+        with _container(Path(program), home, host) as runc:
+            theirs, back = _theirs(runc, times)
+        box = serving(host)
+        ours, restored = [], []
+        for number in range(times + 1):
+            begin = time.monotonic()
+            manifest = box.checkpoint(full=True)
+            middle = time.monotonic()
+            restored.append(box.restore(manifest.id).seconds)
+            ours.append(middle - begin)
+            asked(box, number + 2)
+    version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout.split("\n")[0]
+    for what, here, there in (("checkpoint", ours, theirs), ("restore", restored, back)):
+        mine, other = statistics.median(here[1:]), statistics.median(there)
+        yield Row("peer", f"{what} by runc", "s", measured=other, note=f"{version}; processes only")
+        yield Row("peer", f"{what} here", "s", measured=mine, note=f"median of {times}; files too")
+        yield Row("peer", f"{what}, here over runc", "x", measured=mine / other)
+
+
+@dataclass(frozen=True)
+class Runc:
+    """A container of runc with the load; ``call`` runs a verb of it and gives its seconds."""
+
+    program: Path
+    folder: Path
+    environment: dict[str, str]
+
+    def call(self, *arguments: str) -> float:
+        begin = time.monotonic()
+        done = subprocess.run(
+            [self.program, "--root", self.folder / "state", *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=120,
+        )
+        if done.returncode != 0:
+            raise SandboxError(f"runc {arguments[0]} ended with {done.returncode}")
+        return time.monotonic() - begin
+
+
+@contextlib.contextmanager
+def _container(program: Path, home: Path, host: Host) -> Iterator[Runc]:
+    """A container on a root of the host's pool, whose server answers; removed at the end."""
+    assert host.context.criu is not None
+    folder = home / "runc"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "criu").symlink_to(host.context.criu.path)
+    runc = Runc(program, folder, {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"})
+    pool, root_name = host.context.pool, "runc"
+    pool.create(root_name, pool.import_image("host"))
+    try:
+        root = pool.mount(root_name)
+        runc.call("spec", "--bundle", str(folder))
+        config = json.loads((folder / "config.json").read_text())
+        config["root"] = {"path": str(root), "readonly": False}
+        # no descriptor may stay on a file of the host, or CRIU cannot dump it
+        script = f"exec </dev/null >/dev/null 2>&1\n{SERVER}\nwait"
+        config["process"] |= {"terminal": False, "args": ["bash", "-c", script]}
+        (folder / "config.json").write_text(json.dumps(config))
+        try:
+            runc.call("run", "--detach", "--bundle", str(folder), _name())
+            deadline = time.monotonic() + 30
+            while not (root / "workspace" / "ready").exists():
+                if time.monotonic() > deadline:
+                    raise SandboxError("the server in the container of runc does not start")
+                time.sleep(0.01)
+            yield runc
+        finally:
+            with contextlib.suppress(SandboxError):
+                runc.call("delete", "--force", _name())
+    finally:
+        pool.unmount(root_name)
+        pool.drop_box(root_name)
+
+
+def _theirs(runc: Runc, times: int) -> tuple[list[float], list[float]]:
+    """Seconds of so many checkpoints that leave it running, and of as many restores."""
+    images = [runc.folder / f"image-{number}" for number in range(times)]
+    taken = []
+    for image in images:
+        where = ("--image-path", str(image), "--work-path", f"{image}.work")
+        taken.append(runc.call("checkpoint", "--leave-running", *where, _name()))
+    back = []
+    for image in images:
+        runc.call("delete", "--force", _name())
+        where = ("--image-path", str(image), "--work-path", f"{image}.work")
+        back.append(runc.call("restore", "--detach", "--bundle", str(runc.folder), *where, _name()))
+    return taken, back
+
+
+def _name() -> str:
+    return f"windtunnel-bench-{os.getpid()}"

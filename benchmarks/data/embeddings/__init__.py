@@ -1,0 +1,18 @@
+"""What placing embedding tables gives, and what finding out about them costs: ``python -m benchmarks
+data.embeddings``."""
+
+from __future__ import annotations
+
+from benchmarks.harness.rows import runner
+
+SECTIONS = {
+    "profile": "profile.profile_rows",
+    "flexshard": "flexshard.flexshard_rows",
+    "exchange": "exchange.exchange_rows",
+    "tiers": "tiers.tier_rows",
+    "planners": "plans.planner_rows",
+    "milp": "plans.milp_rows",
+    "scale": "plans.scale_rows",
+}
+
+run = runner(__name__, SECTIONS)

@@ -1,0 +1,262 @@
+"""`ShardedEmbedding` between 4 processes whose links are shaped: bytes and time of an iteration.
+
+Each rank has a network namespace and a link of its own, held to a rate by a token bucket: links are shaped,
+processors are this host's. All ranks are one host's to the policy, since their links are alike: row-wise
+sharding as it is elsewhere (each lookup asks), row-wise with each row asked for once, and hot rows
+replicated. Bytes are counted as they are given to torch.distributed, and held against those predicted for the
+same batches.
+
+Pooled tables are another matter: TorchRec's row-wise ``EmbeddingBagCollection`` (gloo, FBGEMM on the CPU)
+sums rows where they lie, and sends a partial sum for each sample and rank; ours sends rows, each once, to who
+sums them, or, where the bits of one table are not asked for, partial sums too. All train the same tables with
+row-wise Adagrad; bytes are those of the interfaces.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from benchmarks.data.embeddings.flexshard import PUBLISHED, SOURCE
+from benchmarks.harness.measure import median
+from benchmarks.harness.ranks import MBIT, interface_bytes, ranks
+from benchmarks.harness.rows import Row, left_out
+from windtunnel.data.embeddings import synthetic, traffic
+from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings.policy import POLICIES, Exchange, Replication
+from windtunnel.linux import network
+
+THEIRS, POOLING = "TorchRec's row-wise", "ours, each row asked for once"
+SUMS = "ours, partial sums"
+ROWWISE, OURS = "row-wise, each lookup asks", "flexshard, each lookup asks"
+ARMS = {
+    ROWWISE: ("row-wise", False),
+    "row-wise, each row asked for once": ("row-wise", True),
+    OURS: ("flexshard", False),
+}
+WORLD, SAMPLES, LOOKUPS, DIM = 4, 64, 200, 64
+MBITS = 100
+TORCHREC = "torchrec.distributed.model_parallel"
+POOLED = {1: 3200, 20: 160}
+"""Rows that a sample looks up in each of `TABLES` tables, and samples of a rank."""
+TABLES = 4
+
+
+def exchange_rows(quick: bool) -> Iterator[Row]:
+    if (why := network.missing()) is not None:
+        yield left_out("exchange", "exchange", why)
+        return
+    rows, steps = (50_000, 2) if quick else (400_000, 5)
+    with ranks("windtunnel.data.embeddings.live.sharded") as run:
+        for skew in (1.05,) if quick else (0.8, 1.05, 1.2):
+            found = run(f"{__name__}:on_rank", [rows, skew, steps], WORLD, MBITS * MBIT, 240.0)
+            for arm, (name, distinct) in ARMS.items():
+                yield from _rows(
+                    f"Zipf {skew:g}, {arm}", [one[arm] for one in found], rows, skew, name, distinct
+                )
+            pair = [[one[arm] for one in found] for arm in (ROWWISE, OURS)]
+            base, ours = (median(one["seconds"] for one in arm) or 0.0 for arm in pair)
+            moved = [
+                sum(sum(one["sent"][phase]) for one in arm for phase in traffic.ALL_TO_ALL) for arm in pair
+            ]
+            yield Row(
+                "exchange", f"Zipf {skew:g}: all-to-all bytes, flexshard less than row-wise", "share",
+                measured=1 - moved[1] / moved[0], published=PUBLISHED["bytes"], source=SOURCE,
+            )  # fmt: skip
+            yield Row(
+                "exchange", f"Zipf {skew:g}: time of row-wise over flexshard", "x", measured=base / ours,
+                published=PUBLISHED["latency"], source=SOURCE,
+                note="both on these links, computing on this host's processors included",
+            )  # fmt: skip
+    yield from _pooled_rows(rows // TABLES, steps)
+
+
+def _pooled_rows(rows: int, steps: int) -> Iterator[Row]:
+    known = find_spec("torchrec") is not None and find_spec("fbgemm_gpu") is not None
+    if not known:
+        yield left_out(
+            "exchange", "pooled tables, TorchRec's row-wise", "TorchRec or FBGEMM is not installed"
+        )
+    with ranks("windtunnel.data.embeddings.live.sharded", *([TORCHREC] if known else [])) as run:
+        for pooling in POOLED:
+            found = run(
+                f"{__name__}:on_rank_pooled", [rows, pooling, steps, known], WORLD, MBITS * MBIT, 240.0
+            )
+            arms = {
+                arm: (median(one[arm]["seconds"] for one in found), sum(one[arm]["wire"] for one in found))
+                for arm in found[0]
+            }
+            ours = arms[POOLING]
+            for arm, (seconds, wire) in arms.items():
+                label = f"{TABLES} tables pooled by {pooling}, {arm}"
+                more, longer = wire / ours[1], (seconds or 0.0) / (ours[0] or 1.0)
+                notes = [f"{one:.2f}x ours" if arm != POOLING else "" for one in (more, longer)]
+                yield Row(
+                    "exchange", f"{label}: bytes of an iteration, all ranks", "B", measured=wire,
+                    note=notes[0],
+                )  # fmt: skip
+                yield Row("exchange", f"{label}: iteration", "s", measured=seconds, note=notes[1])
+
+
+def _rows(
+    label: str, found: Sequence[dict[str, Any]], rows: int, skew: float, name: str, distinct: bool
+) -> Iterator[Row]:
+    seen = _seen(rows, skew, distinct)
+    decision = POLICIES[name](seen)
+    assert isinstance(decision, Replication)
+    batches = [{"items": _ranks(seen, rank)} for rank in range(WORLD)]
+    predicted = traffic.exact(seen, decision, batches)
+    counted = sum(sum(map(sum, one["sent"].values())) for one in found)
+    total = int(sum(one.sum() for one in predicted.values()))
+    wire = sum(one["wire"] for one in found) / counted - 1
+    cuts = decision.tables[0]
+    yield Row(
+        "exchange", f"{label}: bytes of an iteration, all ranks", "B", measured=counted, emulated=total,
+        target="as predicted, to the byte", met=counted == total,
+        note=f"{cuts.hot:,} hot rows; headers and acknowledgements beside them {wire:.1%}",
+    )  # fmt: skip
+    yield Row(
+        "exchange", f"{label}: iteration", "s", measured=median(one["seconds"] for one in found),
+        emulated=traffic.seconds(seen, predicted),
+        note=f"links shaped to {MBITS} Mb/s; emulated: the links' time alone; {WORLD} processes on this host",
+    )  # fmt: skip
+
+
+def _seen(rows: int, skew: float, distinct: bool) -> Exchange:
+    points, shares = synthetic.zipf(rows, skew, points=128)
+    table = Table("items", rows, DIM, pooling=float(LOOKUPS), sequence=True, ranks=points, shares=shares)
+    return Exchange((table,), 1, WORLD, MBITS * MBIT, MBITS * MBIT, float(SAMPLES), distinct)
+
+
+def _ranks(seen: Exchange, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return synthetic.draw(seen.tables[0], SAMPLES, np.random.default_rng([7, rank]))[1]
+
+
+def on_rank(arguments: Any) -> dict[str, Any]:
+    """Of every arm the median seconds of an iteration, and its bytes."""
+    import torch
+    import torch.distributed as dist
+
+    from windtunnel.data.embeddings.live.sharded import ShardedEmbedding
+
+    rows, skew, steps = arguments
+    found = {}
+    for arm, (name, distinct) in ARMS.items():
+        seen = _seen(rows, skew, distinct)
+        module = ShardedEmbedding(seen, decide=name, optimizer=partial(torch.optim.Adagrad, lr=0.1))
+        ids = torch.from_numpy(_ranks(seen, dist.get_rank()))
+
+        def once(module: ShardedEmbedding = module, ids: torch.Tensor = ids) -> None:
+            module.sent.clear()
+            module({"items": ids})["items"].sum().backward()
+            module.step()
+
+        found[arm] = {**_timed(once, steps), "sent": dict(module.sent)}
+    return found
+
+
+def on_rank_pooled(arguments: Any) -> dict[str, Any]:
+    """The same of pooled tables, with TorchRec's row-wise sharding first where it is ``known``."""
+    import torch
+    import torch.distributed as dist
+
+    from windtunnel.data.embeddings.live.optim import RowWiseAdagrad
+    from windtunnel.data.embeddings.live.sharded import ShardedEmbedding
+
+    rows, pooling, steps, known = arguments
+    points, shares = synthetic.zipf(rows, 1.05, points=128)
+    tables = tuple(
+        Table(f"t{at}", rows, DIM, pooling=float(pooling), ranks=points, shares=shares)
+        for at in range(TABLES)
+    )
+    rng = np.random.default_rng([7, dist.get_rank()])
+    drawn = {one.name: synthetic.draw(one, POOLED[pooling], rng) for one in tables}
+    lengths = torch.from_numpy(np.stack([np.diff(offsets) for offsets, _ in drawn.values()]))
+    asked = {
+        name: (torch.from_numpy(ids), torch.from_numpy(ends[:-1])) for name, (ends, ids) in drawn.items()
+    }
+    seen = Exchange(tables, 1, WORLD, MBITS * MBIT, MBITS * MBIT, float(POOLED[pooling]))
+    arms: dict[str, Callable[[], torch.Tensor]] = {}
+    if known:
+        arms[THEIRS] = _torchrec(tables, asked, lengths)
+
+    def ours(module: ShardedEmbedding) -> torch.Tensor:
+        sums = torch.cat(list(module(asked).values()), 1)
+        sums.sum().backward()
+        module.step()
+        return sums
+
+    for arm in (POOLING, SUMS):
+        module = ShardedEmbedding(
+            replace(seen, partial_sums=arm == SUMS), optimizer=partial(RowWiseAdagrad, lr=0.1),
+            init={one.name: lambda ids: torch.ones(len(ids), DIM) for one in tables},
+        )  # fmt: skip
+        arms[arm] = partial(ours, module)
+    found = {}
+    for arm, once in arms.items():
+        # rows begin as ones, so the first sums are how many rows there are: all arms do the same work
+        assert torch.equal(once().detach()[:, ::DIM], lengths.t().float()), arm
+        found[arm] = _timed(once, steps)
+    return found
+
+
+def _torchrec(
+    tables: tuple[Table, ...], asked: dict[str, tuple[Any, Any]], lengths: Any
+) -> Callable[[], Any]:
+    """An iteration of TorchRec's ``EmbeddingBagCollection``, row-wise."""
+    import torch
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+    from torchrec.distributed.types import ShardingPlan
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    cpu, names = torch.device("cpu"), [one.name for one in tables]
+    configs = [
+        EmbeddingBagConfig(
+            num_embeddings=one.rows, embedding_dim=DIM, name=one.name, feature_names=[one.name],
+            init_fn=torch.nn.init.ones_,
+        )
+        for one in tables
+    ]  # fmt: skip
+    bags = EmbeddingBagCollection(tables=configs, device=cpu)
+    sharder = EmbeddingBagCollectionSharder(
+        fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
+    )
+    plan = construct_module_sharding_plan(
+        bags, {name: row_wise() for name in names}, sharder, WORLD, WORLD, "cpu"
+    )
+    sharded = DistributedModelParallel(bags, device=cpu, plan=ShardingPlan({"": plan}), sharders=[sharder])
+    batch = KeyedJaggedTensor(
+        keys=names, values=torch.cat([ids for ids, _ in asked.values()]), lengths=lengths.flatten()
+    )
+
+    def once() -> Any:
+        sums = sharded(batch).wait().values()
+        sums.sum().backward()
+        return sums
+
+    return once
+
+
+def _timed(once: Callable[[], object], steps: int) -> dict[str, Any]:
+    """The median seconds of ``once`` on all ranks together, after a first time, and the bytes of the last."""
+    import torch.distributed as dist
+
+    taken, before = [], 0
+    for _ in range(steps + 1):
+        dist.barrier()
+        began, before = time.perf_counter(), interface_bytes()
+        once()
+        dist.barrier()
+        taken.append(time.perf_counter() - began)
+    return {"seconds": median(taken[1:]), "wire": interface_bytes() - before}

@@ -1,0 +1,148 @@
+"""How fast a log is profiled, and in how much memory, beside ways to count that are at hand.
+
+Rates are lookups for each second of CPU time of all threads, reading the file included, in the best of the
+repeats (what disturbs a pass only makes it slower). The rivals count one column's ids, and no more.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.harness.measure import in_turn, scratch
+from benchmarks.harness.rows import Row, left_out
+from windtunnel.data.embeddings import synthetic
+from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings.profile import profile
+
+TARGET = 20e6
+"""Lookups a second of a core."""
+MEMORY = 2 << 30
+"""Bytes for a table of `HUGE` rows."""
+HUGE = 1_000_000_000
+
+
+def profile_rows(quick: bool) -> Iterator[Row]:
+    samples, rows = (300_000, 1_000_000) if quick else (1_500_000, 10_000_000)
+    ranks, shares = synthetic.zipf(rows, 1.05)
+    table = Table("f", rows, 64, pooling=20.0, coverage=0.9, ranks=ranks, shares=shares)
+    with scratch() as folder:
+        log = folder / "log.parquet"
+        lookups = _write(log, {table.name: table}, samples, rows)
+        arms: dict[str, Callable[[], int]] = {
+            "profile": lambda: profile([str(log)]).facts["f"].lookups,
+            "profile, 8 windows": lambda: profile([str(log)], window=samples // 8).facts["f"].lookups,
+        }
+        for name, rival in (("duckdb", _duckdb), ("polars", _polars)):
+            try:
+                arms[name] = rival(log)
+            except ImportError:
+                yield left_out("profile", f"lookups/s, {name}", f"{name} is not installed")
+        wide = folder / "wide.parquet"
+        small = {one.name: one for one in synthetic.tables("small")}
+        many = _write(wide, small, samples // 5, 0)
+        arms["profile, 16 features"] = lambda: sum(one.lookups for one in profile([str(wide)]).facts.values())
+        expected = {name: many if "features" in name else lookups for name in arms}
+        for name, arm in arms.items():  # the pass that warms caches and compiles
+            assert arm() == expected[name], name
+        taken = in_turn({name: _timed(arm) for name, arm in arms.items()}, 3 if quick else 5)
+        ours = lookups / min(taken["profile"])
+        for name, seconds in taken.items():
+            rate = expected[name] / min(seconds)
+            judged = name.startswith("profile")
+            yield Row(
+                "profile", f"lookups/s a core, {name}", "lookups/s", measured=rate,
+                target=f">= {TARGET / 1e6:.0f} M" if judged else "", met=rate >= TARGET if judged else None,
+                note="" if judged else f"profile is {ours / rate:.1f}x as fast",
+            )  # fmt: skip
+    yield from _memory_rows(quick)
+
+
+def _write(path: Path, tables: dict[str, Table], samples: int, shuffled: int) -> int:
+    """A log of ``samples`` in Parquet, written as pyarrow writes by default; its lookups. ``shuffled``: the
+    rows of the table whose hot rows lie anywhere; 0: ids are ranks."""
+    order = synthetic.order(shuffled, 1) if shuffled else None
+    lookups, step, rng = 0, 250_000, np.random.default_rng(1)
+    schema = pa.schema([(name, pa.list_(pa.int64())) for name in tables])
+    with pq.ParquetWriter(path, schema) as writer:
+        for first in range(0, samples, step):
+            columns = []
+            for table in tables.values():
+                offsets, ids = synthetic.draw(table, min(step, samples - first), rng, order)
+                lookups += len(ids)
+                columns.append(pa.ListArray.from_arrays(offsets.astype(np.int32), ids))
+            writer.write_table(pa.table(columns, schema=schema))
+    return lookups
+
+
+def _timed(arm: Callable[[], Any]) -> Callable[[], float]:
+    def seconds() -> float:
+        begun = time.process_time()
+        arm()
+        return time.process_time() - begun
+
+    return seconds
+
+
+def _duckdb(log: Path) -> Callable[[], int]:
+    import duckdb
+
+    connection = duckdb.connect(config={"threads": 1})
+    connection.execute("SET enable_progress_bar = false")
+    counted = f"SELECT id, count(*) AS n FROM (SELECT unnest(f) AS id FROM read_parquet('{log}')) GROUP BY id"
+    return lambda: int(connection.execute(f"SELECT sum(n) FROM ({counted})").fetchall()[0][0])
+
+
+def _polars(log: Path) -> Callable[[], int]:
+    import polars
+
+    # samples without the feature explode to null
+    column = polars.scan_parquet(log).select(polars.col("f").explode()).drop_nulls()
+    return lambda: int(column.group_by("f").len().collect()["len"].sum())
+
+
+def _memory_rows(quick: bool) -> Iterator[Row]:
+    rows, lookups = (HUGE // 20, 2_000_000) if quick else (HUGE, 40_000_000)
+    with scratch() as folder:
+        ids = np.random.default_rng(2).integers(-(1 << 63), 1 << 63, lookups)
+        for half in range(2):
+            part: dict[str, Any] = {"f.ids": ids[half::2]}
+            np.savez(folder / f"{half}.npz", **part)
+        program = (
+            "import json, resource, sys, time\n"
+            "from pathlib import Path\n"
+            "from windtunnel.data.embeddings.profile import profile\n"
+            "folder, rows = Path(sys.argv[1]), int(sys.argv[2])\n"
+            "begun = time.process_time()\n"
+            "found = profile([f'{folder}/*.npz'], rows={'f': rows}, hashes={'f': 'splitmix64'})\n"
+            "read = time.process_time() - begun\n"
+            "found.save(folder / 'out')\n"
+            "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+            "facts = found.facts['f']\n"
+            "told = {'peak': peak, 'read': read, 'all': time.process_time() - begun,\n"
+            "        'values': facts.values, 'error': facts.values_error}\n"
+            "print(json.dumps(told))\n"
+        )
+        call = [sys.executable, "-c", program, str(folder), str(rows)]
+        told = json.loads(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
+    name = f"{rows:,} rows, {lookups / 1e6:.0f} M lookups of raw ids hashed, 2 windows"
+    yield Row(
+        "profile", f"peak memory, {name}", "bytes", measured=told["peak"], target="<= 2 GiB",
+        met=told["peak"] <= MEMORY, note="resident, the interpreter and the order's file included",
+    )  # fmt: skip
+    yield Row("profile", "CPU time of it, without the order", "s", measured=told["read"])
+    yield Row("profile", "CPU time of it, with the order written", "s", measured=told["all"])
+    away = abs(told["values"] - lookups) / told["error"]
+    yield Row(
+        "profile", "different ids, estimated from unused rows", "standard errors off", measured=away,
+        target="<= 4", met=away <= 4, note=f"{told['values']:,.0f} of {lookups:,}",
+    )  # fmt: skip

@@ -1,0 +1,13 @@
+"""``python -m benchmarks data.ingest``: what reading, laying out and serving samples brings."""
+
+from __future__ import annotations
+
+from benchmarks.harness.rows import runner
+
+SECTIONS = {
+    "ladder": "ladder.ladder_rows",
+    "rows": "rivals.rival_rows",
+    "stalls": "service.stall_rows",
+    "faults": "service.fault_rows",
+}
+run = runner(__name__, SECTIONS)

@@ -1,0 +1,1 @@
+"""The engines against their peers: ``python -m benchmarks engines.flows`` and its like."""

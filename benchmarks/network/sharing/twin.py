@@ -1,0 +1,67 @@
+"""Shares in the packet engine: who sends how must make no difference. Emulated, five seeds each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.harness.measure import spread
+from benchmarks.harness.rows import Row
+from windtunnel.network.sharing.policy import decide, fixed
+from windtunnel.network.sharing.twin import Outcome, Tenant, World, run
+
+ARMS = ("aq", "fifo", "policer", "drr", "csfq")
+SCENARIOS: dict[str, tuple[Tenant, ...]] = {
+    "1 reno against 32": (Tenant("one"), Tenant("many", 32)),
+    "UDP of 8 Gb/s against 8 reno": (Tenant("udp", 1, "udp", sends=1e9), Tenant("reno", 8)),
+    "4 each of reno, CUBIC, DCTCP, Vegas": (
+        Tenant("reno", 4), Tenant("cubic", 4, "cubic"), Tenant("dctcp", 4, "dctcp", feedback="ecn"),
+        Tenant("vegas", 4, "vegas", feedback="delay"),
+    ),
+    "weights 3 to 1": (Tenant("three", 4, weight=3.0), Tenant("one", 16)),
+    "caps of 6, 2 and 1 Gb/s": tuple(Tenant(f"{cap}", 4, rate=cap * 1.25e8) for cap in (6, 2, 1)),
+}  # fmt: skip
+MARKED = (Tenant("marked reno", 2, feedback="ecn"), Tenant("cubic", 8, "cubic"))
+IDLE = (Tenant("busy", 4), Tenant("idle", stops=True))
+TARGET = 0.02
+WORLDS = {"20 us": World(), "100 us": World(rtt=100e-6)}
+
+
+def error(found: Outcome) -> float:
+    """The largest part by which a tenant is off its own rate."""
+    return max(abs(got - own) / own for got, own in zip(found.goodput, found.promised, strict=True))
+
+
+def told(found: Sequence[Outcome]) -> str:
+    """Median goodputs in Gb/s, and what the physical queue and drops were."""
+    places = range(len(found[0].goodput))
+    goods = " / ".join(f"{spread(one.goodput[k] for one in found).median * 8e-9:.2f}" for k in places)
+    wait = spread(one.wait for one in found).median * 1e6
+    dropped = spread(one.dropped for one in found).median
+    worst = spread(map(error, found)).p95
+    return f"{goods} Gb/s; worst seed {worst:.1%}, {wait:.0f} us in the queue, {dropped:.1%} dropped"
+
+
+def twin_rows(quick: bool) -> Iterator[Row]:
+    """Every scenario under every arm, a round trip of 20 and one of 100 us on a line of 10 Gb/s."""
+    seeds, seconds = (range(2), 0.2) if quick else (range(5), 0.5)
+    for trip, world in list(WORLDS.items())[: 1 if quick else None]:
+        for name, tenants in SCENARIOS.items():
+            for arm in ARMS:
+                found = [run(tenants, arm, seconds, seed, world) for seed in seeds]
+                off = spread(map(error, found)).median
+                yield Row(
+                    "twin", f"{trip}: {name}, {arm}: share error", "", emulated=off,
+                    target=f"<= {TARGET:.0%}" if arm == "aq" else "",
+                    met=off <= TARGET if arm == "aq" else None, note=told(found),
+                )  # fmt: skip
+    for name, policy in (("not lent", fixed), ("lent", decide)):
+        found = [run(IDLE, "aq", seconds, seed, policy=policy) for seed in seeds]
+        used = spread(one.goodput[0] / World().line for one in found).median
+        goal = name == "lent"
+        yield Row(
+            "twin", f"idle neighbour, {name}: of the line", "", emulated=used,
+            target=">= 97%" if goal else "", met=used >= 0.97 if goal else None, note=told(found),
+        )  # fmt: skip
+    found = [run(MARKED, "aq", seconds, seed) for seed in seeds]
+    used = spread(one.goodput[0] / one.promised[0] for one in found).median
+    yield Row("twin", "reno that is marked: of its rate", "", emulated=used, note=told(found))

@@ -1,0 +1,254 @@
+"""The same policies on the real engine: a small model with random weights on one core of this host.
+
+How long its steps take is measured in waves of requests first, and then, since requests of all lengths and
+branches at once take longer, in steps of the workload itself. The promised pace follows from that, and for
+each policy and seed the load that the twin says it can just serve with such steps. Around that load the
+highest rung of a ladder is sought at which the live engine keeps more than `workload.ATTAINED` of what was
+promised: each policy has its own knee, and ratios are of goodput, with the twin's beside them. Policies take
+turns; as many processes as there are cores share the seeds, each with a model of its own.
+
+Time is the processor time of the engine's thread, so that what else runs on the host does not decide who is
+late; where there is nothing to do it leaps to the next arrival. How fast a core is changes within a second
+with what its neighbours do: every few steps the same short prompt is read aside, and the clock, which stands
+meanwhile, runs by how long that took of late.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.rows import Row
+from benchmarks.serving.branching.workload import ATTAINED, LIMITS, Workload, goodput, kept
+from windtunnel import serving
+from windtunnel.serving.engine.model import Request, Serial, StepTime
+from windtunnel.serving.engine.profile import Point, fit
+
+MODEL = "tiny-attention"
+ROWS, CHUNK, CONTEXTS = 256, 256, 24
+WAVES = ((1, 16, 0), (24, 16, 0), (4, 16, 16), (1, 320, 0), (8, 320, 0), (24, 320, 0), (8, 320, 8))
+"""Requests, tokens of their prompts, branches: the steps that are measured first."""
+ARMS = ("off", "eager", "taper")
+WORK = Workload(branches=(6, 16), tokens=24, prompt=16, cached=150, serial=66, intro=8, outro=12)
+"""As the twin's in its proportions, but for shorter contexts and answers. What is cached are `CONTEXTS`
+prompts which requests use in turn."""
+PACE = 5.0
+"""What is promised for a token, in steps of one row."""
+SEEDS = (1, 2, 3, 4, 5, 6)
+RUNG = 1.12
+"""The ratio of two rungs of the ladder."""
+LEARNED = 0.45
+"""The load from which steps are learned, as a share of what the twin says by those of waves, which are
+shorter."""
+ASIDE, EVERY, LATELY = 16, 3, 5
+"""Tokens read aside after so many steps, and of how many such readings the median is taken."""
+ENOUGH = 140.0
+"""Seconds after which no other seed is begun."""
+
+
+@dataclass
+class Live:
+    """The engine's model, how long its steps take, and the contexts that it has read. ``usual``: processor
+    seconds of a reading aside when ``times`` was measured, and ``slow``: how often as long they take now.
+    ``steps``: what was measured of the last trials; ``told``: of each policy's trials, shares of steps that
+    deciding took, and the predictor's margins of one step and of the most in a row."""
+
+    executor: Any
+    times: StepTime
+    contexts: Sequence[tuple[int, ...]]
+    prefixes: Any
+    usual: float = 0.0
+    slow: float = 1.0
+    leapt: float = 0.0
+    began: float = 0.0
+    aside: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
+    steps: list[tuple[Point, float]] = field(default_factory=list)
+    told: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
+
+    def now(self) -> float:
+        """Seconds."""
+        return (time.thread_time() - self.began) / self.slow + self.leapt
+
+    def pause(self, times: int = 1) -> None:
+        """Measures how fast the core is; the clock stands meanwhile."""
+        self.leapt = self.now()
+        for _ in range(times):
+            began, sequence = time.thread_time(), self.executor.new()
+            self.executor.prefill(sequence, range(3, 3 + ASIDE))
+            self.executor.free(sequence)
+            self.aside.append(time.thread_time() - began)
+        self.usual = self.usual or median(self.aside)
+        self.slow, self.began = median(self.aside) / self.usual, time.thread_time()
+
+    def learn(self, work: Workload, rate: float) -> None:
+        """How long steps of such requests take."""
+        self.steps.clear()
+        for policy in ARMS:
+            self.attained(work, policy, rate, 9)
+        self.times = fit([one for one, _ in self.steps], [seconds for _, seconds in self.steps])[0]
+        self.told.clear()
+
+    def attained(self, work: Workload, policy: str, rate: float, seed: int) -> float:
+        """The share of the requests that got what they were promised, of those after the first seconds; 0
+        as soon as it is sure to be `ATTAINED` at most."""
+        self.pause(LATELY)
+        engine = serving.live_engine(
+            self.executor, self.times, rows=ROWS, kv=1 << 30, chunk=CHUNK, prefixes=self.prefixes,
+            clock=self.now, branching=policy, admission="wait",
+        )  # fmt: skip
+        requests, random, jobs = work.requests(seed, rate), np.random.default_rng(5), []
+        for one in requests:
+            job = serving.job(one, lambda: int(random.integers(3, 250)))
+            context = self.contexts[one.id % len(self.contexts)][: one.cached]
+            jobs.append(replace(job, prompt=context + job.prompt[len(context) :]))
+        count, counted = len(jobs), sum(one.arrival >= work.warm for one in requests)
+        first, last, tokens = [inf] * count, [inf] * count, [0] * count
+        begin, coming, missed = self.now(), 0, 0
+        while (engine.busy or coming < count) and missed <= (1 - ATTAINED) * counted:
+            if engine.steps % EVERY == 0:
+                self.pause()
+            if not engine.busy:
+                self.leapt += max(0.0, begin + jobs[coming].arrival - self.now())
+            while coming < count and begin + jobs[coming].arrival <= self.now():
+                engine.add(replace(jobs[coming], arrival=begin + jobs[coming].arrival))
+                coming += 1
+            before = engine.seconds
+            report = engine.step()
+            if (step := engine.taken) is not None and engine.seconds > before:
+                self.steps.append(((len(step.rows), step.read, step.chunks), engine.seconds - before))
+            assert report is not None and not report.failed and not report.refused
+            now = self.now() - begin
+            for number, _, _ in report.tokens:
+                first[number], last[number] = min(first[number], now), now
+                tokens[number] += 1
+            for one in map(requests.__getitem__, report.finished):
+                paid = tokens[one.id] - 1
+                good = kept(one.objective, one.arrival, first[one.id], last[one.id], paid)
+                missed += one.arrival >= work.warm and not good
+        margins = engine.scheduler.predictor.margins
+        told = engine.deciding / max(engine.seconds, 1e-9), margins[0], margins[-1]
+        self.told.setdefault(policy, []).append(told)
+        for number in range(coming):
+            engine.cancel(number)
+        share = 1 - missed / counted
+        return share if share > ATTAINED else 0.0
+
+
+def ready() -> Live:
+    """With all contexts in the prefix cache."""
+    executor, times = serving.loaded(MODEL, WAVES, CHUNK, time.thread_time)
+    random = np.random.default_rng(7)
+    contexts = [tuple(map(int, random.integers(3, 250, WORK.cached + 1))) for _ in range(CONTEXTS)]
+    live = Live(executor, times, contexts, serving.prefixes(executor, "density", 1 << 30))
+    engine = serving.live_engine(executor, times, rows=ROWS, kv=1 << 30, prefixes=live.prefixes)
+    for at, context in enumerate(contexts):
+        job = serving.job(Request(at, 0.0, len(context), (Serial(1),)), lambda: 3)
+        engine.add(replace(job, prompt=context))
+    while engine.busy:
+        engine.step()
+    return live
+
+
+def paced(times: StepTime, work: Workload = WORK) -> Workload:
+    """With the pace that such steps allow, and waves as long as two serial requests."""
+    pace = PACE * times.of(1, work.cached)
+    wave = 2 * work.serial * pace
+    return replace(work, tpot=pace, ttft=60 * pace, wave=wave, seconds=4 * wave, warm=wave)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of some seeds: the promised pace, and by policy goodput live and by the twin, and `Live.told`."""
+
+    tpot: float
+    live: dict[str, list[float]]
+    twin: dict[str, list[float]]
+    told: dict[str, list[tuple[float, float, float]]]
+
+
+def found(seeds: Sequence[int], quick: bool) -> Found:
+    """With a model of its own, whose steps are learned first."""
+    live = ready()
+    work = paced(live.times)
+    live.learn(replace(work, seconds=2 * work.wave), LEARNED * _twin(work, live.times, "eager", 9))
+    work = paced(live.times)
+    work = replace(work, seconds=3 * work.wave) if quick else work
+    out = Found(work.tpot, {name: [] for name in ARMS}, {name: [] for name in ARMS}, live.told)
+    near, began = dict.fromkeys(ARMS, 0.8), time.monotonic()
+    for at, seed in enumerate(seeds):
+        if at and time.monotonic() - began > ENOUGH:
+            break
+        for name in ARMS[at % 3 :] + ARMS[: at % 3]:
+            said = _twin(work, live.times, name, seed)
+            rate = knee(partial(live.attained, work, name, seed=seed), near[name] * said)
+            out.live[name].append(rate)
+            out.twin[name].append(said)
+            near[name] = rate / said  # there the next seed's begins
+    return out
+
+
+def live_rows(quick: bool) -> Iterator[Row]:
+    """Goodput by policy, live and as the twin says it of such steps, and their ratios seed by seed."""
+    seeds = SEEDS[: 1 if quick else None]
+    workers = min(len(seeds), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers) as pool:  # each of its threads has a core
+        parts = list(pool.map(partial(found, quick=quick), [seeds[at::workers] for at in range(workers)]))
+    live, twin, told = (
+        {name: [one for part in parts for one in getattr(part, what)[name]] for name in ARMS}
+        for what in ("live", "twin", "told")
+    )
+    about = f"{MODEL}, {1e3 * median(part.tpot for part in parts):.1f} ms a token promised"
+    for name, some in live.items():
+        deciding, one, many = (median(each) for each in zip(*told[name], strict=True))
+        yield Row(
+            "live", f"{name}: goodput", "requests/s", measured=median(some), emulated=median(twin[name]),
+            note=f"{about}, {len(some)} seeds: {_each(some)}; deciding {deciding:.1%} of a step, margin"
+            f" {one:.0%} of one, {many:.0%} of many",
+        )  # fmt: skip
+    for name in ("off", "eager"):
+        ratios, said = (
+            [one / other for one, other in zip(some["taper"], some[name], strict=True)]
+            for some in (live, twin)
+        )
+        yield Row(
+            "live", f"taper over {name}", "x", measured=median(ratios), emulated=median(said),
+            target="> 1 x", met=median(ratios) > 1,
+            note=f"{_each(ratios)}; twin {min(said):.2f} to {max(said):.2f}",
+        )  # fmt: skip
+
+
+def _each(figures: Sequence[float]) -> str:
+    return ", ".join(f"{one:.2f}" for one in sorted(figures))
+
+
+def knee(share: Callable[[float], float], rate: float) -> float:
+    """Requests a second that got what they were promised, at the highest rung at which more than `ATTAINED`
+    did, with the next one above tried in vain; from ``rate`` on up or down, by one rung, two, and so on, and
+    then between."""
+    low, high, rung, step, best = -inf, inf, 0, 1, 0.0
+    while high - low > 1:
+        if good := share(rate * RUNG**rung):
+            low, best = rung, rate * RUNG**rung * good
+        else:
+            high = rung
+        if low > -inf and high < inf:
+            rung = int(low + high) // 2
+        else:
+            rung, step = rung + (step if low > -inf else -step), step + 1
+    return best
+
+
+def _twin(work: Workload, times: StepTime, policy: str, seed: int) -> float:
+    limits = replace(LIMITS, rows=ROWS, chunk=CHUNK, kv=1 << 30)
+    low, high = (share / work.tpot for share in (0.06, 0.8))
+    return goodput(work, policy, seed, limits, times, low=low, high=high, halvings=6)

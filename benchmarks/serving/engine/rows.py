@@ -1,0 +1,178 @@
+"""Rows of the engine's bench: see the package."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from benchmarks.harness.measure import conditions, quantile
+from benchmarks.harness.rows import Row
+from windtunnel.cluster.load import load_cluster
+from windtunnel.serving.engine import profile
+from windtunnel.serving.engine.emulate import requests_of
+from windtunnel.serving.engine.live import families, timing
+from windtunnel.serving.engine.live.executor import Executor
+from windtunnel.serving.engine.live.loop import Engine, Job
+from windtunnel.serving.engine.model import Objective, StepTime
+from windtunnel.serving.engine.policy import fill_time
+from windtunnel.serving.engine.policy.step import Limits
+from windtunnel.serving.engine.twin import figures, models
+from windtunnel.serving.engine.twin.world import serve
+from windtunnel.traces.requests import Requests, load
+
+MILLION, QUICK = 1_000_000, 50_000
+RATE = 5.5  # requests a second of Azure's conversation trace
+MODELS = ("small-attention", "tiny-hybrid")
+LOADS = (0.3, 0.6)
+ROWS, CHUNK = 64, 64
+WAVES = (*((rows, 16, 0) for rows in (1, 2, 4, 8)), *((rows, 128, 0) for rows in (1, 2, 4)))
+TURNS = 10
+T = TypeVar("T")
+PROMISED = Objective(ttft=1.0, tpot=0.15)
+
+
+def like_azure(count: int, random: np.random.Generator) -> Requests:
+    """Requests as many a second as in Azure's conversation trace, with lengths of about its means (1,155 and
+    211 tokens); synthetic."""
+    arrival = np.cumsum(random.exponential(1 / RATE, count))
+    prompt = np.clip(random.lognormal(6.7, 0.8, count), 2, 14_000).astype(np.int64)
+    output = np.clip(random.lognormal(4.9, 0.95, count), 1, 1000).astype(np.int64)
+    return Requests(arrival - arrival[0], prompt, output, "lengths and rate like Azure's, synthetic")
+
+
+def speed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
+    """How long a million requests take in the twin, on one core."""
+    count = QUICK if quick else MILLION
+    given = load(trace).repeated(count) if trace is not None else like_azure(count, np.random.default_rng(0))
+    model, cluster = models.model_like("qwen3-32b"), load_cluster("h100-sxm:1x2")
+    kv = models.kv_tokens(model, cluster)
+    step, _ = models.step_time(model, cluster, 256, 512, kv)
+    for times in (1.0,) if quick else (0.5, 1.0):
+        requests = requests_of(given.faster(times), Objective(ttft=1.0, tpot=0.05))
+        began = time.process_time()
+        done = serve(requests, Limits(256, kv), step)
+        spent = time.process_time() - began
+        rows = sum(running for _, _, running, _ in done.looks) / len(done.looks)
+        yield Row(
+            "speed", f"{count:,} requests, {times * RATE:.3g} a second", "s of one core", measured=spent,
+            target="a million in 5 min", met=spent / count * MILLION <= 300,
+            note=f"{given.source}; {done.taken:,} steps, of which {done.planned:,} were planned; {rows:.0f}"
+            f" requests running on average; {done.refused.mean():.1%} refused",
+        )  # fmt: skip
+
+
+class _Clock:
+    """Seconds of this process on a core, but for what it was ``apart`` for, and those in which it waited for
+    requests: who shares the host does not take part."""
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+
+    def __call__(self) -> float:
+        return time.process_time() + self.waited
+
+    def apart(self, work: Callable[[], T]) -> T:
+        began = self()
+        try:
+            return work()
+        finally:
+            self.waited -= self() - began
+
+
+def live_rows(quick: bool) -> Iterator[Row]:
+    """The live engine and the twin, on the same requests; and what deciding takes of a step."""
+    torch.set_num_threads(1)
+    for model in MODELS:
+        executor = families.load(model)
+        for load_of in LOADS:
+            yield from _side_by_side(model, executor, load_of, 30 if quick else 60)
+        yield _overhead(model, executor, 20 if quick else 60)
+
+
+def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> Iterator[Row]:
+    """The step model is of steps in between, `TURNS` times: how fast a host is changes by the second."""
+    clock, random = _Clock(), np.random.default_rng(7)
+
+    def waves() -> tuple[list[profile.Point], list[float]]:
+        return clock.apart(partial(timing.measure, executor, WAVES, CHUNK, repeats=1, clock=clock))
+
+    step, _ = profile.fit(*waves())
+    prompt, output = random.integers(32, 192, count), random.integers(12, 48, count)
+    # what a request takes of the engine when four are decoded together
+    each = fill_time(step, 0, int(np.mean(prompt)), CHUNK) + float(np.mean(output)) * step.of(4, 500) / 4
+    arrival = np.cumsum(random.exponential(each / busy, count))
+    trace = Requests(arrival - arrival[0], prompt, output, "")
+    engine = Engine(executor, step, rows=ROWS, kv=1 << 30, chunk=CHUNK, admission="wait", clock=clock)
+    begin = clock()
+    coming = [
+        Job(one.id, begin + one.arrival, tuple([7] * one.prompt), (int(output[one.id]),), objective=PROMISED)
+        for one in requests_of(trace, PROMISED)
+    ]
+    first, end = np.full(count, np.nan), np.full(count, np.nan)
+    turns: list[list[float]] = []
+    while coming or engine.busy:
+        if np.isfinite(end).sum() * TURNS >= (len(turns) + 0.5) * count:
+            points, seconds = waves()
+            turns.append(seconds)
+        now = clock()
+        while coming and coming[0].arrival <= now:
+            engine.add(coming.pop(0))
+        report = engine.step()
+        if report is None:
+            clock.waited += max(0.0, coming[0].arrival - clock())
+            continue
+        now = clock() - begin
+        for number, _, _ in report.tokens:
+            first[number] = np.fmin(now, first[number])
+        end[report.finished] = now
+    step, error = profile.fit(points, np.mean(turns, 0).tolist())
+    emulated = serve(requests_of(trace, PROMISED), engine.limits, step)
+    measured = replace(emulated, first=first, end=end, tokens=output, refused=np.zeros(count, bool))
+    both = [figures.times([one], PROMISED) for one in (measured, emulated)]
+    where = f"{model} at {busy:.0%} load"
+    yield Row("live", f"{where}: step model, mean error of its fit", "", measured=error, note=conditions())
+    for name in ("ttft", "tpot", "total"):
+        for share in (0.5, 0.95):
+            live, twin = (quantile(getattr(one, name).tolist(), share) for one in both)
+            judged = share == 0.5 and name != "total"
+            yield Row(
+                "live", f"{where}: {name} p{share * 100:.0f}", "s", measured=live, emulated=twin,
+                target="within 15 %" if judged else "",
+                met=abs(twin / live - 1) <= 0.15 if judged else None,
+            )  # fmt: skip
+    spans = [float(np.nanmax(one.end)) for one in (measured, emulated)]
+    live, twin = (float(one.met.sum()) / span for one, span in zip(both, spans, strict=True))
+    off = abs(twin - live) / live if live else inf
+    yield Row(
+        "live", f"{where}: goodput", "requests/s", measured=live, emulated=twin, target="within 10 %",
+        met=off <= 0.1, note=f"{count} requests, {figures.promised(PROMISED)}; seconds of the engine's core",
+    )  # fmt: skip
+
+
+def _overhead(model: str, executor: Executor, steps: int) -> Row:
+    engine = Engine(
+        executor, StepTime(1.0, 0.0, 0.0, 0.0, 0.0), rows=ROWS, kv=1 << 30, chunk=512, admission="wait"
+    )
+    for number in range(ROWS):
+        engine.add(Job(number, time.monotonic(), (7,) * 8, (steps + 20,), objective=PROMISED))
+    while engine.scheduler.running < ROWS:
+        engine.step()
+    engine.step()
+    before = engine.seconds, engine.deciding
+    for _ in range(steps):
+        engine.step()
+    share = (engine.deciding - before[1]) / (engine.seconds - before[0])
+    for number in range(ROWS):
+        engine.cancel(number)
+    return Row(
+        "live", f"{model}: deciding, of a step with {ROWS} rows", "", measured=share, target="≤ 2 %",
+        met=share <= 0.02, note=f"{(engine.seconds - before[0]) / steps * 1e3:.3g} ms a step",
+    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""Policies side by side: hit rates, FLOPs saved and time to the first token by trace and size of the
+cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from benchmarks.harness.rows import Row, left_out
+from benchmarks.serving.prefixcache.sessions import Asked, sessions, traced
+from benchmarks.serving.prefixcache.world import Oracle, Outcome, Speed, through
+from windtunnel.base.errors import UserError
+from windtunnel.cluster.catalogue import device
+from windtunnel.serving.prefixcache.policy.changes import Tier
+from windtunnel.serving.prefixcache.policy.rules import RULES
+from windtunnel.serving.prefixcache.policy.shapes import Shape, paper_hybrid
+from windtunnel.serving.prefixcache.policy.tree import PrefixCache
+from windtunnel.traces import requests as traces
+
+SHAPE = paper_hybrid(expand=2, state_width=4)
+PLAIN = paper_hybrid(ssm=0, attention=32, mlp=32)
+OURS, ORACLE, BLIND, FINEST = "density", "oracle", "oracle without times", "every32"
+VLLM, SGLANG = (FINEST, "every528", "block528", "block1648", "block2048"), ("radix", "ends")
+POLICIES = ("none", *VLLM, *SGLANG, "marconi", "three-lru", "three", "seglen", OURS, BLIND, ORACLE)
+SESSIONS, RATE, SEED, GB = 100, 0.5, 7, 10**9
+PAPER = "Marconi (MLSys '25)"
+WITHIN = 0.9
+H100 = device("h100-sxm")
+SPEED = Speed(0.01, 0.5 * H100.sustained * H100.peak_flops["bfloat16"])  # half of what its clock sustains
+_ASKED: list[Asked] = []  # of a process that a pool has forked: they are too many to be sent
+
+
+def agent_rows(quick: bool) -> Iterator[Row]:
+    asked = sessions("agent", SESSIONS // 2 if quick else SESSIONS, RATE, SEED)
+    yield from _held("agents", "agents", asked, (40,) if quick else (8, 40, 80), (34.4, 3.197), "SWE-bench")
+
+
+def chat_rows(quick: bool) -> Iterator[Row]:
+    sizes = (5, 20, 40)
+    for kind, times, name in (("chat long", (7.3, 1.19), "ShareGPT"), ("chat short", (4.5, 1.456), "LMSys")):
+        asked = sessions(kind, SESSIONS * (1 if kind == "chat long" else 4), RATE * 2, SEED)
+        yield from _held("chats", kind, asked, sizes[1:2] if quick else sizes, times, name)
+
+
+def mooncake_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
+    if trace is None:
+        yield left_out("mooncake", "mooncake", "give --trace conversation_trace.jsonl of kvcache-ai/Mooncake")
+        return
+    told = traces.load(trace)
+    if not told.ids:
+        raise UserError(
+            f"bench: --trace {trace}: it does not tell what prompts share; accepted are traces with hashes"
+        )
+    asked = traced(told)[: 3000 if quick else None]
+    names = [one for one in POLICIES if one not in (FINEST, "block1648", "three")]
+    sizes = (800,) if quick else (200, 800, 3000)
+    yield from _held("mooncake", trace.name, asked, sizes, None, "", names, told.unit)
+
+
+def _held(
+    section: str, name: str, asked: Sequence[Asked], sizes: Sequence[int],
+    times: tuple[float, float] | None, peer: str, names: Sequence[str] = POLICIES, unit: int = 1,
+) -> Iterator[Row]:  # fmt: skip
+    """All policies at each size; ours against the best of vLLM's and SGLang's kinds, Marconi, the oracle."""
+    for size in sizes:
+        here = [one for one in names if one != FINEST or size == sizes[len(sizes) // 2]]  # it takes minutes
+        with ProcessPoolExecutor(initializer=_ASKED.extend, initargs=(asked,)) as pool:
+            found = dict(zip(here, pool.map(partial(_shared, size * GB, unit), here), strict=True))
+        about = f"{name}, {size} GB"
+        for policy, one in found.items():
+            yield _row(section, f"{about}: {policy}", one)
+        yield from _against(section, about, found, times, peer)
+
+
+def _shared(capacity: int, unit: int, policy: str) -> Outcome:
+    return emulated(policy, _ASKED, capacity, unit)
+
+
+def emulated(policy: str, asked: Sequence[Asked], capacity: int, unit: int, shape: Shape = SHAPE) -> Outcome:
+    if policy in (ORACLE, BLIND):
+        oracle = Oracle(shape, capacity, RULES[OURS], asked, unit, when=policy == ORACLE)
+        return through(oracle, asked, SPEED)
+    return through(PrefixCache(shape, capacity, RULES[policy], unit=unit), asked, SPEED)
+
+
+def _row(section: str, name: str, one: Outcome) -> Row:
+    alphas = f"; alpha {', '.join(f'{alpha:g}' for alpha in one.alphas)}" if one.alphas else ""
+    note = f"FLOPs saved {one.flops:.1%}, P95 TTFT {one.ttft * 1e3:.0f} ms{alphas}"
+    return Row(section, f"{name}, token hit rate", "", emulated=one.hits, note=note)
+
+
+def _against(
+    section: str, about: str, found: Mapping[str, Outcome], times: tuple[float, float] | None, peer: str
+) -> Iterator[Row]:
+    ours, oracle = found[OURS], found[ORACLE]
+    there = {
+        kind: max((one for one in kinds if one in found), key=lambda one: found[one].hits)
+        for kind, kinds in (("vLLM-like", VLLM), ("SGLang-like", SGLANG))
+    }
+    told = {f"the best {kind}": one for kind, one in there.items()}
+    if FINEST in found:
+        told = {"vLLM+ as in the paper": FINEST, **told}
+    published = dict(zip(("vLLM+ as in the paper", "the best SGLang-like"), times or (), strict=False))
+    for name, other in told.items():
+        yield Row(
+            section, f"{about}: {OURS} / {name} ({other}), hit rate", "x",
+            emulated=ours.hits / max(found[other].hits, 1e-9), published=published.get(name),
+            source=f"{PAPER}, {peer}, mean of Marconi over it" if name in published else "",
+            note=f"P95 TTFT {1 - ours.ttft / found[other].ttft:.1%} lower",
+        )  # fmt: skip
+    least = min(found[one].ttft for one in there.values())
+    yield Row(
+        section, f"{about}: P95 TTFT lower than of the better of these", "", emulated=1 - ours.ttft / least,
+        published=0.711, source=f"{PAPER}: up to, by 617 ms", note=f"by {(least - ours.ttft) * 1e3:.0f} ms",
+    )  # fmt: skip
+    yield Row(
+        section, f"{about}: {OURS} / marconi, FLOPs saved", "x",
+        emulated=ours.flops / max(found["marconi"].flops, 1e-9),
+    )  # fmt: skip
+    yield Row(
+        section, f"{about}: {OURS} / oracle eviction, FLOPs saved", "", emulated=ours.flops / oracle.flops,
+        target=f">= {WITHIN:.0%}", met=ours.flops >= WITHIN * oracle.flops,
+        note="the same points are kept; the oracle knows when prompts come",
+    )  # fmt: skip
+    yield Row(
+        section, f"{about}: {OURS} / {BLIND}, FLOPs saved", "", emulated=ours.flops / found[BLIND].flops,
+        note="it knows which prompts come, and not when",
+    )  # fmt: skip
+
+
+def tie_rows(quick: bool) -> Iterator[Row]:
+    """Where a cache of blocks is as good: a model without states, of which any block can be used."""
+    asked = sessions("chat long", SESSIONS // 2, RATE, SEED, unit=16)
+    for size in (20,) if quick else (20, 200):
+        found = {one: emulated(one, asked, size * GB, 16, PLAIN) for one in ("block16", "radix", OURS)}
+        for policy, one in found.items():
+            yield _row("ties", f"attention only, {size} GB: {policy}", one)
+        yield Row(
+            "ties", f"attention only, {size} GB: {OURS} / block16, hit rate", "x",
+            emulated=found[OURS].hits / max(found["block16"].hits, 1e-9),
+        )  # fmt: skip
+    alone = [replace(one, prompt=one.prompt + (1 << 40) * (1 + place)) for place, one in enumerate(asked)]
+    for policy in ("block16", OURS):
+        yield _row("ties", f"nothing is shared, 20 GB: {policy}", emulated(policy, alone, 20 * GB, 16, PLAIN))
+
+
+def tier_rows(quick: bool) -> Iterator[Row]:
+    """What lies in host memory (25 GB/s) or on a disk (0.2 GB/s) is brought back where that is faster."""
+    asked = sessions("agent", SESSIONS // 2, RATE, SEED)
+    host = Tier("host", 64 * GB, 25e9, 1e-3, SPEED.rate)
+    disk = Tier("disk", 64 * GB, 2e8, 0.01, SPEED.rate)
+    for name, tiers in (("no", ()), ("64 GB of host memory as", (host,)), ("64 GB of a disk as", (disk,))):
+        one = through(PrefixCache(SHAPE, 8 * GB, RULES[OURS], tiers=tiers), asked, SPEED)
+        yield _row("tiers", f"agents, 8 GB and {name} lower tier", one)
+
+
+def speed_rows(quick: bool) -> Iterator[Row]:
+    """What the cache itself takes, in a process of one thread."""
+    asked = sessions("chat short", 1000 if quick else 10_000, 20.0, SEED, unit=64)
+    for policy in (OURS, "three-lru", "block528"):
+        one = emulated(policy, asked, 100 * GB, 64)
+        minutes = one.seconds / one.lookups * 1e6 / 60
+        yield Row(
+            "speed", f"{policy}: a million lookups and admissions", "min", measured=minutes,
+            target="<= 5 min" if policy == OURS else "", met=minutes <= 5 if policy == OURS else None,
+            note=f"from {one.lookups:,} requests at 100 GB, {one.evictions:,} evictions",
+        )  # fmt: skip

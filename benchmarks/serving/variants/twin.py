@@ -1,0 +1,144 @@
+"""A load on rented hosts: what it costs where hosts come and go, and what the same hosts do of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.harness.rows import Row
+from windtunnel.serving.variants.policy import POLICIES
+from windtunnel.serving.variants.twin import Outcome, Setting, queries, simulate
+from windtunnel.serving.variants.twin.catalogue import catalogue
+from windtunnel.serving.variants.twin.world import pin
+from windtunnel.traces.rates import read_counts
+
+BOUNDS = (0.02, 0.1, 0.3)
+"""Seconds that queries ask for, a third of them each."""
+PUBLISHED = "INFaaS, ATC 2021, abstract"
+CLOUDS = {"m5 and p3": ("cpu", "v100"), "m5, p3 and inf1": ("cpu", "v100", "inferentia")}
+RATES = {"m5 and p3": (5.0, 40.0), "m5, p3 and inf1": (40.0,)}
+"""Queries a second, by what there is to rent."""
+OURS = ("cheapest", "infaas")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A policy under ``rate`` queries a second, for ``seconds``; the seed draws them, and which part of the
+    trace they follow."""
+
+    policy: str
+    cloud: str
+    rate: float
+    seed: int
+    seconds: int
+    fixed: bool
+    trace: Path | None
+
+
+def cost_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
+    """Dollars an hour, by load and by which hosts there are to rent."""
+    seconds = 150 if quick else 300
+    others = ("individual", "static", "shared")
+    every: dict[str, list[float]] = {name: [] for name in OURS}
+    for cloud in [*CLOUDS][:1] if quick else CLOUDS:
+        for rate in (40.0,) if quick else RATES[cloud]:
+            found = _found((*OURS, *others), cloud, rate, seconds, False, trace, quick)
+            for name in OURS:
+                for other in others:
+                    ratios = [
+                        theirs.price / mine.price
+                        for mine, theirs in zip(found[name], found[other], strict=True)
+                    ]
+                    published = other == "individual"
+                    every[name] += ratios if published else []
+                    yield Row(
+                        "cost", f"{cloud}, {rate:g} queries/s: {other} over {name}", "x",
+                        emulated=median(ratios), published=8.5 if published else None,
+                        source=PUBLISHED if published else "",
+                        note=_words(ratios, found[name], found[other]),
+                    )  # fmt: skip
+    for name, ratios in every.items():
+        for how, figure, told in (("mean", mean(ratios), 8.5), ("at most", max(ratios), 21.6)):
+            yield Row("cost", f"all of these: individual over {name}, {how}", "x", emulated=figure,
+                      published=told, source=PUBLISHED, note=f"of {len(ratios)} trials")  # fmt: skip
+
+
+def fixed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
+    """The same hosts for all policies, and a load that is too much for some."""
+    for rate in (600.0,) if quick else (400.0, 1200.0):
+        found = _found((*OURS, "shared"), "m5 and p3", rate, 60, True, trace, quick)
+        base = found.pop("shared")
+        for name, mine in found.items():
+            where = f"{rate:g} queries/s: {name} over one variant"
+            missed = [
+                (one.came, one.late + one.shed, two.late + two.shed)
+                for one, two in zip(mine, base, strict=True)
+            ]
+            answered = [(came - ours) / (came - theirs) for came, ours, theirs in missed]
+            fewer = [theirs / max(1, ours) for _, ours, theirs in missed]
+            for what, ratios, published in (
+                ("answered in time", answered, 1.3),
+                ("fewer late or shed", fewer, 1.6),
+            ):
+                yield Row(
+                    "fixed", f"{where}: {what}", "x", emulated=median(ratios), published=published,
+                    source=PUBLISHED, note=_words(ratios, mine, base),
+                )  # fmt: skip
+
+
+def _found(
+    names: Sequence[str], cloud: str, rate: float, seconds: int, fixed: bool, trace: Path | None, quick: bool
+) -> dict[str, list[Outcome]]:
+    """Of each policy what became of each seed."""
+    seeds = range(1 if quick else 5)
+    trials = [Trial(name, cloud, rate, seed, seconds, fixed, trace) for name in names for seed in seeds]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        made = [*pool.map(_outcome, trials)]
+    return {name: made[at * len(seeds) : (at + 1) * len(seeds)] for at, name in enumerate(names)}
+
+
+def _outcome(trial: Trial) -> Outcome:
+    variants = tuple(one for one in catalogue() if one.hardware in CLOUDS[trial.cloud])
+    rng = np.random.default_rng(trial.seed)
+    load = _load(trial, rng)
+    asked = list(queries(load, variants, rng, bounds=BOUNDS))
+    peak: dict[str, float] = {}
+    if trial.policy == "static":  # what its owner has to keep for the busiest seconds
+        for _, query in asked:
+            peak[query.name] = peak.get(query.name, 0.0) + load.max() / load.sum()
+    first = {"cpu": 4, "v100": 1} if trial.fixed else {"cpu": 1}
+    own = trial.policy in ("individual", "static")
+    setting = Setting(
+        variants, first, trial.fixed, pin(variants, BOUNDS[0]), own, peak, 25.0 if trial.fixed else 60.0
+    )
+    return simulate(asked, float(trial.seconds), setting, POLICIES[trial.policy])
+
+
+def _load(trial: Trial, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Mean queries of each second: of a part of the trace, or a synthetic wave with bursts."""
+    if trial.trace is not None:
+        counts = read_counts(trial.trace).astype(float)
+        begin = rng.integers(0, max(1, len(counts) - trial.seconds))
+        made = counts[begin : begin + trial.seconds]
+    else:
+        wave = 1 + 0.4 * np.sin(np.arange(trial.seconds) * (2 * np.pi / 300) + rng.uniform(0, 2 * np.pi))
+        made = wave * np.where(rng.random(trial.seconds) < 0.03, 2.0, 1.0)
+    return np.asarray(made * (trial.rate / made.mean()))
+
+
+def _words(ratios: Sequence[float], ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
+    def one(found: Sequence[Outcome]) -> str:
+        price = median(each.price / each.seconds * 3600 for each in found)
+        late = median(each.late / max(1, each.came) for each in found)
+        shed = median(each.shed / max(1, each.came) for each in found)
+        return f"${price:.2f} an hour, {late:.2%} late, {shed:.2%} shed"
+
+    spread = f"{min(ratios):.3g} to {max(ratios):.3g} in {len(ratios)} trials"
+    return f"{spread}; {one(ours)}; against {one(theirs)}"

@@ -1,0 +1,368 @@
+"""What a failure wastes: checkpoints in peers' memory against checkpoints in storage, on the same real job.
+
+4 ranks on 4 emulated hosts, a real state of 48 MiB each, computing stood for by a wait. Each way of saving
+runs in turn, as often as it can: torch.save to a store that all hosts share (rate-limited), to the raw
+local disk, torch.distributed.checkpoint, its async_save, a gather of pickled states into tmpfs, and
+`PeerCheckpointer` with two and three copies.
+
+Wasted time is the work since the state that is gone on from, and getting that state back. The work is looked
+up for random instants in the logged times of the real run's saves; getting it back is measured in real
+recoveries, after hosts were really killed, at random instants too. GEMINI's mean (section 2) is
+``complete + interval / 2 + load``, `policy.interval.wasted`.
+
+The store's rate is what makes the headline. GEMINI's 13 times are of 16 hosts whose network moves 80 to
+320 times what their shared store of 20 Gb/s does, so that a save takes about 8 steps where a copy to a peer
+takes less than one: (8 + 8/2 + 8) / (1 + 1/2) = 13.3. Here the rate is such that a save takes 8 steps, and
+the rows say which ratio of network to store that is on this host. On the raw disk the ratio is another.
+
+Source: GEMINI (Wang et al., SOSP 2023), sections 2 and 7; "strawman" there is a save every 3 hours (some 170
+steps), "high frequency" one as soon as the store is free.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from statistics import mean, median
+from typing import Any
+
+from benchmarks.harness.measure import conditions, quantile, scratch
+from benchmarks.harness.rows import Row, left_out
+from benchmarks.training.checkpoint import harness
+from benchmarks.training.checkpoint.harness import SOURCE, Failed
+from windtunnel.base import units
+from windtunnel.training.checkpoint.policy.interval import wasted
+from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
+from windtunnel.training.launch import Launched
+
+SECTION = "wasted"
+row = partial(Row, SECTION)
+RANKS = 4
+MIB, QUICK_MIB = 48.0, 8.0
+COMPUTE, QUICK_COMPUTE = 0.6, 0.25
+STEPS_A_SAVE = 8  # steps that a save to the shared store takes
+STRAWMAN = 174  # steps between saves: 3 h of 62 s each
+INSTANTS = 200
+SAVES, STEPS = 5, 16
+QUICK_SAVES, QUICK_STEPS = 3, 6
+PATIENCE = 150.0
+TARGET = 13.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of saving. ``kills``: real ones."""
+
+    name: str
+    saver: str
+    kills: int = 1
+    copies: int = 2
+    words: str = ""
+
+
+STORE = Way("torch.save to a shared store, high frequency", "store", 2, words="written in the background")
+PEERS = Way("PeerCheckpointer, 2 copies", "peer", 3)
+WAYS = (
+    STORE,
+    Way("torch.save to the raw disk", "disk", words="written in the background"),
+    Way("DCP save to the raw disk", "dcp", words="blocks at every step"),
+    Way("DCP async_save to the raw disk", "dcp-async"),
+    Way("gather into tmpfs, as NVRx does", "gather", words="blocks at every step"),
+    PEERS,
+    Way("PeerCheckpointer, 3 copies", "peer", copies=3),
+)
+
+
+@dataclass
+class Killed:
+    """A real kill: ``lost`` work and ``load`` (s), and its recovery."""
+
+    lost: float
+    load: float
+    recovery: Recovery
+
+    @property
+    def whole(self) -> float:
+        """Seconds until the job is where it was: the lost work and the time to the first new step."""
+        return self.lost + (self.recovery.seconds or 0.0)
+
+
+@dataclass
+class Measured:
+    """What one way gave. Seconds; ``stalls`` of all steps, ``step``: of one without a stall."""
+
+    way: Way
+    saves: list[Save]
+    stalls: list[float]
+    step: float
+    lost: list[float]
+    kills: list[Killed] = field(default_factory=list)
+
+    @property
+    def load(self) -> float:
+        return mean(kill.load for kill in self.kills)
+
+    @property
+    def wasted(self) -> float:
+        return mean(self.lost) + self.load
+
+    @property
+    def formula(self) -> float:
+        return wasted(complete(self.saves), interval(self.saves), self.load)
+
+
+def wasted_rows(quick: bool) -> Iterator[Row]:
+    told = conditions()
+    ways = (STORE, PEERS) if quick else WAYS
+    found: dict[Way, Measured] = {}
+    with scratch() as folder:
+        for number, way in enumerate(ways):
+            try:
+                found[way] = measure(way, folder / str(number), quick, seed=number)
+            except Failed as error:
+                yield left_out(SECTION, f"{way.name} (failed)", str(error))
+    for measured in found.values():
+        yield from way_rows(measured, quick)
+    if STORE in found:
+        yield strawman_row(found[STORE])
+    if STORE in found and PEERS in found:
+        yield from headline_rows(found[STORE], found[PEERS], quick, told)
+
+
+def rate(quick: bool) -> float:
+    """Bytes/s of the shared store, for all hosts together."""
+    mib, compute = (QUICK_MIB, QUICK_COMPUTE) if quick else (MIB, COMPUTE)
+    return RANKS * mib * 2**20 / (STEPS_A_SAVE * compute)
+
+
+def measure(way: Way, folder: Path, quick: bool, seed: int) -> Measured:
+    """A run of ``way``: undisturbed for some saves, then real kills of hosts.
+
+    Raises:
+        Failed: it did not come through.
+    """
+    mib, compute = (QUICK_MIB, QUICK_COMPUTE) if quick else (MIB, COMPUTE)
+    least_saves, least_steps = (QUICK_SAVES, QUICK_STEPS) if quick else (SAVES, STEPS)
+    arguments: list[object] = ["--saver", way.saver, "--mib", mib, "--compute", compute]
+    arguments += ["--copies", way.copies, "--store", folder / "store", "--rate", rate(quick)]
+    random = Random(seed)
+
+    def enough(events: Sequence[Event]) -> bool:
+        steps = sum(event["kind"] == "step" for event in events)
+        return steps >= least_steps and len(saves_of(events, RANKS)) >= least_saves
+
+    # a worker that waits for a slow disk is not frozen
+    options: dict[str, Any] = {"hosts": RANKS, "frozen_after": 5.0, "lease": 5.0}
+    with harness.running("saving_trainer", arguments, folder, **options) as launched:
+        harness.until(launched, enough, f"{least_saves} saves", PATIENCE)
+        calm = launched.events()
+        saves = saves_of(calm, RANKS)
+        for _ in range(1 if quick else way.kills):
+            harness.until(launched, lambda e: saved_since(e, world=RANKS), "save to go on from", PATIENCE)
+            time.sleep(random.uniform(0.0, interval(saves)))
+            _kill(launched, random.randrange(RANKS))
+        events = launched.events()
+        harness.end_soon(launched)
+    steps = [event for event in calm if event["kind"] == "step"]
+    stalls = [event["stall"] for event in steps[1:]]  # memory is made at the first save
+    undisturbed = median(
+        after["ended"] - before["ended"] - before["stall"] for before, after in pairwise(steps)
+    )
+    kills = killed(events)
+    if not kills:
+        raise Failed("no recovery after a kill is in the log")
+    lost = [lost_work(saves, at) for at in instants(saves, INSTANTS, seed)]
+    return Measured(way, saves, stalls, undisturbed, lost, kills)
+
+
+def saved_since(events: Sequence[Event], world: int) -> bool:
+    """Whether the generation that stands has taken a step, and a save of its own."""
+    standing = max((e["generation"] for e in events if e["kind"] == "decided"), default=0)
+    return bool(saves_of(events, world, standing))
+
+
+def _kill(launched: Launched, place: int) -> None:
+    before = max(event["generation"] for event in launched.events() if event["kind"] == "decided")
+    launched.kill_host(place)
+
+    def back(events: Sequence[Event]) -> bool:
+        return any(event["kind"] == "step" and event["generation"] > before for event in events)
+
+    harness.until(launched, back, "step after a kill", PATIENCE)
+
+
+def killed(events: Sequence[Event]) -> list[Killed]:
+    """The real kills: the work since the state that was gone on from was (first) reached, and the load."""
+    reached = [(event["ended"], event["step"]) for event in events if event["kind"] == "step"]
+    found = []
+    for recovery in recoveries(events):
+        loads = [
+            event["seconds"]
+            for event in events
+            if event["kind"] == "restored" and event["generation"] == recovery.generation
+        ]
+        if not recovery.complete or recovery.injected is None or recovery.resumed is None or not loads:
+            continue
+        before = [(at, step) for at, step in reached if step <= recovery.resumed and at <= recovery.injected]
+        # a job may be killed after a state was safe and before its step was told: then since the step before
+        newest = max((step for _, step in before), default=None)
+        times = [at for at, step in before if step == newest]
+        if times:
+            found.append(Killed(recovery.injected - max(times), max(loads), recovery))
+    return found
+
+
+def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
+    """What one way costs: for a failure, for every step, and in the real kills."""
+    way, saves = measured.way, measured.saves
+    every, whole = interval(saves), complete(saves)
+    stall = mean(measured.stalls)
+    tiers = sorted({tier for kill in measured.kills for tier in kill.recovery.tiers.values()})
+    mib = QUICK_MIB if quick else MIB
+    notes = [
+        f"{len(measured.lost)} random instants in the log of {len(saves)} real saves (p95 of the lost work "
+        f"{units.seconds(quantile(measured.lost, 0.95))}) and the mean load of {len(measured.kills)} killed "
+        f"hosts; emulated: the formula complete + interval/2 + load = {units.seconds(whole)} + "
+        f"{units.seconds(every)}/2 + {units.seconds(measured.load)}",
+        f"{RANKS} x {mib:g} MiB of state, read back from {', '.join(tiers)}",
+    ]
+    if way.saver == "store":
+        notes.append(f"the store moves {rate(quick) / 1e6:.0f} MB/s for all")
+    notes += [way.words] if way.words else []
+    yield row(
+        f"{way.name}: wasted by a failure",
+        "s",
+        measured=measured.wasted,
+        emulated=measured.formula,
+        note="; ".join(notes),
+    )
+    yield row(
+        f"{way.name}: stall of a step",
+        "s",
+        measured=stall,
+        note=f"mean of {len(measured.stalls)} steps of {units.seconds(measured.step)} each without it "
+        f"({stall / measured.step:.0%} more), median {units.seconds(median(measured.stalls))}; a save every "
+        f"{(saves[-1].step - saves[0].step) / (len(saves) - 1):.1f} steps",
+    )
+    phases = {name: [kill.recovery.phases[name] for kill in measured.kills] for name in PHASES}
+    yield row(
+        f"{way.name}: wasted by a host really killed",
+        "s",
+        measured=mean(kill.lost + kill.load for kill in measured.kills),
+        note=f"mean of {len(measured.kills)}: lost work "
+        f"{', '.join(units.seconds(kill.lost) for kill in measured.kills)}; steps done again "
+        f"{', '.join(str(kill.recovery.steps_lost) for kill in measured.kills)}; medians of the phases: "
+        + ", ".join(
+            f"{name.replace('_', ' ')} {units.seconds(quantile([v for v in values if v is not None], 0.5))}"
+            for name, values in phases.items()
+        ),
+    )
+
+
+def strawman_row(store: Measured) -> Row:
+    """Saves as rare as the published strawman's; computed, since a period of it takes minutes."""
+    whole = complete(store.saves)
+    return row(
+        "torch.save to a shared store, strawman: wasted by a failure",
+        "s",
+        emulated=wasted(whole, STRAWMAN * store.step, store.load),
+        note=f"computed, from what the high-frequency run measured: a save every {STRAWMAN} steps of "
+        f"{units.seconds(store.step)} (3 h of the published steps of 62 s)",
+    )
+
+
+def headline_rows(store: Measured, peers: Measured, quick: bool, told: str) -> Iterator[Row]:
+    """The ratio, what it is made of, and what is left of it in a whole recovery."""
+    mib = QUICK_MIB if quick else MIB
+    network = RANKS * mib * 2**20 / complete(peers.saves)
+    ratio = store.wasted / peers.wasted
+    yield row(
+        "wasted by a failure, shared store over peers' memory",
+        "x",
+        measured=ratio,
+        published=TARGET,
+        source=SOURCE,
+        target="at least 13 x",
+        met=None if quick else ratio >= TARGET,
+        note=f"store {rate(quick) / 1e6:.0f} MB/s, and {network / 1e6:.0f} MB/s from state to committed "
+        f"copies, all hosts together: a ratio of {network / rate(quick):.0f} (published: 80 to 320), which "
+        f"is what makes this row; by the formula {store.formula / peers.formula:.1f} x; lost work counts "
+        f"from the state, load is up to the state, detection and replacement are not in it; {told}"
+        + ("; too small a state for the target" if quick else ""),
+    )
+    yield row(
+        "steps between checkpoints, shared store over peers' memory",
+        "x",
+        measured=interval(store.saves) / interval(peers.saves),
+        published=8.0,
+        source=SOURCE,
+        note="by the rate of the store",
+    )
+    whole = [mean(kill.whole for kill in one.kills) for one in (store, peers)]
+    yield row(
+        "whole failure, shared store over peers' memory",
+        "x",
+        measured=whole[0] / whole[1],
+        note=f"{units.seconds(whole[0])} over {units.seconds(whole[1])}, means of {len(store.kills)} and "
+        f"{len(peers.kills)} really killed hosts: lost work, detection, decision, regrouping, load and the "
+        f"first new step. Hosts here are at hand and processes fork from a warm one; published: minutes for "
+        f"replacement and start, alike for both, so that this ratio is far below the one above",
+    )
+
+
+@dataclass(frozen=True)
+class Save:
+    """``reached``: when ``step`` was done; ``whole``: when all ranks' checkpoints of it were
+    (time.time())."""
+
+    step: int
+    reached: float
+    whole: float
+
+
+def saves_of(events: Sequence[Event], world: int, generation: int = 1) -> list[Save]:
+    """The saves that became whole in ``generation``, in order. A step is whole when it was committed, or when
+    ``world`` ranks said that theirs is."""
+    mine = [event for event in events if event["generation"] == generation]
+    reached = {event["step"]: event["ended"] for event in mine if event["kind"] == "step"}
+    committed = {event["step"]: event["t"] for event in mine if event["kind"] == "committed"}
+    said: dict[int, list[float]] = {}
+    for event in mine:
+        if event["kind"] == "saved":
+            said.setdefault(event["step"], []).append(event["t"])
+    whole = {step: max(times) for step, times in said.items() if len(times) == world}
+    found = [
+        Save(step, reached[step], at)
+        for step, at in sorted({**whole, **committed}.items())
+        if step in reached
+    ]
+    return sorted(found, key=lambda save: save.whole)
+
+
+def instants(saves: Sequence[Save], count: int, seed: int) -> list[float]:
+    """Moments drawn evenly from the whole periods that ``saves`` span."""
+    random = Random(seed)
+    return [random.uniform(saves[0].whole, saves[-1].whole) for _ in range(count)]
+
+
+def lost_work(saves: Sequence[Save], instant: float) -> float:
+    """Seconds of work that a failure at ``instant`` loses: those since the newest state whose checkpoint was
+    whole by then was reached."""
+    at = bisect_right([save.whole for save in saves], instant) - 1
+    return instant - max(save.reached for save in saves[: at + 1])
+
+
+def complete(saves: Sequence[Save]) -> float:
+    """Mean seconds from a state to its whole checkpoint."""
+    return mean(save.whole - save.reached for save in saves)
+
+
+def interval(saves: Sequence[Save]) -> float:
+    """Mean seconds between states that were saved."""
+    return mean(after.reached - before.reached for before, after in pairwise(saves))

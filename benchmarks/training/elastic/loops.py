@@ -1,0 +1,148 @@
+"""Five loops that others wrote (plain DDP, torchdata's StatefulDataLoader, Hugging Face's Trainer, Lightning,
+Accelerate), killed at random steps: do they end as if nothing had happened, and how soon do they go on?
+
+Two emulated hosts of one rank each, gloo on CPU. One run of each loop is undisturbed. In another one hosts
+(their memory with them) and processes alone are killed in turn, at steps that a seed chooses; it must end
+with the same steps at the same learning rates, and with parameters that are the same to the bit. A process
+that takes a lost one's place is forked from one that has the framework imported, as `windtunnel train` does
+it for PyTorch; without that it would import for seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from benchmarks.harness.measure import conditions, quantile, scratch
+from benchmarks.harness.rows import Row, left_out
+from windtunnel.training.elastic.events import PHASES, Event, recoveries
+from windtunnel.training.job import PRELOAD
+from windtunnel.training.launch import launch
+
+row = partial(Row, "loops")
+PROGRAM = Path(__file__).parent / "programs" / "foreign_loop.py"
+SEED = 29
+STEPS = 48  # four epochs
+PATIENCE = 300.0  # seconds that a run may take
+LOOPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ddp": ("plain DDP", ()),
+    "stateful": ("StatefulDataLoader", ("torchdata.stateful_dataloader",)),
+    "hf": ("Hugging Face's Trainer", ("transformers", "accelerate")),
+    "lightning": ("Lightning", ("lightning",)),
+    "accelerate": ("Accelerate", ("accelerate",)),
+}
+"""Of each its name, and the modules that it needs."""
+ADAPTERS = "windtunnel.training.checkpoint.adapters"
+ADAPTED = {
+    "hf": f"{ADAPTERS}.huggingface",
+    "lightning": f"{ADAPTERS}.lightning",
+    "accelerate": f"{ADAPTERS}.accelerate",
+}
+
+
+class Failed(RuntimeError):
+    """A run did not end well."""
+
+
+def loops_rows(quick: bool) -> Iterator[Row]:
+    """The rows of this section."""
+    kills = 2 if quick else 6
+    for loop, (name, modules) in LOOPS.items():
+        missing = [module for module in modules if not find_spec(module.partition(".")[0])]
+        if missing:
+            yield left_out("loops", name, f"{missing[0].partition('.')[0]} is not installed")
+            continue
+        with scratch() as folder:
+            faults = strikes(loop, kills)
+            plain, undisturbed = ended(loop, folder / "plain", ())
+            struck, events = ended(loop, folder / "struck", faults)
+        yield from rows(name, faults, plain == struck, rates(undisturbed) == rates(events), events)
+
+
+def strikes(loop: str, kills: int) -> tuple[str, ...]:
+    """Faults at different steps: a host, a process, and so on."""
+    draw = Random(f"{SEED}/{loop}")
+    steps = sorted(draw.sample(range(1, STEPS), kills))
+    kinds = ("host", "rank")
+    return tuple(f"kill:{kinds[i % 2]}={draw.randrange(2)},step={step}" for i, step in enumerate(steps))
+
+
+def ended(loop: str, folder: Path, faults: tuple[str, ...]) -> tuple[dict[int, Any], list[Event]]:
+    """What the ranks returned, and the run's events.
+
+    Raises:
+        Failed: it did not end well, or not in time.
+    """
+    modules = (ADAPTED[loop],) if loop in ADAPTED else LOOPS[loop][1]
+    folder.mkdir(parents=True)
+    with (folder / "output").open("wb") as output:
+        launched = launch(
+            PROGRAM,
+            ["--loop", loop, "--steps", str(STEPS)],
+            folder=folder / "run",
+            output=output.fileno(),
+            hosts=2,
+            faults=faults,
+            preload=(*PRELOAD, *modules),
+        )
+        with launched:
+            outcome = launched.wait(PATIENCE)
+    if outcome is None or outcome.status:
+        told = "it still runs" if outcome is None else outcome.reason
+        raise Failed(f"{loop}: the job did not end well: {told[-300:]}")
+    return outcome.results, launched.events()
+
+
+def rates(events: list[Event]) -> dict[int, set[float]]:
+    """The learning rates that each step was done with."""
+    found: dict[int, set[float]] = {}
+    for event in events:
+        if event["kind"] == "step":
+            found.setdefault(event["step"], set()).add(event["lr"])
+    return found
+
+
+def rows(
+    name: str, faults: tuple[str, ...], same: bool, same_rates: bool, events: list[Event]
+) -> Iterator[Row]:
+    """One loop's figures."""
+    found = [one for one in recoveries(events) if one.complete]
+    struck = len({event["fault"] for event in events if event["kind"] == "injected"})
+    steps = len(rates(events))
+    yield row(
+        f"{name}: parameters, steps and learning rates as undisturbed",
+        "yes/no",
+        float(same and same_rates and steps == STEPS and struck == len(faults)),
+        target="yes",
+        met=same and same_rates and steps == STEPS and struck == len(faults),
+        note=f"{struck} kills; parameters {'equal' if same else 'DIFFER'}, learning rates "
+        f"{'equal' if same_rates else 'DIFFER'}, {steps} of {STEPS} steps; {conditions()}",
+    )
+    lost = [one.steps_lost or 0 for one in found]
+    yield row(
+        f"{name}: steps done again by a failure, most",
+        "steps",
+        float(max(lost, default=0)),
+        target="at most 1",
+        met=max(lost, default=0) <= 1,
+    )
+    seconds = [
+        one.first_step - one.injected
+        for one in found
+        if one.first_step is not None and one.injected is not None
+    ]
+    parts = [
+        f"{phase} {median([one.phases[phase] or 0.0 for one in found]) * 1e3:.0f} ms"
+        for phase in (PHASES if found else ())
+    ]
+    yield row(
+        f"{name}: from the kill to the first new step (median)",
+        "s",
+        quantile(seconds, 0.5) if seconds else None,
+        note=f"{len(seconds)} recoveries, slowest {max(seconds, default=0.0):.2f} s; {', '.join(parts)}",
+    )

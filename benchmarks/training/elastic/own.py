@@ -1,0 +1,231 @@
+"""The forecast of ``windtunnel plan resilience`` against a run of our own that random faults strike.
+
+First a short phase of calibration (`calibrated`), then the plan: `goodput.plan.plan` with what was measured
+(``--costs``) and the rates of the faults, drawn many times over, since one draw of so few failures says
+little. The job is then run with what the plan recommends for checkpoints in memory, and struck (`storm`).
+
+Two comparisons. *At the rate*: the mean of the draws against the run, which had one draw of its own; the band
+of 5 to 95 % says how far luck reaches. *Replayed*: the twin goes through the very faults that struck, which
+leaves out the luck. Goodput is steps that were kept times the time of a step without checkpoints, as it was
+measured before, over all time: steps that other work on this computer slows down count against the forecast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.harness.measure import conditions, quantile, scratch
+from benchmarks.harness.rows import Row, left_out
+from benchmarks.training.checkpoint import harness
+from benchmarks.training.elastic import storm
+from benchmarks.training.elastic.calibrated import Calibrated, calibrate
+from benchmarks.training.elastic.storm import HOSTS, KINDS, MTBF, Interruption, Struck
+from windtunnel.linux import network
+from windtunnel.traces.failures import Change
+from windtunnel.training.elastic.events import Event
+from windtunnel.training.goodput.model import MEMORY, SimulationResult
+from windtunnel.training.goodput.plan import Plan, PlanRequest, plan, through
+
+SECTION = "forecast"
+MINUTES, QUICK_MINUTES = 30.0, 1.5
+DRAWS = 200
+SEED = 30  # of the faults that strike; the plan's are 0 up to `DRAWS`
+WITHIN = 0.05
+SHARES = {kind.name: kind.share for kind in KINDS}
+
+
+@dataclass(frozen=True)
+class Weathered:
+    """A run of ``seconds``. ``kept``: steps that stood at its end. ``done``: all that were finished, again or
+    for the first time. ``pace``: mean seconds of one that nothing struck."""
+
+    seconds: float
+    begin: float
+    kept: int
+    done: int
+    pace: float
+    struck: tuple[Struck, ...]
+    interruptions: tuple[Interruption, ...]
+
+    @property
+    def redone(self) -> int:
+        return self.done - self.kept
+
+
+def own_rows(minutes: float, quick: bool) -> Iterator[Row]:
+    """Rows of the run."""
+    reason = network.missing()
+    if reason is not None:
+        yield left_out(SECTION, "own run", f"no networks can be emulated here: {reason}")
+        return
+    load, seconds = conditions(), 60.0 * minutes
+    with scratch() as folder:
+        known = calibrate(folder, 1 if quick else 3, 80 if quick else 240)
+        plans = [planned(folder, known, seconds, seed) for seed in range(DRAWS)]
+        ran = weather(folder, plans[0], seconds)
+    yield from rows(known, plans, ran, f"{load}, {os.getloadavg()[2]:.1f} over the last 15 min of the run")
+
+
+def planned(folder: Path, known: Calibrated, seconds: float, seed: int) -> Plan:
+    """What the plan says, of what is known beforehand; the measured costs go before those in its options."""
+    costs = folder / "costs.json"
+    costs.write_text(json.dumps(known.costs(SHARES)))
+    by = {reach: sum(kind.share for kind in KINDS if kind.reach == reach) for reach in ("host", "leaf")}
+    stopping = sum(kind.share for kind in KINDS if kind.reach != "nobody")
+    hosts = by["host"] + by["leaf"]
+    return plan(
+        PlanRequest(
+            cluster=f"cpu:{HOSTS}x1", state_bytes=f"{known.state:.0f}", mtbf=f"{MTBF / stopping}", trace=None,
+            step_time=f"{known.step}", step_overhead=None, days=seconds / 86_400,
+            software=1.0 - hosts / stopping, leaf_share=by["leaf"] / hosts, replace="1s", spares=0,
+            detect="1s", start="1s", storage="1 GB/s", storage_share=1.0, storage_within="1d",
+            save_stall=None, host_memory="1 GB", network_share=1.0, stages=1, microbatches=0, layers=4,
+            costs=costs, seed=seed, script="train.py", persist="checkpoints",
+        )
+    )  # fmt: skip
+
+
+def weather(folder: Path, made: Plan, seconds: float) -> Weathered:
+    """The job, run as the plan says, struck for so long.
+
+    Raises:
+        harness.Failed: it did not outlive that.
+    """
+    chosen, stored = made.advice.chosen, folder / "storage"
+    options: list[object] = ["--placement", chosen.placement.kind, "--every", chosen.every]
+    options += ["--persist", stored, "--persist-every", chosen.storage_every]
+    with storm.job(folder / "run", options, ["--copies", chosen.copies]) as job:
+        harness.until(job, lambda events: storm.count(events, "persisted") > 0, "in storage", 300.0)
+        begin = job.events()[-1]["t"]
+        struck = storm.storm(job, stored, storm.drawn(seconds, SEED), begin, seconds)
+        return weathered(job.events(), struck, begin, seconds)
+
+
+def weathered(events: Sequence[Event], struck: Sequence[Struck], begin: float, seconds: float) -> Weathered:
+    """What the log says of those seconds."""
+    done = storm.steps(events, begin, begin + seconds)
+    first = max(event["step"] for event in events if event["kind"] == "step" and event["t"] <= begin)
+    kept = done[-1]["step"] - first if done else 0
+    found = [
+        one
+        for one in storm.interruptions(events, struck)
+        if (one.recovery.injected or 0.0) > begin and (one.recovery.first_step or 0.0) <= begin + seconds
+    ]
+    times = storm.paces(done)
+    return Weathered(
+        seconds, begin, kept, len(done), mean(times) if times else 0.0, tuple(struck), tuple(found)
+    )
+
+
+def replayed(known: Calibrated, made: Plan, ran: Weathered) -> SimulationResult:
+    """The twin through the strikes of ``ran``, each at its time."""
+    hit = [one for one in ran.struck if one.found and one.kind.reach != "nobody"]
+    changes = [
+        Change(
+            one.t - ran.begin,
+            tuple(range(HOSTS)) if one.kind.reach == "leaf" else (one.rank,),
+            software=one.kind.reach == "processes",
+            cause=one.kind.name,
+        )
+        for one in hit
+    ]
+    often = {name: float(count) for name, count in Counter(one.kind.name for one in hit).items()}
+    return through(made, changes, known.costs(often))
+
+
+def rows(known: Calibrated, plans: Sequence[Plan], ran: Weathered, load: str) -> Iterator[Row]:
+    """The figures of ``ran`` beside those that were forecast."""
+    made, minutes = plans[0], f"{ran.seconds / 60:g} min"
+    draws = [one for made in plans for one in made.advice.results if one.scheme == MEMORY]
+    again = replayed(known, made, ran)
+    found = sorted(one.goodput for one in draws)
+    low, high = quantile(found, 0.05), quantile(found, 0.95)
+    measured = ran.kept * known.step / ran.seconds
+    inside = low <= measured <= high
+    missed = sum(not one.found for one in ran.struck)
+    chosen = made.advice.chosen
+    yield _goodput(
+        f"own run of {minutes}, goodput at the rate of the faults", measured, mean(found),
+        f"mean of {len(draws)} draws; 5 to 95 % of them: {low:.1%} to {high:.1%}, the run is"
+        f" {'inside' if inside else 'outside'}; {len(ran.struck)} strikes, {missed} found nobody;"
+        f" {HOSTS} hosts at {storm.RATE}/s, a strike every {MTBF:g} s on average, a host comes after"
+        f" {storm.REPLACE_AFTER:g} s; as planned for peer memory:"
+        f" {chosen.copies} copies, to memory every {chosen.every} steps, to storage every"
+        f" {chosen.storage_every}; {load}",
+    )  # fmt: skip
+    yield _goodput(
+        f"own run of {minutes}, goodput with the very faults that struck", measured, again.goodput,
+        f"the twin through the same faults at the same times; a step took {ran.pace * 1e3:.0f} ms in the run"
+        f" with its checkpoints, {_pace(known, made) * 1e3:.0f} ms by the forecast"
+        f" ({known.step * 1e3:.0f} ms without)",
+    )  # fmt: skip
+    yield Row(SECTION, "… steps kept", "steps", measured=ran.kept, emulated=again.steps)
+    yield Row(SECTION, "… steps done again", "steps", measured=ran.redone, emulated=again.redone)
+    stored = sum("storage" in one.recovery.tiers.values() for one in ran.interruptions)
+    unstruck = sum(not one.struck for one in ran.interruptions)
+    yield Row(
+        SECTION, "… strikes that stopped it", "",
+        measured=sum(s.kind.reach != "nobody" for one in ran.interruptions for s in one.struck),
+        emulated=again.failures,
+        note=f"in {len(ran.interruptions)} recoveries, {unstruck} of them without a strike",
+    )  # fmt: skip
+    yield Row(SECTION, "… recoveries from storage", "", measured=stored, emulated=again.from_storage)
+    yield from _times(known, ran, again)
+
+
+def _goodput(name: str, measured: float, emulated: float, note: str) -> Row:
+    return Row(
+        SECTION, name, "", measured=measured, emulated=emulated, target=f"≤ {WITHIN:.0%} error",
+        met=abs(emulated - measured) <= WITHIN * measured, note=note,
+    )  # fmt: skip
+
+
+def _pace(known: Calibrated, made: Plan) -> float:
+    """Seconds of a step with its checkpoints, as forecast."""
+    chosen = made.advice.chosen
+    return known.step + known.copy / chosen.every + known.stall / chosen.storage_every
+
+
+def _times(known: Calibrated, ran: Weathered, again: SimulationResult) -> Iterator[Row]:
+    """Where the time went, and what each kind of strike cost."""
+    away, of = sum(one.known for one in ran.interruptions), again.phases
+    yield Row(
+        SECTION, "… seconds until losses were known and hosts there", "s",
+        measured=away, emulated=of["detect"] + of["wait"],
+    )  # fmt: skip
+    back = sum(one.back for one in ran.interruptions)
+    yield Row(
+        SECTION, "… seconds of start, group and load", "s", measured=back,
+        emulated=of["start"] + of["regroup"] + of["load"],
+    )  # fmt: skip
+    redo = ran.redone * ran.pace
+    yield Row(
+        SECTION, "… seconds of steps done again, and in flight", "s", measured=redo, emulated=of["redo"]
+    )  # fmt: skip
+    yield Row(
+        SECTION, "… seconds of checkpoints, and of steps that took longer", "s",
+        measured=ran.seconds - away - back - redo - ran.kept * known.step,
+        emulated=of["checkpoint"] + of["slow"],
+    )  # fmt: skip
+    for kind in KINDS:
+        alone = [one for one in ran.interruptions if [s.kind for s in one.struck] == [kind]]
+        if kind.reach == "nobody":
+            struck = sum(one.kind == kind for one in ran.struck)
+            yield Row(
+                SECTION, f"{kind.name}: seconds without a step, mean", "s",
+                measured=sum(one.seconds for one in alone) / max(1, struck), emulated=0.0,
+                note=f"{struck} struck; the plan does not know of it",
+            )  # fmt: skip
+            continue
+        yield Row(
+            SECTION, f"{kind.name}: seconds without a step, mean", "s",
+            measured=mean(one.seconds for one in alone) if alone else None,
+            emulated=known.cost(kind.name),
+            note=f"of {len(alone)} that struck alone; forecast: mean of {len(known.strikes[kind.name])}",
+        )  # fmt: skip

@@ -1,0 +1,172 @@
+"""The example job for real, against its emulation: time, tensor memory, and the counters of a GPU.
+
+*Time*: the real job and the calibration alternate, so that both see the machine as it is; neither knows the
+other's figures. What is emulated is the time between the ends of two consecutive steps, as it is measured.
+*Memory*: bytes of real storages in a real run against those of one captured rank, to be equal. *GPU*: the
+same on a machine with GPUs, by PyTorch's own counters.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness.rows import Row, left_out
+from benchmarks.training.emulate.jobs import (
+    BenchJob,
+    capture_one,
+    example,
+    launch,
+    peak_bytes,
+    read_figures,
+    run_for_real,
+    save,
+)
+from windtunnel.cluster.catalogue import device, device_names
+from windtunnel.cluster.load import load_cluster
+from windtunnel.training.emulate.emulation import Options, costs_of, simulate
+from windtunnel.training.emulate.graph import Slice
+from windtunnel.training.emulate.live.session import Script
+from windtunnel.training.emulate.policy.classes import slice_world
+from windtunnel.training.emulate.policy.stitch import stitch
+from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, read_profile
+from windtunnel.training.emulate.twin.emulate import Timing, replay_world
+
+SECTION = "time"
+WARM_UP = 3  # steps that are not counted: allocation, DDP's buckets, caches
+TARGET = 0.05
+
+
+def time_rows(quick: bool) -> Iterator[Row]:
+    """Measured and emulated seconds of an iteration of each job, and the mean error of all."""
+    repeats, steps, seconds = (1, 18, 4.0) if quick else (3, 18, 6.0)
+    errors = []
+    for job in (BenchJob("none", 1), BenchJob("ddp", 1), BenchJob("fsdp", 1), *pairs()):
+        if job.world > (os.cpu_count() or 1):
+            yield left_out(
+                SECTION,
+                f"iteration, {job.name}",
+                f"{job.world} ranks need as many cores, here are {os.cpu_count()}",
+            )
+            continue
+        measured, emulated, note = compare(job, repeats, steps, seconds)
+        row = Row(
+            SECTION, f"iteration, {job.name}", "s", measured, emulated, note=note,
+            source=f"median of {repeats * (steps - WARM_UP)} real steps; calibration between them",
+        )  # fmt: skip
+        errors.append(row.error or 0.0)
+        yield row
+    mean = statistics.mean(errors)
+    yield Row(
+        SECTION, "iteration, mean error", "", emulated=mean, target=f"<= {TARGET:.0%}", met=mean <= TARGET,
+        note=f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; other work adds to it",
+    )  # fmt: skip
+
+
+def pairs() -> list[BenchJob]:
+    """The jobs of more than one rank."""
+    return [BenchJob(parallel, world) for world in (2, 4) for parallel in ("ddp", "fsdp")]
+
+
+def compare(job: BenchJob, repeats: int, steps: int, seconds: float) -> tuple[float, float, str]:
+    """Measured and emulated seconds of an iteration, and in words where the emulated time goes."""
+    slice_ = capture_one(job)
+    real: list[float] = []
+    timings: list[Timing] = []
+    for _ in range(repeats):
+        real += run_for_real(job, "time", steps)[0][WARM_UP:]
+        timings.append(emulated_timing(job, slice_, calibrated(job, slice_, seconds)))
+    timings.sort(key=lambda timing: timing.iteration_time_s)
+    timing = timings[len(timings) // 2]
+    return statistics.median(real), timing.iteration_time_s, parts(timing)
+
+
+def calibrated(job: BenchJob, slice_: Slice, seconds: float) -> DeviceProfile:
+    """A profile of this machine for the calls of ``slice_``, with ``job.world`` cores busy."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(slice_, Path(folder, "slice.pkl"))
+        launch(job.world, "jobs", f"{folder}/slice.pkl", folder, str(seconds))
+        return read_profile(Path(folder, "0.json"))
+
+
+def emulated_timing(job: BenchJob, slice_: Slice, profile: DeviceProfile) -> Timing:
+    """The job replayed from its one captured rank on the costs of ``profile``."""
+    cluster = load_cluster(f"cpu:1x{job.world}")
+    classes = slice_world(lambda ranks: [slice_], job.world, [slice_.rank])
+    return replay_world(stitch(classes), cluster, costs_of(classes, cluster, profile))
+
+
+def parts(timing: Timing) -> str:
+    """The emulated iteration by kind of time."""
+    return ", ".join(f"{kind} {seconds * 1e3:.1f} ms" for kind, seconds in timing.critical_path.items())
+
+
+MEMORY = "memory"
+
+
+def memory_rows(quick: bool) -> Iterator[Row]:
+    """Peak bytes of a step from the second on: what most steps of the real ranks have, and the emulated."""
+    worlds = (1, 2) if quick else (1, 2, 4)
+    for world in worlds:
+        for parallel in ("ddp", "fsdp"):
+            # Memory needs no long steps.
+            job = BenchJob(parallel, world, seq=64, batch=2)
+            emulated = peak_bytes(capture_one(job))
+            figures = run_for_real(job, "memory", steps=5)
+            settled = [int(peak) for rank in figures for peak in rank[1:]]
+            # A thread of gloo may hold a buffer for a moment longer, so that now and then a step stands out.
+            measured, times = Counter(settled).most_common(1)[0]
+            yield Row(
+                MEMORY, f"peak tensor bytes, {job.name}", "bytes", measured, emulated,
+                source=f"storages of all ranks in a real run: so in {times} of {len(settled)} steps",
+                target="equal", met=measured == emulated,
+            )  # fmt: skip
+
+
+GPU = "gpu"
+GPU_STEPS = 18
+GPU_ARGUMENTS = "--size 1b --parallel fsdp --seq 4096 --batch 2 --ac selective"
+
+
+def gpu_rows(quick: bool) -> Iterator[Row]:
+    """Iteration time, allocated and reserved bytes of a job on all GPUs of this machine."""
+    if not torch.cuda.is_available():
+        yield left_out(GPU, "real GPU run", "no CUDA device: left out")
+        return
+    name = catalogue_name(torch.cuda.get_device_name())
+    if name is None:
+        yield left_out(GPU, "real GPU run", f"{torch.cuda.get_device_name()} is not in the catalogue")
+        return
+    world = torch.cuda.device_count()
+    arguments = [*GPU_ARGUMENTS.split(), "--steps", str(GPU_STEPS)]
+    with tempfile.TemporaryDirectory() as folder:
+        launch(world, "tracked", "cuda", folder, str(example()), *arguments)
+        figures = read_figures(Path(folder), world)
+    result = simulate(Script(example(), tuple(arguments)), load_cluster(f"{name}:1x{world}"), Options())
+    job, source = f"1B, FSDP2, {world} x {name}", "torch.cuda.max_memory_*, all ranks, steady steps"
+    settled = [step for rank in figures for step in rank[WARM_UP:]]
+    seconds = statistics.median(step[0] for step in settled)
+    yield Row(
+        GPU, f"{job}: iteration", "s", seconds, result.timing.iteration_time_s,
+        source=f"median of {len(settled)} steps",
+    )  # fmt: skip
+    yield Row(
+        GPU, f"{job}: peak allocated", "bytes", max(step[1] for step in settled),
+        max(profile.steady.allocated_bytes for profile in result.memory), source=source,
+    )  # fmt: skip
+    yield Row(
+        GPU, f"{job}: peak reserved", "bytes", max(step[2] for step in settled),
+        max(profile.whole.reserved_bytes for profile in result.memory), source=source,
+    )  # fmt: skip
+
+
+def catalogue_name(torch_name: str) -> str | None:
+    """The device of the catalogue that PyTorch calls ``torch_name``, or None."""
+    names = (name for name in device_names() if name != "cpu")
+    return next((name for name in names if device(name).torch_name == torch_name), None)

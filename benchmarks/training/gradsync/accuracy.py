@@ -1,0 +1,152 @@
+"""Whether training ends as well: small jobs to convergence with every codec, with feedback and without.
+
+Four ranks in this process, each with the gradient of its own part of the batch, through the codecs and
+their residuals as they would go over a network. *text*: the byte that follows sixteen others in the play
+that lies with the examples, tested on its last tenth. *images*: digits that are drawn here (`bench.digits`).
+Each job runs with several seeds; the noise of
+dense training is the deviation of its results. A codec loses nothing where its mean is no further from
+dense's than two deviations (of one run) and half a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.harness.digits import drawn
+from benchmarks.harness.rows import Row, left_out
+from windtunnel.training.gradsync.live.codecs import find, seed_of
+from windtunnel.training.gradsync.live.feedback import Feedback
+from windtunnel.training.gradsync.live.lowrank import LowRank
+
+RANKS, BATCH, RATE = 4, 16, 0.05
+CODECS = (
+    "fp16", "bf16", "int8", "fp8", "terngrad", "qsgd:7", "sign", "onebit", "topk:0.01", "threshold:0.01",
+    "dragonn:0.01", "dgc:0.01", "randomk:0.25", "powersgd:2",
+)  # fmt: skip
+CONTROLS = ("sign", "onebit", "topk:0.01", "dragonn:0.01")
+"""Also run without a residual: it is what keeps the others from losing."""
+TOLERATED = 0.005
+TEXT = Path(__file__).resolve().parents[3] / "examples" / "data" / "coriolanus.txt"
+CONTEXT = 16
+
+
+@dataclass(frozen=True)
+class Job:
+    """Training takes examples below ``learnt``, at random; those from ``tested`` on judge it."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    inputs: Tensor
+    labels: Tensor
+    learnt: int
+    tested: int
+    steps: int
+
+
+def accuracy_rows(quick: bool = False) -> Iterator[Row]:
+    """The share of the test that is right at the end, for each codec and job; a ``quick`` training has not
+    converged, and is not judged."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield from _job_rows(_images(100 if quick else 1000), range(2 if quick else 5), judged=not quick)
+        if quick or not TEXT.exists():
+            yield left_out("accuracy", "text", "not in a quick run" if quick else f"{TEXT} does not exist")
+        else:
+            yield from _job_rows(_text(1500), range(5), judged=True)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _job_rows(job: Job, seeds: Sequence[int], judged: bool) -> Iterator[Row]:
+    least = 0.0
+    for spec in ("none", *CODECS):
+        found = [trained(job, spec, seed) for seed in seeds]
+        mean, noise, held = fmean(found), stdev(found), judged and spec != "none"
+        yield Row(
+            "accuracy", f"{job.name}: {spec}", "", mean, target="within noise of none" if held else "",
+            met=mean >= least if held else None, note=f"deviation {noise:.2%}",
+        )  # fmt: skip
+        least = mean - 2 * noise - TOLERATED if spec == "none" else least
+    for spec in CONTROLS:
+        found = [trained(job, spec, seed, feedback=False) for seed in seeds]
+        yield Row("accuracy", f"{job.name}: {spec} without feedback", "", fmean(found))
+
+
+def trained(job: Job, spec: str, seed: int, feedback: bool = True) -> float:
+    """The share of the test that is right after training with SGD and momentum 0.9 (DGC's own instead where
+    the codec is that), the rate falling evenly to zero."""
+    torch.manual_seed(seed)
+    model, codec = job.model(), find(spec)
+    parameters = dict(model.named_parameters())
+    sizes = {name: one.numel() for name, one in parameters.items()}
+    ranks = [Feedback([sizes], momentum=0.9) for _ in range(RANKS)]
+    lows = [LowRank(codec.rank, {name: one.shape for name, one in parameters.items()}) for _ in range(RANKS)]
+    momentum = 0.0 if codec.family == "dgc" else 0.9
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
+    generator = torch.Generator().manual_seed(1000 + seed)
+    total = torch.zeros(sum(sizes.values()))
+    for step in range(job.steps):
+        optimizer.param_groups[0]["lr"] = RATE * (1 - step / job.steps)
+        rows = []
+        for _ in range(RANKS):
+            optimizer.zero_grad()
+            chosen = torch.randint(0, job.learnt, (BATCH,), generator=generator)
+            nn.functional.cross_entropy(model(job.inputs[chosen]), job.labels[chosen]).backward()
+            rows.append(torch.cat([one.grad.view(-1) for one in parameters.values() if one.grad is not None]))
+        total.zero_()
+        if codec.rank:
+            _two_sums(lows, [ranks[at].corrected(0, row, codec) for at, row in enumerate(rows)], total)
+        else:
+            for at, row in enumerate(rows):
+                drawn = seed_of(seed, step, 0, 0 if codec.summable else at)
+                code = ranks[at].encode(0, row, codec, drawn) if feedback else codec.encode(row, drawn)
+                codec.add(code, total, drawn, 1 / RANKS)
+        for one, part in zip(parameters.values(), total.split(list(sizes.values())), strict=True):
+            one.grad = part.view_as(one).clone()
+        optimizer.step()
+    with torch.no_grad():
+        right = model(job.inputs[job.tested :]).argmax(1) == job.labels[job.tested :]
+    return float(right.float().mean())
+
+
+def _two_sums(lows: list[LowRank], rows: list[Tensor], total: Tensor) -> None:
+    """The mean of the ranks' rows by `LowRank`; what it lacks stays in them."""
+    ranks = list(zip(lows, rows, strict=True))
+    first = torch.stack([low.first(row) for low, row in ranks]).sum(0)
+    # the first sum is made orthonormal in place, alike on all ranks
+    second = torch.stack([low.second(row, mine := first.clone()) for low, row in ranks]).sum(0)
+    lows[0].add(mine, second, total, 1 / RANKS)
+    for low, row in ranks:
+        low.add(mine, second, row, -1 / RANKS)
+
+
+def _images(steps: int) -> Job:
+    inputs, labels = (torch.from_numpy(one) for one in drawn(6000, 1))
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 64), nn.ReLU(),
+            nn.Linear(64, 10),
+        )  # fmt: skip
+
+    return Job("images", model, inputs, labels, 4000, 4000, steps)
+
+
+def _text(steps: int) -> Job:
+    data = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long().clamp(max=127)
+    windows = data.unfold(0, CONTEXT + 1, 1)
+    learnt = len(windows) * 9 // 10
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Embedding(128, 16), nn.Flatten(), nn.Linear(16 * CONTEXT, 128), nn.ReLU(), nn.Linear(128, 128)
+        )
+
+    return Job("text", model, windows[:, :-1], windows[:, -1], learnt, learnt + CONTEXT, steps)

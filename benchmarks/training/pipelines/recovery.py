@@ -1,0 +1,196 @@
+"""Live: the first step after the loss of a host, and the throughput at several rates of loss."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from benchmarks.harness.measure import median
+from benchmarks.harness.rows import Row
+from benchmarks.training.pipelines.job import FORWARD, LAYERS, MICROBATCH_SIZE, MICROBATCHES
+from benchmarks.training.pipelines.measured import (
+    SCHEMES,
+    Cell,
+    Recoveries,
+    measure_grid,
+    measure_recoveries,
+)  # fmt: skip
+from benchmarks.training.pipelines.runs import CHECKPOINT_EVERY, COMES_AFTER, HOSTS, JobRun
+from windtunnel.training.elastic.events import PHASES, Recovery
+
+SAMPLES = MICROBATCHES * MICROBATCH_SIZE  # of a step
+
+
+def conditions(step_time: float) -> str:
+    """What the live figures were measured on."""
+    return (
+        f"{HOSTS} hosts of one rank on {os.cpu_count()} cores, gloo over loopback; {LAYERS} layers,"
+        f" {MICROBATCHES} microbatches, step {step_time * 1e3:.0f} ms, of which a layer's device time"
+        f" ({FORWARD * 1e3:g} ms forward, twice that backward, a microbatch) is slept"
+    )
+
+
+def recovery_rows(quick: bool) -> Iterator[Row]:
+    """Rows of the section: kills of a host at random steps, no host comes back."""
+    found = measure_recoveries(quick)
+    yield Row(
+        "recovery", "step, undisturbed", "s", measured=found.step_time, note=conditions(found.step_time)
+    )
+    for scheme in SCHEMES:
+        yield from _scheme(found, scheme)
+    yield from _cold(found)
+    yield from _peer(found.peer)
+    yield from _ratios(found)
+    yield from _same(found)
+
+
+def _scheme(found: Recoveries, scheme: str) -> Iterator[Row]:
+    pairs = found.recoveries(scheme)  # type: ignore[arg-type]
+    recoveries = [recovery for _, recovery in pairs]
+    note = f"median of {len(recoveries)} kills"
+    if scheme == "warm restart":
+        note += (
+            f"; processes forked from one with torch imported, checkpoint every {CHECKPOINT_EVERY} steps"
+            " on a local disk, which another host would not have"
+        )
+    yield Row(
+        "recovery", f"{scheme}: loss to first step", "s", measured=median([r.seconds for r in recoveries]),
+        note=note,
+    )  # fmt: skip
+    yield from _phases(scheme, recoveries)
+    regained = median([ran.regained(recovery) for ran, recovery in pairs])
+    yield Row("recovery", f"{scheme}: loss to first step that is new", "s", measured=regained)
+    again = [float(r.steps_lost) for r in recoveries if r.steps_lost is not None]
+    worst = max(again, default=None)
+    yield Row(
+        "recovery", f"{scheme}: steps done again, most", "steps", measured=worst,
+        target="0" if scheme == "templates" else "", met=worst == 0 if scheme == "templates" else None,
+    )  # fmt: skip
+
+
+def _phases(scheme: str, recoveries: Sequence[Recovery]) -> Iterator[Row]:
+    for phase in PHASES:
+        shown = {"load": "copy", "first_step": "first step"}.get(phase, phase)
+        value = median([recovery.phases[phase] for recovery in recoveries])
+        yield Row("recovery", f"{scheme}, phase {shown}", "s", measured=value)
+
+
+def _cold(found: Recoveries) -> Iterator[Row]:
+    cold = found.cold
+    yield Row(
+        "recovery", "cold restart: loss to first step", "s", measured=median([c.seconds for c in cold]),
+        note=f"median of {len(cold)} kills; all processes end, interpreter and torch start anew (one import"
+        " of torch serves all hosts of this computer)",
+    )  # fmt: skip
+    for phase in ("detect", "end", "start", "load", "first_step"):
+        shown = {"load": "copy", "first_step": "first step"}.get(phase, phase)
+        value = median([getattr(c, phase) for c in cold])
+        yield Row("recovery", f"cold restart, phase {shown}", "s", measured=value)
+    yield Row(
+        "recovery", "cold restart: loss to first step that is new", "s",
+        measured=median([c.regained for c in cold]),
+    )  # fmt: skip
+
+
+def _peer(recoveries: Sequence[Recovery]) -> Iterator[Row]:
+    known = [recovery for recovery in recoveries if recovery.kind == "loss" and recovery.complete]
+    name = "replacement + peer memory"
+    yield Row(
+        "recovery", f"{name}: loss to first step", "s", measured=median([r.seconds for r in known]),
+        note=f"median of {len(known)} kills; a job of the same size, checkpoint every step in two hosts'"
+        " memory; a new host comes at once, which templates do not need",
+    )  # fmt: skip
+    yield from _phases(name, known)
+
+
+def _ratios(found: Recoveries) -> Iterator[Row]:
+    pairs = found.recoveries("templates")
+    ours = median([recovery.seconds for _, recovery in pairs])
+    if not ours:
+        return
+    restarts = found.recoveries("warm restart")
+    known = [recovery.seconds for recovery in found.peer if recovery.kind == "loss" and recovery.complete]
+    for name, theirs in (
+        ("warm restart / templates, first step", median([r.seconds for _, r in restarts])),
+        ("warm restart / templates, first new step", median([f.regained(r) for f, r in restarts])),
+        ("cold restart / templates, first step", median([c.seconds for c in found.cold])),
+        ("cold restart / templates, first new step", median([c.regained for c in found.cold])),
+        ("replacement + peer memory / templates, first step", median(known)),
+    ):
+        measured = None if theirs is None else theirs / ours
+        yield Row("recovery", name, "times", measured=measured, note="of the medians above")
+
+
+def _same(found: Recoveries) -> Iterator[Row]:
+    truth = found.undisturbed
+    runs = [ran for several in found.ran.values() for ran in several]
+    equal = sum(ran.losses == truth.losses and ran.hashes == truth.hashes for ran in runs)
+    cold = sum(all(truth.losses[s] == loss for s, loss in one.losses.items()) for one in found.cold)
+    kills = sum(len(found.recoveries(scheme, back)) for scheme, back in found.ran)
+    yield Row(
+        "recovery", "runs bit-identical to an undisturbed one", "", measured=equal / len(runs), target="all",
+        met=equal == len(runs),
+        note=f"{len(runs)} runs with {kills} kills: loss of every step, and hash of every layer with its"
+        " optimizer; fixed-point sums of gradients",
+    )  # fmt: skip
+    yield Row(
+        "recovery", "cold restarts with the same losses", "", measured=cold / len(found.cold), target="all",
+        met=cold == len(found.cold),
+    )  # fmt: skip
+
+
+def rates_rows(quick: bool) -> Iterator[Row]:
+    """Rows of the section: throughput, downtime included, for each rate of loss."""
+    found, grid = measure_recoveries(quick), measure_grid(quick)
+    restart = found.restart()
+    healthy = SAMPLES / found.step_time
+    yield Row(
+        "rates", "without losses", "samples/s", measured=healthy,
+        note=f"{conditions(found.step_time)}; a warm restart takes {restart:.2f} s to its first step",
+    )  # fmt: skip
+    for cell in grid.cells:
+        yield from _cell(cell, found, restart)
+    several = [ran for cell in grid.cells for ran in cell.ran.values()]
+    truth = grid.reference.losses
+    equal = sum(
+        len(ran.losses) == ran.steps and all(truth[s] == loss for s, loss in ran.losses.items())
+        for ran in several
+    )
+    pairs = sum(len({tuple(f.hashes.items()) for f in cell.ran.values()}) == 1 for cell in grid.cells)
+    yield Row(
+        "rates", "runs bit-identical to an undisturbed one", "", measured=equal / len(several), target="all",
+        met=equal == len(several) and pairs == len(grid.cells),
+        note=f"loss of every step, against a run on two hosts; hashes equal between the schemes in {pairs}"
+        f" of {len(grid.cells)} cells",
+    )  # fmt: skip
+
+
+def _cell(cell: Cell, found: Recoveries, restart: float) -> Iterator[Row]:
+    back = f"back after {COMES_AFTER:g} s" if cell.back else "not back"
+    name = f"loss every {cell.every} steps, {back}"
+    rate = {}
+    for scheme in SCHEMES:
+        ran = cell.ran[scheme]
+        rate[scheme] = (ran.steps - 1) * SAMPLES / ran.seconds
+        yield Row("rates", f"{name}: {scheme}", "samples/s", measured=rate[scheme], note=_story(ran, found))
+    losses = len(_losses(cell.ran["templates"]))
+    mtbf = cell.every * found.step_time
+    ours = median([recovery.seconds for _, recovery in found.recoveries("templates")])
+    ratio = rate["templates"] / rate["warm restart"]
+    words = f"time between losses / recovery: {mtbf / restart:.3g} warm restart"
+    words += f", {mtbf / ours:.3g} templates" if ours else ""
+    yield Row(
+        "rates", f"{name}: templates / warm restart", "times", measured=ratio,
+        note=f"{losses} {'loss' if losses == 1 else 'losses'}; {words}",
+    )  # fmt: skip
+
+
+def _losses(ran: JobRun) -> list[Recovery]:
+    return [recovery for recovery in ran.recoveries() if recovery.kind == "loss"]
+
+
+def _story(ran: JobRun, found: Recoveries) -> str:
+    recoveries = ran.recoveries()
+    down = sum(recovery.seconds or 0.0 for recovery in recoveries)
+    again = sum(recovery.steps_lost or 0 for recovery in recoveries)
+    return f"{ran.seconds:.1f} s, of which {down:.1f} s recoveries; {again} steps done again"

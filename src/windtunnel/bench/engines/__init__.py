@@ -1,1 +1,0 @@
-"""The engines against their peers: ``windtunnel bench engines.flows`` and its like."""

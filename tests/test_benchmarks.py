@@ -1,0 +1,229 @@
+"""What every bench is written with, on a bench that measures nothing."""
+
+import json
+import math
+import sys
+import types
+from collections.abc import Callable, Iterator
+from statistics import median as exact_median
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import benchmarks.__main__ as verb
+from benchmarks.harness import measure, show
+from benchmarks.harness.rows import Row, guarded, runner
+from windtunnel.base.errors import ScriptError, UserError
+
+ROWS = {
+    "time": [
+        Row(
+            "time", "a job", "s", measured=0.2, emulated=0.19, target="<= 4%", met=False, source="three runs"
+        ),
+        Row("time", "a | pipe", "times", published=3.0),
+    ],
+    "memory": [
+        Row("memory", "bytes", "bytes", measured=22936308, emulated=22936308, target="equal", met=True)
+    ],
+    "gpu": [Row("gpu", "a GPU", "", note="no CUDA device: left out")],
+}
+HOST = {
+    "date": "2026-01-02", "processor": "Some CPU", "cpus": 2, "memory_bytes": 2**33, "gpus": ["H200"],
+    "kernel": "6.1", "load_average": 0.25, "versions": {"python": "3.11", "platform": "linux"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A package with a bench of three sections, in the place of that of agents.sandbox."""
+    package = types.ModuleType("fake_bench")
+    package.SECTIONS = {"time": "parts.time_rows", "memory": "parts.memory_rows", "gpu": "parts.gpu_rows"}  # type: ignore[attr-defined]
+    package.run = runner("fake_bench", package.SECTIONS)  # type: ignore[attr-defined]
+    parts = types.ModuleType("fake_bench.parts")
+    parts.asked = []  # type: ignore[attr-defined]
+    for name in ROWS:
+
+        def rows(quick: bool, name: str = name) -> Iterator[Row]:
+            parts.asked.append((name, quick))
+            yield from ROWS[name]
+
+        setattr(parts, f"{name}_rows", rows)
+    parts.why = lambda: "left out: no such device"  # type: ignore[attr-defined]
+    package.parts = parts  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fake_bench", package)
+    monkeypatch.setitem(sys.modules, "fake_bench.parts", parts)
+    monkeypatch.setattr(verb, "find", lambda _: package)
+    monkeypatch.setattr(verb, "host_facts", lambda: HOST)
+    return package
+
+
+@pytest.fixture
+def invoke(fake: types.ModuleType) -> Callable[..., Any]:
+    return lambda *words: CliRunner().invoke(verb.app, ["agents.sandbox", *words])
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+def test_the_table_shows_misses_and_what_was_left_out(invoke: Callable[..., Any], fake: Any) -> None:
+    text = invoke("--quick").output
+    for part in ("✗ <= 4%", "✓ equal", "5.00%", "22,936,308 B", "a GPU: no CUDA device: left out"):
+        assert part in text
+    assert "targets: 1 met, 1 missed (a job)" in text
+    assert fake.parts.asked == [("time", True), ("memory", True), ("gpu", True)]
+
+
+def test_json_has_every_figure_by_its_kind_and_what_it_was_measured_on(invoke: Callable[..., Any]) -> None:
+    told = json.loads(invoke("--json", "--only", "time").stdout)
+    assert (told["capability"], told["quick"], told["host"]) == ("agents.sandbox", False, HOST)
+    first, second = told["rows"]
+    assert (first["measured"], first["emulated"], first["published"]) == (0.2, 0.19, None)
+    assert first["error"] == pytest.approx(0.05) and first["met"] is False
+    assert (second["measured"], second["published"], second["unit"]) == (None, 3.0, "times")
+
+
+def test_markdown_is_a_table_a_section(invoke: Callable[..., Any]) -> None:
+    text = invoke("--markdown", "--quick").stdout
+    assert text.startswith(
+        "### `python -m benchmarks agents.sandbox --quick`\n\n2026-01-02: Some CPU, 2 CPUs, 8.00 GiB"
+    )
+    assert "8.00 GiB, H200, Linux 6.1" in text and "python 3.11." in text
+    lines = text.splitlines()
+    at = lines.index("**time**")
+    assert lines[at + 2 : at + 6] == [
+        "| name | measured | emulated | published | error | target |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| a job | 200.0 ms | 190.0 ms |  | 5.00% | ✗ &lt;= 4% |",
+        "| a \\| pipe |  |  | 3 times |  |  |",
+    ]
+    assert "- a GPU: no CUDA device: left out" in lines and "- a job: three runs" in lines
+    assert lines[-1] == "targets: 1 met, 1 missed (a job)"
+
+
+def test_json_and_markdown_are_not_both(invoke: Callable[..., Any]) -> None:
+    error = invoke("--markdown", "--json").exception
+    assert isinstance(error, UserError) and "--json and --markdown" in str(error)
+
+
+# --- rows ---------------------------------------------------------------------------------------------------
+
+
+def test_sections_come_in_the_order_of_the_table(fake: Any) -> None:
+    told: list[tuple[str, float]] = []
+    shown: list[list[Row]] = []
+    rows = fake.run(["memory", "time"], progress=lambda *seen: told.append(seen), shown=shown.append)
+    assert rows == ROWS["time"] + ROWS["memory"] and shown == [ROWS["time"], ROWS["memory"]]
+    assert told == [("time", 0.0), ("memory", 0.5)]
+
+
+def test_an_unknown_section_is_refused(fake: Any) -> None:
+    with pytest.raises(UserError, match="'tme' is no section; accepted are time, memory, gpu"):
+        fake.run(["tme"])
+
+
+def test_minutes_go_to_the_section_that_goes_on_for_a_time_and_to_no_other(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(fake.parts, "time_rows", lambda *given: asked.append(given) or [])
+    timed = runner("fake_bench", fake.SECTIONS, timed=("time",))
+    timed(minutes=3.0)
+    timed(["time"], quick=True)
+    assert asked == [(False, 3.0), (True, None)]
+    assert fake.parts.asked == [("memory", False), ("gpu", False)]
+    with pytest.raises(UserError, match=r"--minutes 3 .* accepted with time"):
+        timed(["memory"], minutes=3.0)
+    with pytest.raises(UserError, match="none of this bench"):
+        fake.run(minutes=3.0)
+
+
+def test_where_nothing_can_be_measured_every_section_says_so(fake: Any) -> None:
+    rows = runner("fake_bench", fake.SECTIONS, missing="parts.why")()
+    assert [(row.section, row.note) for row in rows] == [(name, "left out: no such device") for name in ROWS]
+    assert fake.parts.asked == []
+
+
+def test_a_section_that_cannot_be_imported_does_not_lose_the_others() -> None:
+    (row,) = runner("fake_bench", {"time": "nowhere.rows"})()
+    assert row.name == "time (failed)" and "ModuleNotFoundError" in row.note
+
+
+def test_rows_before_a_failure_are_kept_and_the_failure_is_told() -> None:
+    def produce() -> Iterator[Row]:
+        yield Row("memory", "first", "s", measured=1.0)
+        raise ScriptError("the job failed\nbadly")
+
+    first, second = guarded("memory", produce)
+    assert first.name == "first"
+    assert second.measured is None
+    assert "the job failed" in second.note
+    assert "\n" not in second.note
+
+
+def test_the_error_is_against_what_was_measured_and_else_against_what_was_published() -> None:
+    assert Row("s", "n", "s", measured=2.0, emulated=1.5, published=100.0).error == 0.25
+    assert Row("s", "n", "s", emulated=90.0, published=100.0).error == pytest.approx(0.1)
+    assert Row("s", "n", "s", emulated=90.0).error is None
+    assert Row("s", "n", "bytes", measured=0.0, emulated=0.0).error == 0.0
+    assert Row("s", "n", "bytes", measured=0.0, emulated=1.0).error is None
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (None, "s", ""), (0.0123, "s", "12.3 ms"), (62.0, "s", "62 s"), (3 * 2**30, "bytes", "3.00 GiB"),
+        (1234567, "bytes", "1,234,567 B"), (0.5, "", "50.00%"), (2.5e6, "events/s", "2.5 M/s"),
+        (12345.6, "times", "12,346 times"),
+    ],
+)  # fmt: skip
+def test_figures(value: float | None, unit: str, shown: str) -> None:
+    assert show.figure(value, unit) == shown
+
+
+# --- measuring ----------------------------------------------------------------------------------------------
+
+
+def test_quantiles_are_values_that_were_measured() -> None:
+    values = [3.0, 1.0, 2.0, 4.0]
+    assert [measure.quantile(values, share) for share in (0.0, 0.25, 0.5, 0.95, 1.0)] == [1, 1, 2, 4, 4]
+    assert math.isnan(measure.quantile([], 0.5))
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50), st.floats(0, 1))
+def test_a_quantile_is_the_least_that_so_many_do_not_exceed(values: list[float], share: float) -> None:
+    found = measure.quantile(values, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
+    assert sum(value < found for value in values) <= share * len(values)
+
+
+def test_spreads_and_medians() -> None:
+    assert measure.spread([]) == measure.Spread()
+    assert measure.spread([3, 1, 2]) == measure.Spread(3, 6, 2, 3)
+    assert measure.median([None, 4.0, None, 1.0]) == exact_median([4.0, 1.0])
+    assert measure.median([None]) is None
+
+
+def test_arms_take_turns() -> None:
+    order: list[str] = []
+    arms = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}  # type: ignore[misc]
+    found = measure.in_turn(arms, 3)
+    assert order == list("abcbcacab")
+    assert found == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
+
+
+def test_a_scratch_folder_goes_with_all_in_it(tmp_path: Any) -> None:
+    with pytest.raises(KeyboardInterrupt), measure.scratch(tmp_path) as folder:
+        (folder / "deep" / "down").mkdir(parents=True)
+        assert folder.parent == tmp_path
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_host_is() -> None:
+    host = json.loads(json.dumps(measure.host_facts()))
+    assert host["cpus"] >= 1 and host["memory_bytes"] > 2**20 and host["processor"]
+    assert show.markdown("a.b", [], host).startswith("### `python -m benchmarks a.b`")
