@@ -38,6 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of a file go to one worker where a fixture of the file, or a cached function (`GROUPED` in it),
     serves several of them."""
     for item in items:
+        if "conformance" in item.path.parts:
+            item.add_marker(pytest.mark.conformance)
         if item.get_closest_marker("xdist_group") is not None or not isinstance(item, pytest.Function):
             continue
         fixtures = item._fixtureinfo.name2fixturedefs.values()
