@@ -1,21 +1,34 @@
-# make demo: set up and emulate the main job.   make test: set up and pass all tests.   make lint: ruff and mypy.   make docs: the site.
+# make demo: set up and emulate the main job.   make test: set up and pass all tests.   make conformance: foreign programs, attacks, kills.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
+# Every version that is installed: `make lock` renews it.
+LOCK ?= constraints.txt
 BIN := $(VENV)/bin
 WORKERS ?= 3
+# Further options of pytest.
+ARGS ?=
 MATRIX ?= .matrix
 # Compiled kernels are cached by the age of one file, not of what it imports: every tree gets a cache of its own.
 export NUMBA_CACHE_DIR ?= $(CURDIR)/$(VENV)/numba
 # Hundreds of processes of the tests would compile our sources anew where the environment forbids to keep them compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test record lint format docs native matrix matrix-sandbox clean
+.PHONY: demo test conformance newest record lock lint format docs native matrix matrix-sandbox clean
 
 demo: $(VENV)/ready
 	$(BIN)/windtunnel emulate --cluster h100-sxm:16x8 examples/train_llama.py --size 8b --parallel fsdp --seq 8192 --batch 2 --ac selective
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=25 --durations-min=1
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=25 --durations-min=1 $(ARGS)
+
+# Attacks, kills, matrices, foreign programs and packages; as root also what needs CRIU.
+conformance: $(VENV)/conformance-ready
+	$(BIN)/python -m pytest -m 'conformance or root' -n $(WORKERS) --dist loadgroup --durations=25 --durations-min=1 $(ARGS)
+
+# `make test` with the newest versions that pyproject.toml allows, but for PyTorch.
+newest:
+	grep '^torch==' constraints.txt > .newest.txt
+	$(MAKE) test VENV=.newest LOCK=.newest.txt
 
 # Logs of decisions that lie in the repository are recorded anew: all, or NAME=training.elastic.
 record: $(VENV)/ready
@@ -54,15 +67,28 @@ matrix-sandbox: $(VENV)/ready
 	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --packages | xargs apt-get install --quiet --yes --no-install-recommends
 	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --into docs/sandbox.md
 
-$(VENV)/ready: pyproject.toml constraints.txt
+# The versions in constraints.txt, which stand for Python 3.11 and all extras.
+lock: $(VENV)/ready
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --upgrade --all-extras --python-version 3.11 --no-emit-index-url --no-annotate --no-header \
+	  --quiet --output-file constraints.txt
+
+$(VENV)/ready: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade 'pip>=24'
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,serve,agents,dev]'
+	$(BIN)/python -m pip install --quiet --upgrade --constraint $(LOCK) pip hatchling editables
+	$(BIN)/pip install --quiet --constraint $(LOCK) --no-build-isolation --editable '.[train,serve,agents,network,data,dev]'
+	touch $@
+
+# TorchRec asks for the CUDA build of fbgemm, whose CPU build is among the strangers.
+$(VENV)/conformance-ready: $(VENV)/ready
+	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[strangers]'
+	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0
+	if [ "$$(id -u)" = 0 ]; then $(BIN)/windtunnel sandbox setup; fi
 	touch $@
 
 $(VENV)/docs-ready: $(VENV)/ready
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) site
+	rm -rf $(VENV) .newest .newest.txt site
