@@ -22,8 +22,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.agents.sandbox.harness import new_name, opened, own_home
-from benchmarks.harness.rows import Row
+from benchmarks.agents.sandbox.harness import new_name
 from conformance.sandbox.attack_list import ATTACKS
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.box import Box
@@ -37,7 +36,6 @@ from windtunnel.linux import cgroup
 
 INSIDE = Path(__file__).with_name("attack_inside.py")
 LIMITS = Limits(memory=128 << 20, pids=64)
-SECTION = "attacks"
 FAILURES = (UserError, HostError, SandboxError, *FAULTS)
 MOST_GROWTH = 256 << 20
 EVENTS = 0.05
@@ -352,19 +350,3 @@ def twice(host: Host, folder: Path) -> tuple[list[Outcome], list[Outcome]]:
         before = struck(at)
         at.box.restore()
         return before, struck(at)
-
-
-def attack_rows(quick: bool) -> Iterator[Row]:
-    with own_home() as home, opened(home) as host:
-        for when, outcomes in zip(("before", "after"), twice(host, home), strict=True):
-            wrong = [one for one in outcomes if not one.refused]
-            told = [f"{one.name} (user {one.user}): {one.reached or one.broken}" for one in wrong]
-            yield Row(
-                SECTION,
-                f"{len(ATTACKS)} attacks, some by two users, refused {when} a restore",
-                "",
-                measured=(len(outcomes) - len(wrong)) / len(outcomes),
-                target="100 %",
-                met=not wrong,
-                note="; ".join(told[:10]),
-            )
