@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 SCRIPT = """
 import torch
 import torch.distributed as dist

@@ -15,6 +15,9 @@ from windtunnel.data.embeddings.model import Tier
 from windtunnel.data.embeddings.policy import Wanted, decide
 from windtunnel.data.embeddings.torchrec import read_sharding, shardings, write_sharding
 
+pytestmark = pytest.mark.conformance
+
+
 MODULES = ("torchrec.distributed.model_parallel", "torchrec.distributed.planner", "torchrec.models.dlrm")
 TABLES = synthetic.tables("small")
 TOTAL = sum(one.total_bytes for one in TABLES)

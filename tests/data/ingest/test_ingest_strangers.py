@@ -17,7 +17,7 @@ import pytest
 from support.waiting import until
 from windtunnel.linux.processes import descendants
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 for name in ("torchdata", "torchrec", "lightning"):
     pytest.importorskip(name, reason="needs the strangers extra")
 

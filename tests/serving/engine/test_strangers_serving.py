@@ -34,6 +34,9 @@ from windtunnel.serving.engine.live.serve import Served as Settings
 from windtunnel.serving.engine.live.tokens import LocalTokens
 from windtunnel.serving.engine.model import StepTime
 
+pytestmark = pytest.mark.conformance
+
+
 openai = pytest.importorskip("openai", reason="needs openai: pip install windtunnel[strangers]")
 MODEL = "tiny-hybrid"
 ROWS, QUEUE = 4, 6

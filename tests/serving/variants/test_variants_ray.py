@@ -18,6 +18,9 @@ from windtunnel.base.errors import UserError
 from windtunnel.serving.variants.live.cluster import Cluster
 from windtunnel.serving.variants.live.service import Service
 
+pytestmark = pytest.mark.conformance
+
+
 ray = pytest.importorskip("ray", reason="needs ray (extra control)")
 
 

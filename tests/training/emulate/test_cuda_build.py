@@ -16,6 +16,7 @@ from capturing import SCRIPTS
 from windtunnel.training.emulate.live import native_library
 
 pytestmark = [
+    pytest.mark.conformance,
     pytest.mark.slow,
     pytest.mark.skipif(
         not native_library.is_cuda_build(), reason="needs a CUDA build of PyTorch: make matrix"

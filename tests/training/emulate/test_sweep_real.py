@@ -18,6 +18,9 @@ from windtunnel.training.emulate.emulation import Options, simulate
 from windtunnel.training.emulate.live.session import Script
 from windtunnel.training.emulate.sweep import load_sweep, run_sweep
 
+pytestmark = pytest.mark.conformance
+
+
 SCRIPT = Path(__file__).parent / "scripts" / "sweep_me.py"
 VARYING = ("run_id", "directory", "wall_time_s")
 

@@ -14,6 +14,9 @@ from support.quick import windtunnel
 from support.ranks import run_ranks
 from windtunnel.linux import network
 
+pytestmark = pytest.mark.conformance
+
+
 PROGRAMS = Path(__file__).parent / "programs"
 PAGE = Path(__file__).parents[3] / "docs" / "gradsync.md"
 

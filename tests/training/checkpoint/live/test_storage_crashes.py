@@ -24,6 +24,9 @@ from windtunnel.training.checkpoint.live.storage import (
     write_shard,
 )
 
+pytestmark = pytest.mark.conformance
+
+
 LAYOUT = b"what lies where"
 
 

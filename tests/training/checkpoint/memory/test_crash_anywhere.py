@@ -23,6 +23,9 @@ from windtunnel.training.checkpoint.live.memory.folder import Folder, Shelf
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot, checksum_of, load
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
 
+pytestmark = pytest.mark.conformance
+
+
 WORLD, N = 4, 64
 BEGIN, WRITE, COMPLETE, PUT, RECEIVE, ACCEPT = range(6)
 

@@ -18,6 +18,9 @@ from benchmarks.training.elastic.faults import HOSTS, KINDS, ROUNDS, Kind, Ran, 
 from windtunnel.base import keys, wire
 from windtunnel.base.listener import Listener
 
+pytestmark = pytest.mark.conformance
+
+
 TRUTH = ({0: "a", 1: "b", 2: "c"}, {0: {"2": "whole"}})
 
 

@@ -53,6 +53,7 @@ def test_a_lost_host_changes_no_loss(tmp_path: Path) -> None:
     assert first["steps_lost"] <= 1
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 def test_llama_leaves_no_doubt(tmp_path: Path) -> None:
     """Its loader is in its state: a lost host changes nothing, and nothing is said of it."""

@@ -27,6 +27,9 @@ from windtunnel.training.elastic.live.supervisor import Supervisor
 from windtunnel.training.elastic.model import OFFER, MemberHost, Membership
 from windtunnel.training.elastic.policy.rules import Rules
 
+pytestmark = pytest.mark.conformance
+
+
 NAMES = re.findall(
     r"\w+",
     """host address memory domain pid generation epoch workers posts key rank value kind t step what status

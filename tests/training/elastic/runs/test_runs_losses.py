@@ -44,6 +44,7 @@ POINTS = [point for point in faults.POINTS if point not in ("after_ack", "before
 assert POINTS[:3] == ["step", "regrouped", "restoring"]
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("whom", ["rank", "host"])
 def test_killed_at_every_point(tmp_path: Path, sharded: dict[str, Any], whom: str) -> None:
     """Property 1. Each point once, of another rank or host each time."""
@@ -61,6 +62,7 @@ def test_killed_at_every_point(tmp_path: Path, sharded: dict[str, Any], whom: st
         assert "storage" not in {event["tier"] for event in of(launched, "restored")}
 
 
+@pytest.mark.conformance
 def test_the_next_host_goes_as_soon_as_the_next_step_is_saved(
     tmp_path: Path, sharded: dict[str, Any]
 ) -> None:
@@ -76,6 +78,7 @@ def test_the_next_host_goes_as_soon_as_the_next_step_is_saved(
     assert {tier for one in found for tier in one.tiers.values()} == {"memory", "peer"}
 
 
+@pytest.mark.conformance
 def test_recoveries_that_are_hit(tmp_path: Path, sharded: dict[str, Any]) -> None:
     """Also the replacement is killed, twice, and ranks that had come back."""
     strikes = (
@@ -90,6 +93,7 @@ def test_recoveries_that_are_hit(tmp_path: Path, sharded: dict[str, Any]) -> Non
         assert {event["fault"] for event in of(launched, "injected")} == set(strikes)
 
 
+@pytest.mark.conformance
 def test_many_at_once(tmp_path: Path, sharded: dict[str, Any]) -> None:
     """All workers; hosts of two groups; both hosts of one group, which only storage outlives."""
     settings = {"persist": str(tmp_path / "stored"), "persist_every": 3}
@@ -115,6 +119,7 @@ def test_many_at_once(tmp_path: Path, sharded: dict[str, Any]) -> None:
     assert "storage" in set(found[2].tiers.values())
 
 
+@pytest.mark.conformance
 def test_forged_newer_checkpoints_are_ignored_and_named(tmp_path: Path) -> None:
     """Whole steps of the future, with checksums that fit, put into memory and storage from outside."""
     url = str(tmp_path / "stored")
@@ -139,6 +144,7 @@ def test_forged_newer_checkpoints_are_ignored_and_named(tmp_path: Path) -> None:
     assert "not restored: step 60 in storage is not in the run's log as written by it" in notes
 
 
+@pytest.mark.conformance
 def test_only_random_states_are_lost_with_a_copy_set(tmp_path: Path) -> None:
     """Both hosts of a group go. DDP: model, optimizer, schedule and cursor stand on the others."""
     with running(tmp_path, "--gates", 5, kind="ddp") as launched:
@@ -178,6 +184,7 @@ def test_what_is_lost_ends_the_job_or_is_begun_anew_where_that_was_asked_for(tmp
         assert [event["step"] for event in of(launched, "step")] == [*range(4)]
 
 
+@pytest.mark.conformance
 def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
     strike = "raise:rank=1,point=before_local_write,step=2,times=9"
     with running(
