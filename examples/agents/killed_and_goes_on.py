@@ -17,9 +17,8 @@ from pathlib import Path
 
 from scripted_model import STEPS, Server
 
-from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.model import SandboxSpec
-from windtunnel.base.errors import UserError
+import windtunnel as wt
+from windtunnel.agents.sandbox import Host, SandboxSpec
 
 KILL_AFTER = 4
 LIMIT = 120.0
@@ -67,5 +66,5 @@ def until(true: Callable[[], bool]) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except UserError as error:
+    except wt.UserError as error:
         sys.exit(str(error))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from benchmarks.harness.measure import Spread, spread
 from benchmarks.harness.rows import Row
 from windtunnel.network.aggregation.policy import ATP, ESA, SWITCHML, Rules
-from windtunnel.network.aggregation.twin import Job, World, run
+from windtunnel.network.aggregation.twin import Job, World, emulate
 
 HEAVY, LIGHT = Job(compute=20e-6), Job(compute=200e-6)
 """A worker sends for 45 us an iteration: the first communicates for longer than it computes."""
@@ -64,7 +64,7 @@ def means(point: Point, arms: Mapping[str, Rules], seeds: Sequence[int]) -> dict
     found: dict[str, list[float]] = {}
     for name, rules in arms.items():
         for seed in seeds:
-            one = run(point.jobs, point.world, rules, seed)
+            one = emulate(point.jobs, point.world, rules, seed)
             if one.wrong:
                 raise RuntimeError(f"{point.name}, {name}: {one.wrong} sums are wrong")
             found.setdefault(name, []).append(sum(one.jct) / len(one.jct))

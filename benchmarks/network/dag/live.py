@@ -108,5 +108,5 @@ def _once(schedule: str, cases: Iterator[Case]) -> _Round:
         (job.name, task.name): task.size for job in jobs for task in job.tasks if task.kind == "compute"
     }
     span = sum(end - begin for begin, end in map(done.tasks.__getitem__, computing))
-    forecast = twin.run(jobs, resources, schedule).mean
+    forecast = twin.emulate(jobs, resources, schedule).mean
     return _Round(done.mean, forecast, 1 - sum(computing.values()) / span, done.deciding)

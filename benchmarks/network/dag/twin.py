@@ -12,7 +12,7 @@ from benchmarks.harness.rows import Row
 from benchmarks.network.dag.exact import least_mean
 from windtunnel.network.dag.generate import hosts, mapreduce, random_graph, training
 from windtunnel.network.dag.policy import SCHEDULES, Job, Task
-from windtunnel.network.dag.twin import Result, run
+from windtunnel.network.dag.twin import Result, emulate
 
 EXAMPLE = Job(
     "example",
@@ -100,7 +100,8 @@ FAMILIES: dict[str, Callable[[np.random.Generator], Case]] = {
 def example_rows(quick: bool) -> Iterator[Row]:
     """The worked example under every schedule."""
     for schedule in SCHEDULES:
-        seconds, goal = run([EXAMPLE], EXAMPLE_RESOURCES, schedule).mean, 7.0 if schedule == "mxdag" else 8.0
+        seconds = emulate([EXAMPLE], EXAMPLE_RESOURCES, schedule).mean
+        goal = 7.0 if schedule == "mxdag" else 8.0
         yield Row(
             "example", f"two flows behind one task, {schedule}", "s", emulated=seconds,
             target=f"{goal:g} s", met=abs(seconds - goal) < 1e-9,
@@ -112,7 +113,7 @@ def jct_rows(quick: bool) -> Iterator[Row]:
     for name, draw in FAMILIES.items():
         seeds = range(5 if quick else 300 if draw is uneven else 40)
         cases = [draw(np.random.default_rng(seed)) for seed in seeds]
-        found = {schedule: [run(*case, schedule) for case in cases] for schedule in SCHEDULES}
+        found = {schedule: [emulate(*case, schedule) for case in cases] for schedule in SCHEDULES}
         for schedule, done in found.items():
             means = [one.mean for one in done]
             yield Row(
@@ -151,7 +152,7 @@ def size_rows(quick: bool) -> Iterator[Row]:
     for name in ("4 MapReduces", "4 random graphs"):
         seeds = range(5 if quick else 20)
         cases = [FAMILIES[name](np.random.default_rng(seed)) for seed in seeds]
-        fair = [run(*case, "fair") for case in cases]
+        fair = [emulate(*case, "fair") for case in cases]
         for off in (0.0, 0.1, 0.2, 0.5):
             for schedule in ("sebf", "cpath", "mxdag"):
                 done = []
@@ -159,7 +160,7 @@ def size_rows(quick: bool) -> Iterator[Row]:
                     rng = np.random.default_rng((seed, 1))
                     keys = [(job.name, task.name) for job in jobs for task in job.tasks]
                     believed = {key: 1 + off * rng.uniform(-1, 1) for key in keys}
-                    done.append(run(jobs, resources, schedule, believed=believed))
+                    done.append(emulate(jobs, resources, schedule, believed=believed))
                 yield _over(
                     f"{name}, sizes wrong by up to {off:.0%}, {schedule}", done, "fair", fair, "sizes"
                 )
@@ -175,7 +176,7 @@ def exact_rows(quick: bool) -> Iterator[Row]:
             drawn = [
                 random_graph(f"j{k}", rng, hosts=3, tasks=tasks, seconds=2.0, whole=True) for k in range(jobs)
             ]
-            done = {schedule: run(drawn, hosts(3), schedule) for schedule in SCHEDULES}
+            done = {schedule: emulate(drawn, hosts(3), schedule) for schedule in SCHEDULES}
             longest = max(end for one in (done["mxdag"], done["fair"]) for _, end in one.tasks.values())
             least = least_mean(drawn, hosts(3), 1.0, ceil(longest) + 1)
             unproven += least is None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row
-from windtunnel.network.hostrate.twin import ARMS, Outcome, Tenant, run
+from windtunnel.network.hostrate.twin import ARMS, Outcome, Tenant, emulate
 
 FLOWS = (1, 8, 24, 64)
 WEIGHTED = (Tenant("three", 4, 3.0), Tenant("one", 16, 1.0))
@@ -17,7 +17,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     seeds, seconds = (range(2), 0.5) if quick else (range(5), 2.0)
     for flows in FLOWS[:2] if quick else FLOWS:
         found = {
-            arm: [run([Tenant("bulk", flows)], arm, seconds, seed) for seed in seeds]
+            arm: [emulate([Tenant("bulk", flows)], arm, seconds, seed) for seed in seeds]
             for arm in ARMS
             if arm != "free"
         }
@@ -33,7 +33,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
                 f" ({part:.1%}); {spread(one.wait for one in outcomes).median:.1f} packets wait",
             )  # fmt: skip
     for arm in ("weights", "published"):
-        outcomes = [run(WEIGHTED, arm, seconds, seed) for seed in seeds]
+        outcomes = [emulate(WEIGHTED, arm, seconds, seed) for seed in seeds]
         ratio = spread(one.goodput[0] / max(one.goodput[1], 1.0) for one in outcomes).median
         yield Row("twin", f"weights 3 to 1, 4 against 16 flows, {arm}: ratio", "", emulated=ratio)
 

@@ -26,7 +26,7 @@ from windtunnel.linux import network
 from windtunnel.network.multicast.live.rack import PAYLOAD, serve
 from windtunnel.network.multicast.live.racks import Message, Racks, address
 from windtunnel.network.multicast.live.send import send
-from windtunnel.network.multicast.plan import asked
+from windtunnel.network.multicast.planning import asked
 from windtunnel.network.multicast.policy import decide
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 from windtunnel.network.multicast.twin import World, splitters

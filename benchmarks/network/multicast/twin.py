@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row
-from windtunnel.network.multicast.plan import asked
+from windtunnel.network.multicast.planning import asked
 from windtunnel.network.multicast.policy import Rounds, decide
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 from windtunnel.network.multicast.twin import BASELINES, World, electrical, packets, pipelined, splitters

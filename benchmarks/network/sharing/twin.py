@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row
 from windtunnel.network.sharing.policy import decide, fixed
-from windtunnel.network.sharing.twin import Outcome, Tenant, World, run
+from windtunnel.network.sharing.twin import Outcome, Tenant, World, emulate
 
 ARMS = ("aq", "fifo", "policer", "drr", "csfq")
 SCENARIOS: dict[str, tuple[Tenant, ...]] = {
@@ -47,7 +47,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     for trip, world in list(WORLDS.items())[: 1 if quick else None]:
         for name, tenants in SCENARIOS.items():
             for arm in ARMS:
-                found = [run(tenants, arm, seconds, seed, world) for seed in seeds]
+                found = [emulate(tenants, arm, seconds, seed, world) for seed in seeds]
                 off = spread(map(error, found)).median
                 yield Row(
                     "twin", f"{trip}: {name}, {arm}: share error", "", emulated=off,
@@ -55,13 +55,13 @@ def twin_rows(quick: bool) -> Iterator[Row]:
                     met=off <= TARGET if arm == "aq" else None, note=told(found),
                 )  # fmt: skip
     for name, policy in (("not lent", fixed), ("lent", decide)):
-        found = [run(IDLE, "aq", seconds, seed, policy=policy) for seed in seeds]
+        found = [emulate(IDLE, "aq", seconds, seed, policy=policy) for seed in seeds]
         used = spread(one.goodput[0] / World().line for one in found).median
         goal = name == "lent"
         yield Row(
             "twin", f"idle neighbour, {name}: of the line", "", emulated=used,
             target=">= 97%" if goal else "", met=used >= 0.97 if goal else None, note=told(found),
         )  # fmt: skip
-    found = [run(MARKED, "aq", seconds, seed) for seed in seeds]
+    found = [emulate(MARKED, "aq", seconds, seed) for seed in seeds]
     used = spread(one.goodput[0] / one.promised[0] for one in found).median
     yield Row("twin", "reno that is marked: of its rate", "", emulated=used, note=told(found))

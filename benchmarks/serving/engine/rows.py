@@ -17,7 +17,7 @@ from benchmarks.harness.measure import conditions, quantile
 from benchmarks.harness.rows import Row
 from windtunnel.cluster.load import load_cluster
 from windtunnel.serving.engine import profile
-from windtunnel.serving.engine.emulate import requests_of
+from windtunnel.serving.engine.emulation import requests_of
 from windtunnel.serving.engine.live import families, timing
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.loop import Engine, Job

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from benchmarks.harness.rows import Row
 from benchmarks.training.elastic.own import MINUTES, QUICK_MINUTES, own_rows
 from windtunnel.training.goodput.model import STORAGE
-from windtunnel.training.goodput.plan import PlanRequest, plan
+from windtunnel.training.goodput.planning import PlanRequest, plan
 
 DAYS = 54.0
 INTERRUPTIONS = 419

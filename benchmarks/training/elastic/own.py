@@ -30,7 +30,7 @@ from windtunnel.linux import network
 from windtunnel.traces.failures import Change
 from windtunnel.training.elastic.events import Event
 from windtunnel.training.goodput.model import MEMORY, SimulationResult
-from windtunnel.training.goodput.plan import Plan, PlanRequest, plan, through
+from windtunnel.training.goodput.planning import Plan, PlanRequest, plan, through
 
 SECTION = "forecast"
 MINUTES, QUICK_MINUTES = 30.0, 1.5

@@ -111,7 +111,7 @@ def resilience(
 
     from windtunnel.cli import shown_progress
     from windtunnel.training.goodput import report
-    from windtunnel.training.goodput.plan import PlanRequest, plan
+    from windtunnel.training.goodput.planning import PlanRequest, plan
 
     asked = PlanRequest(
         cluster=cluster,

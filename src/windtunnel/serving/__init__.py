@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.serving.engine.emulate import Emulated
+    from windtunnel.serving.engine.emulation import Emulated
     from windtunnel.serving.engine.live.executor import Executor
     from windtunnel.serving.engine.live.loop import Engine, Job
     from windtunnel.serving.engine.live.prefixes import Prefixes
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def simulate(**asked: Any) -> Emulated:
     """A trace of requests on a cluster that is not there, kept as a run; the arguments are the fields of
-    `windtunnel.serving.engine.emulate.Emulation`.
+    `windtunnel.serving.engine.emulation.Emulation`.
 
     Raises:
         UserError: something that was asked for is wrong.
     """
-    from windtunnel.serving.engine.emulate import Emulation, emulate
+    from windtunnel.serving.engine.emulation import Emulation, emulate
 
     return emulate(Emulation(**asked))
 

@@ -17,7 +17,7 @@ from windtunnel.network.dag.generate import hosts, random_graph, training
 from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Share, Task, decide, split
 from windtunnel.network.dag.policy.forecast import filled
 from windtunnel.network.dag.policy.paths import MOST_PIECES, alone, checked, paths
-from windtunnel.network.dag.twin import run
+from windtunnel.network.dag.twin import emulate
 
 RESOURCES = hosts(3)
 
@@ -63,7 +63,7 @@ def test_order_and_capacity_hold_and_nothing_is_idle_that_could_work(seed: int, 
             )  # fmt: skip
             assert taken == min(len(on), seen.resources[host])
 
-    done = run(jobs, RESOURCES, schedule, told=look)
+    done = emulate(jobs, RESOURCES, schedule, told=look)
     for job in jobs:
         for task in job.tasks:
             begin, end = done.tasks[job.name, task.name]
@@ -109,7 +109,7 @@ def test_a_pipelined_chain_takes_its_units_and_its_slowest_rest(units: list[floa
     ]
     job, resources = Job("chain", tuple(chain)), hosts(4)
     expected = sum(units) + max(unit * (pieces - 1) for unit in units)
-    assert run([job], resources, "mxdag").mean == pytest.approx(expected)
+    assert emulate([job], resources, "mxdag").mean == pytest.approx(expected)
     assert paths(job, resources).length == pytest.approx(expected)
     assert expected <= sum(task.size for task in chain) * (1 + 1e-9)
 
@@ -149,7 +149,7 @@ def test_tasks_without_slack_go_before_those_of_their_job_that_have_some(seed: i
             assert all(priority[job, one] < priority[job, other] for one in urgent for other in easy)
         assert made.until > seen.now
 
-    run(drawn(seed), RESOURCES, "mxdag", told=look)
+    emulate(drawn(seed), RESOURCES, "mxdag", told=look)
 
 
 @given(st.integers(0, 10**6), st.sampled_from(SCHEDULES))
@@ -163,7 +163,7 @@ def test_names_make_no_difference_and_the_same_is_the_same_again(seed: int, sche
         return replace(task, name=names[task.name], after=tuple(names[one] for one in task.after))
 
     renamed = [replace(job, name=names[job.name], tasks=tuple(map(other, job.tasks))) for job in jobs]
-    once, again, there = (run(given, RESOURCES, schedule) for given in (jobs, jobs, renamed))
+    once, again, there = (emulate(given, RESOURCES, schedule) for given in (jobs, jobs, renamed))
     assert once == again and list(once.jobs.values()) == list(there.jobs.values())
 
 
@@ -172,7 +172,7 @@ def test_schedules_are_no_better_than_the_optimum_and_mxdag_is_near_it() -> None
     for seed in (0, 1, 4):
         rng = np.random.default_rng(seed)
         jobs = [random_graph(f"j{k}", rng, hosts=3, tasks=3, seconds=1.0, whole=True) for k in range(2)]
-        done = {name: run(jobs, RESOURCES, name) for name in SCHEDULES}
+        done = {name: emulate(jobs, RESOURCES, name) for name in SCHEDULES}
         least = least_mean(jobs, RESOURCES, 1.0, round(sum(done["fair"].jobs.values())) + 1)
         assert least is not None and all(one.mean >= least * (1 - 1e-9) for one in done.values())
         over.append(done["mxdag"].mean / least - 1)
@@ -187,14 +187,14 @@ def test_schedules_are_no_better_than_the_optimum_and_mxdag_is_near_it() -> None
 def test_jobs_that_are_all_there_end_on_average_no_later_than_by_fair(seed: int) -> None:
     jobs, resources = uneven(np.random.default_rng(seed))
     jobs = [replace(job, begins=0.0) for job in jobs]
-    assert run(jobs, resources, "mxdag").mean <= run(jobs, resources, "fair").mean * (1 + 1e-6)
+    assert emulate(jobs, resources, "mxdag").mean <= emulate(jobs, resources, "fair").mean * (1 + 1e-6)
 
 
 def test_a_wrong_size_is_put_right_as_it_is_seen() -> None:
     job = drawn(3, 1)[0]
     seen: list[Observation] = []
     wrong = {(job.name, task.name): 0.5 for task in job.tasks}
-    done = run([job], RESOURCES, "mxdag", believed=wrong, told=lambda one, _: seen.append(one))
+    done = emulate([job], RESOURCES, "mxdag", believed=wrong, told=lambda one, _: seen.append(one))
     assert set(done.tasks) == {(job.name, task.name) for task in job.tasks}
     assert seen[0].pending[0].task.size == pytest.approx(0.5 * job.tasks[0].size)
     assert all(one.left > 0 for look in seen for one in look.pending)
@@ -204,14 +204,14 @@ def test_madd_ends_a_coflow_together_and_gives_the_rest_again() -> None:
     small = Task("s", "network", 1.0, (("x", 1.0), ("y", 1.0)), coflow="c")
     flows = (small, replace(small, name="b", size=3.0, loads=(("x", 1.0), ("z", 1.0)), coflow="c"))
     other = Task("o", "network", 9.0, (("y", 1.0),))
-    ends = run([Job("j", flows), Job("k", (other,))], {"x": 1.0, "y": 1.0, "z": 1.0}, "sebf").tasks
+    ends = emulate([Job("j", flows), Job("k", (other,))], {"x": 1.0, "y": 1.0, "z": 1.0}, "sebf").tasks
     assert ends["j", "s"][1] == pytest.approx(4.0) and ends["j", "b"][1] == pytest.approx(4.0)
     assert ends["k", "o"][1] == pytest.approx(10.0)  # it has had 3/4 of its link until then
 
 
 def test_a_training_job_waits_at_each_layer_for_that_layer() -> None:
     job = training("t", (0, 1), 2, 1, forward=1.0, nbytes=1.25e9)
-    done = run([job], hosts(2), "mxdag").tasks
+    done = emulate([job], hosts(2), "mxdag").tasks
     assert done["t", "reduce0.1"][0] < done["t", "backward0.0@0"][1]  # while backward goes on
     assert done["t", "forward1.0@1"][0] == done["t", "reduce0.0"][1]
 
@@ -264,20 +264,20 @@ def test_a_job_that_nobody_serves_is_not_looked_at_all_the_time() -> None:
     flow = Task("f", "network", 1e6 * RESOURCES["h0.out"], (("h0.out", 1.0),))
     long = Job("long", (replace(GOOD, size=1e6), flow))
     short = Job("short", (replace(GOOD, size=1e-3), replace(flow, size=flow.size * 1e-10)), begins=1.0)
-    done = run([long, short], RESOURCES, "mxdag", believed={("long", "a"): 1e-3, ("long", "f"): 1e-2})
+    done = emulate([long, short], RESOURCES, "mxdag", believed={("long", "a"): 1e-3, ("long", "f"): 1e-2})
     assert done.decisions < 300 and done.jobs["short"] >= 999_999
 
 
 def test_a_policy_that_leaves_tasks_standing_is_told_of() -> None:
     with pytest.raises(ValueError, match="1 tasks have not ended, and none of them is under way"):
-        run([Job("j", (GOOD,))], RESOURCES, "fair", decide=lambda seen: Decision((), ()))
+        emulate([Job("j", (GOOD,))], RESOURCES, "fair", decide=lambda seen: Decision((), ()))
 
 
 @pytest.mark.parametrize(("size", "first"), [(30.0, "short"), (0.4, "long")])
 def test_slack_yields_a_processor_only_for_less_than_there_is_of_it(size: float, first: str) -> None:
     short = Job("short", (replace(GOOD, size=0.5), replace(GOOD, name="b", loads=(("h1", 1.0),))))
     long, made = Job("long", (replace(GOOD, size=size),)), list[Decision]()
-    run([long, short], RESOURCES, "mxdag", told=lambda _, one: made.append(one))
+    emulate([long, short], RESOURCES, "mxdag", told=lambda _, one: made.append(one))
     assert (first, "a") in made[0].begin
 
 

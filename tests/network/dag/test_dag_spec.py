@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.network.dag.spec import changed, check
-from windtunnel.network.dag.twin import run
+from windtunnel.network.dag.twin import emulate
 from windtunnel.replay import replay
 
 DOCUMENT: dict[str, Any] = {
@@ -109,7 +109,7 @@ STRANGE = st.one_of(
 def test_any_value_anywhere_runs_or_is_refused_in_a_sentence(path: tuple[str, ...], value: Any) -> None:
     try:
         jobs, resources = check(put(path, value), "jobs.yaml")
-        done = run(jobs, resources, "mxdag")
+        done = emulate(jobs, resources, "mxdag")
     except UserError as error:
         assert "accepted" in str(error) and "\n" not in str(error)
     else:

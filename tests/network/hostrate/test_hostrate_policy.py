@@ -25,7 +25,7 @@ from windtunnel.network.hostrate.policy import (
 )
 from windtunnel.network.hostrate.policy.meter import Meter
 from windtunnel.network.hostrate.spec import check, read_spec
-from windtunnel.network.hostrate.twin import Tenant, cost, run
+from windtunnel.network.hostrate.twin import Tenant, cost, emulate
 
 KNOWN = Settings(25e6, 2e-3, upper=25, lower=12)  # 33 packets on the line
 entities = st.builds(
@@ -109,16 +109,16 @@ def test_flows_are_counted_once_in_every_round_and_what_was_sent_over_ten_turns(
 
 def test_in_the_twin_the_queue_is_short_the_line_full_and_weights_hold() -> None:
     """CUBIC fills the queue; windows keep the queue at its marks, and weights hold."""
-    cubic, held = (run([Tenant("bulk", 8)], arm, 0.5, 1) for arm in ("cubic", "weights"))
+    cubic, held = (emulate([Tenant("bulk", 8)], arm, 0.5, 1) for arm in ("cubic", "weights"))
     assert held.latency < cubic.latency / 15 and held.goodput[0] > 0.95 * cubic.goodput[0]
     both = [Tenant("three", 4, 3.0), Tenant("one", 8)]
-    three, one = run(both, "weights", 1.0, 1).goodput
+    three, one = emulate(both, "weights", 1.0, 1).goodput
     assert three / one == pytest.approx(3.0, rel=0.1)
-    assert held == run([Tenant("bulk", 8)], "weights", 0.5, 1)
-    short = run([Tenant("bulk", 24)], "weights", 0.5, 1)
+    assert held == emulate([Tenant("bulk", 8)], "weights", 0.5, 1)
+    short = emulate([Tenant("bulk", 24)], "weights", 0.5, 1)
     assert short.latency < 0.8e-3 and short.goodput[0] > 0.93 * 25e6  # paced, and never empty for long
     with pytest.raises(ValueError, match="arm 'red'; accepted are cubic"):
-        run(both, "red", 1.0, 1)
+        emulate(both, "red", 1.0, 1)
 
 
 def test_a_decision_has_a_price() -> None:

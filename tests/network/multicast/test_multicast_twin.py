@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.cli.main import main
-from windtunnel.network.multicast.plan import Parts, asked, plan, totals
+from windtunnel.network.multicast.planning import Parts, asked, plan, totals
 from windtunnel.network.multicast.policy import decide
 from windtunnel.network.multicast.policy.repair import GIVE_UP, MOST, TRIES, WAIT, Lacking, Repair, repair
 from windtunnel.network.multicast.policy.shuffle import Shuffle
@@ -114,7 +114,7 @@ def test_a_rack_asks_who_can_answer_when_it_is_time_and_gives_up_in_the_end(seen
 def test_plans_name_what_parts_draw_and_what_cannot_be(tmp_path: Path) -> None:
     file = tmp_path / "parts.yaml"
     file.write_text(PARTS)
-    from windtunnel.network.multicast.plan import read_parts
+    from windtunnel.network.multicast.planning import read_parts
 
     parts = read_parts(file)
     told = totals(Shuffle(2, 2), parts)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
-from windtunnel.network.torus.plan import plan
+from windtunnel.network.torus.planning import plan
 
 
 def test_the_verb_writes_every_path_and_prints_the_figures(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def run(
     Example: windtunnel network dag run jobs.yaml --schedule all --what-if 'shuffle=1 GB'
     """
     from windtunnel.base.units import seconds
-    from windtunnel.network.dag.plan import plan
+    from windtunnel.network.dag.planning import plan
 
     made = plan(file, schedule, what_if or (), log, real=live)
     if as_json:

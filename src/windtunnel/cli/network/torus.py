@@ -47,7 +47,7 @@ def plan(
 
     Example: windtunnel network torus plan --dims 3x3x3 --fail 0,0,0-0,0,1 --json
     """
-    from windtunnel.network.torus.plan import plan as make
+    from windtunnel.network.torus.planning import plan as make
 
     made = make(dims, fail or (), method, out).plain()
     if as_json:

@@ -11,17 +11,7 @@ the same as processes that speak UDP:
     ddp.register_comm_hook(group, aggregation.hook)   # means of gradients
 """
 
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-if TYPE_CHECKING:
-    from windtunnel.network.aggregation.live.worker import AggregationLost, Aggregator, connect, hook
-
-__all__ = ["AggregationLost", "Aggregator", "connect", "hook"]
-
-
-def __getattr__(name: str) -> Any:  # late: the policy and the twin need no torch
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.live.worker"), name)
+# What has a heavy world (torch, a kernel's programs) is loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

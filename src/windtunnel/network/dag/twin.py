@@ -55,7 +55,7 @@ class _Task:
         return self.shown
 
 
-def run(
+def emulate(
     jobs: Iterable[Job], resources: Mapping[str, float], schedule: str, *,
     believed: Mapping[Key, float] | None = None,
     decide: Callable[[Observation], Decision] = decide,

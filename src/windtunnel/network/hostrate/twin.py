@@ -53,7 +53,7 @@ class Outcome:
     window: int
 
 
-def run(
+def emulate(
     tenants: Sequence[Tenant], arm: str, seconds: float, seed: int, *,
     settings: Settings = KNOWN, trip: float = KNOWN.trip, packets: int = 1000, requests: float = 400.0,
     warm: float = 0.3,

@@ -5,3 +5,8 @@ That is its gap, and what drops, marks or delays its packets; how many flows, wh
 much UDP an entity sends makes no difference to the others. ``policy`` has the gap and the rates, ``twin`` the
 same function before a link of the packet engine, ``live`` the same arithmetic as a program of the kernel.
 """
+
+import lazy_loader
+
+# What has a heavy world (torch, a kernel's programs) is loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

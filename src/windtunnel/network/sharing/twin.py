@@ -135,7 +135,7 @@ def fair_gate(now, packet, state):  # type: ignore[no-untyped-def]
     return gaps.PASS if keep else gaps.DROP
 
 
-def run(
+def emulate(
     tenants: Sequence[Tenant], arm: str, seconds: float, seed: int, world: World = World(), *,
     policy: Callable[[Observation], Decision] = fixed, warm: float = 0.2,
 ) -> Outcome:  # fmt: skip

@@ -1,1 +1,6 @@
 """Branches of requests that are decoded side by side, as far as nobody is harmed (TAPER-style)."""
+
+import lazy_loader
+
+# What has a heavy world (torch, a kernel's programs) is loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

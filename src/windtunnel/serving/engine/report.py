@@ -13,7 +13,7 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import seconds
 from windtunnel.report.page import figure, heading, page, plot
-from windtunnel.serving.engine.emulate import Emulated
+from windtunnel.serving.engine.emulation import Emulated
 from windtunnel.serving.engine.twin.figures import PERCENTILES
 
 if TYPE_CHECKING:

@@ -1,1 +1,6 @@
 """A prefix cache for attention and hybrid models: what is kept, where states are copied, what goes first."""
+
+import lazy_loader
+
+# What has a heavy world (torch, a kernel's programs) is loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

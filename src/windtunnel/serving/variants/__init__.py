@@ -1,1 +1,6 @@
 """Model variants: a request says what it needs, not which model (INFaaS, ATC 2021)."""
+
+import lazy_loader
+
+# What has a heavy world (torch, a kernel's programs) is loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

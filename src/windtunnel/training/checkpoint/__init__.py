@@ -7,18 +7,7 @@ copy.
     from windtunnel.training.checkpoint import PeerCheckpointer
 """
 
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-if TYPE_CHECKING:
-    from windtunnel.training.checkpoint.live.checkpointer import PeerCheckpointer
-
-__all__ = ["PeerCheckpointer"]
-
-
-def __getattr__(name: str) -> Any:
-    # Late, since the agents import this package and must not wait for torch.
-    if name == "PeerCheckpointer":
-        from windtunnel.training.checkpoint.live.checkpointer import PeerCheckpointer
-
-        return PeerCheckpointer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# What has a heavy world (torch, a kernel's programs) is loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -5,28 +5,7 @@ outlives the trainers; the trainers' process group can be cut while blocked and 
 A training program calls `run`, with a function that is called again, in the same process, after each failure.
 """
 
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-if TYPE_CHECKING:
-    from windtunnel.training.elastic.live.group import CuttableGroup, group_sockets
-    from windtunnel.training.elastic.live.job import Job, Regroup
-    from windtunnel.training.elastic.live.run import run
-
-__all__ = ["CuttableGroup", "Job", "Regroup", "group_sockets", "run"]
-
-# The trainer's side needs torch, which the supervisor and the agents must not load: so it is looked up late.
-_PLACES = {
-    "CuttableGroup": "group",
-    "Job": "job",
-    "Regroup": "job",
-    "group_sockets": "group",
-    "run": "run",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.live.{_PLACES[name]}"), name)
+# What has a heavy world (torch, a kernel's programs) is loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

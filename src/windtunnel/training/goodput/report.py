@@ -13,7 +13,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.report.page import figure, heading, page, plot
 from windtunnel.training.goodput.model import RUN, Advice
-from windtunnel.training.goodput.plan import Plan
+from windtunnel.training.goodput.planning import Plan
 from windtunnel.training.goodput.twin.model import PHASES, SimulationResult
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from benchmarks.training.elastic.storm import HOSTS, KINDS, Interruption, Struck
 from windtunnel.traces.failures import Change
 from windtunnel.training.elastic.events import Recovery
 from windtunnel.training.goodput.model import MEMORY
-from windtunnel.training.goodput.plan import through
+from windtunnel.training.goodput.planning import through
 
 SECONDS = {"trainer killed": 0.9, "trainer stopped": 2.0, "host lost with its memory": 5.6}
 SECONDS |= {"agent killed": 5.4, "all hosts lost at once": 6.5}

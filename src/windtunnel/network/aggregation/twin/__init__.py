@@ -89,7 +89,7 @@ class Outcome:
     held: int
 
 
-def run(jobs: Sequence[Job], world: World, rules: Rules, seed: int, first: int | None = None) -> Outcome:
+def emulate(jobs: Sequence[Job], world: World, rules: Rules, seed: int, first: int | None = None) -> Outcome:
     """All jobs to their ends, and until nothing is under way any more. With ``first`` that many of the jobs
     are of interest: it ends when they have, and tells their times.
 

@@ -23,7 +23,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import TORI, Cluster, Placement
 from windtunnel.network.aggregation.policy import MOST_WORKERS, RULES
 from windtunnel.network.aggregation.policy.fixed import VALUES
-from windtunnel.network.aggregation.twin import Job, World, nodes, run
+from windtunnel.network.aggregation.twin import Job, World, emulate, nodes
 from windtunnel.training.emulate.graph import DTYPE_BYTES, Alternative, Collective, Group
 
 Floats = NDArray[np.float64]
@@ -88,7 +88,7 @@ def measured(rack: Rack, policy: str, neighbours: int, fragments: int) -> float:
             Job(rack.workers, BURST, burst, 1, nodes.MOST_ITERATIONS, float(start), urgency=URGENCY)
             for start in starts
         ]
-        found.append(run([own, *others], world, rules, seed, first=1).jct[0] / iterations)
+        found.append(emulate([own, *others], world, rules, seed, first=1).jct[0] / iterations)
     return float(np.mean(found))
 
 

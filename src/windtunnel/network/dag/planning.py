@@ -54,9 +54,10 @@ def _run(given: Read, schedule: str, log: EventLog | None = None, *, real: bool 
     done: twin.Result | live.Outcome
     if real:
         done = live.run(*given, schedule, told=told)
-        more = {"emulated": twin.run(*given, schedule).mean, "short": done.short, "deciding": done.deciding}
+        emulated = twin.emulate(*given, schedule).mean
+        more = {"emulated": emulated, "short": done.short, "deciding": done.deciding}
     else:
-        done = twin.run(*given, schedule, told=told)
+        done = twin.emulate(*given, schedule, told=told)
     tasks: dict[str, dict[str, tuple[float, float]]] = {}
     for (job, task), times in done.tasks.items():
         tasks.setdefault(job, {})[task] = times

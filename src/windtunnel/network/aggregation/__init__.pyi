@@ -1,0 +1,13 @@
+from .live.server import Server as Server
+from .live.switch import Switch as Switch
+from .live.worker import AggregationLost as AggregationLost
+from .live.worker import Aggregator as Aggregator
+from .live.worker import connect as connect
+from .live.worker import hook as hook
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide
+from .twin import Job as Job
+from .twin import World as World
+from .twin import emulate as emulate

@@ -1,0 +1,10 @@
+from .live.controller import run as run
+from .live.own import keep_short as keep_short
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide
+from .spec import Spec as Spec
+from .spec import read_spec as read_spec
+from .twin import Tenant as Tenant
+from .twin import emulate as emulate

@@ -1,0 +1,9 @@
+from .live.racks import Racks as Racks
+from .live.send import send as send
+from .planning import plan as plan
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide
+from .policy.shuffle import shuffle_of as shuffle_of
+from .twin import World as World

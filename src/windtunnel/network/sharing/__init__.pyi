@@ -1,0 +1,16 @@
+from .live.attachment import Attachment as Attachment
+from .live.attachment import attach as attach
+from .live.attachment import clear as clear
+from .live.attachment import opened as opened
+from .live.attachment import set_spec as set_spec
+from .live.attachment import shown as shown
+from .live.lending import lend as lend
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide
+from .spec import Spec as Spec
+from .spec import read_spec as read_spec
+from .twin import Tenant as Tenant
+from .twin import World as World
+from .twin import emulate as emulate

@@ -1,0 +1,9 @@
+from .planning import Plan as Plan
+from .planning import plan as plan
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide
+from .twin import electrical_best as electrical_best
+from .twin import electrical_fair as electrical_fair
+from .twin import optical as optical

@@ -1,0 +1,10 @@
+from .live.checkpointer import PeerCheckpointer as PeerCheckpointer
+from .live.dcp import export_stored as export_stored
+from .live.dcp import import_stored as import_stored
+from .live.storage import prune as prune
+from .live.storage import scrub as scrub
+from .live.storage import steps as steps
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide

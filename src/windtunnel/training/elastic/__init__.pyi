@@ -1,0 +1,9 @@
+from .live.group import CuttableGroup as CuttableGroup
+from .live.group import group_sockets as group_sockets
+from .live.job import Job as Job
+from .live.job import Regroup as Regroup
+from .live.run import run as run
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide

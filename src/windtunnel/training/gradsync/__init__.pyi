@@ -1,0 +1,9 @@
+from .live.hook import Handle as Handle
+from .live.hook import apply as apply
+from .live.profile import profile as profile
+from .live.sparse import all_reduce as all_reduce
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide
+from .run import plan as plan

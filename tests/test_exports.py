@@ -1,0 +1,43 @@
+"""What users import is exported by a capability's package, typed, documented, and loaded late."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from windtunnel.capabilities import CAPABILITIES
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "windtunnel"
+POLICY = {"POLICIES", "Decision", "Observation", "decide"}
+ROOM = re.compile(r"\bwindtunnel(\.\w+){2}\.(live|twin|policy)\b")
+
+
+def exported(package: str) -> set[str]:
+    stub = SOURCE.parent / package.replace(".", "/") / "__init__.pyi"
+    imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
+    return {alias.name for node in imports for alias in node.names}
+
+
+@pytest.mark.parametrize("package", [capability.package for capability in CAPABILITIES])
+def test_a_package_exports_what_its_stub_and_the_page_name(package: str) -> None:
+    module, names = import_module(package), exported(package)
+    assert names and set(module.__all__) == names
+    if package != "windtunnel.serving.variants":  # wants a model's runtime for all of it
+        assert all(getattr(module, name) is not None for name in names)
+    (row,) = (
+        line for line in (ROOT / "docs" / "api.md").read_text().splitlines() if f"| `{package}` |" in line
+    )
+    assert {f"`{name}`" for name in names - POLICY} <= set(re.findall(r"`\w+`", row))
+    assert ("its policy" in row) == (names >= POLICY)
+
+
+def test_no_page_and_no_example_imports_from_a_room() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    texts = {page.name: page.read_text() for page in pages if page.name != "adding-a-capability.md"}
+    named = {name: match[0] for name, text in texts.items() if (match := ROOM.search(text))}
+    assert named == {}
