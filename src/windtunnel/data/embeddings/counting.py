@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.compiled import jit
-from windtunnel.data.embeddings.model import id_type
+from windtunnel.data.embeddings.model import HeldOut, id_type
 
 Ints = NDArray[np.int64]
 CHUNK = 1 << 18
@@ -93,6 +93,14 @@ class Counts:
             at = np.minimum(np.searchsorted(rows, ids), len(rows) - 1)
             hot = rows[at] == ids
             found[hot] = counts[at[hot]]
+        return found
+
+    def span(self, first: int, last: int) -> Ints:
+        """How often the rows from ``first`` on, before ``last``, were asked for."""
+        rows, counts = self.hottest()
+        found = self.cells[first:last].astype(np.int64)
+        hot = slice(*np.searchsorted(rows, (first, last)))
+        found[rows[hot] - first] = counts[hot]
         return found
 
     def histogram(self) -> tuple[Ints, Ints]:
@@ -203,6 +211,41 @@ def curve(values: Ints, rows: Ints) -> tuple[tuple[int, ...], tuple[float, ...],
     shares[ranks == ranks[-1]] = 1.0
     ends = [0, *([len(ranks) - 2] if values[-1] == 0 else []), len(ranks) - 1]
     shares[ends[1:]] = 1.0
+    chosen, error = _thinned(ranks, shares, ends)
+    return tuple(ranks[chosen].tolist()), tuple(shares[chosen].tolist()), error
+
+
+def held_out(counts: Counts, held: Counts, samples: int) -> HeldOut | None:
+    """What ``samples`` that ``held`` counts, and ``counts`` beside others, ask of the rows as the others rank
+    them (rows that those asked for equally often share a rank). None: they ask for nothing."""
+    if not held.total:
+        return None
+    groups, unseen = [np.zeros((3, 0), np.int64)], 0
+    for first in range(0, len(held.cells), CHUNK):
+        later = held.span(first, first + CHUNK)
+        before = counts.span(first, first + CHUNK) - later
+        known = before > 0
+        unseen += int((later[~known] > 0).sum())
+        groups.append(_by_value(before[known], np.ones(int(known.sum()), np.int64), later[known]))
+    _, rows, lookups = _by_value(*np.concatenate(groups, 1))[:, ::-1]
+    ranks = np.concatenate(([0], np.cumsum(rows)))
+    shares = np.concatenate(([0], np.cumsum(lookups))) / held.total
+    counted, ends = int(ranks[-1]), {0, len(ranks) - 1}
+    if counted < len(held.cells):
+        ranks, shares = np.append(ranks, len(held.cells)), np.append(shares, 1.0)
+    chosen, _ = _thinned(ranks, shares, sorted(ends | {len(ranks) - 1}))
+    return HeldOut(samples, counted, unseen, tuple(ranks[chosen].tolist()), tuple(shares[chosen].tolist()))
+
+
+def _by_value(values: Ints, rows: Ints, lookups: Ints) -> Ints:
+    """The different values, rising, and the sums of the others for each: (3, values)."""
+    known, at = np.unique(values, return_inverse=True)
+    sums = [np.bincount(at, one, len(known)).astype(np.int64) for one in (rows, lookups)]
+    return np.stack((known, *sums))
+
+
+def _thinned(ranks: Ints, shares: NDArray[np.float64], ends: list[int]) -> tuple[list[int], float]:
+    """At most `POINTS` of the points, with ``ends`` among them, and the most that a share is off then."""
     kept = set(ends)
     heap = [_furthest(ranks, shares, a, b) for a, b in pairwise(ends)]
     heapq.heapify(heap)
@@ -211,8 +254,7 @@ def curve(values: Ints, rows: Ints) -> tuple[tuple[int, ...], tuple[float, ...],
         kept.add(middle)
         for a, b in ((first, middle), (middle, last)):
             heapq.heappush(heap, _furthest(ranks, shares, a, b))
-    chosen = sorted(kept)
-    return tuple(ranks[chosen].tolist()), tuple(shares[chosen].tolist()), -heap[0][0]
+    return sorted(kept), -heap[0][0]
 
 
 def _furthest(ranks: Ints, shares: NDArray[np.float64], first: int, last: int) -> tuple[float, int, int, int]:
@@ -221,5 +263,5 @@ def _furthest(ranks: Ints, shares: NDArray[np.float64], first: int, last: int) -
         return 0.0, first, first, last
     ends = [first, last]
     away = shares[first + 1 : last] - np.interp(ranks[first + 1 : last], ranks[ends], shares[ends])
-    middle = int(np.argmax(away))
-    return -max(0.0, float(away[middle])), first, first + 1 + middle, last
+    middle = int(np.argmax(np.abs(away)))
+    return -abs(float(away[middle])), first, first + 1 + middle, last
