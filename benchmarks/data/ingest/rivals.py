@@ -81,7 +81,7 @@ def rival_rows(quick: bool) -> Iterator[Row]:
 
 def plain_rows(quick: bool) -> Iterator[Row]:
     """A table of numbers, of which nothing is made: decoding is cheap, and passing batches on is not."""
-    rows, epochs, repeats = (65_536, 2, 1) if quick else (262_144, 6, 3)
+    rows, epochs, repeats = (65_536, 2, 1) if quick else (524_288, 6, 3)
     yield Row(PLAIN, "host", "", note=conditions())
     with scratch() as folder:
         rng = np.random.default_rng(1)
@@ -92,7 +92,7 @@ def plain_rows(quick: bool) -> Iterator[Row]:
             part = table.slice(number * rows // 4, rows // 4)
             pq.write_table(part, folder / "table" / f"{number}.parquet", row_group_size=16_384)
         names = tuple(table.schema.names)
-        session = Session(str(folder / "table"), names, epochs=epochs, split_rows=16_384)
+        session = Session(str(folder / "table"), names, batch=4096, epochs=epochs, split_rows=16_384)
         yield from _compared(PLAIN, _arms(session, rows, folder), repeats)
 
 
