@@ -220,14 +220,20 @@ def held_out(counts: Counts, held: Counts, samples: int) -> HeldOut | None:
     them (rows that those asked for equally often share a rank). None: they ask for nothing."""
     if not held.total:
         return None
-    groups, unseen = [np.zeros((3, 0), np.int64)], 0
+    few, groups, unseen = np.zeros((2, 257), np.int64), list[Ints](), 0
     for first in range(0, len(held.cells), CHUNK):
         later = held.span(first, first + CHUNK)
         before = counts.span(first, first + CHUNK) - later
-        known = before > 0
-        unseen += int((later[~known] > 0).sum())
-        groups.append(_by_value(before[known], np.ones(int(known.sum()), np.int64), later[known]))
-    _, rows, lookups = _by_value(*np.concatenate(groups, 1))[:, ::-1]
+        unseen += int(np.count_nonzero(later[before == 0]))
+        capped = np.minimum(before, 256)
+        few += [np.bincount(capped, minlength=257), np.bincount(capped, later, 257).astype(np.int64)]
+        hot = np.flatnonzero(before >= 256)
+        groups.append(np.stack((before[hot], np.ones_like(hot), later[hot])))
+    known = 1 + np.flatnonzero(few[0, 1:256])
+    groups.append(np.stack((known, *few[:, known])))
+    values, *sums = np.concatenate(groups, 1)
+    known, at = np.unique(values, return_inverse=True)
+    rows, lookups = (np.bincount(at, one, len(known)).astype(np.int64)[::-1] for one in sums)
     ranks = np.concatenate(([0], np.cumsum(rows)))
     shares = np.concatenate(([0], np.cumsum(lookups))) / held.total
     counted, ends = int(ranks[-1]), {0, len(ranks) - 1}
@@ -235,13 +241,6 @@ def held_out(counts: Counts, held: Counts, samples: int) -> HeldOut | None:
         ranks, shares = np.append(ranks, len(held.cells)), np.append(shares, 1.0)
     chosen, _ = _thinned(ranks, shares, sorted(ends | {len(ranks) - 1}))
     return HeldOut(samples, counted, unseen, tuple(ranks[chosen].tolist()), tuple(shares[chosen].tolist()))
-
-
-def _by_value(values: Ints, rows: Ints, lookups: Ints) -> Ints:
-    """The different values, rising, and the sums of the others for each: (3, values)."""
-    known, at = np.unique(values, return_inverse=True)
-    sums = [np.bincount(at, one, len(known)).astype(np.int64) for one in (rows, lookups)]
-    return np.stack((known, *sums))
 
 
 def _thinned(ranks: Ints, shares: NDArray[np.float64], ends: list[int]) -> tuple[list[int], float]:
