@@ -50,7 +50,7 @@ def forecast_rows(quick: bool) -> Iterator[Row]:
 
 
 def _write(path: Path, tables: Any, orders: dict[str, Any], samples: int, seed: int) -> None:
-    columns = {}
+    columns: dict[str, Any] = {}
     for number, one in enumerate(tables):
         rng = np.random.default_rng([seed, number])
         offsets, columns[f"{one.name}.ids"] = synthetic.draw(one, samples, rng, orders[one.name])
