@@ -10,9 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from windtunnel.data.embeddings import synthetic
-from windtunnel.data.embeddings.live.sharded import ShardedEmbedding, exchange
-from windtunnel.data.embeddings.model import Table
+from windtunnel.data.embeddings import ShardedEmbedding, Table, exchange, synthetic
 
 SAMPLES = 64
 

@@ -10,7 +10,7 @@ import argparse
 
 import torch
 
-from windtunnel.data.ingest.live.dataset import IngestDataset, Ragged
+from windtunnel.data.ingest import IngestDataset, Ragged
 
 ROWS, DIM = 100_000, 16
 

@@ -13,6 +13,7 @@ SECTIONS = {
     "planners": "plans.planner_rows",
     "milp": "plans.milp_rows",
     "scale": "plans.scale_rows",
+    "forecast": "forecast.forecast_rows",
 }
 
 run = runner(__name__, SECTIONS)

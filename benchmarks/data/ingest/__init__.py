@@ -7,6 +7,7 @@ from benchmarks.harness.rows import runner
 SECTIONS = {
     "ladder": "ladder.ladder_rows",
     "rows": "rivals.rival_rows",
+    "plain": "rivals.plain_rows",
     "stalls": "service.stall_rows",
     "faults": "service.fault_rows",
 }

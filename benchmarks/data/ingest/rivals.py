@@ -32,14 +32,16 @@ from benchmarks.harness.measure import conditions, in_turn, median, scratch
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.base.keys import NAME as SECRET
 from windtunnel.base.plain import from_plain, to_plain
-from windtunnel.data.ingest import reader, synthetic, transforms
+from windtunnel.data.ingest import IngestDataset, reader, synthetic, transforms
 from windtunnel.data.ingest.live.calls import Settings
-from windtunnel.data.ingest.live.dataset import IngestDataset, tensors
+from windtunnel.data.ingest.live.dataset import tensors
 from windtunnel.data.ingest.live.serve import started
 from windtunnel.data.ingest.model import Session, Split
 
-SECTION = "rows"
+SECTION, PLAIN = "rows", "plain"
 PROCESSES = 2
+ALONE = ("in this process", "DataLoader, no processes")
+"""What makes its batches in the trainer's own process."""
 TARGET = 2.0
 RAY_PYTHON = "WINDTUNNEL_RAY_PYTHON"
 
@@ -52,22 +54,19 @@ def rival_rows(quick: bool) -> Iterator[Row]:
         synthetic.write(folder / "table", "rm1", rows, maps=False, files=4, group_rows=4096)
         (one,) = synthetic.sessions(str(folder / "table"), "rm1", 1)
         session = replace(one, epochs=epochs, split_rows=4096)
-        numbers = itertools.count()
-        fed: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-            "service": lambda: _service(session, folder / f"run{next(numbers)}"),
-            "DataLoader, batches": lambda: loaded(session, DataLoader, Batches(session)),
-            "DataLoader, batches of the same reader": lambda: loaded(session, DataLoader, Ours(session)),
-            "static pool": lambda: pooled(session),
-        }
+        arms = _arms(session, rows, folder)
+        arms["DataLoader, batches of the same reader"] = partial(
+            _paced, lambda: loaded(session, DataLoader, Ours(session)), rows, epochs
+        )
+        arms["static pool"] = partial(_paced, lambda: pooled(session), rows, epochs)
         try:
             from torchdata.stateful_dataloader import StatefulDataLoader
 
-            fed["torchdata"] = lambda: loaded(session, StatefulDataLoader, Batches(session))
+            arms["torchdata"] = partial(
+                _paced, lambda: loaded(session, StatefulDataLoader, Batches(session)), rows, epochs
+            )
         except ImportError:
             yield left_out(SECTION, "torchdata", "it is not installed (the extra strangers has it)")
-        arms: dict[str, Callable[[], Pace]] = {
-            name: partial(_paced, one, rows, epochs) for name, one in fed.items()
-        }
         python = os.environ.get(RAY_PYTHON) or (sys.executable if _has_ray() else "")
         if python:
             arms["Ray Data"] = partial(_ray, session, python)
@@ -77,24 +76,61 @@ def rival_rows(quick: bool) -> Iterator[Row]:
                 "Ray Data",
                 f"Ray cannot be imported here; {RAY_PYTHON} may name a Python that has it",
             )
-        found = in_turn(arms, repeats)
-        for name, paces in found.items():
-            rates = [one.rate for one in paces]
-            span = f"{min(rates):,.0f} to {max(rates):,.0f}"
-            note = f"{PROCESSES} processes, median of {repeats}, which are {span}"
-            yield Row(SECTION, name, "rows/s", measured=median(rates), note=note)
-            yield Row(
-                SECTION, f"{name}: of a CPU-second", "rows", measured=median(one.thrift for one in paces)
-            )
-            yield Row(SECTION, f"{name}: memory", "bytes", measured=median(one.memory for one in paces))
-        ours, other = (
-            median(one.rate for one in found[it]) or 0 for it in ("service", "DataLoader, batches")
-        )
-        ratio = ours / (other or 1)
-        yield Row(
-            SECTION, "service against DataLoader, batches", "x", measured=ratio,
-            target=f"at least {TARGET:g} x", met=ratio >= TARGET,
-        )  # fmt: skip
+        yield from _compared(SECTION, arms, repeats)
+
+
+def plain_rows(quick: bool) -> Iterator[Row]:
+    """A table of numbers, of which nothing is made: decoding is cheap, and passing batches on is not."""
+    rows, epochs, repeats = (65_536, 2, 1) if quick else (524_288, 6, 3)
+    yield Row(PLAIN, "host", "", note=conditions())
+    with scratch() as folder:
+        rng = np.random.default_rng(1)
+        columns = {f"f{one:02d}": rng.random(rows, np.float32) for one in range(12)}
+        table = pa.table({"label": rng.integers(0, 2, rows), **columns})
+        (folder / "table").mkdir()
+        for number in range(4):
+            part = table.slice(number * rows // 4, rows // 4)
+            pq.write_table(part, folder / "table" / f"{number}.parquet", row_group_size=16_384)
+        names = tuple(table.schema.names)
+        session = Session(str(folder / "table"), names, batch=4096, epochs=epochs, split_rows=16_384)
+        yield from _compared(PLAIN, _arms(session, rows, folder), repeats)
+
+
+def _arms(session: Session, rows: int, folder: Path) -> dict[str, Callable[[], Pace]]:
+    """The service, the DataLoader, and each without processes of its own."""
+    numbers = itertools.count()
+    fed: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "service": lambda: _service(session, folder / f"run{next(numbers)}"),
+        "service, ordered": lambda: _service(session, folder / f"run{next(numbers)}", ordered=True),
+        "in this process": lambda: _alone(session),
+        "DataLoader, batches": lambda: loaded(session, DataLoader, Batches(session)),
+        "DataLoader, no processes": lambda: loaded(session, DataLoader, Batches(session), 0),
+    }
+    return {name: partial(_paced, one, rows, session.epochs) for name, one in fed.items()}
+
+
+def _compared(section: str, arms: dict[str, Callable[[], Pace]], repeats: int) -> Iterator[Row]:
+    found = in_turn(arms, repeats)
+    for name, paces in found.items():
+        rates = [one.rate for one in paces]
+        span = f"{min(rates):,.0f} to {max(rates):,.0f}"
+        count = 0 if name in ALONE else PROCESSES
+        note = f"{count} processes, median of {repeats}, which are {span}"
+        yield Row(section, name, "rows/s", measured=median(rates), note=note)
+        yield Row(section, f"{name}: of a CPU-second", "rows", measured=median(one.thrift for one in paces))
+        yield Row(section, f"{name}: memory", "bytes", measured=median(one.memory for one in paces))
+    for what in ("rate", "thrift"):
+        pairs = zip(found["service"], found["service, ordered"], strict=True)
+        cost = median(getattr(one, what) / getattr(other, what) for one, other in pairs)
+        name = f"{'time' if what == 'rate' else 'CPU time'} of the service, ordered, over that in any order"
+        yield Row(section, name, "x", measured=cost, note=f"median of {repeats} rounds")
+    ours, other = (median(one.rate for one in found[it]) or 0 for it in ("service", "DataLoader, batches"))
+    ratio = ours / (other or 1)
+    judged = section == SECTION
+    yield Row(
+        section, "service against DataLoader, batches", "x", measured=ratio,
+        target=f"at least {TARGET:g} x" if judged else "", met=ratio >= TARGET if judged else None,
+    )  # fmt: skip
 
 
 class Batches(IterableDataset[dict[str, Any]]):
@@ -138,10 +174,16 @@ def _paced(arm: Callable[[], Iterator[dict[str, Any]]], rows: int, epochs: int) 
     return paced((len(batch["label"]) for batch in arm()), rows, epochs)
 
 
-def _service(session: Session, folder: Path) -> Iterator[dict[str, Any]]:
+def _alone(session: Session) -> Iterator[dict[str, Any]]:
+    dataset = IngestDataset(session, workers=0)
+    for _ in range(session.epochs):
+        yield from dataset
+
+
+def _service(session: Session, folder: Path, *, ordered: bool = False) -> Iterator[dict[str, Any]]:
     master, address = started(session, folder, Settings(workers=PROCESSES))
     try:
-        dataset = IngestDataset(address, folder / SECRET)
+        dataset = IngestDataset(address, folder / SECRET, ordered=ordered)
         for _ in range(session.epochs):
             yield from dataset
     finally:

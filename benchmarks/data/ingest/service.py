@@ -29,11 +29,10 @@ from benchmarks.harness.rows import Row
 from windtunnel.base.keys import NAME as SECRET
 from windtunnel.base.keys import Keys
 from windtunnel.base.processes import Identity
-from windtunnel.data.ingest import reader
+from windtunnel.data.ingest import IngestDataset, reader
 from windtunnel.data.ingest.live import demo
 from windtunnel.data.ingest.live.calls import Settings
 from windtunnel.data.ingest.live.client import Client
-from windtunnel.data.ingest.live.dataset import IngestDataset
 from windtunnel.data.ingest.live.protocol import Link
 from windtunnel.data.ingest.live.serve import started
 from windtunnel.data.ingest.model import Session

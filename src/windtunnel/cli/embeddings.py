@@ -58,7 +58,7 @@ def profile(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
 ) -> None:
-    """What logs of lookups say of their tables, read once: skew, pooling, coverage, unused rows, drift.
+    """What logs of lookups say of their tables: skew, pooling, coverage, unused rows, drift.
 
     Example: windtunnel embeddings profile 'logs/day-*.parquet' --out stats --dim 128
     """

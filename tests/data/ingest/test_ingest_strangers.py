@@ -33,7 +33,7 @@ def main():
     from torch.utils.data import DataLoader
     from torchdata.stateful_dataloader import StatefulDataLoader
     from support.ingest import table, ROWS
-    from windtunnel.data.ingest.live.dataset import IngestDataset
+    from windtunnel.data.ingest import IngestDataset
     from windtunnel.data.ingest.live.calls import Settings
     from windtunnel.data.ingest.live.serve import started
 

@@ -14,9 +14,9 @@ from support.ingest import KEYS, QUICK, table, whole
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import VARIABLE, Keys
 from windtunnel.cli.main import app
+from windtunnel.data.ingest import IngestDataset
 from windtunnel.data.ingest.live.calls import Settings
 from windtunnel.data.ingest.live.client import Client
-from windtunnel.data.ingest.live.dataset import IngestDataset
 from windtunnel.data.ingest.live.master import Master
 from windtunnel.data.ingest.live.pool import Local
 from windtunnel.data.ingest.live.protocol import Link

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.data.ingest.rivals import Batches, Ours, loaded, pooled
 from support.ingest import KEYS, serving
-from windtunnel.data.ingest import synthetic
-from windtunnel.data.ingest.live.dataset import IngestDataset
+from windtunnel.data.ingest import IngestDataset, synthetic
 
 
 def samples(batches: Iterator[dict[str, Any]]) -> list[str]:

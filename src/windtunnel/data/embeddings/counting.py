@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.compiled import jit
-from windtunnel.data.embeddings.model import id_type
+from windtunnel.data.embeddings.model import HeldOut, id_type
 
 Ints = NDArray[np.int64]
 CHUNK = 1 << 18
@@ -93,6 +93,14 @@ class Counts:
             at = np.minimum(np.searchsorted(rows, ids), len(rows) - 1)
             hot = rows[at] == ids
             found[hot] = counts[at[hot]]
+        return found
+
+    def span(self, first: int, last: int) -> Ints:
+        """How often the rows from ``first`` on, before ``last``, were asked for."""
+        rows, counts = self.hottest()
+        found = self.cells[first:last].astype(np.int64)
+        hot = slice(*np.searchsorted(rows, (first, last)))
+        found[rows[hot] - first] = counts[hot]
         return found
 
     def histogram(self) -> tuple[Ints, Ints]:
@@ -203,6 +211,40 @@ def curve(values: Ints, rows: Ints) -> tuple[tuple[int, ...], tuple[float, ...],
     shares[ranks == ranks[-1]] = 1.0
     ends = [0, *([len(ranks) - 2] if values[-1] == 0 else []), len(ranks) - 1]
     shares[ends[1:]] = 1.0
+    chosen, error = _thinned(ranks, shares, ends)
+    return tuple(ranks[chosen].tolist()), tuple(shares[chosen].tolist()), error
+
+
+def held_out(counts: Counts, held: Counts, samples: int) -> HeldOut | None:
+    """What ``samples`` that ``held`` counts, and ``counts`` beside others, ask of the rows as the others rank
+    them (rows that those asked for equally often share a rank). None: they ask for nothing."""
+    if not held.total:
+        return None
+    few, groups, unseen = np.zeros((2, 257), np.int64), list[Ints](), 0
+    for first in range(0, len(held.cells), CHUNK):
+        later = held.span(first, first + CHUNK)
+        before = counts.span(first, first + CHUNK) - later
+        unseen += int(np.count_nonzero(later[before == 0]))
+        capped = np.minimum(before, 256)
+        few += [np.bincount(capped, minlength=257), np.bincount(capped, later, 257).astype(np.int64)]
+        hot = np.flatnonzero(before >= 256)
+        groups.append(np.stack((before[hot], np.ones_like(hot), later[hot])))
+    known = 1 + np.flatnonzero(few[0, 1:256])
+    groups.append(np.stack((known, *few[:, known])))
+    values, *sums = np.concatenate(groups, 1)
+    known, at = np.unique(values, return_inverse=True)
+    rows, lookups = (np.bincount(at, one, len(known)).astype(np.int64)[::-1] for one in sums)
+    ranks = np.concatenate(([0], np.cumsum(rows)))
+    shares = np.concatenate(([0], np.cumsum(lookups))) / held.total
+    counted, ends = int(ranks[-1]), {0, len(ranks) - 1}
+    if counted < len(held.cells):
+        ranks, shares = np.append(ranks, len(held.cells)), np.append(shares, 1.0)
+    chosen, _ = _thinned(ranks, shares, sorted(ends | {len(ranks) - 1}))
+    return HeldOut(samples, counted, unseen, tuple(ranks[chosen].tolist()), tuple(shares[chosen].tolist()))
+
+
+def _thinned(ranks: Ints, shares: NDArray[np.float64], ends: list[int]) -> tuple[list[int], float]:
+    """At most `POINTS` of the points, with ``ends`` among them, and the most that a share is off then."""
     kept = set(ends)
     heap = [_furthest(ranks, shares, a, b) for a, b in pairwise(ends)]
     heapq.heapify(heap)
@@ -211,8 +253,7 @@ def curve(values: Ints, rows: Ints) -> tuple[tuple[int, ...], tuple[float, ...],
         kept.add(middle)
         for a, b in ((first, middle), (middle, last)):
             heapq.heappush(heap, _furthest(ranks, shares, a, b))
-    chosen = sorted(kept)
-    return tuple(ranks[chosen].tolist()), tuple(shares[chosen].tolist()), -heap[0][0]
+    return sorted(kept), -heap[0][0]
 
 
 def _furthest(ranks: Ints, shares: NDArray[np.float64], first: int, last: int) -> tuple[float, int, int, int]:
@@ -221,5 +262,5 @@ def _furthest(ranks: Ints, shares: NDArray[np.float64], first: int, last: int) -
         return 0.0, first, first, last
     ends = [first, last]
     away = shares[first + 1 : last] - np.interp(ranks[first + 1 : last], ranks[ends], shares[ends])
-    middle = int(np.argmax(away))
-    return -max(0.0, float(away[middle])), first, first + 1 + middle, last
+    middle = int(np.argmax(np.abs(away)))
+    return -abs(float(away[middle])), first, first + 1 + middle, last

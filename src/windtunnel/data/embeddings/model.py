@@ -29,6 +29,21 @@ def id_type(rows: int) -> type[np.uint32] | type[np.uint64]:
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """What ``samples`` that were left out of the counting ask of a table's rows, as the others rank them.
+
+    ``counted``: rows that the others asked for; ``unseen``: rows that these samples alone asked for.
+    ``ranks`` and ``shares``: points of the curve as of `Table`, which need not be concave.
+    """
+
+    samples: int
+    counted: int
+    unseen: int
+    ranks: tuple[int, ...]
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Table:
     """One table and its feature.
 
@@ -36,7 +51,8 @@ class Table:
     ``coverage``: the share of samples that have it. ``sequence``: its rows are not pooled, every one goes to
     the sample's device. ``ranks`` and ``shares``: points of the curve of accesses, from (0, 0) to (rows, 1):
     the ``ranks[i]`` most wanted rows get ``shares[i]`` of all lookups; concave, straight between its points.
-    ``state_bytes``: what the optimiser keeps for each row.
+    ``state_bytes``: what the optimiser keeps for each row. ``held_out``: what forecasts are made of where the
+    curve is that of a sample, of which it knows more than of the lookups to come.
     """
 
     name: str
@@ -49,6 +65,7 @@ class Table:
     ranks: tuple[int, ...] = ()
     shares: tuple[float, ...] = ()
     state_bytes: int = 0
+    held_out: HeldOut | None = None
 
     @property
     def lookups(self) -> float:

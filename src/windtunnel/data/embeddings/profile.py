@@ -1,9 +1,13 @@
-"""What a log says of its tables, in one pass: ``windtunnel embeddings profile``.
+"""What a log says of its tables: ``windtunnel embeddings profile``.
 
 Of every feature: the curve of its rows' lookups and their order, pooling, coverage, lengths, rows never used,
 and how the hot rows change from one window of the log to the next. Counts are exact (`counting`), but that of
 a table of more than `FULL` rows the windows look at one row in 2, 4, 8 ... (those whose id that number
 divides).
+
+What a sample's own hot rows get of it is more than they get of samples to come. So the last fifth of the
+samples is counted apart, too, and what it asks of the rows as the others rank them is kept as what is to be
+expected (`HeldOut`).
 
 Rows are ids as they are, or ids hashed: ``splitmix64`` is the finaliser of Steele, Lea and Flood (OOPSLA
 2014) modulo the rows, ``modulo`` the id modulo the rows.
@@ -28,7 +32,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.fields import suggest
 from windtunnel.base.plain import to_plain
 from windtunnel.data.embeddings import logs
-from windtunnel.data.embeddings.counting import Counts, Ints, curve
+from windtunnel.data.embeddings.counting import Counts, Ints, curve, held_out
 from windtunnel.data.embeddings.files import write_statistics
 from windtunnel.data.embeddings.model import Table
 
@@ -43,6 +47,8 @@ MOST_HOT = 1 << 20
 WINDOWS = 32
 """Most windows, where files are not said to be cut otherwise."""
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
+HELD_OUT = 5
+"""One in so many samples is held out: the last ones."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,9 @@ class _Feature:
     rows: int | None
     hashed: str
     windowed: bool
+    cut: int
+    """The first sample that is held out."""
+    at: int = 0
     highest: int = -1
     lengths: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
     nulls: int = 0
@@ -111,6 +120,7 @@ class _Feature:
         self.counts = Counts(size)
         self.stride = 1 << max(0, math.ceil(math.log2(max(size, 1) / FULL)))
         self.now = Counts(-(-size // self.stride)) if self.windowed else None
+        self.held = Counts(size)
 
     def add(self, piece: logs.Piece, where: str) -> None:
         ids = piece.ids
@@ -119,6 +129,8 @@ class _Feature:
         if len(found) > len(self.lengths):
             self.lengths = np.concatenate((self.lengths, np.zeros(len(found) - len(self.lengths), np.int64)))
         self.lengths[: len(found)] += found
+        before = self.cut - self.at
+        self.at += len(piece.lengths)
         if not len(ids):
             return
         if self.hashed:
@@ -136,10 +148,13 @@ class _Feature:
             rows = ids.astype(np.int64, copy=False)
             if self.rows is None:
                 (self.now or self.counts).grow(high + 1)
+                self.held.grow(high + 1)
         if self.now is None or self.stride > 1:
             self.counts.add(rows)
         if self.now is not None:
             self.now.add(rows if self.stride == 1 else rows[rows % self.stride == 0] // self.stride)
+        if before < len(piece.lengths):
+            self.held.add(rows[int(piece.lengths[: max(0, before)].sum()) :])
 
     def end_window(self, samples: int) -> None:
         """What the window was; its counts go to all."""
@@ -163,8 +178,9 @@ class _Feature:
     def table(self, samples: int, like: Table) -> tuple[Table, Facts]:
         """The table, with what ``like`` says of its form, and the facts."""
         rows = max(1, self.rows or self.highest + 1)
-        self.counts.grow(rows)
-        self.counts.trim(rows)
+        for counts in (self.counts, self.held):
+            counts.grow(rows)
+            counts.trim(rows)
         values, many = self.counts.histogram()
         ranks, shares, error = curve(values, many)
         used = rows - (int(many[-1]) if values[-1] == 0 else 0)
@@ -173,6 +189,7 @@ class _Feature:
         made = replace(
             like, name=self.name, rows=rows, pooling=lookups / present if present else 0.0,
             coverage=present / samples if samples else 0.0, ranks=ranks, shares=shares,
+            held_out=held_out(self.counts, self.held, samples - self.cut),
         )  # fmt: skip
         upto = np.cumsum(self.lengths[1:])
         lengths = (1 + int(np.searchsorted(upto, share * present)) for share in QUANTILES)
@@ -210,7 +227,7 @@ def profile(
     Mapping[str, str] | None = None, like: Mapping[str, Table] | None = None, window: int | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Profile:  # fmt: skip
-    """Read the logs (paths, folders, globs, URLs of fsspec) once.
+    """Read the logs (paths, folders, globs, URLs of fsspec), after their numbers of samples.
 
     ``features``: only these (default: all that the first file has, which every file must have then). By
     feature, or "*" for those not named: ``rows`` of the table, without which it ends with the highest id;
@@ -224,6 +241,7 @@ def profile(
     rows, hashes, like = rows or {}, hashes or {}, like or {}
     files = logs.files(named)
     together = -(-len(files) // WINDOWS)
+    total = sum(part.samples for file in files for part in logs.parts(file))
     chosen: list[_Feature] = []
     samples = begun = 0
     for number, file in enumerate(files):
@@ -235,7 +253,8 @@ def profile(
                 for name in sorted({*rows, *hashes, *like} - {"*", *names}):
                     raise UserError(f"{file}: {name} is no feature that is read{suggest(name, names)}")
                 windowed = window is not None or len(files) > 1
-                chosen = [_feature(name, rows, hashes, windowed) for name in names]
+                cut = total - total // HELD_OUT
+                chosen = [_feature(name, rows, hashes, windowed, cut) for name in names]
             for one in chosen:
                 if one.name not in part.features:
                     raise UserError(
@@ -265,7 +284,9 @@ def profile(
     )
 
 
-def _feature(name: str, rows: Mapping[str, int], hashes: Mapping[str, str], windowed: bool) -> _Feature:
+def _feature(
+    name: str, rows: Mapping[str, int], hashes: Mapping[str, str], windowed: bool, cut: int
+) -> _Feature:  # fmt: skip
     size, hashed = rows.get(name, rows.get("*")), hashes.get(name, hashes.get("*", ""))
     if hashed and hashed not in HASHES:
         raise UserError(f"--hash {name}={hashed} is unknown{suggest(hashed, HASHES)}")
@@ -273,7 +294,7 @@ def _feature(name: str, rows: Mapping[str, int], hashes: Mapping[str, str], wind
         raise UserError(f"--hash {name}={hashed} needs the rows to hash into, --rows {name}=N")
     if size is not None and size < 1:
         raise UserError(f"--rows {name}={size} is not accepted, accepted is a whole number from 1")
-    return _Feature(name, size, hashed, windowed)
+    return _Feature(name, size, hashed, windowed, cut)
 
 
 def _end(chosen: Iterable[_Feature], begun: int, samples: int) -> int:

@@ -57,14 +57,19 @@ class Accesses:
 
 
 def accesses(tables: Sequence[Table], shards: Sequence[Shard], batch: int) -> Accesses:
-    """What an average batch asks of the shards."""
+    """What an average batch asks of the shards: one to come, where the tables have samples that were held out
+    of the counting. Of those all that ask for rows that were not counted are slow, unless all rows are fast.
+    """
     named = {one.name: one for one in tables}
     raw, distinct = np.zeros((len(shards), 2)), np.zeros((len(shards), 2))
     for place, shard in enumerate(shards):
         table = named[shard.table]
-        ranks, shares = table.curve()
+        (ranks, shares), fast_rows = table.curve(), shard.fast_rows
+        if (held := table.held_out) is not None:
+            ranks, shares = np.array(held.ranks, float), np.array(held.shares)
+            fast_rows = min(fast_rows, held.counted) if fast_rows < table.rows else fast_rows
         counts, rows = batch * table.lookups * np.diff(shares), np.diff(ranks)
-        fast = np.clip((shard.fast_rows - ranks[:-1]) / rows, 0, 1)
+        fast = np.clip((fast_rows - ranks[:-1]) / rows, 0, 1)
         part = (shard.last - shard.first) / table.dim
         # of rows wanted alike, each stays unasked with the same probability
         asked = rows * -np.expm1(-counts / rows)

@@ -60,6 +60,13 @@ def batches(session: Session, split: Split, epoch: int) -> Iterator[pa.RecordBat
     return _opened.batches(split, epoch)
 
 
+def order(session: Session, count: int, epoch: int) -> list[int]:
+    """The numbers of a session's ``count`` splits, in the order in which the epoch has them."""
+    if not session.shuffle:
+        return list(range(count))
+    return [int(one) for one in np.random.default_rng([session.seed, epoch]).permutation(count)]
+
+
 _opened: Reader | None = None
 """Who reads split after split of one session need not read footers again."""
 

@@ -103,6 +103,26 @@ def test_equal_to_one_table(
                 assert torch.equal(records[:, dim:], torch.cat(kept, 1))
 
 
+def test_a_stock_table_with_dense_gradients_is_equal_to_rounding() -> None:
+    """Torch sums dense gradients in another order: the bits are those of ``sparse=True`` only."""
+    rng, weight, make = np.random.default_rng(0), torch.randn(200, 8), partial(torch.optim.Adagrad, lr=0.1)
+    plain = torch.nn.EmbeddingBag(200, 8, mode="sum", _weight=weight.clone())
+    bag = TieredEmbeddingBag(200, 8, 50, order=rng.permutation(200), init=weight, optimizer=make)
+    optimizers = make(list(plain.parameters())), TieredOptimizer(bag)
+    for step in range(4):
+        ids = torch.from_numpy(rng.zipf(1.3, (64, 20)) % 200)
+        expected, given = plain(ids), bag(ids)
+        assert step or torch.equal(expected, given)
+        torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
+        wanted = torch.from_numpy(rng.standard_normal(expected.shape, np.float32))
+        for output, optimizer in zip((expected, given), optimizers, strict=True):
+            (output * wanted).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = bag.read(torch.arange(200))[:, :8]
+    torch.testing.assert_close(rows, plain.weight.detach(), rtol=1e-5, atol=1e-5)
+
+
 class Click(torch.nn.Module):
     """Two tables, dense features, a top: a small DLRM."""
 

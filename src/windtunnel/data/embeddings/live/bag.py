@@ -2,9 +2,10 @@
 
 The most wanted rows lie in a fast tier (host memory, or a device's), all others in a slow one (a file, or
 host memory); an order of the ids, by how often each is asked for, says which (RecShard, ASPLOS 2022: row
-remapping). Forward, gradients and the optimizer's step equal one unsharded table bit for bit, whatever lies
-where: rows of all tiers are pooled together in the order of ``input``, never tier by tier (see `optim` for
-sums of gradients).
+remapping). Forward, gradients and the optimizer's step equal one unsharded table with ``sparse=True`` bit for
+bit, whatever lies where: rows of all tiers are pooled together in the order of ``input``, never tier by tier
+(see `optim` for sums of gradients). Against a stock one, whose dense gradients torch sums in another order,
+they are equal to float32 rounding.
 
     bag = TieredEmbeddingBag(10_000_000, 64, fast_rows=1_000_000, order=order, slow="/nvme/user.rows",
                              optimizer=partial(torch.optim.Adagrad, lr=0.05))

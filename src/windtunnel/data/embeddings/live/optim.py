@@ -5,7 +5,8 @@ row's gradients are summed in one order. That is torch's own: backward passes in
 ``coalesce`` by id. It sorts the ids of the whole batch, from 32,768 on stably, so that a row's gradients are
 summed in the order of the batch; of fewer it may take those of a row that comes three times or more in
 another order, which hangs on all ids of the batch. So gradients are coalesced by id, never by place, and
-what comes out equals one unsharded ``torch.nn.EmbeddingBag(sparse=True)`` bit for bit, with any of
+what comes out equals one unsharded ``torch.nn.EmbeddingBag(sparse=True)`` bit for bit (a stock one, which is
+dense, to float32 rounding), with any of
 
 - ``torch.optim.SGD`` (each occurrence of a row is one subtraction, as torch does it),
 - ``torch.optim.Adagrad``, ``torch.optim.SparseAdam``,

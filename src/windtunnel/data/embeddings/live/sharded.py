@@ -13,7 +13,8 @@ order of his ids.
 
 Bits. A row's gradient is summed position by position within a rank, and then rank by rank: as one table in
 one process has it that takes the ranks' batches in turn and steps once. Wherever the row lies, however many
-copies it has, and whatever moved: outputs, weights and the optimizer's state are that table's, bit for bit.
+copies it has, and whatever moved: outputs, weights and the optimizer's state are that table's, bit for bit;
+those of a stock ``torch.nn.EmbeddingBag``, which sums gradients in another order, to float32 rounding.
 For rows with copies the sum goes from host to host in the ranks' order, in stripes so that hosts work at
 once, and the end of it to all copies, which take the same step.
 

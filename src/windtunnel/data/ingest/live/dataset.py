@@ -4,6 +4,8 @@
     for batch in dataset:
         ...  # {"label": tensor, "dense/7": tensor, "sparse/3": Ragged(values, offsets)}
 
+    dataset = IngestDataset("session.yaml", workers=0)  # the same batches, made in this process
+
 Each turn through it is an epoch of the session; towards its end the next one is read ahead. Tensors share
 memory with the Arrow batches they come from: they are not to be written to in place.
 """
@@ -27,7 +29,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.keys import VARIABLE, Keys
 from windtunnel.base.tls import Certificates
+from windtunnel.data.ingest import session as sessions
 from windtunnel.data.ingest.live.client import Client, Counts
+from windtunnel.data.ingest.live.local import Local
+from windtunnel.data.ingest.model import Session
 
 
 class Ragged(NamedTuple):
@@ -44,37 +49,47 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
     environment's WINDTUNNEL_SECRET says. ``keyed``: a column's name for a TorchRec ``KeyedJaggedTensor`` of
     all ragged columns, which then are not given one by one. ``rank``, ``world``: of the ranks that share the
     session, default those of torch.distributed or of the environment. ``tls``: files of its certificate, key
-    and CA. Other settings: see `Client`.
+    and CA. ``ordered``: batches come in the order of splits, which follows from session and epoch where one
+    rank has all, and not in the order of arrival. Other settings: see `Client`.
+
+    ``workers``: 0 makes the batches here, in this process and when they are asked for, as ``ordered`` has
+    them; ``address`` is then a session, or its file, and no master is needed. Ranks take splits in turn and
+    end unevenly. None: those of the master.
 
     `state_dict` says which batches were handed out; after `load_state_dict` the next turn goes on behind
     them. It needs no DataLoader; one has ``batch_size=None`` and a ``collate_fn`` that returns its argument.
     """
 
     def __init__(
-        self, address: str, secret: str | Path | None = None, *, keyed: str = "", rank: int | None = None,
-        world: int | None = None, buffer: int = 4, ordered: bool = False, patience: float = 60.0,
-        tls: Sequence[str] = (),
+        self, address: str | Path | Session, secret: str | Path | None = None, *, workers: int | None = None,
+        keyed: str = "", rank: int | None = None, world: int | None = None, buffer: int = 4,
+        ordered: bool = False, patience: float = 60.0, tls: Sequence[str] = (),
     ) -> None:  # fmt: skip
         super().__init__()
-        self.address, self.keyed, self.tls = address, keyed, tuple(tls)
+        if workers not in (None, 0):
+            raise UserError(
+                f"IngestDataset: workers is {workers!r}, accepted are 0, to make batches in this process, and"
+                " None: a master has the workers (windtunnel ingest master --workers)"
+            )
+        if workers is None and not isinstance(address, str):
+            raise UserError(
+                f"IngestDataset: address is a {type(address).__name__}, accepted is a master's HOST:PORT; a"
+                " session is read in this process with workers=0"
+            )
+        self.address, self.workers, self.keyed, self.tls = address, workers, keyed, tuple(tls)
         self.secret = None if secret is None else Path(secret)
         self.buffer, self.ordered, self.patience = buffer, ordered, patience
         self.rank, self.world = _ranks(rank, world)
         self.counts = Counts()
-        self._client: Client | None = None
+        self._client: Client | Local | None = None
         self._resume: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         loader, loaders = (info.id, info.num_workers) if info is not None else (0, 1)
-        name = f"{self.rank}.{loader}" if loaders > 1 else str(self.rank)
         resume, self._resume = self._resume, None
         if self._client is None:
-            self._client = Client(
-                self.address, self._keys(), name, self.world * loaders, buffer=self.buffer,
-                ordered=self.ordered, resume=resume, patience=self.patience,
-                made=partial(tensors, keyed=self.keyed),
-            )  # fmt: skip
+            self._client = self._begun(loader, loaders, resume)
         else:
             self._client.begin()
         client, turn = self._client, self._client.turn
@@ -91,6 +106,24 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
         finally:
             if client.turn == turn:
                 client.end()
+
+    def _begun(self, loader: int, loaders: int, resume: dict[str, Any] | None) -> Client | Local:
+        made = partial(tensors, keyed=self.keyed)
+        if self.workers is None:
+            assert isinstance(self.address, str)
+            name = f"{self.rank}.{loader}" if loaders > 1 else str(self.rank)
+            return Client(
+                self.address, self._keys(), name, self.world * loaders, buffer=self.buffer,
+                ordered=self.ordered, resume=resume, patience=self.patience, made=made,
+            )  # fmt: skip
+        if get_worker_info() is not None:
+            raise UserError(
+                "IngestDataset: workers=0 in a process of a DataLoader, accepted is num_workers=0; what makes"
+                " batches in other processes is windtunnel ingest master"
+            )
+        given = self.address
+        found = given if isinstance(given, Session) else sessions.read(Path(given))
+        return Local(found, self.rank, self.world, resume=resume, made=made)
 
     def close(self) -> None:
         """Let go what is read ahead of a further turn; it ends with the process, too."""

@@ -36,7 +36,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.flight as fl
 
 from windtunnel.base import schema
@@ -467,10 +466,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         self._ahead = {key: one for key, one in self._ahead.items() if key[0] >= state.epoch}
 
     def _sequence_of(self, epoch: int) -> list[int]:
-        if not self.session.shuffle:
-            return list(range(len(self.splits)))
-        order = np.random.default_rng([self.session.seed, epoch]).permutation(len(self.splits))
-        return [int(one) for one in order]
+        return reader.order(self.session, len(self.splits), epoch)
 
     def _first(self, name: str) -> int:
         """The split that a client gets next, in the epoch's order: one that it has read ahead or that nobody
