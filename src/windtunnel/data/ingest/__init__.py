@@ -3,27 +3,7 @@
 from windtunnel.data.ingest import IngestDataset
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from windtunnel.data.ingest.live.dataset import IngestDataset, Ragged
-    from windtunnel.data.ingest.model import Session, Transform
-
-_PLACES = {
-    "IngestDataset": "live.dataset",
-    "Ragged": "live.dataset",
-    "Session": "model",
-    "Transform": "model",
-}
-
-__all__ = ["IngestDataset", "Ragged", "Session", "Transform"]
-
-
-def __getattr__(name: str) -> Any:
-    """Late: workers import this package, and must not wait for torch."""
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+# What has a heavy world (torch, a kernel's programs) is loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,17 @@
+from .files import Statistics as Statistics
+from .files import read_plan as read_plan
+from .files import read_statistics as read_statistics
+from .live.bag import TieredEmbeddingBag as TieredEmbeddingBag
+from .live.bag import TieredOptimizer as TieredOptimizer
+from .live.build import build as build
+from .live.optim import RowWiseAdagrad as RowWiseAdagrad
+from .live.optim import RowWiseAdam as RowWiseAdam
+from .live.sharded import ShardedEmbedding as ShardedEmbedding
+from .live.sharded import exchange as exchange
+from .model import Table as Table
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide
+from .run import Planned as Planned
+from .run import plan_run as plan_run
