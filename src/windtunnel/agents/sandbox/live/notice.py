@@ -25,9 +25,11 @@ def save_all(context: Context, boxes: Mapping[str, Box], seconds: float) -> dict
         # what it needs is seen when its turn comes: to look now would hold the first ones up
         endangered.append(Endangered(name, TurnClass.FULL, *times))
     outcome: dict[str, Saved] = {}
+    saved: list[str] = []
 
     def save(planned: Save) -> None:
         box = boxes[planned.name]
+        saved.append(planned.name)
         before = box.tip
         try:
             if time.monotonic() - begin >= seconds:
@@ -39,7 +41,9 @@ def save_all(context: Context, boxes: Mapping[str, Box], seconds: float) -> dict
             outcome[box.name] = Saved(box.tip, fault=str(error))
 
     workers = context.engine.workers
-    order = context.log("").decide(Notice(float(seconds), workers, tuple(endangered)))
+    log = context.log("")
+    order = log.decide(Notice(float(seconds), workers, tuple(endangered)))
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(save, order.saves))
+    log.did(saved=saved)
     return outcome

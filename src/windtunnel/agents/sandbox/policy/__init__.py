@@ -75,8 +75,9 @@ class Look:
 
     ``effects``: what happened since the newest checkpoint; None: nobody looked. ``references``: of the newest
     process image. ``full``: a whole checkpoint is asked for; ``named``: one that gets a label or is pinned.
-    ``most``: the strongest class that time allows. ``memory`` (bytes) and ``processes``: what it holds now,
-    for what a checkpoint would cost.
+    ``most``: the strongest class that time allows; ``least``: what was decided of it before it was frozen.
+    ``has_lacks``: the newest checkpoint lacks something that was there. ``memory`` (bytes) and ``processes``:
+    what it holds now, for what a checkpoint would cost.
     """
 
     occasion: Occasion
@@ -91,6 +92,8 @@ class Look:
     full: bool = False
     named: bool = False
     most: TurnClass = TurnClass.FULL
+    least: TurnClass = TurnClass.NONE
+    has_lacks: bool = False
     memory: int = 0
     processes: int = 0
     rules: Rules = DEFAULT
@@ -235,14 +238,15 @@ def _needed(look: Look) -> tuple[TurnClass, tuple[str, ...]]:
     found, reasons = class_of(look.effects, look.references, look.rules, has_image=look.has_image)
     if found < TurnClass.FULL and look.images_possible and not look.has_image:
         return TurnClass.FULL, ("the newest checkpoint holds no process image", *reasons)
-    return found, reasons
+    return max(found, look.least), reasons
 
 
 def _made(look: Look, needed: TurnClass, reasons: tuple[str, ...]) -> Keep:
     made, lost = needed, ""
     if look.occasion is Occasion.FROZEN:
         made = max(made, TurnClass.FILES)
-    if look.named:
+    asked = look.occasion in (Occasion.ASKED, Occasion.NOTICE)
+    if look.named or (look.has_lacks and asked):  # whether it still lacks that is to be told
         made = max(made, TurnClass.SHELL)
     if not look.images_possible and (made >= TurnClass.FILES or not look.has_image):
         made, lost = min(made, TurnClass.FILES), look.no_images
