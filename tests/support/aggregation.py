@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,9 +83,7 @@ def integers(rank: int, size: int) -> torch.Tensor:
 
 def summed(workers: Sequence[Aggregator], tensors: Sequence[torch.Tensor], **more: int) -> list[torch.Tensor]:
     pairs = zip(workers, tensors, strict=True)
-    return at_once(
-        [lambda one=one, tensor=tensor: one.all_reduce(tensor.clone(), **more) for one, tensor in pairs]
-    )
+    return at_once([partial(one.all_reduce, tensor.clone(), **more) for one, tensor in pairs])
 
 
 @dataclass
