@@ -89,7 +89,7 @@ def _questions(draw: Draw) -> Iterator[tuple[str, Observation]]:
             Endangered(name, _of(draw, *TurnClass), 1.0, float(draw.integers(2, 6))) for name in names
         )
         policy = _of(draw, "semantic", "files")
-        yield policy, Notice(float(draw.integers(1, 16)), int(draw.integers(1, 3)), endangered)
+        yield policy, Notice(float(draw.integers(0, 16)), int(draw.integers(1, 3)), endangered)
         yield "semantic", Restore(chance(0.9), chance(0.8), chance(0.5), chance(0.8))
         lacks = _of(draw, (), ("processes",), ("sockets", "timers"))
         less = Less(
@@ -180,7 +180,8 @@ def done(events: Sequence[Event]) -> list[str]:
                 open_ = decision.made > TurnClass.NONE
             if isinstance(decision, Forget):
                 forgotten += decision.checkpoints
-            last[type(decision)] = decision
+            if decision != SaveOrder():  # of one sandbox whose turn came too late
+                last[type(decision)] = decision
         elif event["kind"] == "turn":
             turn, keep = event["turn"], last[Keep]
             told(f"turn {turn['number']}", turn["wanted"], to_plain(wanted))

@@ -260,7 +260,9 @@ def _made(look: Look, needed: TurnClass, reasons: tuple[str, ...]) -> Keep:
 def _saved(notice: Notice) -> SaveOrder:
     """Every sandbox is planned as files first; then, cheapest first, those are made full whose extra time
     still fits. Those that are saved whole come after the others, so that a wrong estimate costs memory images
-    and no files."""
+    and no files. Once no time is left nothing is saved."""
+    if notice.seconds <= 0:
+        return SaveOrder()
     costs = {
         one.name: (one.files, one.full if one.needs is TurnClass.FULL else one.files)
         for one in notice.sandboxes
@@ -319,7 +321,7 @@ def _files(observation: Observation) -> Decision:
         case Look():
             never = replace(observation, images_possible=False, no_images="this policy keeps files alone")
             return _made(never, TurnClass.FILES, ("every turn",))
-        case Notice():
+        case Notice() if observation.seconds > 0:
             names = sorted(one.name for one in observation.sandboxes)
             return SaveOrder(tuple(Save(name, TurnClass.FILES) for name in names))
     return _allowing(observation)
