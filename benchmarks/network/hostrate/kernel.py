@@ -28,7 +28,7 @@ from windtunnel.network import traffic
 from windtunnel.network.hostrate.live.controller import run
 from windtunnel.network.hostrate.policy import POLICIES, Settings
 from windtunnel.network.hostrate.spec import Spec, check
-from windtunnel.network.traffic import BULK, line, told
+from windtunnel.network.traffic import BULK, begin, line, told
 
 LINE = 25e6
 PACKETS = 1000
@@ -80,9 +80,11 @@ def measured(
 
         drain = start(there, "receive", BULK[0], *[kind] * (arm == "dctcp"))
         line(drain), line(start(answers[0], "answer"))
+        asks = start(there, "ask", answers[1], warm, span)
+        line(asks)
         if flows:
             line(start(bulk[0], "send", address, BULK[0], kind, flows))
-        asks = start(there, "ask", answers[1], warm, span)
+        begin(asks)
         line(asks)
         began, (before,) = told(drain)
         with _watched(port) as waiting:

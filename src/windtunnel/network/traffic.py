@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.errors import HostError
 from windtunnel.linux import namespaces
 
 BULK = (7001, 7002)
@@ -54,9 +55,20 @@ class started:
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """The next that it prints."""
+    """The next that it prints. Raises HostError: it has ended instead."""
     assert process.stdout is not None
-    return process.stdout.readline()
+    found = process.stdout.readline()
+    if not found.endswith("\n"):
+        words = " ".join(map(str, process.args[1:]))  # type: ignore[index]
+        raise HostError(f"{words}: ended with status {process.wait()} and has not said what was waited for")
+    return found
+
+
+def begin(process: subprocess.Popen[str]) -> None:
+    """Let an `ask` that is connected go on."""
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
 
 
 def told(receiver: subprocess.Popen[str]) -> tuple[float, list[int]]:
@@ -159,7 +171,10 @@ def answer() -> None:
 
 def ask(host: str, warm: str, span: str) -> None:
     """Requests to `answer`, one every 2.5 ms in turn over four connections, for ``warm`` and then ``span``
-    seconds: a line after each, and the seconds that each request of the second part took."""
+    seconds: a line after each, and the seconds that each request of the second part took.
+
+    A line says that it is connected, and it waits for one before its first request: beside bulk flows that
+    fill a queue nobody surely connects, since the answer to whose address that is (ARP) waits in it too."""
     plugs = [socket.create_connection((host, _ANSWERS)) for _ in range(_PLUGS)]
     for plug in plugs:
         plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -187,6 +202,8 @@ def ask(host: str, warm: str, span: str) -> None:
                 for plug in select.select(plugs, [], [], due - now)[0]:
                     take(plugs.index(plug))
 
+    print("connected", flush=True)
+    sys.stdin.readline()
     go(float(warm))
     print("warm", flush=True)
     began = time.monotonic()
