@@ -208,7 +208,7 @@ def _instants(draw: Draw) -> Iterator[tuple[str, Observation]]:
 
 def _looks(jobs: list[Job], schedule: str) -> Iterator[Observation]:
     seen: list[Observation] = []
-    twin.run(jobs, generate.hosts(2), schedule, told=lambda one, _: seen.append(one))
+    twin.emulate(jobs, generate.hosts(2), schedule, told=lambda one, _: seen.append(one))
     return iter(seen)
 
 
@@ -237,7 +237,7 @@ def in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     coming = [Job(name, tuple(one.task for one in tasks), begins) for name, (begins, tasks) in jobs.items()]
     there: list[Decision] = []
     first = live[0][0]
-    twin.run(coming, first.resources, first.schedule, told=lambda _, made: there.append(made))
+    twin.emulate(coming, first.resources, first.schedule, told=lambda _, made: there.append(made))
 
     def changes(decisions: Iterable[Decision]) -> list[Any]:
         found: list[Any] = [None]
