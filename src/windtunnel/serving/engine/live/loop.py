@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.policyfile import Policy
 from windtunnel.serving.engine.live.executor import Executor, Snapshot
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.sampling import Sampled, Sampling, sample
@@ -116,13 +117,14 @@ class _Running:
 
 class Engine:
     """An executor that serves. ``kv``: bytes for the requests' keys, values and states; ``prefixes``: what
-    keeps them afterwards; ``admitted`` is told who takes part from now on, before a step is computed. Not
-    for several threads at once."""
+    keeps them afterwards; ``own``: a user's policies by capability; ``admitted`` is told who takes part from
+    now on, before a step is computed. Not for several threads at once."""
 
     def __init__(
         self, executor: Executor, time_of: StepTime, *, rows: int, kv: int, chunk: int = 512,
         queue: int = 1024, prefixes: Prefixes | None = None, log: Log | None = None,
-        clock: Callable[[], float] = time.monotonic, admitted: Tell = lambda those: None, **policies: Any,
+        clock: Callable[[], float] = time.monotonic, admitted: Tell = lambda those: None,
+        own: Mapping[str, Policy] = {}, **policies: Any,
     ) -> None:  # fmt: skip
         self.executor, self.prefixes, self.clock, self._tell = executor, prefixes, clock, admitted
         token = max(1.0, executor.token_bytes * ROUNDED)
@@ -132,7 +134,7 @@ class Engine:
         )  # fmt: skip
         executor.bound = kv + (prefixes.tree.capacity[0] if prefixes is not None else 0)
         lookup = self._lookup if prefixes is not None else None
-        self.scheduler = Scheduler(self.limits, time_of, lookup=lookup, log=log)
+        self.scheduler = Scheduler(self.limits, time_of, lookup=lookup, log=log, own=own)
         self._running: dict[int, _Running] = {}
         self._ending: set[Unit] = set()
         self._told = Report()
