@@ -1,0 +1,380 @@
+"""The engine, branching, the prefix cache and variants: runs of the real ones, and drawn questions beside.
+
+The engine runs in this process on a real model, with little memory. Its clock goes on only while a step is
+computed, for as long as that really takes, so that the twin, which spends no time between steps, can be given
+the very times. Rules that such short runs do not reach are asked by observations that are drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, pairwise, zip_longest
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from parity import Event, Mutant, Parity
+from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.serving.branching import policy as branching
+from windtunnel.serving.branching.policy.predictor import BUCKETS, SPANS
+from windtunnel.serving.engine import policy as admission
+from windtunnel.serving.engine.model import Objective, Request, StepTime
+from windtunnel.serving.engine.policy.step import Depths, Limits
+from windtunnel.serving.engine.twin.world import serve
+from windtunnel.serving.prefixcache import policy as prefixcache
+from windtunnel.serving.prefixcache.policy.rules import RULES
+from windtunnel.store.eventlog import EventLog
+
+TIME = StepTime(1e-3, 1e-5, 1e-7, 1e-5, 1e-9, 1e-4, 1e-4)
+ROOM = 1.3
+"""Times the largest request: two do not always fit."""
+TICK = 2**20
+"""Ticks a second: sums of such times are exact."""
+RUNS = (
+    # admission, branching, rules of the prefix cache, bytes of its files
+    ("refuse", "eager", "density", 0),
+    ("refuse", "taper", "block16", 1 << 20),
+    ("defer", "strict", "three-lru", 1 << 20),
+    ("wait", "cap2", "seglen", 0),
+    ("wait", "off", "every32", 0),
+)
+
+
+@dataclass
+class Stopwatch:
+    """Seconds in which steps were computed."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def timed(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        from time import perf_counter
+
+        def computed(*given: Any) -> Any:
+            began = perf_counter()
+            answer = compute(*given)
+            self.now += int((perf_counter() - began) * TICK + 1) / TICK
+            return answer
+
+        return computed
+
+
+def jobs(clock: Stopwatch) -> Iterator[list[Any]]:
+    """What comes before each step: prompts that begin alike, branches, promises, and a queue that is full."""
+    from windtunnel.serving.engine.live.loop import Branches, Job
+
+    base, number = tuple(3 + 7 * at % 251 for at in range(60)), iter(range(100))
+
+    def job(prompt: int, own: int, *stages: Any, **promised: float) -> Any:
+        end = tuple(9 + (own + at) % 200 for at in range(own))
+        return Job(next(number), clock(), base[:prompt] + end, stages, objective=Objective(**promised))
+
+    parts = Branches(((5, 6), (7,), ()), (9, 4, 12), (9, 9))
+    for at in range(3):
+        yield [job(30, at, 3), job(45, 3 * at, 2, ttft=100.0, tpot=9.0)]
+    yield [job(50, 9, 3, parts, 2, tpot=1e-9), job(40, 1, parts, ttft=100.0, tpot=9.0)]
+    yield from [[]] * 12
+    yield [job(1, 0, Branches(((), ()), (4, 2)), 3), job(50, 5, 3, ttft=1e-9), job(50, 6, 4)]
+    yield from [[]] * 8
+    yield [job(20, 7 + at, 9, ttft=1e-9 if at % 2 else inf) for at in range(9)]
+    yield from [[]] * 12
+    yield [job(60, 17 * at, 2, parts, 2, tpot=1e-4) for at in range(2)]
+
+
+def engines(folder: Path) -> Path:
+    """The log of all `RUNS`."""
+    import torch
+
+    from windtunnel.serving.engine.live.disk import Disk
+    from windtunnel.serving.engine.live.families import load
+    from windtunnel.serving.engine.live.loop import ROUNDED, Engine
+    from windtunnel.serving.engine.live.prefixes import Prefixes
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    executor, log = load("tiny-hybrid"), EventLog(folder / "engine.jsonl")
+    compute, token = executor.step, max(1.0, executor.token_bytes * ROUNDED)
+    for late, extend, rules, room in RUNS:
+        clock = Stopwatch(1.0)
+        executor.step = clock.timed(compute)  # type: ignore[method-assign]
+        largest = 0
+
+        def made(kv: int, note: Any) -> Any:
+            (folder / late / extend).mkdir(parents=True, exist_ok=True)  # noqa: B023
+            disk = Disk(folder / late / extend) if room else None  # noqa: B023
+            kept = Prefixes(executor, rules, 1 << 17, log.decision, disk, room, 1e6, note)  # noqa: B023
+            policies = {"admission": late, "branching": extend}  # noqa: B023
+            return Engine(
+                executor, TIME, rows=5, kv=kv, chunk=24, queue=6, prefixes=kept, clock=clock,  # noqa: B023
+                log=log.decision, note=note, **policies,
+            )  # fmt: skip
+
+        most = made(1 << 30, None).scheduler.most
+        largest = max(most(job.request()) for some in jobs(clock) for job in some)
+        engine = made(int(ROOM * largest * token), log.append)
+        for some in jobs(clock):
+            before = clock()
+            for job in some:
+                engine.add(job)
+            engine.step()
+            clock.now += 1 / TICK if clock() == before else 0.0  # what comes next comes later
+        while engine.busy:
+            report = engine.step()
+            assert report is None or not report.failed, report.failed
+    executor.step = compute  # type: ignore[method-assign]
+    torch.set_num_threads(threads)
+    log.close()
+    return log.path
+
+
+def asked(log: EventLog, name: str, room: Any, observations: Iterable[Any]) -> None:
+    """Decisions on ``observations`` by the policies of a capability in turn."""
+    for seen, policy in zip(observations, cycle(room.POLICIES), strict=False):
+        log.decision(name, policy, seen, room.POLICIES[policy](seen))
+
+
+def questions(name: str) -> Iterator[Any]:
+    """Observations that are drawn."""
+    rng = random.Random(name)
+    for at in range(120):
+        match name:
+            case "serving.engine":
+                tokens = [rng.randint(0, 40) for _ in range(6)]
+                yield admission.Observation(
+                    5.0, rng.randint(0, 4), rng.randint(0, 3), rng.randint(50, 300), 32, rng.randint(0, 90),
+                    tuple(admission.Filling(some, 0, some, min(some, 20)) for some in tokens[: at % 4] if some),
+                    tuple(
+                        admission.Waiting(100 + some, 20, 20 * (some > 0), 40 + some, rng.choice([inf, 5.01, 5.04]))
+                        for some in tokens[2:]
+                    ),
+                    TIME,
+                )  # fmt: skip
+            case "serving.branching":
+                count = rng.randint(0, 4)
+                numbers = tuple(range(count))
+                yield branching.Observation(
+                    0.0, 4, rng.randint(50, 400), ((16, 40),) * (at % 2), numbers,
+                    tuple(rng.choice([-0.01, 0.001, 0.004, 0.1]) for _ in numbers),
+                    tuple(rng.choice([0.001, 0.004, 0.02]) for _ in numbers),
+                    tuple(rng.randint(1, 90) for _ in numbers), tuple(rng.randint(0, 150) for _ in numbers),
+                    tuple(
+                        branching.Candidate(rng.randint(0, 4), unit, rng.randint(1, 9000), rng.randint(1, 30))
+                        for unit in range(1, rng.randint(3, 7))
+                    ),
+                    rng.randint(-1, 6), TIME, rng.choice([0.8, 1.0, 1.3]),
+                    tuple(rng.random() / 4 for _ in SPANS) * (at % 3 > 0),
+                    tuple(0.8 + rng.random() / 2 for _ in range(BUCKETS)) * (at % 4 > 0), 0.9,
+                    rng.choice(["token", "step"]),
+                )  # fmt: skip
+            case "serving.prefixcache":
+                rules, known = rng.choice(list(RULES.values())), sorted(rng.sample(range(2000), 2))
+                some = tuple(
+                    prefixcache.Candidate(node, rng.random(), rng.random(), rng.random() * (at % 3 > 0))
+                    for node in range(rng.randint(1, 5))
+                )
+                yield from (
+                    prefixcache.Lookup(
+                        rules, rng.choice([1, 16]), 2200, known[1], known[0], rng.choice([-1, 1, prefixcache.MANY]),
+                        at % 4 > 0,
+                    ),
+                    prefixcache.Eviction(rules, rng.choice([0.0, 0.7]), 1.5, (0.1, 0.9), (0.2, 0.8 - at % 2), some),
+                )  # fmt: skip
+                yield prefixcache.Return(rng.random(), rng.random())
+                yield prefixcache.Trials((0.0, 0.1, 0.2), tuple(rng.choice([1.0, 2.0]) for _ in range(3)))
+
+
+KEPT = {
+    "serving.engine": ("serving.branching", "engine", "arrives", "looked", "step"),
+    "serving.branching": ("step",),
+    "serving.prefixcache": ("looked", "step", "copied", "prefixes"),
+}
+"""Of the engine's log what is kept beside a capability's own decisions."""
+
+
+def recorded(name: str, room: Any) -> Callable[[Path], Sequence[Path]]:
+    def record(folder: Path) -> Sequence[Path]:
+        kept, path = (name, *KEPT[name]), folder / "kept.jsonl"
+        lines = engines(folder).read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if _what(json.loads(line)) in kept))
+        log = EventLog(path)
+        log.append("drawn")
+        asked(log, name, room, questions(name))
+        log.close()
+        return [path]
+
+    return record
+
+
+def _what(event: Event) -> str:
+    return str(event["capability"] if event["kind"] == "decision" else event["kind"])
+
+
+def steps(events: Sequence[Event], *names: str) -> Iterator[tuple[list[Event], Event]]:
+    """Each step with the decisions of these capabilities that were made for it."""
+    decisions: list[Event] = []
+    for event in events:
+        if event["kind"] == "decision" and event["capability"] in names:
+            decisions.append(event)
+        elif event["kind"] == "step":
+            yield decisions, event
+            decisions = []
+
+
+def engine_effects(events: Sequence[Event]) -> list[str]:
+    """Who was admitted, refused and prefilled in each step."""
+    wrong, waited = [], False
+    for number, (decisions, step) in enumerate(steps(events, "serving.engine"), 1):
+        made = [one["decision"] for one in decisions]
+        filled = [part for one in made for part in one["prefill"]]
+        admitted = [one for part in made for one in part["admit"]]
+        if (late := [one for part in made for one in part["refuse"]]) != step["refused"]:
+            wrong.append(f"step {number}: refused {step['refused']}, decided {late}")
+        if [one for one, _ in step.get("admitted", ())] != admitted:
+            wrong.append(f"step {number}: admitted {step.get('admitted')}, decided {admitted}")
+        computed = step.get("computed", [])
+        if computed[: len(filled)] != filled or any(one[2] != 1 for one in computed[len(filled) :]):
+            wrong.append(f"step {number}: computed {computed}, decided {filled}")
+        for one in decisions:
+            seen = one["observation"]
+            waited |= any(part["reserve"] > seen["free"] for part in seen["waiting"]) and seen["slots"] > 0
+    return wrong if waited else [*wrong, "nobody waited for memory"]
+
+
+def branching_effects(events: Sequence[Event]) -> list[str]:
+    """Those that were to take part were computed, and of the other candidates none."""
+    wrong = []
+    for number, (decisions, step) in enumerate(steps(events, "serving.branching"), 1):
+        computed = {(request, unit) for request, unit, _ in step.get("computed", ())}
+        for one in decisions[-1:]:
+            seen, chosen = one["observation"], {tuple(unit) for unit in one["decision"]["admitted"]}
+            asked = {(part["request"], part["unit"]) for part in seen["candidates"]}
+            if computed & asked != chosen:
+                wrong.append(f"step {number}: {computed & asked} took part, decided {chosen}")
+    return wrong
+
+
+def prefix_effects(events: Sequence[Event]) -> list[str]:
+    """What was used, copied and evicted is what was decided."""
+    wrong, looked = [], dict[int, Event]()
+    lookup: Event = {}
+    victims: dict[int, bool] = {}
+    last = 0
+    for event in events:
+        match event["kind"], (event.get("observation") or {}).get("is"):
+            case "decision", "Lookup":
+                lookup, last = event, 0
+            case "decision", "Eviction":
+                last = event["decision"]["node"]
+                victims[last] = True
+            case "decision", "Return":
+                if last:
+                    victims[last] = event["decision"]["restore"]
+                last = 0
+            case "looked", _:
+                looked[event["request"]] = event
+                decided = [lookup["observation"]["usable"], *lookup["decision"].values()]
+                if [event["cached"], "Keep", event["stops"], event["end"]] != [decided[0], *decided[1:]]:
+                    wrong.append(f"request {event['request']}: looked up {event}, decided {decided}")
+            case "step", _:
+                for request, depth in event.get("admitted", ()):
+                    if depth != looked[request]["cached"]:
+                        wrong.append(f"request {request} began with {depth}, decided {looked[request]}")
+            case "copied", _:
+                if event["depths"] != looked[event["request"]]["stops"]:
+                    wrong.append(f"request {event['request']}: {event['depths']}, {looked[event['request']]}")
+            case "prefixes", _:
+                pieces = {piece["node"]: piece for piece in event["pieces"]}
+                went = {node for node, piece in pieces.items() if _gone(piece)}
+                down = {node for node in victims if pieces.get(node, {}).get("do", "").endswith(" to 1")}
+                if not set(victims) <= went or any(not victims[node] for node in down):
+                    wrong.append(f"{event['pieces']}, decided {victims}")
+                wrong += [f"{piece}" for piece in pieces.values() if not _as_told(piece)]
+                victims = {}
+    return wrong
+
+
+def _gone(piece: Event) -> bool:
+    return piece["do"] in ("evict", "strip", "merge") or piece["do"].endswith(" to 1")
+
+
+def _as_told(piece: Event) -> bool:
+    """Memory has what it should after this."""
+    match piece["do"]:
+        case "split":
+            return True
+        case "make" | "kv to 0":
+            return bool(piece["kv"])
+        case "hold" | "state to 0":
+            return bool(piece["state"])
+        case "strip" | "state to 1":
+            return not piece["state"]
+    return not piece["kv"]
+
+
+@dataclass
+class Looked:
+    """The twin's prefix cache: what live's said."""
+
+    answers: dict[int, deque[tuple[int, Depths]]]
+    now: float = 0.0
+
+    def look(self, request: Request) -> tuple[int, Depths]:
+        return self.answers[request.id].popleft()
+
+    def admitted(self, number: int) -> int:
+        return 0
+
+    def read(self, request: Request) -> None: ...
+    def left(self, number: int) -> None: ...
+
+
+@dataclass
+class Took:
+    """The twin's steps: what live's took."""
+
+    seconds: deque[float]
+    kv: float = 0.0
+
+    def of(self, rows: int, read: int, prefill: Iterable[tuple[int, int]] = ()) -> float:
+        return self.seconds.popleft()
+
+
+def engine_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
+    """Decisions of admission and of branching, with the arrivals, lookups and seconds of live."""
+    pairs: list[tuple[Any, Any]] = []
+    begins = [at for at, event in enumerate(events) if event["kind"] in ("engine", "drawn")]
+    for begin, end in pairwise(begins):
+        some = events[begin:end]
+        arrived = [event for event in some if event["kind"] == "arrives" and event["refused"] in ("", "queue")]
+        looked: dict[int, deque[tuple[int, Depths]]] = {}
+        for event in some:
+            if event["kind"] == "looked":
+                looked.setdefault(event["request"], deque()).append((event["cached"], tuple(event["stops"])))
+        took = Took(deque(event["ended"] - event["began"] for event in some if event.get("computed")))
+        made: list[Any] = []
+        served = serve(
+            [from_plain(Request, event["request"]) for event in arrived],
+            from_plain(Limits, some[0]["limits"]), from_plain(StepTime, some[0]["time"]), jump=False,
+            truth=took, prefixes=Looked(looked),  # type: ignore[arg-type]
+            log=lambda name, policy, seen, decision: made.append(to_plain(decision, tag=True)),  # noqa: B023
+        )  # fmt: skip
+        live = [event["decision"] for event in some if event["kind"] == "decision"]
+        pairs += zip_longest(live, made)
+        late = {number for event in some for number in event.get("refused", ()) if event["kind"] == "step"}
+        left = [event["refused"] == "queue" or event["request"]["id"] in late for event in arrived]
+        pairs.append((left, served.refused.tolist()))
+    return pairs
+
+
+PARITY = {
+    "serving.engine": Parity(recorded("serving.engine", admission), engine_effects, engine_twin),
+    "serving.branching": Parity(recorded("serving.branching", branching), branching_effects),
+    "serving.prefixcache": Parity(recorded("serving.prefixcache", prefixcache), prefix_effects),
+}
+MUTANTS: tuple[Mutant, ...] = ()
