@@ -202,9 +202,9 @@ class Engine:
         if step.admitted:
             found = [(number, self._running[number].found) for number in step.admitted]
             self._tell([(number, one.depth if one else 0) for number, one in found])
-        done: dict[str, Any] = {}
+        did: dict[str, Any] = {}
         try:
-            done = self._compute(step, told)
+            did = self._compute(step, told)
         except (RuntimeError, UserError, MemoryError) as error:
             parts = (
                 {number for number, _ in step.rows} | {one.request for one in step.prefill} | {*step.admitted}
@@ -216,7 +216,7 @@ class Engine:
                 (number, f"the step that it took part in failed: {error}") for number in sorted(parts)
             ]
         computed, self.taken = self.clock(), step
-        self._did(step, computed, told, done)
+        self._did(step, computed, told, did)
         stopped = {
             (number, unit) for number, unit, one in told.tokens if one.token in self._running[number].job.stop
         }
@@ -233,12 +233,12 @@ class Engine:
         self.deciding += planned - began + ended - computed
         return told
 
-    def _did(self, step: Step, ended: float, told: Report, done: Mapping[str, Any]) -> None:
-        """What the log says of a step: ``admitted`` requests and the tokens that they begin with, ``computed``
-        (request, unit, tokens); neither where it failed."""
+    def _did(self, step: Step, ended: float, told: Report, did: Mapping[str, Any]) -> None:
+        """What the log says of a step: ``admitted`` requests and the tokens that they begin with,
+        ``computed`` (request, unit, tokens); neither where it failed."""
         if self._note is not None:
             refused = [number for number, why in told.refused if why == "late"]
-            self._note("step", began=step.began, ended=ended, refused=refused, **done)
+            self._note("step", began=step.began, ended=ended, refused=refused, **did)
 
     def _compute(self, step: Step, told: Report) -> dict[str, Any]:
         """What of it was done, for `_did`."""
@@ -263,13 +263,13 @@ class Engine:
         rows = [
             (one.streams[unit], one.known[unit][-1]) for one, (_, unit) in zip(parts, step.rows, strict=True)
         ]
-        units = [(one.request, one.unit) for one in step.prefill] + list(step.rows)
+        chunks_and_rows = [(one.request, one.unit) for one in step.prefill] + list(step.rows)
         streams = [stream for stream, _ in (*chunks, *rows)] if self._note is not None else []
         before = [stream.depth for stream in streams]
         logits = self.executor.step(chunks, rows)
         computed = [
             (*unit, stream.depth - depth)
-            for unit, stream, depth in zip(units, streams, before, strict=False)
+            for unit, stream, depth in zip(chunks_and_rows, streams, before, strict=False)
         ]
         ends = [at for at, chunk in enumerate(step.prefill) if chunk.samples]
         sampled = [(step.prefill[at].request, step.prefill[at].unit) for at in ends] + list(step.rows)

@@ -110,7 +110,13 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
         disk = _disk(settings["prefix_disk"]) if settings["prefix_disk"] else None
         rate = shape_of(executor).flops(0, CHUNK) / time_of.of(0, 0, [(CHUNK, CHUNK)])
         prefixes = Prefixes(
-            executor, settings["rules"], settings["prefix_bytes"], log, disk, settings["disk_bytes"], rate,
+            executor,
+            settings["rules"],
+            settings["prefix_bytes"],
+            log,
+            disk,
+            settings["disk_bytes"],
+            rate,
             log.note if log is not None else None,
         )
     engine = Engine(

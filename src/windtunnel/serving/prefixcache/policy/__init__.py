@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from windtunnel.serving.prefixcache.policy.rules import RULES, Rules
 
 __all__ = [
-    "MANY", "POLICIES", "Alpha", "Candidate", "Decision", "Eviction", "Keep", "Lookup", "Observation", "Restore",
-    "Return", "Trials", "Victim", "decide", "scores",
+    "MANY", "POLICIES", "Alpha", "Candidate", "Decision", "Eviction", "Keep", "Lookup", "Observation",
+    "Restore", "Return", "Trials", "Victim", "decide", "scores",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
