@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import cycle, pairwise, zip_longest
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,12 @@ from windtunnel.serving.engine.policy.step import Depths, Limits
 from windtunnel.serving.engine.twin.world import serve
 from windtunnel.serving.prefixcache import policy as prefixcache
 from windtunnel.serving.prefixcache.policy.rules import RULES
+from windtunnel.serving.variants import policy as variants
+from windtunnel.serving.variants.model import CPU, Candidate, Held, Host, Query, Variant
+from windtunnel.serving.variants.policy.desk import Desk, Effect, Fail, Hosted, Run, Start, Stop
+from windtunnel.serving.variants.policy.desk import Request as Waits
+from windtunnel.serving.variants.policy.scale import LEGAL, Fleet, Load, Measured, Running
+from windtunnel.serving.variants.policy.select import Asked, Waiting
 from windtunnel.store.eventlog import EventLog
 
 TIME = StepTime(1e-3, 1e-5, 1e-7, 1e-5, 1e-9, 1e-4, 1e-4)
@@ -109,7 +115,7 @@ def engines(folder: Path) -> Path:
             (folder / late / extend).mkdir(parents=True, exist_ok=True)  # noqa: B023
             disk = Disk(folder / late / extend) if room else None  # noqa: B023
             kept = Prefixes(executor, rules, 1 << 17, log.decision, disk, room, 1e6, note)  # noqa: B023
-            policies = {"admission": late, "branching": extend}  # noqa: B023
+            policies: dict[str, Any] = {"admission": late, "branching": extend}  # noqa: B023
             return Engine(
                 executor, TIME, rows=5, kv=kv, chunk=24, queue=6, prefixes=kept, clock=clock,  # noqa: B023
                 log=log.decision, note=note, **policies,
@@ -134,8 +140,10 @@ def engines(folder: Path) -> Path:
 
 
 def asked(log: EventLog, name: str, room: Any, observations: Iterable[Any]) -> None:
-    """Decisions on ``observations`` by the policies of a capability in turn."""
-    for seen, policy in zip(observations, cycle(room.POLICIES), strict=False):
+    """Decisions on ``observations`` by any of a capability's policies."""
+    rng = random.Random(name)
+    for seen in observations:
+        policy = rng.choice(list(room.POLICIES))
         log.decision(name, policy, seen, room.POLICIES[policy](seen))
 
 
@@ -148,9 +156,13 @@ def questions(name: str) -> Iterator[Any]:
                 tokens = [rng.randint(0, 40) for _ in range(6)]
                 yield admission.Observation(
                     5.0, rng.randint(0, 4), rng.randint(0, 3), rng.randint(50, 300), 32, rng.randint(0, 90),
-                    tuple(admission.Filling(some, 0, some, min(some, 20)) for some in tokens[: at % 4] if some),
                     tuple(
-                        admission.Waiting(100 + some, 20, 20 * (some > 0), 40 + some, rng.choice([inf, 5.01, 5.04]))
+                        admission.Filling(some, 0, some, min(some, 20)) for some in tokens[: at % 4] if some
+                    ),
+                    tuple(
+                        admission.Waiting(
+                            100 + some, 20, 20 * (some > 0), 40 + some, rng.choice([inf, 5.01, 5.04])
+                        )
                         for some in tokens[2:]
                     ),
                     TIME,
@@ -178,13 +190,10 @@ def questions(name: str) -> Iterator[Any]:
                     prefixcache.Candidate(node, rng.random(), rng.random(), rng.random() * (at % 3 > 0))
                     for node in range(rng.randint(1, 5))
                 )
-                yield from (
-                    prefixcache.Lookup(
-                        rules, rng.choice([1, 16]), 2200, known[1], known[0], rng.choice([-1, 1, prefixcache.MANY]),
-                        at % 4 > 0,
-                    ),
-                    prefixcache.Eviction(rules, rng.choice([0.0, 0.7]), 1.5, (0.1, 0.9), (0.2, 0.8 - at % 2), some),
-                )  # fmt: skip
+                unit, copies = rng.choice([1, 16]), rng.choice([-1, 1, prefixcache.MANY])
+                yield prefixcache.Lookup(rules, unit, 2200, known[1], known[0], copies, at % 4 > 0)
+                alpha, most = rng.choice([0.0, 0.7]), 0.8 - at % 2
+                yield prefixcache.Eviction(rules, alpha, 1.5, (0.1, 0.9), (0.2, most), some)
                 yield prefixcache.Return(rng.random(), rng.random())
                 yield prefixcache.Trials((0.0, 0.1, 0.2), tuple(rng.choice([1.0, 2.0]) for _ in range(3)))
 
@@ -351,7 +360,9 @@ def engine_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     begins = [at for at, event in enumerate(events) if event["kind"] in ("engine", "drawn")]
     for begin, end in pairwise(begins):
         some = events[begin:end]
-        arrived = [event for event in some if event["kind"] == "arrives" and event["refused"] in ("", "queue")]
+        arrived = [
+            event for event in some if event["kind"] == "arrives" and event["refused"] in ("", "queue")
+        ]
         looked: dict[int, deque[tuple[int, Depths]]] = {}
         for event in some:
             if event["kind"] == "looked":
@@ -372,9 +383,195 @@ def engine_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     return pairs
 
 
+def variants_questions() -> Iterator[Any]:
+    """Observations that are drawn: of a variant on a CPU and one on an accelerator, cheap and dear ones."""
+    rng = random.Random(3)
+    for at in range(150):
+        some = tuple(
+            Variant(
+                f"v{one}", "net", "task", hardware=rng.choice([CPU, "gpu"]), threads=rng.choice([1, 4]),
+                batch=rng.choice([1, 8]), load=rng.choice([0.5, 5.0]), slope=rng.choice([0.001, 0.01]),
+                intercept=rng.choice([0.0, 0.002, 0.12]), memory=rng.choice([1 << 20, 1 << 30]),
+                accuracy=rng.choice([0.6, 0.7, 0.8]), price=rng.choice([1e-5, 1e-4]),
+            )
+            for one in range(3)
+        )  # fmt: skip
+        hosts = tuple(
+            Host(
+                f"h{one}", rng.choice([CPU, CPU, "gpu"]), 4, rng.choice([1 << 25, 3 << 30, 9 << 30]),
+                rng.choice([0.01, 0.2, 0.9]), rng.choice(["", "", "net"]),
+            )
+            for one in range(rng.randint(0, 3))
+        )  # fmt: skip
+        held = tuple(
+            Held(
+                f"h{one}", rng.choice(["active", "active", "overloaded"]), 1, rng.choice([0.0, 30.0]),
+                rng.choice([0.0, 0.0, 0.3]), 1.0, rng.randint(0, 2),
+            )
+            for one in range(3)
+        )  # fmt: skip
+        query = Query(
+            at, "task", rng.choice([1, 1, 1, 9]), rng.choice([0.0, 0.65, 0.9]),
+            rng.choice([0.001, 0.05, 0.3, 7.0, inf]), rng.choice([inf, inf, inf, 1e-6]), rng.random() < 0.2,
+        )  # fmt: skip
+        candidates = tuple(Candidate(one, held[: rng.choice([0, 0, 1, 2])]) for one in some)
+        yield Asked(
+            query, candidates, hosts, ("v1",) * (at % 2), rng.choice(["", "v2"]), at % 3 > 0,
+            rng.choice([1, 2000]), rng.choice([0.0, 0.2]),
+        )  # fmt: skip
+        few = rng.randint(1, 5)
+        yield Waiting(
+            some[0], tuple(rng.randint(1, 2) for _ in range(few)),
+            tuple(rng.choice([0.001, 0.009, 0.03, 0.2]) for _ in range(few)), rng.random() < 0.2,
+            rng.randint(0, 4), 4, rng.choice([1.0, 2.0]), rng.random() < 0.2,
+        )  # fmt: skip
+        yield Measured(
+            some[1], rng.choice(list(LEGAL)), rng.choice([0, 1, 1, 2]), rng.choice([0.0, 900.0]),
+            rng.choice([0.01, 0.5]), 1.0, rng.choice([0, 3, 4000]), rng.choice([0, 0, 2]),
+        )  # fmt: skip
+        running = tuple(
+            Running(
+                one, rng.choice([1, 2]), rng.choice([0.0, 0.02, 5.0, 90.0, 2000.0]), rng.choice([0, 0, 0, 3]),
+                rng.choice(["active", "active", "overloaded"]), rng.choice([0.005, 0.2, inf]), 0.6,
+                rng.choice([0, 9, 19, 299]),
+            )
+            for one in some[: rng.randint(1, 2)]
+        )  # fmt: skip
+        if hosts:
+            yield Load(hosts[0], running, some[2:], hosts[1:])
+        yield Fleet(
+            rng.choice([CPU, "gpu"]), hosts, rng.choice([0, 1]), rng.random() < 0.2, rng.choice([3, 20, 20]),
+            rng.choice([0, 14, 200]), rng.choice([0, 0, 1]),
+        )  # fmt: skip
+
+
+def variants_recorded(folder: Path) -> Sequence[Path]:
+    from support.variants import asked as queried
+
+    log = EventLog(queried(folder))
+    log.append("drawn")
+    asked(log, "serving.variants", variants, variants_questions())
+    log.close()
+    return [log.path]
+
+
+def desk(events: Sequence[Event]) -> tuple[list[Any], list[list[Any]]]:
+    """What the desk decides and says is to be done if it is told, at the same times, what live's was."""
+    made: list[Any] = []
+    done: list[list[Any]] = []
+    policy = next(event["policy"] for event in events if event["kind"] == "decision")
+
+    def decide(seen: Any) -> Any:
+        made.append(variants.POLICIES[policy](seen))
+        return made[-1]
+
+    def effects(some: Iterable[Effect]) -> None:
+        for one in some:
+            match one:
+                case Run(group, batch):
+                    done.append(["runs", group.variant.name, [each.query.id for each in batch]])
+                case Fail(request, _, refused, after) if request.query.id not in left:
+                    done.append(["fails", request.query.id, "Infeasible" if refused else "Unanswered", after])
+                case Start(group, due):
+                    done.append(["loads", group.variant.name, due])
+                case Stop(group):
+                    done.append(["stops", group.variant.name])
+
+    requests: dict[int, Waits] = {}
+    left = set[int]()
+    for event in events:
+        now, kind, variant = event.get("now", 0.0), event["kind"], event.get("variant", "")
+        match kind:
+            case "service":
+                known = [from_plain(Variant, one) for one in event["variants"]]
+                there = Desk(known, decide, pinned=event["pinned"], grows=False)
+                host = Hosted(name="this host", hardware=CPU, cores=event["cores"], free=event["free"])
+                there.hosts[host.name] = host
+                groups = {one.name: there.group(one.name, host.name) for one in known}
+            case "arrives":
+                request = Waits(from_plain(Query, event["query"]), now, kind=event["alike"])
+                requests[request.query.id] = request
+                effects(there.ask(request, now))
+            case "leaves":
+                left.add(event["request"])
+                there.leave(requests[event["request"]])
+            case "loaded":
+                effects(there.loaded(groups[variant], event["due"], now))
+            case "unloadable":
+                effects(there.unloadable(groups[variant], event["due"], event["why"], now))
+            case "answered" | "died" | "refused":
+                begun = [batch for batch, _ in groups[variant].begun.values()]
+                batch = next(one for one in begun if [it.query.id for it in one] == event["requests"])
+                more = event["seconds"] if kind == "answered" else event["why"]
+                effects(getattr(there, kind)(groups[variant], batch, more, now))
+            case "second":
+                host.free = event["free"]
+                effects(there.second(now, {host.name: event["used"]}))
+            case "responds":
+                group = requests[event["request"]].group
+                done.append([kind, event["request"], group.variant.name if group else ""])
+            case "drawn":
+                break
+    return made, done
+
+
+FIELDS = {
+    "runs": ("variant", "requests"), "fails": ("request", "error", "after"), "loads": ("variant", "due"),
+    "stops": ("variant",), "responds": ("request", "variant"),
+}  # fmt: skip
+
+
+def variants_effects(events: Sequence[Event]) -> list[str]:
+    """Batches ran, replicas came and went, and queries were answered or refused as the desk says."""
+    _, decided = desk(events)
+    wrong = []
+    for kind, fields in FIELDS.items():
+        live = [[kind, *(event[one] for one in fields)] for event in events if event["kind"] == kind]
+        said = [one for one in decided if one[0] == kind]
+        wrong += [f"{one}, decided {other}" for one, other in zip_longest(live, said) if one != other]
+    return wrong
+
+
+def variants_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
+    begun = next(at for at, event in enumerate(events) if event["kind"] == "drawn")
+    live = [event["decision"] for event in events[:begun] if event["kind"] == "decision"]
+    return list(zip_longest(live, (to_plain(one, tag=True) for one in desk(events)[0])))
+
+
 PARITY = {
     "serving.engine": Parity(recorded("serving.engine", admission), engine_effects, engine_twin),
     "serving.branching": Parity(recorded("serving.branching", branching), branching_effects),
     "serving.prefixcache": Parity(recorded("serving.prefixcache", prefixcache), prefix_effects),
+    "serving.variants": Parity(variants_recorded, variants_effects, variants_twin),
 }
-MUTANTS: tuple[Mutant, ...] = ()
+ENGINE, CACHE, VARIANTS = "serving/engine/", "serving/prefixcache/", "serving/variants/"
+MUTANTS = (
+    Mutant("serving.engine", ENGINE + "policy/__init__.py", " or other.reserve > free", ""),
+    Mutant(
+        "serving.engine", ENGINE + "live/loop.py", 'told.refused.append((number, "late"))', "pass", live=True
+    ),
+    Mutant(
+        "serving.branching", "serving/branching/policy/__init__.py", "if seconds - base <= seen.rho * budget:",
+        "if seconds - base <= budget:",
+    ),
+    Mutant(
+        "serving.branching", ENGINE + "policy/scheduler.py", "branches += chosen.admitted",
+        "branches += chosen.admitted[1:]", live=True,
+    ),
+    Mutant(
+        "serving.prefixcache", CACHE + "policy/__init__.py", "found.add(seen.matched)", "found.add(seen.usable)"
+    ),
+    Mutant(
+        "serving.prefixcache", ENGINE + "live/prefixes.py", 'case changes.Strip(node):\n'
+        '                    self._drop(node, "state")', "case changes.Strip(node):\n                    pass",
+        live=True,
+    ),
+    Mutant(
+        "serving.variants", VARIANTS + "policy/select.py",
+        "if seconds <= left < inf or (left == inf and seen.waiting < QUEUE):", "if True:",
+    ),
+    Mutant(
+        "serving.variants", VARIANTS + "live/service.py", "who = self.groups[request.group.variant.name]",
+        "who = first", live=True,
+    ),
+)  # fmt: skip
