@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -89,15 +90,15 @@ def ingest_questions() -> Iterator[ingest.Observation]:
     """Observations that are drawn."""
     rng = random.Random(5)
     for _ in range(200):
-        workers = tuple(ingest.Worker(f"w{one}", rng.randint(0, 2)) for one in range(rng.randint(0, 4)))
+        workers = tuple(ingest.Worker(f"w{one}", rng.randint(0, 2)) for one in range(rng.randint(0, 6)))
         peers = tuple(
-            ingest.Peer(rng.randint(0, 6), 0, rng.randint(0, 2), rng.random() < 0.6, rng.random() < 0.4)
-            for _ in range(rng.randint(0, 2))
+            ingest.Peer(rng.randint(0, 6), 0, rng.choice([0, 0, 1]), rng.random() < 0.6, rng.random() < 0.4)
+            for _ in range(rng.randint(0, 3))
         )
         own = rng.choice([-1, 4, 9])
         yield ingest.Ask(
             rng.choice(["pad", "drop", "uneven"]), 2, rng.choice([1, 2, 2, 2]), rng.randint(0, 2),
-            rng.randint(0, 6), rng.random() < 0.6, 4, rng.choice([0, 0, 1, 5]), rng.randint(0, 1), workers,
+            rng.randint(0, 6), rng.random() < 0.6, 4, rng.choice([0, 1, 1, 5]), rng.randint(0, 1), workers,
             peers, last=rng.choice(["", "w0"]), kept=rng.choice(["", "", "w1"]), after=rng.choice([-1, 7]),
             ahead=rng.randint(0, 2), own=own,
         )  # fmt: skip
@@ -262,24 +263,19 @@ def embeddings_effects(events: Sequence[Event]) -> list[str]:
     """Hot rows lie on every rank, warm ones once in every host, cold ones once; devices have the shards of
     the plan."""
     wrong: list[str] = []
-    held: dict[int, dict[str, list[int]]] = {}
-    seen, made, placed = dict[str, Any](), dict[str, Any](), dict[int, Any]()
+    held, placed = defaultdict[int, list[Any]](list), defaultdict[int, list[Any]](list)
+    seen, made, spread = dict[str, Any](), dict[str, Any](), list[tuple[Any, Any]]()
     for event in events:
-        match event["kind"], (event.get("decision") or {}).get("is"):
-            case "decision", _:
-                seen, made, held, placed = event["observation"], event["decision"], {}, {}
-            case "placed", _:
-                placed[event["rank"]] = event["rows"]
-            case "holds", _:
-                held[event["rank"]] = event["rows"]
-                for name, rows in event["rows"].items():
-                    if len(rows) != placed[event["rank"]][name]:
-                        wrong.append(
-                            f"rank {event['rank']} has {len(rows)} rows of {name}, and said {placed}"
-                        )
-                if len(held) == seen["hosts"] * seen["devices"]:
-                    wrong += _spread_otherwise(seen, made, held)
-            case "built", _:
+        match event["kind"]:
+            case "decision":
+                seen, made = event["observation"], event["decision"]
+                if seen["is"] == "Exchange":
+                    spread.append((seen, made))
+            case "placed":
+                placed[event["rank"]].append(event["rows"])
+            case "holds":
+                held[event["rank"]].append(event["rows"])
+            case "built":
                 dims = {one["name"]: one["dim"] for one in seen["tables"]}
                 decided = []
                 for one in sorted(made["shards"], key=lambda one: one["device"]):
@@ -288,6 +284,12 @@ def embeddings_effects(events: Sequence[Event]) -> list[str]:
                     decided.append([one["device"], named, last - first, one["fast_rows"]])
                 if event["shards"] != decided:
                     wrong.append(f"{event['shards']} were built, decided {decided}")
+    # ranks write in no order: their n-th lines belong to the n-th decision
+    for (seen, made), *rows in zip(spread, *(held[rank] for rank in sorted(held)), strict=False):
+        wrong += _spread_otherwise(seen, made, dict(enumerate(rows)))
+    for rank, told in placed.items():
+        counts = [{name: len(rows) for name, rows in some.items()} for some in held[rank]]
+        wrong += [f"rank {rank} has {counts} rows, and said {told}"] * (counts != told)
     return wrong
 
 
@@ -324,9 +326,13 @@ MUTANTS = (
         live=True,
     ),
     Mutant(
-        "data.ingest", INGEST + "live/crew.py", 'return {"drain": one.drain}', 'return {"drain": False}', live=True
+        "data.ingest", INGEST + "live/crew.py", 'return {"drain": one.drain}', 'return {"drain": False}',
+        live=True,
     ),
-    Mutant("data.embeddings", EMBEDDINGS + "policy/replicas.py", "if saved > 1e-9 *", "if saved < 1e-9 *"),
+    Mutant(
+        "data.embeddings", EMBEDDINGS + "policy/greedy.py", "sums[device] += weights[place]",
+        "sums[device] += 1.0",
+    ),
     Mutant(
         "data.embeddings", EMBEDDINGS + "live/sharded.py", "where = layouts(decision.tables,",
         "where = layouts(decision.tables[::-1],", live=True,

@@ -140,10 +140,10 @@ def engines(folder: Path) -> Path:
 
 
 def asked(log: EventLog, name: str, room: Any, observations: Iterable[Any]) -> None:
-    """Decisions on ``observations`` by any of a capability's policies."""
-    rng = random.Random(name)
+    """Decisions on ``observations`` by any of a capability's policies, one in two by the first."""
+    rng, policies = random.Random(name), list(room.POLICIES)
     for seen in observations:
-        policy = rng.choice(list(room.POLICIES))
+        policy = rng.choice([rng.choice(policies), policies[0]])
         log.decision(name, policy, seen, room.POLICIES[policy](seen))
 
 
@@ -181,8 +181,8 @@ def questions(name: str) -> Iterator[Any]:
                     ),
                     rng.randint(-1, 6), TIME, rng.choice([0.8, 1.0, 1.3]),
                     tuple(rng.random() / 4 for _ in SPANS) * (at % 3 > 0),
-                    tuple(0.8 + rng.random() / 2 for _ in range(BUCKETS)) * (at % 4 > 0), 0.9,
-                    rng.choice(["token", "step"]),
+                    tuple(0.8 + rng.random() / 2 for _ in range(BUCKETS)) * (at % 4 > 0),
+                    rng.choice([0.2, 0.9]),                    rng.choice(["token", "step"]),
                 )  # fmt: skip
             case "serving.prefixcache":
                 rules, known = rng.choice(list(RULES.values())), sorted(rng.sample(range(2000), 2))
@@ -551,19 +551,20 @@ MUTANTS = (
         "serving.engine", ENGINE + "live/loop.py", 'told.refused.append((number, "late"))', "pass", live=True
     ),
     Mutant(
-        "serving.branching", "serving/branching/policy/__init__.py", "if seconds - base <= seen.rho * budget:",
-        "if seconds - base <= budget:",
+        "serving.branching", "serving/branching/policy/__init__.py",
+        "if seconds - base <= seen.rho * budget:", "if seconds - base <= budget:",
     ),
     Mutant(
         "serving.branching", ENGINE + "policy/scheduler.py", "branches += chosen.admitted",
         "branches += chosen.admitted[1:]", live=True,
     ),
     Mutant(
-        "serving.prefixcache", CACHE + "policy/__init__.py", "found.add(seen.matched)", "found.add(seen.usable)"
+        "serving.prefixcache", CACHE + "policy/__init__.py", "found.add(seen.matched)",
+        "found.add(seen.usable)",
     ),
     Mutant(
-        "serving.prefixcache", ENGINE + "live/prefixes.py", 'case changes.Strip(node):\n'
-        '                    self._drop(node, "state")', "case changes.Strip(node):\n                    pass",
+        "serving.prefixcache", ENGINE + "live/prefixes.py",
+        'self._drop(node, "state")\n                    self._drop(node, "kv")', 'self._drop(node, "state")',
         live=True,
     ),
     Mutant(
