@@ -15,10 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from parity import Event, Mutant, Parity
+from parity.drawn import embeddings_questions, ingest_questions
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.data.embeddings import policy as embeddings
-from windtunnel.data.embeddings.model import Table, Tier
 from windtunnel.data.ingest import policy as ingest
 from windtunnel.data.ingest.policy.autoscaler import Autoscaler
 from windtunnel.store import eventlog
@@ -84,35 +84,6 @@ def _change(master: Any, epoch: int) -> None:
             crew.scaler.settings = replace(SMALL, least=1, most=1) if epoch else replace(SMALL, least=2)
         elif not epoch:
             crew._pool.kill(next(iter(master._serves.values()), ""))
-
-
-def ingest_questions() -> Iterator[ingest.Observation]:
-    """Observations that are drawn."""
-    rng = random.Random(5)
-    for _ in range(200):
-        workers = tuple(ingest.Worker(f"w{one}", rng.randint(0, 2)) for one in range(rng.randint(0, 6)))
-        peers = tuple(
-            ingest.Peer(rng.randint(0, 6), 0, rng.choice([0, 0, 1]), rng.random() < 0.6, rng.random() < 0.4)
-            for _ in range(rng.randint(0, 3))
-        )
-        own = rng.choice([-1, 4, 9])
-        yield ingest.Ask(
-            rng.choice(["pad", "drop", "uneven"]), 2, rng.choice([1, 2, 2, 2]), rng.randint(0, 2),
-            rng.randint(0, 6), rng.random() < 0.6, 4, rng.choice([0, 1, 1, 5]), rng.randint(0, 1), workers,
-            peers, last=rng.choice(["", "w0"]), kept=rng.choice(["", "", "w1"]), after=rng.choice([-1, 7]),
-            ahead=rng.randint(0, 2), own=own,
-        )  # fmt: skip
-        batches = tuple(rng.randint(0, 3) for _ in range(rng.randint(0, 3)))
-        yield ingest.Pace(2, batches, tuple(rng.random() < 0.5 for _ in batches), rng.randint(0, 1))
-        consumed, stalled, busy = rng.choice([0, 200.0]), rng.choice([0.0, 3.0]), rng.choice([4.0, 20.0])
-        memory = ingest.Memory(9.0, consumed, stalled, 190.0, busy)
-        yield ingest.Load(
-            ingest.Scaling(1, 6), 1.0, rng.randint(0, 40), rng.choice([0.0, 0.3, 0.95]),
-            rng.choice([0.2, 0.9]), rng.randint(0, 40), rng.choice([0.3, 2.0, 3.5]), rng.randint(1, 4),
-            rng.randint(0, 4), rng.choice([1.0, 20.0, 20.0]), 20.0, memory,
-        )  # fmt: skip
-        yield ingest.Surplus(workers, rng.randint(0, 3))
-        yield ingest.Fault(rng.choice(["skip", "fail"]), rng.random() < 0.3, rng.randint(1, 4))
 
 
 def ingest_effects(events: Sequence[Event]) -> list[str]:
@@ -201,38 +172,6 @@ def _ingest(folder: Path) -> Sequence[Path]:
         log.decision("data.ingest", policy, seen, ingest.POLICIES[policy](seen))
     log.close()
     return [*sessions(folder), log.path]
-
-
-def embeddings_questions() -> Iterator[embeddings.Observation]:
-    """Tables that are drawn, for devices that have room for all of them, or for little."""
-    rng = random.Random(8)
-    for at in range(90):
-        tables = []
-        for one in range(rng.choice([1, 2, 3, 5, 9])):
-            rows, dim = rng.choice([7, 100, 100, 5000]), rng.choice([3, 16, 64])
-            points = rng.choice([1, 3, 3, rows if rows == 100 else 3])
-            ranks = tuple(rows * point // points for point in range(points + 1))
-            shares = tuple((rank / rows) ** 0.3 for rank in ranks)
-            curve = (ranks, shares) if points > 1 else ((), ())
-            state = rng.choice([0, 4, 4 * dim])
-            mean, sequence = rng.choice([1.0, 30.0]), rng.random() < 0.5
-            tables.append(Table(f"t{one}", rows, dim, "float32", mean, 1.0, sequence, *curve, state))
-        if at % 2:
-            memory = rng.choice([None, None, 3e6])
-            yield embeddings.Exchange(
-                tuple(tables), rng.choice([1, 2, 4]), rng.choice([1, 2]), 1e9, 1e8, rng.choice([8.0, 500.0]),
-                rng.random() < 0.5, memory, rng.random() < 0.3,
-            )  # fmt: skip
-        else:
-            total = sum(one.total_bytes for one in tables)
-            fast, slow = (
-                Tier(total / rng.choice([2, 9]), 1e11),
-                Tier(rng.choice([0.4, 0.5, 2.0]) * total, 1e9),
-            )
-            columns = rng.choice([0, 4, 16])
-            yield embeddings.Wanted(
-                tuple(tables), rng.choice([1, 2, 2, 3]), fast, slow, 64, columns=columns, seed=at
-            )  # fmt: skip
 
 
 def _embeddings(folder: Path) -> Sequence[Path]:

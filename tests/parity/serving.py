@@ -1,202 +1,33 @@
 """The engine, branching, the prefix cache and variants: runs of the real ones, and drawn questions beside.
 
-The engine runs in this process on a real model, with little memory. Its clock goes on only while a step is
-computed, for as long as that really takes, so that the twin, which spends no time between steps, can be given
-the very times. Rules that such short runs do not reach are asked by observations that are drawn.
+Rules that short runs do not reach are asked by observations that are drawn (`parity.drawn`).
 """
 
 from __future__ import annotations
 
 import json
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from parity import Event, Mutant, Parity
+from parity.drawn import asked, questions, variants_questions
+from support.engine import engines
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.serving.branching import policy as branching
-from windtunnel.serving.branching.policy.predictor import BUCKETS, SPANS
 from windtunnel.serving.engine import policy as admission
-from windtunnel.serving.engine.model import Objective, Request, StepTime
+from windtunnel.serving.engine.model import Request, StepTime
 from windtunnel.serving.engine.policy.step import Depths, Limits
 from windtunnel.serving.engine.twin.world import serve
 from windtunnel.serving.prefixcache import policy as prefixcache
-from windtunnel.serving.prefixcache.policy.rules import RULES
 from windtunnel.serving.variants import policy as variants
-from windtunnel.serving.variants.model import CPU, Candidate, Held, Host, Query, Variant
+from windtunnel.serving.variants.model import CPU, Query, Variant
 from windtunnel.serving.variants.policy.desk import Desk, Effect, Fail, Hosted, Run, Start, Stop
 from windtunnel.serving.variants.policy.desk import Request as Waits
-from windtunnel.serving.variants.policy.scale import LEGAL, Fleet, Load, Measured, Running
-from windtunnel.serving.variants.policy.select import Asked, Waiting
 from windtunnel.store.eventlog import EventLog
-
-TIME = StepTime(1e-3, 1e-5, 1e-7, 1e-5, 1e-9, 1e-4, 1e-4)
-ROOM = 1.3
-"""Times the largest request: two do not always fit."""
-TICK = 2**20
-"""Ticks a second: sums of such times are exact."""
-RUNS = (
-    # admission, branching, rules of the prefix cache, bytes of its files
-    ("refuse", "eager", "density", 0),
-    ("refuse", "taper", "block16", 1 << 20),
-    ("defer", "strict", "three-lru", 1 << 20),
-    ("wait", "cap2", "seglen", 0),
-    ("wait", "off", "every32", 0),
-)
-
-
-@dataclass
-class Stopwatch:
-    """Seconds in which steps were computed."""
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def timed(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        from time import perf_counter
-
-        def computed(*given: Any) -> Any:
-            began = perf_counter()
-            answer = compute(*given)
-            self.now += int((perf_counter() - began) * TICK + 1) / TICK
-            return answer
-
-        return computed
-
-
-def jobs(clock: Stopwatch) -> Iterator[list[Any]]:
-    """What comes before each step: prompts that begin alike, branches, promises, and a queue that is full."""
-    from windtunnel.serving.engine.live.loop import Branches, Job
-
-    base, number = tuple(3 + 7 * at % 251 for at in range(60)), iter(range(100))
-
-    def job(prompt: int, own: int, *stages: Any, **promised: float) -> Any:
-        end = tuple(9 + (own + at) % 200 for at in range(own))
-        return Job(next(number), clock(), base[:prompt] + end, stages, objective=Objective(**promised))
-
-    parts = Branches(((5, 6), (7,), ()), (9, 4, 12), (9, 9))
-    for at in range(3):
-        yield [job(30, at, 3), job(45, 3 * at, 2, ttft=100.0, tpot=9.0)]
-    yield [job(50, 9, 3, parts, 2, tpot=1e-9), job(40, 1, parts, ttft=100.0, tpot=9.0)]
-    yield from [[]] * 12
-    yield [job(1, 0, Branches(((), ()), (4, 2)), 3), job(50, 5, 3, ttft=1e-9), job(50, 6, 4)]
-    yield from [[]] * 8
-    yield [job(20, 7 + at, 9, ttft=1e-9 if at % 2 else inf) for at in range(9)]
-    yield from [[]] * 12
-    yield [job(60, 17 * at, 2, parts, 2, tpot=1e-4) for at in range(2)]
-
-
-def engines(folder: Path) -> Path:
-    """The log of all `RUNS`."""
-    import torch
-
-    from windtunnel.serving.engine.live.disk import Disk
-    from windtunnel.serving.engine.live.families import load
-    from windtunnel.serving.engine.live.loop import ROUNDED, Engine
-    from windtunnel.serving.engine.live.prefixes import Prefixes
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    executor, log = load("tiny-hybrid"), EventLog(folder / "engine.jsonl")
-    compute, token = executor.step, max(1.0, executor.token_bytes * ROUNDED)
-    for late, extend, rules, room in RUNS:
-        clock = Stopwatch(1.0)
-        executor.step = clock.timed(compute)  # type: ignore[method-assign]
-        largest = 0
-
-        def made(kv: int, note: Any) -> Any:
-            (folder / late / extend).mkdir(parents=True, exist_ok=True)  # noqa: B023
-            disk = Disk(folder / late / extend) if room else None  # noqa: B023
-            kept = Prefixes(executor, rules, 1 << 17, log.decision, disk, room, 1e6, note)  # noqa: B023
-            policies: dict[str, Any] = {"admission": late, "branching": extend}  # noqa: B023
-            return Engine(
-                executor, TIME, rows=5, kv=kv, chunk=24, queue=6, prefixes=kept, clock=clock,  # noqa: B023
-                log=log.decision, note=note, **policies,
-            )  # fmt: skip
-
-        most = made(1 << 30, None).scheduler.most
-        largest = max(most(job.request()) for some in jobs(clock) for job in some)
-        engine = made(int(ROOM * largest * token), log.append)
-        for some in jobs(clock):
-            before = clock()
-            for job in some:
-                engine.add(job)
-            engine.step()
-            clock.now += 1 / TICK if clock() == before else 0.0  # what comes next comes later
-        while engine.busy:
-            report = engine.step()
-            assert report is None or not report.failed, report.failed
-    executor.step = compute  # type: ignore[method-assign]
-    torch.set_num_threads(threads)
-    log.close()
-    return log.path
-
-
-def asked(log: EventLog, name: str, room: Any, observations: Iterable[Any]) -> None:
-    """Decisions on ``observations`` by any of a capability's policies, one in two by the first."""
-    rng, policies = random.Random(name), list(room.POLICIES)
-    for seen in observations:
-        policy = rng.choice([rng.choice(policies), policies[0]])
-        log.decision(name, policy, seen, room.POLICIES[policy](seen))
-
-
-def questions(name: str) -> Iterator[Any]:
-    """Observations that are drawn."""
-    rng = random.Random(name)
-    for at in range(120):
-        match name:
-            case "serving.engine":
-                tokens = [rng.randint(0, 40) for _ in range(6)]
-                yield admission.Observation(
-                    5.0, rng.randint(0, 4), rng.randint(0, 3), rng.randint(50, 300), 32, rng.randint(0, 90),
-                    tuple(
-                        admission.Filling(some, 0, some, min(some, 20)) for some in tokens[: at % 4] if some
-                    ),
-                    tuple(
-                        admission.Waiting(
-                            100 + some, 20, 20 * (some > 0), 40 + some, rng.choice([inf, 5.01, 5.04])
-                        )
-                        for some in tokens[2:]
-                    ),
-                    TIME,
-                )  # fmt: skip
-            case "serving.branching":
-                count = rng.randint(0, 4)
-                numbers = tuple(range(count))
-                yield branching.Observation(
-                    0.0, 4, rng.randint(50, 400), ((16, 40),) * (at % 2), numbers,
-                    tuple(rng.choice([-0.01, 0.001, 0.004, 0.1]) for _ in numbers),
-                    tuple(rng.choice([0.001, 0.004, 0.02]) for _ in numbers),
-                    tuple(rng.randint(1, 90) for _ in numbers), tuple(rng.randint(0, 150) for _ in numbers),
-                    tuple(
-                        branching.Candidate(rng.randint(0, 4), unit, rng.randint(1, 9000), rng.randint(1, 30))
-                        for unit in range(1, rng.randint(3, 7))
-                    ),
-                    rng.randint(-1, 6), TIME, rng.choice([0.8, 1.0, 1.3]),
-                    tuple(rng.random() / 4 for _ in SPANS) * (at % 3 > 0),
-                    tuple(0.8 + rng.random() / 2 for _ in range(BUCKETS)) * (at % 4 > 0),
-                    rng.choice([0.2, 0.9]),                    rng.choice(["token", "step"]),
-                )  # fmt: skip
-            case "serving.prefixcache":
-                rules, known = rng.choice(list(RULES.values())), sorted(rng.sample(range(2000), 2))
-                some = tuple(
-                    prefixcache.Candidate(node, rng.random(), rng.random(), rng.random() * (at % 3 > 0))
-                    for node in range(rng.randint(1, 5))
-                )
-                unit, copies = rng.choice([1, 16]), rng.choice([-1, 1, prefixcache.MANY])
-                yield prefixcache.Lookup(rules, unit, 2200, known[1], known[0], copies, at % 4 > 0)
-                alpha, most = rng.choice([0.0, 0.7]), 0.8 - at % 2
-                yield prefixcache.Eviction(rules, alpha, 1.5, (0.1, 0.9), (0.2, most), some)
-                yield prefixcache.Return(rng.random(), rng.random())
-                yield prefixcache.Trials((0.0, 0.1, 0.2), tuple(rng.choice([1.0, 2.0]) for _ in range(3)))
-
 
 KEPT = {
     "serving.engine": ("serving.branching", "engine", "arrives", "looked", "step"),
@@ -381,68 +212,6 @@ def engine_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
         left = [event["refused"] == "queue" or event["request"]["id"] in late for event in arrived]
         pairs.append((left, served.refused.tolist()))
     return pairs
-
-
-def variants_questions() -> Iterator[Any]:
-    """Observations that are drawn: of a variant on a CPU and one on an accelerator, cheap and dear ones."""
-    rng = random.Random(3)
-    for at in range(150):
-        some = tuple(
-            Variant(
-                f"v{one}", "net", "task", hardware=rng.choice([CPU, "gpu"]), threads=rng.choice([1, 4]),
-                batch=rng.choice([1, 8]), load=rng.choice([0.5, 5.0]), slope=rng.choice([0.001, 0.01]),
-                intercept=rng.choice([0.0, 0.002, 0.12]), memory=rng.choice([1 << 20, 1 << 30]),
-                accuracy=rng.choice([0.6, 0.7, 0.8]), price=rng.choice([1e-5, 1e-4]),
-            )
-            for one in range(3)
-        )  # fmt: skip
-        hosts = tuple(
-            Host(
-                f"h{one}", rng.choice([CPU, CPU, "gpu"]), 4, rng.choice([1 << 25, 3 << 30, 9 << 30]),
-                rng.choice([0.01, 0.2, 0.9]), rng.choice(["", "", "net"]),
-            )
-            for one in range(rng.randint(0, 3))
-        )  # fmt: skip
-        held = tuple(
-            Held(
-                f"h{one}", rng.choice(["active", "active", "overloaded"]), 1, rng.choice([0.0, 30.0]),
-                rng.choice([0.0, 0.0, 0.3]), 1.0, rng.randint(0, 2),
-            )
-            for one in range(3)
-        )  # fmt: skip
-        query = Query(
-            at, "task", rng.choice([1, 1, 1, 9]), rng.choice([0.0, 0.65, 0.9]),
-            rng.choice([0.001, 0.05, 0.3, 7.0, inf]), rng.choice([inf, inf, inf, 1e-6]), rng.random() < 0.2,
-        )  # fmt: skip
-        candidates = tuple(Candidate(one, held[: rng.choice([0, 0, 1, 2])]) for one in some)
-        yield Asked(
-            query, candidates, hosts, ("v1",) * (at % 2), rng.choice(["", "v2"]), at % 3 > 0,
-            rng.choice([1, 2000]), rng.choice([0.0, 0.2]),
-        )  # fmt: skip
-        few = rng.randint(1, 5)
-        yield Waiting(
-            some[0], tuple(rng.randint(1, 2) for _ in range(few)),
-            tuple(rng.choice([0.001, 0.009, 0.03, 0.2]) for _ in range(few)), rng.random() < 0.2,
-            rng.randint(0, 4), 4, rng.choice([1.0, 2.0]), rng.random() < 0.2,
-        )  # fmt: skip
-        yield Measured(
-            some[1], rng.choice(list(LEGAL)), rng.choice([0, 1, 1, 2]), rng.choice([0.0, 900.0]),
-            rng.choice([0.01, 0.5]), 1.0, rng.choice([0, 3, 4000]), rng.choice([0, 0, 2]),
-        )  # fmt: skip
-        running = tuple(
-            Running(
-                one, rng.choice([1, 2]), rng.choice([0.0, 0.02, 5.0, 90.0, 2000.0]), rng.choice([0, 0, 0, 3]),
-                rng.choice(["active", "active", "overloaded"]), rng.choice([0.005, 0.2, inf]), 0.6,
-                rng.choice([0, 9, 19, 299]),
-            )
-            for one in some[: rng.randint(1, 2)]
-        )  # fmt: skip
-        if hosts:
-            yield Load(hosts[0], running, some[2:], hosts[1:])
-        yield Fleet(
-            rng.choice([CPU, "gpu"]), hosts, rng.choice([0, 1]), rng.random() < 0.2, rng.choice([3, 20, 20]),
-            rng.choice([0, 14, 200]), rng.choice([0, 0, 1]),
-        )  # fmt: skip
 
 
 def variants_recorded(folder: Path) -> Sequence[Path]:
