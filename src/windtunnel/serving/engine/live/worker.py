@@ -121,12 +121,19 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
         disk = _disk(settings["prefix_disk"]) if settings["prefix_disk"] else None
         rate = shape_of(executor).flops(0, CHUNK) / time_of.of(0, 0, [(CHUNK, CHUNK)])
         prefixes = Prefixes(
-            executor, settings["rules"], settings["prefix_bytes"], log, disk, settings["disk_bytes"], rate
+            executor,
+            settings["rules"],
+            settings["prefix_bytes"],
+            log,
+            disk,
+            settings["disk_bytes"],
+            rate,
+            log.note if log is not None else None,
         )
     engine = Engine(
         executor, time_of, rows=settings["rows"], kv=settings["kv"], chunk=settings["chunk"],
         queue=settings["queue"], prefixes=prefixes, log=log, own=policies, branching=named[own.BRANCHING],
-        admission=named[own.ADMISSION], admitted=admitted,
+        admission=named[own.ADMISSION], admitted=admitted, note=log.note if log is not None else None,
     )  # fmt: skip
     if log is not None:
         log.engine = engine
@@ -163,7 +170,7 @@ def _disk(folder: str) -> Any:
 
 
 class _Sampled:
-    """The log of the decisions of every so many steps."""
+    """The log of the decisions, and what came of them, of every so many steps."""
 
     def __init__(self, log: Any, every: int) -> None:
         self._log, self._every = log, every
@@ -172,6 +179,11 @@ class _Sampled:
     def __call__(self, capability: str, policy: str, seen: object, made: object) -> None:
         if self.engine is None or self.engine.steps % self._every == 0:
             self._log.decision(capability, policy, seen, made)
+
+    def note(self, kind: str, **fields: object) -> None:
+        """What came from outside, or was done, in these steps."""
+        if self.engine is None or self.engine.steps % self._every == 0:
+            self._log.append(kind, **fields)
 
 
 if __name__ == "__main__":
