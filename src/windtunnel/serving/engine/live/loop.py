@@ -121,8 +121,8 @@ class _Running:
 class Engine:
     """An executor that serves. ``kv``: bytes for the requests' keys, values and states; ``prefixes``: what
     keeps them afterwards; ``own``: a user's policies by capability; ``admitted`` is told who takes part from
-    now on, before a step is computed. ``log`` gets every decision, ``note`` what comes from outside and what a
-    step did. Not for several threads at once."""
+    now on, before a step is computed. ``log`` gets every decision, ``note`` what comes from outside and what
+    a step did. Not for several threads at once."""
 
     def __init__(
         self, executor: Executor, time_of: StepTime, *, rows: int, kv: int, chunk: int = 512,
