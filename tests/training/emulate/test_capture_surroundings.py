@@ -1,0 +1,54 @@
+"""What a program finds around it: the default group, the launcher's variables, its host, its devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.base.errors import ScriptError
+from windtunnel.cluster.load import load_cluster
+from windtunnel.training.emulate.graph import Slice
+from windtunnel.training.emulate.live.session import Script, Session
+
+MESH = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+class Toy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(10, 32), nn.Linear(32, 5)
+
+    def forward(self, x):
+        return self.out(self.into(x).relu())
+
+mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))
+plan = {"into": ColwiseParallel(), "out": RowwiseParallel()}
+model = parallelize_module(Toy().cuda(), mesh, plan)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.25, foreach=True)
+for step in range(10):
+    torch.manual_seed(step)
+    model(torch.rand(20, 10, device="cuda")).sum().backward()
+    optimizer.step()
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
+"""Tensor parallelism as PyTorch's tutorial has it: the mesh makes the default group."""
+
+
+def run(program: str, folder: Path, ranks: list[int], cluster: str = "h100-sxm:2x2") -> list[Slice]:
+    script = folder / "job.py"
+    script.write_text(program)
+    with Session(Script(script), load_cluster(cluster), timeout=60.0) as session:
+        return session.capture(ranks)
+
+
+def test_a_mesh_without_a_default_group_meets_the_emulated_one(tmp_path: Path) -> None:
+    first, last = run(MESH, tmp_path, [0, 3])
+    assert first.world_groups[0].ranks == last.world_groups[0].ranks == (0, 1, 2, 3)
+    assert {(call.kind, call.backend) for call in first.collectives} >= {("all_reduce", "nccl")}
