@@ -68,8 +68,8 @@ class Run:
         return self.summary.first_iteration_time_s
 
     @property
-    def tokens_per_second(self) -> float:
-        """Of each device; 0 where tokens could not be counted."""
+    def tokens_per_second(self) -> float | None:
+        """Of each device; None where tokens could not be counted."""
         return self.summary.tokens_per_second_per_device
 
     @property

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.base.errors import ScriptError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.live.session import Script, Session
+from windtunnel.training.emulate.policy.classes import slice_world
+from windtunnel.training.emulate.policy.stitch import stitch
 
 MESH = """
 import os
@@ -52,3 +53,34 @@ def test_a_mesh_without_a_default_group_meets_the_emulated_one(tmp_path: Path) -
     first, last = run(MESH, tmp_path, [0, 3])
     assert first.world_groups[0].ranks == last.world_groups[0].ranks == (0, 1, 2, 3)
     assert {(call.kind, call.backend) for call in first.collectives} >= {("all_reduce", "nccl")}
+
+
+JOIN = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+
+dist.init_process_group("nccl")
+rank, local = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local)
+layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).cuda()
+model = nn.parallel.DistributedDataParallel(layers, device_ids=[local])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Join([model], throw_on_early_termination=THROW):
+    for _ in range(3 + rank % 2):
+        model(torch.randn(4, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("throw", ["False", "True"])
+def test_uneven_inputs_in_a_join_are_no_hang(tmp_path: Path, throw: str) -> None:
+    slices = run(JOIN.replace("THROW", throw), tmp_path, [0, 1, 2, 3])
+    by_rank = {slice_.rank: slice_ for slice_ in slices}
+    stitch(slice_world(lambda ranks: [by_rank[rank] for rank in ranks], 4, "all"))
+    assert {call.peer for call in slices[0].collectives if call.kind == "broadcast"} >= {3}  # its buffers
+    assert any("Join: every rank is taken to have inputs left" in note.text for note in slices[0].notes)

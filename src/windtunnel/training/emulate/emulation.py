@@ -266,7 +266,7 @@ class Work:
     ``hardware_run``: the same without the masked half, which kernels leave out. ``dtype``: that most FLOPs
     are done in."""
 
-    tokens: int
+    tokens: int | None
     model: dict[str, float]
     hardware: dict[str, float]
     model_run: dict[str, float]
@@ -285,7 +285,7 @@ class Work:
 def measure(classes: Classes, tokens: int | None = None) -> Work:
     """The work of a steady step of all ranks.
 
-    Tokens are the entries looked up in the embedding table that is asked most; zero where a job has none,
+    Tokens are the entries looked up in the embedding table that is asked most; None where a job has none,
     unless ``tokens`` gives the number of a step of the whole job.
     """
     flops: list[dict[str, float]] = [defaultdict(float) for _ in range(4)]
@@ -310,7 +310,12 @@ def measure(classes: Classes, tokens: int | None = None) -> Work:
     dtype = max(by_unit, key=lambda name: by_unit[name]) if by_unit else "float32"
     model, hardware, model_run, hardware_run = (dict(total) for total in flops)
     return Work(
-        round(looked_up) if tokens is None else tokens, model, hardware, model_run, hardware_run, dtype
+        (round(looked_up) or None) if tokens is None else tokens,
+        model,
+        hardware,
+        model_run,
+        hardware_run,
+        dtype,
     )
 
 
@@ -385,8 +390,8 @@ def _dtype(op: Operator) -> str:
 def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]) -> float:
     """Entries of sequences looked up, in the table that is asked most.
 
-    On CUDA a look-up is an ``index_select`` like others, so its gradient is counted. Indices without a
-    sequence dimension (bags) are no tokens.
+    Its gradient counts, too: a table may be looked up where nobody sees it. Indices without a sequence
+    dimension (bags) are no tokens.
     """
     count = np.bincount(rows[phases != Phase.RECOMPUTE], minlength=len(slice_.operators))
     asked: dict[tuple[str, object], float] = defaultdict(float)

@@ -326,6 +326,7 @@ def _prepare(
     questions = asked.Asked()
     observer = Observer(native, the_world, device.name, request.max_steps, ending.steady, request.settled)
     ending.observer = observer
+    ending.install()
     the_world.note = observer.note
     observer.install()
     objects.install(the_world)

@@ -249,6 +249,16 @@ def _trust_replicas() -> None:
     if hasattr(dist, "_verify_params_across_processes"):
         dist._verify_params_across_processes = verified  # type: ignore[assignment]
 
+    # In a Join, the last rank that has inputs gives its buffers to the others: here all have some.
+    model: Any = ddp.DistributedDataParallel
+    find = model._find_common_rank
+
+    def find_last(self: Any, rank: int, condition: bool) -> int:
+        find(self, rank, condition)
+        return dist.get_world_size(self.process_group) - 1
+
+    model._find_common_rank = find_last
+
     # DTensor's random numbers: every rank is given the state of the first, and compares it with its own on
     # the device.
     import torch.distributed.tensor._random as random
