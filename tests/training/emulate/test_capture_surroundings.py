@@ -84,3 +84,34 @@ def test_uneven_inputs_in_a_join_are_no_hang(tmp_path: Path, throw: str) -> None
     stitch(slice_world(lambda ranks: [by_rank[rank] for rank in ranks], 4, "all"))
     assert {call.peer for call in slices[0].collectives if call.kind == "broadcast"} >= {3}  # its buffers
     assert any("Join: every rank is taken to have inputs left" in note.text for note in slices[0].notes)
+
+
+LOSS = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    loss = model(torch.randn(4, 8, device="cuda")).sum()
+    loss.backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        WHAT
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "warnings"),
+    [("print(loss.item())", 0), ("print(loss.detach().cpu())", 0), ("loss.mul(2)", 1)],
+)
+def test_what_rank_0_alone_prints_is_no_warning(tmp_path: Path, what: str, warnings: int) -> None:
+    slices = run(LOSS.replace("WHAT", what), tmp_path, [0, 1, 2, 3])
+    by_rank = {slice_.rank: slice_ for slice_ in slices}
+    classes = slice_world(lambda ranks: [by_rank[rank] for rank in ranks], 4, "all")
+    assert len(classes.classes) == 2
+    assert len(classes.notes) == warnings

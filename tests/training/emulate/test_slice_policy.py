@@ -150,6 +150,16 @@ def test_ranks_that_never_talk_are_replicas() -> None:
     assert members(classes) == [list(range(8))]
 
 
+def test_shards_that_differ_by_less_than_is_shown_are_no_warning() -> None:
+    def script(t: Tracer) -> None:
+        t.alloc((500 << 20) - 512 * (t.rank == 7), Category.PARAMETER)
+        ddp()(t)
+
+    classes = slice_world(capture_of(script, mesh_groups({"dp": 8})), 8)
+    assert members(classes) == [[0, 1, 2, 3, 4, 5, 6], [7]]
+    assert classes.notes == []
+
+
 def test_captures_are_bounded() -> None:
     def script(t: Tracer) -> None:
         t.op(float(t.rank))

@@ -254,4 +254,4 @@ def _note(seen: Seen, slice_: Slice, members: Longs, rank_class: NDArray[np.int3
     base = seen.slice_of[seen.digest_of[origin]]
     verb = "differs" if len(members) == 1 else "differ"
     why = difference(base, slice_, seen.families)
-    return f"{ranks_words(members)} {verb} from rank {origin}: {why}"
+    return f"{ranks_words(members)} {verb} from rank {origin}: {why}" if why else ""
