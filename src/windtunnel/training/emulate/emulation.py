@@ -49,7 +49,7 @@ from windtunnel.training.emulate.twin.costs.work import (
     first_tensor,
 )
 from windtunnel.training.emulate.twin.emulate import Timing, WorldCosts, replay_world
-from windtunnel.training.emulate.twin.job import parse_slow
+from windtunnel.training.emulate.twin.job import Slow, parse_slow
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 from windtunnel.training.emulate.twin.memory.profile import CONTEXT_RESERVE, MemoryProfile, emulate_memory
 
@@ -65,24 +65,28 @@ def no_progress(what: str, fraction: float) -> None:
 class Options:
     """How to emulate.
 
-    ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: as in ``host=3:1.3``. ``allocator``: as
+    ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: `Slow`, or as in ``host=3:1.3``. ``alloc_conf``: as
     ``PYTORCH_CUDA_ALLOC_CONF``. ``tokens``: of a step of the whole job, where they cannot be counted.
-    ``reserve_bytes``: device memory that no tensor can have. ``jobs``: ranks captured at once.
+    ``reserve``: bytes of device memory that no tensor can have. ``jobs``: ranks captured at once.
     ``aggregation``: the policy by which switches add all_reduces, beside as many ``neighbours``.
     """
 
     ranks: str = "auto"
-    slow: tuple[str, ...] = ()
+    slow: Sequence[str | Slow] = ()
     jitter: float = 0.0
     seed: int = 0
-    allocator: str = ""
+    alloc_conf: str = ""
     tokens: int | None = None
-    reserve_bytes: float = CONTEXT_RESERVE
+    reserve: float = CONTEXT_RESERVE
     jobs: int = 2
     timeout: float = 900.0
     profile: str | None = None
     aggregation: str = "none"
     neighbours: int = 0
+
+    def __post_init__(self) -> None:
+        given = (self.slow,) if isinstance(self.slow, str | Slow) else self.slow
+        object.__setattr__(self, "slow", tuple(str(one) for one in given))
 
 
 CAPABILITY = "training.emulate"
@@ -128,12 +132,12 @@ def simulate(
     began = time.monotonic()
     for fabric in set(cluster.fabrics) - {one.name for one in alternatives}:
         raise UserError(f"{cluster.name}: {fabric} is not priced here, accepted with `emulate` and `sweep`")
-    allocator = AllocatorConfig.parse(options.allocator)
+    allocator = AllocatorConfig.parse(options.alloc_conf)
     slow = [one for text in options.slow for one in parse_slow(text, cluster)]
     profile = find_profile(options.profile or cluster.host.device.name)
     if options.profile and profile is None:
         raise UserError(
-            f"--profile: there is no profile {options.profile!r}; make it with: windtunnel calibrate"
+            f"`profile`: there is no profile {options.profile!r}; make it with: windtunnel calibrate"
         )
     classes = (take or capture)(program, cluster, options, progress, log)
     captured = time.monotonic() - began
@@ -243,7 +247,7 @@ def device_memory(
     classes: Classes, row: int, device: Device, allocator: AllocatorConfig, options: Options
 ) -> MemoryProfile:
     """Device memory of one class of ranks; a CPU's memory has no caching allocator and no reserve."""
-    capacity = device.memory_bytes - (options.reserve_bytes if device.kind == "gpu" else 0.0)
+    capacity = device.memory_bytes - (options.reserve if device.kind == "gpu" else 0.0)
     return emulate_memory(classes.classes[row].slice, allocator, capacity)
 
 

@@ -32,8 +32,11 @@ from windtunnel.training.emulate.twin.findings import CollectiveUse
 SCHEMA = "windtunnel.emulate/2"
 EARLIER = "windtunnel.emulate/1"
 """Read as well, since stores keep it: there the sets of ranks are lists of numbers."""
-OPTIONS = ("ranks", "slow", "jitter", "seed", "allocator", "tokens", "reserve_bytes")
-"""Those that decide the figures."""
+OPTIONS = {
+    "ranks": "ranks", "slow": "slow", "jitter": "jitter", "seed": "seed", "allocator": "alloc_conf",
+    "tokens": "tokens", "reserve_bytes": "reserve",
+}  # fmt: skip
+"""Those that decide the figures, as a summary calls them."""
 HELD = 12
 """Module paths that are told of what is held at a time."""
 RANKS = ("captured_ranks", "checked_ranks", "assumed_ranks")
@@ -281,7 +284,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         command=Command(
             script=result.program.name,
             args=tuple(str(one) for one in result.program.arguments),
-            options={name: to_plain(getattr(result.options, name)) for name in OPTIONS},
+            options={name: to_plain(getattr(result.options, own)) for name, own in OPTIONS.items()},
         ),
         cluster=ClusterFacts(
             name=cluster.name,

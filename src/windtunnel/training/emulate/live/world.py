@@ -227,7 +227,7 @@ def _agree_on_shapes(world: WorldView) -> None:
         raise NotImplementedError(
             f"windtunnel: pipeline stage {self.stage_index} learns its input shapes from stage {src_stage}, "
             f"which cannot be emulated because rank {sender} is not captured before rank {world.rank}; use "
-            "--ranks auto, or pass input_args and output_args to PipelineStage"
+            "`ranks` auto, or pass input_args and output_args to PipelineStage"
         )
 
     pipeline: Any = schedules._PipelineSchedule

@@ -230,7 +230,7 @@ def _doubt(seen: Seen, assumed: Longs) -> Note:
     parts = [axis.name for axis in seen.axes.axes if axis.positional]
     return Note(
         f"{ranks_words(assumed)} have places in {' and '.join(parts)} that no captured rank has;"
-        " the nearest captured ranks stand in for them (use --ranks auto to capture one of each)",
+        " the nearest captured ranks stand in for them (use `ranks` auto to capture one of each)",
         NoteKind.APPROXIMATION,
     )
 
