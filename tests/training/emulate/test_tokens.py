@@ -14,7 +14,9 @@ from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.run import emulate
 
 
-@pytest.mark.parametrize(("kind", "replicas"), [("group", 2), ("mesh", 2), ("data", 4), ("frozen", 4)])
+@pytest.mark.parametrize(
+    ("kind", "replicas"), [("group", 2), ("mesh", 2), ("data", 4), ("frozen", 4), ("taught", 4)]
+)
 def test_tokens_are_counted_once_where_ranks_share_them(kind: str, replicas: int) -> None:
     with session("tokens.py", kind, cluster="h100-sxm:1x4") as one:
         classes = slice_world(one.capture, 4, [0])

@@ -394,20 +394,23 @@ def _dtype(op: Operator) -> str:
 def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]) -> float:
     """Entries of sequences looked up, in the table that is asked most.
 
-    Its gradient counts, too: a table may be looked up where nobody sees it. Indices without a sequence
-    dimension (bags) are no tokens.
+    Where a table is trained its gradient counts, not the look-up: a teacher with a table like it asks, too.
+    Indices without a sequence dimension (bags) are no tokens.
     """
     count = np.bincount(rows[phases != Phase.RECOMPUTE], minlength=len(slice_.operators))
-    asked: dict[tuple[str, object], float] = defaultdict(float)
+    trained: dict[object, float] = defaultdict(float)
+    asked: dict[object, float] = defaultdict(float)
     for row in np.flatnonzero(count):
         op = slice_.operators[row]
         if not _looks_up(op):
             continue
-        tensors, name = op.tensors(), base_name(op.name)
+        tensors, entries = op.tensors(), float(count[row]) * op.tensors()[1].numel
         # Of the gradient: (gradient, indices, rows of the table, ...); of the look-up: (table, indices).
-        table = op.inputs[2] if name == "embedding_dense_backward" else tensors[0].shape
-        asked[name, table] += float(count[row]) * tensors[1].numel
-    return max(asked.values(), default=0.0)
+        if base_name(op.name) == "embedding_dense_backward":
+            trained[op.inputs[2]] += entries
+        else:
+            asked[tensors[0].shape] += entries
+    return max((trained or asked).values(), default=0.0)
 
 
 def _copies(slice_: Slice) -> int:

@@ -1,7 +1,7 @@
 """Ranks that look the same tokens up, and ranks that do not: ``python tokens.py KIND``.
 
 Pairs of ranks hold halves of a vocabulary, in groups without a name (``group``) or in a ``mesh``; or all
-ranks are replicas (``data``), of a model whose table is ``frozen``, or of one with no table (``none``).
+ranks are replicas (``data``) of a model that is ``taught``, whose table is ``frozen``, or that has ``none``.
 """
 
 import os
@@ -55,11 +55,16 @@ def pair(kind):
 
 
 model = Model(pair(sys.argv[1])).cuda()
-if sys.argv[1] in ("data", "frozen", "none"):
+if sys.argv[1] in ("data", "frozen", "none", "taught"):
     model = nn.parallel.DistributedDataParallel(model)
+teacher = Model(None).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
-    loss = model(torch.randint(64, (3, 10), device="cuda")).mean()
+    tokens = torch.randint(64, (3, 10), device="cuda")
+    if sys.argv[1] == "taught":
+        with torch.no_grad():
+            teacher(tokens)
+    loss = model(tokens).mean()
     loss.backward()
     reported = loss.detach()
     dist.all_reduce(reported)
