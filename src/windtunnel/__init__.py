@@ -14,24 +14,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox import Sandbox
     from windtunnel.api import Run, SweepRun, emulate, load_run, runs, sweep
-    from windtunnel.base.errors import HostError, ScriptError, UserError, VerdictError
+    from windtunnel.base.errors import (
+        HangError,
+        HostError,
+        LessError,
+        ScriptError,
+        UserError,
+        VerdictError,
+        WindtunnelError,
+    )
     from windtunnel.cluster.load import load_cluster
     from windtunnel.training import elastic
     from windtunnel.training.checkpoint import PeerCheckpointer
+    from windtunnel.training.emulate.emulation import Options
+    from windtunnel.training.emulate.twin.job import Slow
     from windtunnel.training.pipelines import PipelineTrainer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "HangError",
     "HostError",
+    "LessError",
+    "Options",
     "PeerCheckpointer",
     "PipelineTrainer",
     "Run",
     "Sandbox",
     "ScriptError",
+    "Slow",
     "SweepRun",
     "UserError",
     "VerdictError",
+    "WindtunnelError",
     "elastic",
     "emulate",
     "load_cluster",
@@ -41,15 +56,20 @@ __all__ = [
 ]
 
 _PLACES = {
+    "HangError": "base.errors",
     "HostError": "base.errors",
+    "LessError": "base.errors",
+    "Options": "training.emulate.emulation",
     "PeerCheckpointer": "training.checkpoint",
     "PipelineTrainer": "training.pipelines",
     "Run": "api",
     "Sandbox": "agents.sandbox",
     "ScriptError": "base.errors",
+    "Slow": "training.emulate.twin.job",
     "SweepRun": "api",
     "UserError": "base.errors",
     "VerdictError": "base.errors",
+    "WindtunnelError": "base.errors",
     "elastic": "training",
     "emulate": "api",
     "load_cluster": "cluster.load",
