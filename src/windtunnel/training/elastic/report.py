@@ -164,8 +164,9 @@ def print_end(events: list[Event], console: Console) -> None:
         _say(
             console,
             f"Goodput {100 * sums.fraction:.1f} % (measured): of {sums.seconds:.2f} s, "
-            f"{sums.recovering:.2f} s went into recovering and {sums.redone:.2f} s into "
-            f"{_count(sums.steps_redone, 'step')} done again",
+            f"{sums.training:.2f} s are steps that stand; {sums.starting:.2f} s passed before the first, "
+            f"{sums.recovering:.2f} s went into recovering, {sums.redone:.2f} s into "
+            f"{_count(sums.steps_redone, 'step')} done again, and in {sums.waiting:.2f} s there was no step",
         )
 
 
