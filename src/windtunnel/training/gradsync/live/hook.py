@@ -1,6 +1,6 @@
 """A plan applied to a model: `apply` registers a communication hook with DistributedDataParallel.
 
-    plan = decide(Wanted(profile))
+    plan = gradsync.plan(profile)
     handle = apply(ddp, plan, profile=profile)   # on all ranks
     ...                                          # train as before; a plan whose times drift is made anew
 
