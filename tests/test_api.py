@@ -38,7 +38,7 @@ def test_all_names_are_there_and_nothing_is_loaded_before_it_is_used() -> None:
     assert set(wt.__all__) <= set(dir(wt))
     for name in wt.__all__:
         assert getattr(wt, name).__doc__, name
-    with pytest.raises(AttributeError, match="has no attribute 'emulat'"):
+    with pytest.raises(AttributeError, match="emulat"):
         wt.emulat  # noqa: B018
     code = "import sys, windtunnel; raise SystemExit('numpy' in sys.modules or 'typer' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
