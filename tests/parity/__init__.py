@@ -18,11 +18,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.plain import TAG
 from windtunnel.capabilities import CAPABILITIES
+from windtunnel.replay import replay, short
 from windtunnel.store import eventlog
 
 Event = dict[str, Any]
 RECORDED = Path(__file__).parent / "recorded"
+LARGEST = 100_000
+"""Bytes of a recorded log, packed."""
 AREAS = ("training", "serving", "network", "data", "agents")
 DECIDING = [
     capability.name
@@ -79,3 +83,45 @@ def recorded(capability: str, folder: Path) -> Path:
 def events(path: Path) -> list[Event]:
     """All events of a log."""
     return eventlog.read(path)
+
+
+def decided_otherwise(capability: str, path: Path) -> list[str]:
+    """In a sentence each: what the policy that stands here decides otherwise than the log at ``path``."""
+    parts = [part for part in replay(path).parts if part.capability == capability]
+    if not parts:
+        return [f"{capability}: the log has no decision"]
+    return [
+        f"{capability}: decision {one.number} ({one.observation.get(TAG, 'Observation')}) is made otherwise "
+        f"in {', '.join(one.fields)}: recorded {short(one.recorded)}, now {short(one.made)}"
+        for part in parts
+        for one in part.differences
+    ]
+
+
+def done_otherwise(capability: str, path: Path) -> list[str]:
+    """In a sentence each: what live did other than it had decided."""
+    return [f"{capability}: {fault}" for fault in parity(capability).effects(events(path))]
+
+
+def twin_otherwise(capability: str, path: Path) -> list[str]:
+    """In a sentence each: where the twin, with the inputs of the log, decided otherwise than live."""
+    twin = parity(capability).twin
+    if twin is None:
+        return []
+    pairs = twin(events(path))
+    if not pairs:
+        return [f"{capability}: the twin decided nothing"]
+    return [
+        f"{capability}: decision {number} of the twin is another: live {live!r:.400}, twin {other!r:.400}"
+        for number, (live, other) in enumerate(pairs, 1)
+        if live != other
+    ]
+
+
+def otherwise(capability: str, path: Path) -> list[str]:
+    """The answers to all three questions: [] where the log at ``path`` holds."""
+    return [
+        fault
+        for question in (decided_otherwise, done_otherwise, twin_otherwise)
+        for fault in question(capability, path)
+    ]
