@@ -22,6 +22,7 @@ from parity import (
     parity,
     recorded,
     twin_otherwise,
+    unreached,
 )
 from parity.record import main
 
@@ -46,6 +47,11 @@ def test_live_did_what_it_had_decided(name: str, tmp_path: Path) -> None:
 @each
 def test_the_twin_decides_as_live_did(name: str, tmp_path: Path) -> None:
     assert twin_otherwise(name, recorded(name, tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in DECIDING if name.startswith("training.")])
+def test_the_recorded_log_reaches_every_rule(name: str, tmp_path: Path) -> None:
+    assert unreached(name, recorded(name, tmp_path)) == []
 
 
 @pytest.mark.parametrize("area", AREAS)

@@ -11,15 +11,19 @@ mutants`` shows that changed rules, and a live that does not do what it decided,
 
 from __future__ import annotations
 
+import ast
 import lzma
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
-from windtunnel.base.plain import TAG
-from windtunnel.capabilities import CAPABILITIES
+from windtunnel.base.plain import TAG, from_plain
+from windtunnel.capabilities import CAPABILITIES, find
 from windtunnel.replay import replay, short
 from windtunnel.store import eventlog
 
@@ -116,6 +120,54 @@ def twin_otherwise(capability: str, path: Path) -> list[str]:
         for number, (live, other) in enumerate(pairs, 1)
         if live != other
     ]
+
+
+def unreached(capability: str, path: Path) -> list[str]:
+    """Lines of the policy that the decisions of the log at ``path`` do not reach, in functions that they enter
+    (so calls of others stand there, too). A line that refuses what nobody may ask is left out."""
+    room = find(capability, who="parity").room("policy")
+    folder = str(Path(room.__file__ or "").parent)
+    reached: dict[CodeType, set[int]] = {}
+
+    def line(frame: FrameType, kind: str, _: Any) -> Any:
+        if kind == "line":
+            reached[frame.f_code].add(frame.f_lineno)
+        return line
+
+    def enter(frame: FrameType, *_: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        reached.setdefault(frame.f_code, {frame.f_code.co_firstlineno})
+        return line
+
+    before = sys.gettrace()
+    for event in events(path):
+        if event["kind"] == "decision" and event["capability"] == capability:
+            observation = from_plain(room.Observation, event["observation"])
+            sys.settrace(enter)
+            try:
+                room.POLICIES[event["policy"]](observation)
+            finally:
+                sys.settrace(before)
+    found: dict[str, set[int]] = {}
+    for code, lines in reached.items():
+        stand = {number for *_, number in code.co_lines() if number} - lines - _refusals(code.co_filename)
+        found.setdefault(code.co_filename, set()).update(stand)
+    for code, lines in reached.items():  # of a lambda, or a function in another one
+        found[code.co_filename] -= lines
+    return [f"{Path(file).name}:{number}" for file in sorted(found) for number in sorted(found[file])]
+
+
+@cache
+def _refusals(file: str) -> set[int]:
+    """The lines of statements that raise, and of the branches that do nothing else."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(Path(file).read_text())):
+        if isinstance(node, ast.Raise):
+            lines.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
+            lines.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
+    return lines
 
 
 def otherwise(capability: str, path: Path) -> list[str]:

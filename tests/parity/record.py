@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 from parity import DECIDING, RECORDED, otherwise, parity, recorded
 
+ROOT = Path(__file__).parent.parent.parent
 OTHERWISE = 3
 """The exit status of a difference: an interpreter that fails ends with another one."""
 
@@ -26,12 +27,14 @@ def main(words: list[str]) -> int:
                 wrong += otherwise(name, recorded(name, Path(folder)))
                 continue
             whole = Path(folder) / "whole.jsonl"
-            whole.write_bytes(b"".join(log.read_bytes() for log in parity(name).record(Path(folder))))
+            content = b"".join(log.read_bytes() for log in parity(name).record(Path(folder)))
+            for place, called in ((folder, b"/run"), (str(ROOT), b"/windtunnel")):
+                content = content.replace(place.encode(), called)
+            whole.write_bytes(content)
             faults = otherwise(name, whole)
             wrong += faults
             if "--check" not in words and not faults:
                 RECORDED.mkdir(exist_ok=True)
-                content = whole.read_bytes()
                 packed = lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)
                 (RECORDED / f"{name}.jsonl.xz").write_bytes(packed)
                 print(f"{name}: {len(content):,} bytes, {len(packed):,} packed")
