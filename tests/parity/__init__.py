@@ -123,8 +123,8 @@ def twin_otherwise(capability: str, path: Path) -> list[str]:
 
 
 def unreached(capability: str, path: Path) -> list[str]:
-    """Lines of the policy that the decisions of the log at ``path`` do not reach, in functions that they enter
-    (so calls of others stand there, too). A line that refuses what nobody may ask is left out."""
+    """Lines of the policy that the decisions of the log at ``path`` do not reach, in functions that they
+    enter (so calls of others stand there, too). A line that refuses what nobody may ask is left out."""
     room = find(capability, who="parity").room("policy")
     folder = str(Path(room.__file__ or "").parent)
     reached: dict[CodeType, set[int]] = {}

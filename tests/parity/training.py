@@ -33,11 +33,11 @@ def trained(folder: Path, *words: str | Path) -> Path:
     return folder / eventlog.NAME
 
 
-def drawn(folder: Path, capability: str, policy: str, observations: Iterator[Any]) -> Path:
-    """A log of what the policy decides on ``observations``."""
+def drawn(folder: Path, capability: str, observations: Iterator[tuple[str, Any]]) -> Path:
+    """A log of what policies, by name, decide on ``observations``."""
     room, path = find(capability, who="parity").room("policy"), folder / "drawn.jsonl"
     with closing(eventlog.EventLog(path, drawn=True)) as log:
-        for observation in observations:
+        for policy, observation in observations:
             log.decision(capability, policy, observation, room.POLICIES[policy](observation))
     return path
 
@@ -108,7 +108,8 @@ def elastic_record(folder: Path) -> list[Path]:
         folder / "shrink", "--hosts", "3", "--lease", "5", "--on-loss", "shrink",
         "--inject", "kill:host=1,step=2", folder / "other.py",
     )  # fmt: skip
-    return [replaced, shrunk, drawn(folder, "training.elastic", "replace", elastic_drawn())]
+    asked = ((one.rules.on_loss if isinstance(one, rules.Change) else "replace", one) for one in elastic_drawn())
+    return [replaced, shrunk, drawn(folder, "training.elastic", asked)]
 
 
 def elastic_drawn() -> Iterator[rules.Observation]:
