@@ -108,12 +108,16 @@ def elastic_record(folder: Path) -> list[Path]:
         folder / "shrink", "--hosts", "3", "--lease", "5", "--on-loss", "shrink",
         "--inject", "kill:host=1,step=2", folder / "other.py",
     )  # fmt: skip
-    asked = ((one.rules.on_loss if isinstance(one, rules.Change) else "replace", one) for one in elastic_drawn())
-    return [replaced, shrunk, drawn(folder, "training.elastic", asked)]
+    return [replaced, shrunk, drawn(folder, "training.elastic", elastic_drawn())]
 
 
-def elastic_drawn() -> Iterator[rules.Observation]:
+def elastic_drawn() -> Iterator[tuple[str, rules.Observation]]:
     """Each of the six questions, some hundred times in all."""
+    for one in _elastic_drawn():
+        yield one.rules.on_loss if isinstance(one, rules.Change) else "replace", one
+
+
+def _elastic_drawn() -> Iterator[rules.Observation]:
     chosen = [
         rules.Rules(on_loss, order, minimum, most)
         for on_loss in ("replace", "shrink", "restart", "shrink-restart")
