@@ -18,6 +18,11 @@ from support import quick
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.capabilities import find
 from windtunnel.store import eventlog
+from windtunnel.training.checkpoint import policy as checkpoint
+from windtunnel.training.checkpoint.model import Commit, Copy, Log, Persisted, Placement, Twins
+from windtunnel.training.checkpoint.policy import pacing
+from windtunnel.training.checkpoint.policy.restore import BadCopy, StoredShard, StoredStep
+from windtunnel.training.checkpoint.policy.slots import slot_for
 from windtunnel.training.elastic.policy import handlers, rules
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.state import Past, Settings
@@ -42,7 +47,7 @@ def drawn(folder: Path, capability: str, observations: Iterator[tuple[str, Any]]
     return path
 
 
-def any_of(kind: type, seed: int, count: int, **fields: Sequence[Any]) -> Iterator[Any]:
+def any_of(kind: type, seed: int, count: int, /, **fields: Sequence[Any]) -> Iterator[Any]:
     """``count`` of ``kind``, each field drawn from what stands in ``fields``."""
     rng = random.Random(seed)
     for _ in range(count):
@@ -265,8 +270,241 @@ def _host_of(core: Core, rank: Any) -> int:
     return core.membership.hosts[core.place(rank)].id
 
 
+# -- checkpoint
+
+KEPT = """
+import time
+import torch
+import torch.distributed as dist
+from windtunnel.training import elastic
+from windtunnel.training.checkpoint import PeerCheckpointer
+
+def train(job):
+    state = {{"x": torch.full(({numel},), float(job.rank))}}
+    checkpointer = PeerCheckpointer(job, copies=2, {options})
+    for step in range(checkpointer.restore(state), {steps}):
+        while step == {stored} and not job.checkpoints()["persisted"]:
+            time.sleep(0.02)
+        for _ in range(2):
+            time.sleep(0.02)
+            dist.all_reduce(torch.ones(1 << 18))
+        state["x"] += 1
+        checkpointer.step(step, state)
+        job.step(step)
+
+elastic.run(train)
+"""
+NEWEST = "newest"
+
+
+def checkpoint_record(folder: Path) -> list[Path]:
+    """Hosts are killed one by one, so that steps come from memory and from peers, then two at once, so that
+    one comes from storage. Two more jobs keep to a budget, and send in idle spans."""
+    faults = ("kill:host=1,step=2", "kill:host=0,step=5", "kill:host=0,step=8", "kill:host=1,step=8")
+    words: list[str | Path] = ["--persist", folder / "stored", "--persist-every", "2", "--spares", "4"]
+    words += [word for fault in faults for word in ("--inject", fault)]
+    logs = []
+    for name, hosts, numel, steps, options, more in (
+        ("kept", "3", 8, 11, 'mode="blocking"', words),
+        ("budget", "2", 8, 30, "budget=0.01", []),
+        ("idle", "2", 1 << 20, 30, 'mode="idle", profile=3, bandwidth=2e8', []),
+    ):
+        script = folder / f"{name}.py"
+        stored = 8 if more else -1
+        script.write_text(KEPT.format(numel=numel, options=options, steps=steps, stored=stored))
+        logs.append(trained(folder / name, "--hosts", hosts, "--lease", "5", *more, script))
+    return [*logs, drawn(folder, "training.checkpoint", checkpoint_drawn())]
+
+
+def checkpoint_drawn() -> Iterator[tuple[str, checkpoint.Observation]]:
+    """Slots, cadences, placements, chunks and windows; and what is there after losses, courses and faults."""
+    for one in _checkpoint_drawn():
+        yield NEWEST, one
+
+
+def _checkpoint_drawn() -> Iterator[checkpoint.Observation]:
+    held = [(-1, -1), (3, -1), (3, 4), (5, 4), (4, 6), (5, 5)]
+    yield from any_of(
+        checkpoint.SlotWanted, 1, 60, slots=[2], step=[4, 5], held=held, committed=[-1, 3, 4], base=[-1, 3, 4]
+    )
+    times = [(0.0,), (1.0,), (1.0, 1.1, 1.3), (2.0, 1.2)]
+    yield from any_of(checkpoint.StepTimes, 2, 20, share=[0.01, 0.5], plain=times, saving=times)
+    rooms = [0.0, 0.004, 0.05, 5.0, 900.0, None]
+    yield from any_of(
+        checkpoint.Sending, 3, 60, mode=["idle", "idle", "concurrent"], left=[900, 1 << 26], chunk=[1 << 20],
+        bandwidth=[None, 1e6, 1e9], startup=[0.0, 0.001], room=rooms, busy=[0.0, 0.0, 0.01],
+    )  # fmt: skip
+    yield from any_of(
+        checkpoint.Looked, 4, 60, busy=[False, False, True], looks=[1, 2, 3], idle=[0.003, 0.02, 0.2],
+        here=[None, 0.01, 0.1], longest=[0.0, 0.1], always=[False, False, True], opened=[True, False],
+        endless=[True, False], safety=[0.8], startup=[0.001],
+    )  # fmt: skip
+    for places in (4, 5, 6):
+        domains = [(), tuple("aabbcc")[:places], ("a",) * places, ("a", "b")]
+        yield from any_of(
+            checkpoint.CopiesWanted, 5, 16, places=[places], copies=[2, 3, 9], own=[("",) * places],
+            kind=["group", "ring", "mixed", "domains"], domains=domains,
+        )  # fmt: skip
+    rng = random.Random(6)
+    for _ in range(300):
+        yield _inventory(rng)
+
+
+def _inventory(rng: random.Random) -> checkpoint.Inventory:
+    """Copies of two ranks' shards and what they share, on three places and in storage."""
+    shards, shared, density = ["rank0", "rank1"], rng.random() < 0.4, rng.choice([0.0, 0.2, 0.5])
+    copies = tuple(
+        Copy(place, shard, step, 2, shared, generation, rng.choice("ll" "m"), 8, rng.choice("xxx" "y"))
+        for place in range(3) for step in (4, 5) for shard in [*shards, *(["shared"] if shared else [])]
+        for generation in (1, 2) if rng.random() < density
+    )  # fmt: skip
+    whole = tuple(StoredShard(shard, 8, "x", "l") for shard in shards)
+    stored = tuple(
+        StoredStep(step, 2, False, 1, whole[: rng.choice([1, 2, 2])], rng.choice(["", "", "torn"]), "check")
+        for step in (2, 3, 4) if rng.random() < 0.5
+    )  # fmt: skip
+    known = tuple(Commit(step, course, rng.random() < 0.7) for step in (4, 5) for course in (1, 2))
+    log = Log(
+        tuple(one for one in known if rng.random() < 0.7),
+        tuple(Persisted(step, 1, "check") for step in (2, 3) if rng.random() < 0.7), rng.choice([-1, 5]),
+    )  # fmt: skip
+    bad = tuple(
+        BadCopy(place, shard, step)
+        for place in (0, None) for shard in ("", "rank1") for step in (4, 5) if rng.random() < 0.1
+    )  # fmt: skip
+    twins = rng.choice(
+        [(), (Twins("l", (0, 0)),), (Twins("l", (0, -1)),), (Twins("l", (0, 0)), Twins("m", (0,)))]
+    )
+    return checkpoint.Inventory(copies, stored, bad, rng.choice([None, log, log]), rng.random() < 0.5, twins)
+
+
+def checkpoint_effects(events: Sequence[Event]) -> list[str]:
+    """A step lies in the slot that it was to go to; every rank went back to the planned step, and read its
+    shard where that said first; the newest committed step is found with its holders; as many bytes as allowed
+    are sent; the windows that the sender knows are those that were opened; saves are as far apart as is
+    decided."""
+    faults: list[str] = []
+    for run in runs(events):
+        hosts: list[int] = []
+        plan: dict[str, Any] = {}
+        slot: Event | None = None
+        sent: Event | None = None
+        holders: dict[int, list[set[int]]] = {}
+        placed: dict[str, Any] = {}
+        longest, every = 0.0, 1
+        for event in run:
+            seen, answer = event.get("observation") or {}, event.get("decision") or {}
+            match event["kind"], seen.get("is"):
+                case "decided", _:
+                    hosts, slot, sent = [one["id"] for one in event["membership"]["hosts"]], None, None
+                case "decision", "CopiesWanted":
+                    placed = answer
+                case "committed", _ if len(placed["holders"]) == len(hosts):
+                    holders[event["step"]] = [{hosts[at] for at in row} for row in placed["holders"]]
+                case "decision", "SlotWanted":
+                    if slot is not None and slot["decision"]["free"]:
+                        index, step = slot["decision"]["index"], slot["observation"]["step"]
+                        if seen["held"][index] != step:
+                            faults.append(f"step {step} was to go to slot {index}, held is {seen['held']}")
+                        if seen["step"] - step < every:
+                            faults.append(
+                                f"step {seen['step']} is saved after {step}, {every} apart is decided"
+                            )
+                    slot = event
+                case "decision", "StepTimes":
+                    every, slot = answer["every"], None
+                case "decision", "Inventory":
+                    plan = answer
+                    faults += _misplaced(seen, hosts, holders)
+                case "restored", _:
+                    faults += _read_elsewhere(event, plan, hosts)
+                case "decision", "Looked":
+                    longest = max(longest, answer["seconds"])
+                case "decision", "Sending":
+                    if sent is not None and seen["left"] < sent["observation"]["left"]:
+                        went = sent["observation"]["left"] - seen["left"]
+                        if went != sent["decision"]["nbytes"]:
+                            faults.append(f"{went} bytes went, allowed were {sent['decision']}")
+                    sent = event
+                    if seen["room"] is not None and longest < seen["room"] < pacing.ENDLESS:
+                        faults.append(f"a window of {seen['room']} s is open, opened were {longest} at most")
+    return faults
+
+
+def _misplaced(seen: dict[str, Any], hosts: list[int], holders: dict[int, list[set[int]]]) -> list[str]:
+    """Shards of the newest committed step that a host was to hold, lives, and does not have."""
+    newest = max(holders, default=-1)
+    has = {(copy["shard"], hosts[copy["place"]]) for copy in seen["copies"] if copy["step"] == newest}
+    return [
+        f"host {host} was to hold rank{rank} of step {newest}"
+        for rank, row in enumerate(holders.get(newest, ()))
+        for host in row & set(hosts) if (f"rank{rank}", host) not in has
+    ]  # fmt: skip
+
+
+def _read_elsewhere(event: Event, plan: dict[str, Any], hosts: list[int]) -> list[str]:
+    sources = {shard: [one["place"] for one in row] for shard, row in plan["sources"]}
+    mine = hosts.index(event["host"])
+    first = {shard: mine if mine in places else places[0] for shard, places in sources.items()}
+    read = {shard: place for shard, place in event["read"].items() if first[shard] != place}
+    if event["step"] != plan["step"] or read:
+        return [f"rank {event['rank']} restored step {event['step']}, reading {read}, for {plan}"]
+    return []
+
+
+def checkpoint_twin(events: Sequence[Event]) -> Pairs:
+    """The first job, which waits for each commit: from its memberships, commits and what is left after a
+    loss, the memory that rank 0 has for its shard, what is asked of it, and the step that all go back to."""
+    pairs: Pairs = []
+    memory: dict[int, list[int]] = {}  # by host, the step in each slot
+    hosts: list[int] = []
+    holders: dict[int, list[set[int]]] = {}
+    placed = Placement("", 0, ())
+    committed = base = -1
+    persisted: list[int] = []
+    for event in runs(events)[0]:
+        seen = event.get("observation") or {}
+        match event["kind"], seen.get("is"):
+            case "decided", _:
+                hosts = [one["id"] for one in event["membership"]["hosts"]]
+                committed = base = -1
+            case "committed", _:
+                committed = max(committed, event["step"])
+                holders[event["step"]] = [{hosts[at] for at in row} for row in placed.holders]
+            case "persisted", _:
+                persisted.append(event["step"])
+            case "decision", "CopiesWanted":
+                asked = checkpoint.CopiesWanted(len(hosts), 2, "mixed", (), ("",) * len(hosts))
+                found = checkpoint.decide(asked)
+                assert isinstance(found, Placement)
+                placed = found
+                pairs.append((event["decision"], to_plain(placed, tag=True)))
+            case "decision", "Inventory":
+                here = [
+                    copy["step"] for copy in seen["copies"] if (copy["place"], copy["shard"]) == (0, "rank0")
+                ]
+                held = memory.get(hosts[0], [-1, -1])
+                memory[hosts[0]] = held = [step if step in here else -1 for step in held]
+                last = sorted(holders)[-2:]  # others are overwritten
+                whole = [step for step in last if all(row & set(hosts) for row in holders[step])]
+                base = max([*persisted, *whole], default=-1)
+                holders = {step: rows for step, rows in holders.items() if step <= base}
+                pairs.append((event["decision"]["step"], base if base >= 0 else None))
+                if base >= 0 and base not in held:
+                    held[slot_for(2, base, held)] = base
+            case "decision", "SlotWanted":
+                held = memory.setdefault(hosts[0], [-1, -1])
+                asked_slot = checkpoint.SlotWanted(2, seen["step"], tuple(held), committed, base)
+                slot = checkpoint.decide(asked_slot)
+                assert isinstance(slot, checkpoint.Slot)
+                pairs.append((event["decision"], to_plain(slot, tag=True)))
+                held[slot.index] = seen["step"]
+    return pairs
+
+
 PARITY: dict[str, Parity] = {
     "training.elastic": Parity(elastic_record, elastic_effects, elastic_twin),
+    "training.checkpoint": Parity(checkpoint_record, checkpoint_effects, checkpoint_twin),
 }
 MUTANTS = (
     Mutant(
@@ -281,5 +519,29 @@ MUTANTS = (
     Mutant(
         "training.elastic", "training/elastic/policy/core.py",
         "member for host in decision.places),", "member for host in decision.places[::-1]),", live=True,
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/policy/slots.py",
+        "kept >= step or kept < committed", "kept >= step or kept <= committed",
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/policy/restore.py",
+        "k.world, k.has_shared), reverse=True)", "k.world, k.has_shared))",
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/policy/pacing.py",
+        "left = now.safety * (now.here or 0.0)", "left = (now.here or 0.0)",
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/live/checkpointer.py",
+        "return slot.index\n", "return (slot.index + 1) % self.settings.slots\n", live=True,
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/live/restore.py",
+        "for source in list(self._sources[shard]):", "for source in self._sources[shard][::-1]:", live=True,
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/live/memory/owner.py",
+        "placement.holders[place][1:]", "placement.holders[(place + 1) % len(hosts)][1:]", live=True,
     ),
 )  # fmt: skip

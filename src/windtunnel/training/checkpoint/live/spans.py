@@ -179,8 +179,7 @@ class IdleSender:
         self._marked = False
         self._marked_so_far = 0
         self._quiet = 0
-        self._opened = True  # until the profile is known
-        self._stalled = False  # and opened for that
+        self._opened = self._endless = True  # until the profile is known
         self._always = False
         self._rates: list[float] = []
         self._sent: tuple[int, float] | None = None
@@ -304,19 +303,17 @@ class IdleSender:
         """Do with the window what the policy says. One rank tells the first times that it changes."""
         since, here = self._profile.idle_since, self._profile.here()
         self._quiet = 0 if busy or since is None else self._quiet + 1
-        if self._always:
-            return
         chosen, expected = self._settings, self._profile.expected or ()
         looked = Looked(
             busy, self._quiet, 0.0 if since is None else self._clock() - since,
             here.seconds if here is not None else None, max((span.seconds for span in expected), default=0.0),
-            self._opened, self._stalled, chosen.safety, chosen.startup,
+            self._always, self._opened, self._endless, chosen.safety, chosen.startup,
         )  # fmt: skip
         decision = decide(looked)
         assert isinstance(decision, Window)
         if decision.act == "keep":
             return
-        self._opened, self._stalled = decision.act == "open", decision.stalled
+        self._opened, self._endless = decision.act == "open", decision.endless
         if self._told < TOLD and self._job.rank == 0:
             self._told += 1
             self._job.event("decision", **eventlog.decided("training.checkpoint", "newest", looked, decision))

@@ -1,4 +1,4 @@
-"""What checkpoints in memory ask: the step a job goes on from, the slot that may be overwritten, when it sends.
+"""What checkpoints in memory ask: which step a job goes on from, which slot may be overwritten, when to send.
 
 Observations hold all that the answer depends on; live writes them beside the answers to the run's events.
 How often copies are made (`interval`) is settled before a run begins, unless a bound is set on what they may

@@ -60,27 +60,28 @@ class Allowance:
 class Looked:
     """A look at the network: there was traffic (``busy``), or none for ``idle`` seconds, and in the last
     ``looks`` looks. ``here``: seconds of the span that is usual at this place of the step, None for none;
-    ``longest``: of all. ``opened``: a window is open, ``stalled``: for as long as it takes. ``safety``: the
-    share of a span that is used."""
+    ``longest``: of all; ``always``: none has room for a chunk. ``opened``: a window is open, ``endless``: for
+    as long as it takes. ``safety``: the share of a span that is used."""
 
     busy: bool
     looks: int
     idle: float
     here: float | None
     longest: float
+    always: bool
     opened: bool
-    stalled: bool
+    endless: bool
     safety: float
     startup: float
 
 
 @dataclass(frozen=True)
 class Window:
-    """What is done with the window; ``seconds``: how long it is open. ``stalled``: since training waits."""
+    """What is done with the window; ``seconds``: how long it is open, ``endless``: as long as it takes."""
 
     act: Literal["keep", "open", "close"]
     seconds: float = 0.0
-    stalled: bool = False
+    endless: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,15 @@ def allowance(now: Sending) -> Allowance:
 
 
 def window(now: Looked) -> Window:
-    """Whether a window opens or closes."""
+    """Whether a window opens or closes. Where no span has room, copies are sent beside training's traffic."""
+    if now.always:
+        return Window("keep") if now.endless else Window("open", OPEN, endless=True)
     if now.busy:
         return Window("close" if now.opened else "keep")
     if now.looks < _QUIET:
         return Window("keep")
-    if not now.stalled and now.idle > _STALLED * now.longest:
-        return Window("open", OPEN, stalled=True)
+    if not now.endless and now.idle > _STALLED * now.longest:
+        return Window("open", OPEN, endless=True)
     left = now.safety * (now.here or 0.0) - now.idle
     if not now.opened and left > now.startup:
         return Window("open", left)
