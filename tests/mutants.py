@@ -75,7 +75,7 @@ def main(names: list[str]) -> int:
         for mutant, (verdict, said, seconds) in zip(table, pool.map(put_to_test, table), strict=True):
             bad += verdict != "caught"
             world = "live" if mutant.live else "policy"
-            print(f"{verdict:8} {seconds:4.0f} s  {mutant.capability} ({world}): {mutant.other}")
+            print(f"{verdict:8} {seconds:4.0f} s  {mutant.capability} ({world}): {mutant.other.strip()}")
             print(f"                 {said[:200]}", flush=True)
     print(f"{len(table) - bad} of {len(table)} mutants caught")
     return bool(bad)

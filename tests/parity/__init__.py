@@ -47,13 +47,15 @@ class Parity:
     its logs. ``effects``: of all events of a log, in a sentence each, what live did other than it had
     decided, and decisions without an effect. ``twin``: drives the twin by the inputs in these events; pairs
     of the decision that live logged and the twin's, in order. None: the capability has no twin that decides.
-    ``root``: recording needs root.
+    ``root``: recording needs root. ``beyond``: lines of the policy that `decide` never reaches, in functions
+    that others call, too.
     """
 
     record: Callable[[Path], Sequence[Path]]
     effects: Callable[[Sequence[Event]], list[str]]
     twin: Callable[[Sequence[Event]], list[tuple[Any, Any]]] | None = None
     root: bool = False
+    beyond: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ def unreached(capability: str, path: Path) -> list[str]:
                 sys.settrace(before)
     found: dict[str, set[int]] = {}
     for code, lines in reached.items():
-        stand = {number for *_, number in code.co_lines() if number} - lines - _refusals(code.co_filename)
+        stand = {number for *_, number in code.co_lines() if number} - lines
+        stand -= _refusals(code.co_filename, parity(capability).beyond)
         found.setdefault(code.co_filename, set()).update(stand)
     for code, lines in reached.items():  # of a lambda, or a function in another one
         found[code.co_filename] -= lines
@@ -159,14 +162,16 @@ def unreached(capability: str, path: Path) -> list[str]:
 
 
 @cache
-def _refusals(file: str) -> set[int]:
-    """The lines of statements that raise, and of the branches that do nothing else."""
-    lines: set[int] = set()
-    for node in ast.walk(ast.parse(Path(file).read_text())):
+def _refusals(file: str, beyond: tuple[str, ...]) -> set[int]:
+    """The lines of statements that raise, of the branches that do nothing else, and those ``beyond``."""
+    text = Path(file).read_text()
+    lines = {number for number, line in enumerate(text.splitlines(), 1) if line.strip() in beyond}
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Raise):
             lines.update(range(node.lineno, (node.end_lineno or 0) + 1))
-        if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
-            lines.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
+        if isinstance(node, ast.If | ast.match_case) and isinstance(node.body[-1], ast.Raise):
+            first = node.pattern if isinstance(node, ast.match_case) else node.body[0]
+            lines.update(range(first.lineno, (node.body[-1].end_lineno or 0) + 1))
     return lines
 
 

@@ -9,12 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import zip_longest
+from dataclasses import replace
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import windtunnel as wt
 from parity import Event, Mutant, Parity
 from support import quick
+from support.ranks import run_ranks
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.capabilities import find
 from windtunnel.store import eventlog
@@ -26,6 +31,25 @@ from windtunnel.training.checkpoint.policy.slots import slot_for
 from windtunnel.training.elastic.policy import handlers, rules
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.state import Past, Settings
+from windtunnel.training.emulate import policy as emulate
+from windtunnel.training.emulate.policy.groups import FamilySeen
+from windtunnel.training.emulate.policy.search import name_of
+from windtunnel.training.gradsync import policy as gradsync
+from windtunnel.training.gradsync.model import (
+    CodecCost,
+    CodecPoint,
+    CollectiveCost,
+    Network,
+    Plan,
+    Profile,
+    SumTime,
+    Tensor,
+)
+from windtunnel.training.gradsync.policy.plan import price
+from windtunnel.training.pipelines import policy as pipelines
+from windtunnel.training.pipelines.model import Reconfiguration, Stage, Template, TemplateSet
+from windtunnel.training.pipelines.policy.commit import Standing
+from windtunnel.training.pipelines.policy.transfers import layers_by_host
 
 ROOT = Path(__file__).parent.parent.parent
 Pairs = list[tuple[Any, Any]]
@@ -502,9 +526,379 @@ def checkpoint_twin(events: Sequence[Event]) -> Pairs:
     return pairs
 
 
+# -- pipelines
+
+
+def pipelines_record(folder: Path) -> list[Path]:
+    """Of five hosts two are killed, one after the other, and those that are left go on."""
+    words = ("--on-loss", "shrink", "--inject", "kill:host=1,step=2", "--inject", "kill:host=0,step=4")
+    log = trained(folder / "run", "--hosts", "5", *words, "examples/train_pipeline.py", "--steps", "6")
+    return [log, drawn(folder, "training.pipelines", pipelines_drawn())]
+
+
+def pipelines_drawn() -> Iterator[tuple[str, pipelines.Observation]]:
+    """What hosts may say of a step in doubt; then losses and joins, few hosts and many, by both policies."""
+    rng = random.Random(1)
+    for _ in range(60):
+        standings = {
+            rank: Standing(
+                rank, rng.choice([1, 1, 2]), {layer: rng.choice([3, 3, 4]) for layer in range(rank % 3)},
+                {0: 8}, rng.choice([None, 3]), rng.random() < 0.2,
+            )
+            for rank in range(3)
+        }  # fmt: skip
+        yield "search", pipelines.InDoubt(standings, 3)
+    for _ in range(200):
+        n0, count = rng.choice([1, 2, 3]), rng.choice([1, 2, 3, 5])
+        made = tuple(_template(rng, n0 + n) for n in range(count))
+        templates, hosts = TemplateSet(n0, rng.choice([1, 2]), made, "drawn"), rng.choice([4, 7, 13, 90, 90])
+        first = pipelines.HostsChanged(templates, None, (*range(hosts),), 96, (1.0,) * 8)
+        before = pipelines.decide(first)
+        assert isinstance(before, Reconfiguration)
+        left, stays = list(range(hosts)), rng.choice([0.1, 0.4, 0.8, 1.0])
+        present = (
+            tuple(host for host in left if rng.random() < stays) + (200, 201, 202)[: rng.choice([0, 0, 1, 3])]
+        )
+        if present:
+            yield rng.choice(["search", "local"]), replace(
+                first, before=rng.choice([before.layout] * 5 + [None]), present=present,
+                microbatches=rng.choice([96, 96, len(present) // 4 or 1]), layer_bytes=(1.0, 3.0) * 4,
+                reduce_seconds=rng.choice([0.0, 2.0]), seconds_per_byte=rng.choice([0.0, 0.1]),
+            )  # fmt: skip
+
+
+def _template(rng: random.Random, hosts: int) -> Template:
+    """Stages for eight layers, one a host, of any time."""
+    cuts = [8 * host // hosts for host in range(hosts + 1)]
+    stages = [Stage(*cut, 1, float(rng.randint(1, 40))) for cut in pairwise(cuts)]
+    return Template(hosts, tuple(stages), (*range(hosts),), 1.0, 4 * hosts)
+
+
+def pipelines_effects(events: Sequence[Event]) -> list[str]:
+    """The decided layout is entered, each host has the layers of its place in it, and the version is the
+    one that was settled, the step in doubt applied."""
+    faults: list[str] = []
+    for run in runs(events):
+        settled: dict[str, Any] = {}
+        layout: dict[str, Any] = {}
+        needed: dict[int, list[int]] = {}
+        for event in run:
+            seen = event.get("observation") or {}
+            match event["kind"], seen.get("is"):
+                case "decision", "InDoubt":
+                    settled = event["decision"]
+                case "decision", "HostsChanged":
+                    layout = event["decision"]
+                    templates = from_plain(TemplateSet, seen["templates"])
+                    needed = {
+                        host: sorted(layers)
+                        for row in layout["layout"]["pipelines"]
+                        for host, layers in zip(row, layers_by_host(templates.of(len(row))), strict=True)
+                    }
+                case "layout", _:
+                    wanted = layout["layout"]
+                    for name, value in (*wanted.items(), ("how", layout["how"])):
+                        if name != "is" and event[name] != value:
+                            faults.append(f"{name} {event[name]} is entered for {layout}")
+                case "restored", _:
+                    if event["layers"] != needed.get(event["host"], []):
+                        faults.append(f"host {event['host']} has layers {event['layers']}, not {needed}")
+                    if event["step"] != (settled["version"] or 0):
+                        faults.append(f"host {event['host']} goes on at {event['step']}, not as in {settled}")
+    return faults
+
+
+# -- gradsync
+
+SLOW = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from windtunnel.store.eventlog import EventLog
+from windtunnel.training import gradsync
+from windtunnel.training.gradsync.policy import PATIENCE, PAUSE, Wanted, decide
+from windtunnel.training.gradsync.policy.options import paced
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+ddp = DistributedDataParallel(nn.Sequential(nn.Linear(512, 256), nn.Linear(256, 512)))
+batch = torch.randn(2, 512)
+
+def step():
+    ddp(batch).square().mean().backward()
+
+profile = paced(gradsync.profile(ddp, step, codecs=("fp16",)), 1000.0)
+wanted = Wanted(profile)
+plan = decide(wanted)
+log = EventLog(Path(sys.argv[1])) if dist.get_rank() == 0 else None
+if log is not None:
+    log.append("started")
+    log.decision("training.gradsync", "search", wanted, plan)
+handle = gradsync.apply(ddp, plan, profile=profile, event=log and log.append, check_every=0)
+for _ in range(2):
+    for _ in range(PAUSE + PATIENCE):
+        step()
+    handle.check()
+    handle.check()
+handle.close()
+dist.destroy_process_group()
+"""
+
+
+def gradsync_record(folder: Path) -> list[Path]:
+    """Two ranks run a plan for a network a thousand times as slow as theirs, until that is noticed."""
+    (folder / "slow.py").write_text(SLOW)
+    log = folder / "live.jsonl"
+    done = run_ranks([folder / "slow.py", log], 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [log, drawn(folder, "training.gradsync", gradsync_drawn())]
+
+
+SHAPES = (87, 107, 193, 516, 735, 774, 880, 972)  # of jobs and networks that reach every rule of a plan
+
+
+def gradsync_drawn() -> Iterator[tuple[str, gradsync.Observation]]:
+    """Jobs of dense and sparse gradients on networks of all shapes, drifts, and plans that are made anew."""
+    plans = []
+    for seed in SHAPES:
+        rng = random.Random(seed)
+        wanted = gradsync.Wanted(_profile(rng), rng.choice([(), ("fp16",)]), seed)
+        plan = gradsync.decide(wanted)
+        assert isinstance(plan, Plan)
+        plans.append(plan)
+        yield "search", wanted
+    drifts = any_of(
+        gradsync.Drift, 2, 40, predicted=[0.0, 1.0], measured=[(1.0,) * 4, (1.0,) * 6, (2.0,) * 6, (1.0, 0.7) * 4],
+        since=[3, 20, 40], pause=[20, 40],
+    )  # fmt: skip
+    renewed = any_of(
+        gradsync.Renewed, 3, 12, plan=plans[:2], made=plans[:2], expected=[0.0, 1e-9, 9.0],
+        measured=[0.0, 9.0], pause=[20],
+    )  # fmt: skip
+    yield from (("search", one) for one in (*drifts, *renewed))
+
+
+def _profile(rng: random.Random) -> Profile:
+    hosts, each = rng.choice([(1, 4), (4, 1), (3, 2), (1, 1)])
+    tensors = [
+        Tensor(f"p{n}", rng.choice([64, 1 << 16, 1 << 22]), 1e-4) for n in range(rng.choice([1, 3, 5]))
+    ]
+    for n in range(rng.choice([0, 0, 1])):
+        growth = rng.choice([(), (1.5,), (1.5, 2.0, 3.0)])
+        table = Tensor(f"t{n}", 1 << 20, 1e-4, "float32", 64, rng.choice([0.0, 0.01, 0.5]), growth, 1.5)
+        tensors.insert(rng.randint(0, len(tensors)), table)
+    rate, error = 10 ** rng.uniform(8, 11), rng.choice([0.0, 0.1, 0.5])
+    calls = [
+        CollectiveCost(scope, kind, 1e-5, (2.0 if scope == "between" else 1.0) / rate, error)
+        for scope in ("flat", "inside", "between")
+        for kind in ("allreduce", "reduce_scatter", "allgather", "alltoall")
+    ]
+    codecs = [
+        CodecCost(name, device, tuple(CodecPoint(n, 1e-5 + n * cost, n * cost, n * cost, int(4 * n * ratio)) for n in
+                  (1 << 10, 1 << 20)), summable, sums=2 if name.startswith("power") else 1)
+        for name, device, ratio, cost, summable in (
+            ("fp16", "device", 0.5, 1e-11, True), ("topk:0.01", "host", 0.02, 2e-10, False),
+            ("topk:0.01", "device", 0.02, 1e-10, False), ("powersgd:1", "device", 0.01, 1e-10, True),
+        )
+    ]  # fmt: skip
+    sums = tuple(
+        SumTime(one.name, scheme, rng.random()) for one in tensors if one.width for scheme in ("zen", "dense")
+    )
+    network = Network(hosts, each, tuple(calls), rng.choice([(), sums]))
+    return Profile(tuple(tensors), tuple(codecs), network, 1e-3, handing=rng.choice([0.0, 1e-5]))
+
+
+def gradsync_effects(events: Sequence[Event]) -> list[str]:
+    """The plan that runs is the one that was decided last, group by group."""
+    faults: list[str] = []
+    for run in runs(events):
+        due: Plan | None = None
+        first = True
+        for event in run:
+            seen = event.get("observation") or {}
+            match event["kind"], seen.get("is"):
+                case "decision", "Wanted" if first:
+                    first = False
+                    due = from_plain(Plan, event["decision"])
+                case "decision", "Renewed" if not event["decision"]["keep"]:
+                    if due is not None:
+                        faults.append(f"no plan of digest {due.digest()} ran")
+                    due = from_plain(Plan, seen["made"])
+                case "plan", _:
+                    words = [] if due is None else [one.option.words() for one in due.groups]
+                    if due is None or (event["digest"], event["runs"]) != (due.digest(), words):
+                        faults.append(f"{event['runs']} runs, decided is {words}")
+                    due = None
+                case "decision", "Drift" if due is not None:
+                    faults.append(f"no plan of digest {due.digest()} ran")
+                    due = None
+    return faults
+
+
+def gradsync_twin(events: Sequence[Event]) -> Pairs:
+    """The checks of a handle, told of profiles and of times that were measured."""
+    pairs: Pairs = []
+    plan: Plan | None = None
+    for run in runs(events):
+        pause = gradsync.PAUSE
+        for event in run:
+            seen = event.get("observation") or {}
+            asked: gradsync.Observation
+            match event["kind"], seen.get("is"):
+                case "decision", "Wanted":
+                    profile = from_plain(Profile, seen["profile"])
+                    asked = gradsync.Wanted(profile, tuple(seen["codecs"]), seen["seed"])
+                case "decision", "Drift":
+                    assert plan is not None
+                    asked = gradsync.Drift(
+                        plan.forecasts[0].seconds, tuple(seen["measured"]), seen["since"], pause
+                    )
+                case "decision", "Renewed":
+                    assert plan is not None
+                    expected = price(plan, profile)
+                    asked = gradsync.Renewed(plan, made, expected, seen["measured"], pause)
+                case _:
+                    continue
+            decision = gradsync.decide(asked)
+            pairs.append((event["decision"], to_plain(decision, tag=True)))
+            if isinstance(decision, Plan):
+                made = decision
+                plan = plan or made
+            elif isinstance(asked, gradsync.Renewed):
+                pause = decision.pause
+                if not decision.keep or made.digest() == asked.plan.digest():
+                    plan = made
+    return pairs
+
+
+# -- emulate
+
+EMULATED = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+layer = torch.nn.Linear(64, 64, device=torch.device("cuda", rank % torch.cuda.device_count()))
+for _ in range(3):
+    layer(torch.ones(4, 64, device=layer.weight.device)).sum().backward()
+    if rank == 5:
+        print("five")
+    dist.all_reduce(layer.weight.grad)
+    layer.weight.grad = None
+"""
+
+
+def emulate_record(folder: Path) -> list[Path]:
+    """A script on sixteen ranks, whose condition on one of them has to be checked."""
+    (folder / "train.py").write_text(EMULATED)
+    with pytest.MonkeyPatch.context() as patch, quick.captures():
+        patch.setenv("WINDTUNNEL_HOME", str(folder))
+        run = wt.emulate(folder / "train.py", cluster="h100-sxm:2x8", report=False)
+    return [run.directory / eventlog.NAME, drawn(folder, "training.emulate", emulate_drawn())]
+
+
+MESHES: dict[str, tuple[tuple[str, int, int], ...]] = {
+    # name, size and stride of each family
+    "data": (("dp", 16, 1),), "pipeline": (("pp", 4, 4), ("tp", 4, 1)), "ring": (("cp", 8, 1), ("dp", 2, 8)),
+    "deep": (("pp", 16, 2), ("tp", 2, 1)), "half": (("dp", 8, 1),),
+}  # fmt: skip
+CONDITIONS = (
+    "", "v0 % 2 == 0", "v0 in (1, 3)", "v0 in {1, 5}", "{0: 1, 3: 2}.get(v0, 0)", "not v0 or v0 > 3 and v0 < 6",
+    "0 < v0 < 9", "1 if v0 == 2 else -v0", "(0, 1, 2, 3)[v0 % 4]", "v0 in range(3, 5)", "hash(v0) == 3",
+    "max(v0, 4) == 4", "v0 / 0", "1 << v0 * 300", "v0 * 'ab' == 'abab'", "range(1 << 20) == v0", "hash('a')",
+    "v0.real", "(1 << 300) + v0", "unknown(v0)", "{v0: 1}", "v0.get(1)", "1 << 999",
+)  # fmt: skip
+
+
+def emulate_drawn() -> Iterator[tuple[str, emulate.Observation]]:
+    """Worlds that are known, asked about until all of their ranks are."""
+    rng = random.Random(1)
+    for _ in range(120):
+        name = rng.choice(list(MESHES))
+        world = 16 if name != "deep" else 32
+        families = [FamilySeen(label, size, True, stride) for label, size, stride in MESHES[name]]
+        if name == "half":
+            families = [FamilySeen("dp", 8, True, 0, tuple(range(8)) * 2)]
+        odd = rng.choice([(), (0,), (world - 1,), (world // 2,), (5, 6), tuple(range(9, world))])
+        kind = {rank: (rank in odd) + 2 * (rank // 4 if name == "pipeline" else 0) for rank in range(world)}
+        if name == "deep":
+            kind = {
+                rank: rank // 2 if rank < world - 2 or rng.random() < 0.5 else 99 for rank in range(world)
+            }
+        seen = emulate.Observation(
+            world, rng.choice(["auto"] * 6 + ["all", " all", "0,3-5"]), rng.choice([8, 256]),
+            peers={"pipeline": (4,), "ring": (1, 7), "deep": (2,)}.get(name, ()), families=tuple(families),
+            checks=rng.choice([0, 4, 16]), devices_per_host=8,
+        )  # fmt: skip
+        conditions = tuple(
+            emulate.Condition(f"x.py:{n}", rng.choice(CONDITIONS), (0,), rng.random() < 0.3)
+            for n in range(rng.choice([0, 1, 3]))
+        )  # fmt: skip
+        hidden = rng.choice([(), (7,), (7, 9)])  # call something else, where nobody has looked
+        yield from _asked(seen, kind, conditions, hidden, rng.random() < 0.3)
+
+
+def _asked(
+    seen: emulate.Observation, kind: dict[int, int], conditions: tuple[emulate.Condition, ...],
+    hidden: tuple[int, ...], refuses: bool,
+) -> Iterator[tuple[str, emulate.Observation]]:  # fmt: skip
+    policy = name_of(seen.ranks)
+    classes: dict[int, int] = {}
+    while True:
+        yield policy, seen
+        answer = emulate.POLICIES[policy](seen)
+        if isinstance(answer, emulate.Known):
+            return
+        if isinstance(answer, emulate.Capture):
+            for rank in answer.ranks:
+                classes.setdefault(kind[rank] + 1000 * (rank in hidden), len(classes))
+            captured = {
+                rank: classes[kind[rank] + 1000 * (rank in hidden)]
+                for rank in (*seen.captured, *answer.ranks)
+            }
+            calls = tuple(number for number in range(len(classes)))
+            source = emulate.Source("x.py:1", {rank: rank for rank in captured})
+            seen = replace(seen, captured=captured, calls=calls, conditions=conditions, sources=(source,))
+        else:
+            outlines = {
+                rank: -1 if refuses else classes.get(kind[rank] + 1000 * (rank in hidden), 50 + rank // 8)
+                for rank in answer.ranks
+            }
+            seen = replace(seen, checked={**seen.checked, **outlines})
+
+
+def emulate_effects(events: Sequence[Event]) -> list[str]:
+    """The ranks that were wanted, and no others, are run next."""
+    faults: list[str] = []
+    due: list[int] | None = None
+    for event in events:
+        if "drawn" in event:
+            break
+        if event["kind"] == "decision":
+            if due:
+                faults.append(f"ranks {due} were not run")
+            due = sorted(event["decision"].get("ranks", ()))
+        elif event["kind"] == "run":
+            if event["ranks"] != due:
+                faults.append(f"ranks {event['ranks']} were run, wanted are {due}")
+            due = None
+    return faults
+
+
 PARITY: dict[str, Parity] = {
     "training.elastic": Parity(elastic_record, elastic_effects, elastic_twin),
     "training.checkpoint": Parity(checkpoint_record, checkpoint_effects, checkpoint_twin),
+    "training.pipelines": Parity(pipelines_record, pipelines_effects),
+    "training.gradsync": Parity(gradsync_record, gradsync_effects, gradsync_twin),
+    "training.emulate": Parity(
+        emulate_record,
+        emulate_effects,
+        beyond=("stands[rank] = other", "return np.arange(observation.world_size)"),
+    ),
 }
 MUTANTS = (
     Mutant(
@@ -543,5 +937,32 @@ MUTANTS = (
     Mutant(
         "training.checkpoint", "training/checkpoint/live/memory/owner.py",
         "placement.holders[place][1:]", "placement.holders[(place + 1) % len(hosts)][1:]", live=True,
+    ),
+    Mutant(
+        "training.pipelines", "training/pipelines/policy/commit.py",
+        "if has == version:", "if has != version:",
+    ),
+    Mutant(
+        "training.pipelines", "training/pipelines/policy/reconfigure.py",
+        "if len(giver) > n0:", "if len(giver) > n0 + 1:",
+    ),
+    Mutant(
+        "training.pipelines", "training/pipelines/live/entry.py",
+        "return found.layout, found.how",
+        "return Layout(found.layout.pipelines[::-1], found.layout.microbatches[::-1]), found.how", live=True,
+    ),
+    Mutant(
+        "training.gradsync", "training/gradsync/policy/__init__.py",
+        "keep = low <= 1 + TOLERATED and high >= 1 - TOLERATED", "keep = True",
+    ),
+    Mutant(
+        "training.gradsync", "training/gradsync/live/hook.py",
+        "self.plan, self._executor, ddp = plan, None, self.ddp",
+        "plan = self.plan; self._executor, ddp = None, self.ddp", live=True,
+    ),
+    Mutant("training.emulate", "training/emulate/policy/search.py", "return Capture((0,),", "return Capture((1,),"),
+    Mutant(
+        "training.emulate", "training/emulate/policy/checks.py",
+        "if wanted := _first_of_each(cases, run)[: max(room, 0)]:", "if wanted := _first_of_each(cases, run)[:1]:",
     ),
 )  # fmt: skip
