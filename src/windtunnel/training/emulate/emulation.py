@@ -209,10 +209,21 @@ def capture(
     progress("start PyTorch" if ready else f"build for torch {native_library.torch_version()}, once", 0.0)
     with Session(program, cluster, jobs=options.jobs, timeout=options.timeout, progress=tell) as session:
 
-        def take(ranks: Sequence[int]) -> list[Slice]:
-            return [compiled(slice_) for slice_ in session.capture(ranks)]
+        def was_run(slices: Sequence[Slice | None]) -> None:
+            if log is not None:
+                log.append("run", ranks=sorted(slice_.rank for slice_ in slices if slice_ is not None))
 
-        classes = slice_world(take, cluster.world_size, options.ranks, choose=choose, check=session.check)
+        def take(ranks: Sequence[int]) -> list[Slice]:
+            slices = session.capture(ranks)
+            was_run(slices)
+            return [compiled(slice_) for slice_ in slices]
+
+        def check(ranks: Sequence[int]) -> list[Slice | None]:
+            slices = session.check(ranks)
+            was_run(slices)
+            return slices
+
+        classes = slice_world(take, cluster.world_size, options.ranks, choose=choose, check=check)
         refused = [
             Note(f"rank {rank} could not be checked and is assumed to do what its class does: {why}")
             for rank, why in sorted(session.refused.items())
