@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from parity import Event, Mutant, Parity
-from parity.drawn import embeddings_questions, ingest_questions
+from parity.questions import embeddings_questions, ingest_questions
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.data.embeddings import policy as embeddings

@@ -1,6 +1,6 @@
 """The engine, branching, the prefix cache and variants: runs of the real ones, and drawn questions beside.
 
-Rules that short runs do not reach are asked by observations that are drawn (`parity.drawn`).
+Rules that short runs do not reach are asked by observations that are drawn (`parity.questions`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from parity import Event, Mutant, Parity
-from parity.drawn import asked, questions, variants_questions
+from parity.questions import asked, questions, variants_questions
 from support.engine import engines
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.serving.branching import policy as branching
