@@ -16,7 +16,6 @@ from benchmarks.training.pipelines.runs import (
     Scheme,
     restart_cold,
     run_job,
-    run_with_peer_memory,
 )  # fmt: skip
 from windtunnel.training.elastic.events import Recovery
 
@@ -31,13 +30,11 @@ SPEEDED = 0.0  # seconds of a layer where only the numbers matter
 
 @dataclass(frozen=True)
 class Recoveries:
-    """``ran``: runs by (scheme, hosts come back). ``undisturbed``: the same steps without a loss.
-    ``peer``: recoveries of the peer-memory job."""
+    """``ran``: runs by (scheme, hosts come back). ``undisturbed``: the same steps without a loss."""
 
     undisturbed: JobRun
     ran: dict[tuple[Scheme, bool], list[JobRun]]
     cold: list[Cold]
-    peer: list[Recovery]
 
     @property
     def step_time(self) -> float:
@@ -98,7 +95,7 @@ def measure_recoveries(quick: bool) -> Recoveries:
     """Do the runs with random losses.
 
     Raises:
-        RunFailed: one did not end well.
+        jobs.Failed: one did not end well.
     """
     draw = random.Random(SEED)
     repeats, kills = (1, 1) if quick else (2, 3)
@@ -115,8 +112,7 @@ def measure_recoveries(quick: bool) -> Recoveries:
     for _ in range(1 if quick else 2):
         step = CHECKPOINT_EVERY + draw.randrange(CHECKPOINT_EVERY)
         cold.append(restart_cold(step, draw.randrange(HOSTS), CHECKPOINT_EVERY // 2))
-    peer = run_with_peer_memory(steps, random_losses(draw, kills))
-    return Recoveries(undisturbed, ran, cold, peer)
+    return Recoveries(undisturbed, ran, cold)
 
 
 @cache
@@ -124,7 +120,7 @@ def measure_grid(quick: bool) -> Grid:
     """Run every failure rate with every scheme, with hosts that come back and with such that do not.
 
     Raises:
-        RunFailed: one did not end well.
+        jobs.Failed: one did not end well.
     """
     found = measure_recoveries(quick)
     draw = random.Random(SEED + 1)
