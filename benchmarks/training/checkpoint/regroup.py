@@ -81,12 +81,10 @@ def rows(ranks: int, found: list[Recovery], same: bool) -> Iterator[Row]:
     killed = [r for r in found if r.complete and r.injected is not None and _evidence(r) == "exit"]
     frozen = [r for r in found if r.complete and r.injected is not None and _evidence(r) == "frozen"]
     total = [r.grouped - r.injected for r in killed if r.grouped is not None and r.injected is not None]
-    parts = (
-        {name: median([r.phases[name] or 0.0 for r in killed]) for name in ("detect", "decide", "regroup")}
-        if killed
-        else {}
+    split = ", ".join(
+        f"{name} {1e3 * median(r.phases[name] or 0.0 for r in killed):.0f} ms"
+        for name in (("detect", "decide", "regroup") if killed else ())
     )
-    split = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in parts.items())
     kept = "survivors kept their processes" if same else "survivors were started anew"
     middle = quantile(total, 0.5)
     yield row(

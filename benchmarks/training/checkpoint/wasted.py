@@ -32,14 +32,13 @@ from statistics import mean, median
 
 from benchmarks.harness import jobs
 from benchmarks.harness.measure import conditions, scratch
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row
 from benchmarks.training.checkpoint import PROGRAMS, SOURCE
 from windtunnel.base import units
 from windtunnel.training.checkpoint.policy.interval import wasted
-from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
+from windtunnel.training.elastic.events import Event, Recovery, recoveries
 
-SECTION = "wasted"
-row = partial(Row, SECTION)
+row = partial(Row, "wasted")
 RANKS = 4
 MIB, QUICK_MIB = 48.0, 8.0
 COMPUTE, QUICK_COMPUTE = 0.6, 0.25
@@ -104,17 +103,13 @@ class Measured:
 
 def wasted_rows(quick: bool) -> Iterator[Row]:
     load = conditions()
-    found: dict[Way, Measured] = {}
     with scratch() as folder:
-        for number, way in enumerate((STORE, PEERS)):
-            try:
-                found[way] = measure(way, folder / str(number), quick, seed=number)
-            except jobs.Failed as error:
-                yield left_out(SECTION, f"{way.name} (failed)", str(error))
-    for measured in found.values():
-        yield from way_rows(measured, quick)
-    if STORE in found and PEERS in found:
-        yield from headline_rows(found[STORE], found[PEERS], quick, load)
+        store, peers = (
+            measure(way, folder / way.saver, quick, seed) for seed, way in enumerate((STORE, PEERS))
+        )
+    yield from way_rows(store, quick)
+    yield from way_rows(peers, quick)
+    yield from headline_rows(store, peers, quick, load)
 
 
 def rate(quick: bool) -> float:
@@ -205,13 +200,10 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
         note=f"mean of {len(measured.stalls)} steps of {units.seconds(measured.step)} each without it; a"
         f" save every {(saves[-1].step - saves[0].step) / (len(saves) - 1):.1f} steps",
     )  # fmt: skip
-    recovered = [kill.recovery for kill in measured.kills]
-    took = {name: median(one.phases[name] or 0.0 for one in recovered) for name in PHASES}
-    phases = ", ".join(f"{name.replace('_', ' ')} {units.seconds(value)}" for name, value in took.items())
     yield row(
         f"{way.name}: wasted by a host really killed", "s",
         measured=mean(kill.lost + kill.load for kill in measured.kills),
-        note=f"mean of {len(measured.kills)}; medians of the phases: {phases}",
+        note=f"mean of {len(measured.kills)}",
     )  # fmt: skip
 
 

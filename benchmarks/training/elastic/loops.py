@@ -36,12 +36,7 @@ LOOPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "accelerate": ("Accelerate", ("accelerate",)),
 }
 """Of each its name, and the modules that it needs."""
-ADAPTERS = "windtunnel.training.checkpoint.adapters"
-ADAPTED = {
-    "hf": f"{ADAPTERS}.huggingface",
-    "lightning": f"{ADAPTERS}.lightning",
-    "accelerate": f"{ADAPTERS}.accelerate",
-}
+ADAPTED = {"hf": "huggingface", "lightning": "lightning", "accelerate": "accelerate"}
 
 
 def loops_rows(quick: bool) -> Iterator[Row]:
@@ -73,7 +68,8 @@ def ended(loop: str, folder: Path, faults: tuple[str, ...]) -> tuple[dict[int, A
     Raises:
         jobs.Failed: it did not end well, or not in time.
     """
-    modules = (ADAPTED[loop],) if loop in ADAPTED else LOOPS[loop][1]
+    adapter = f"windtunnel.training.checkpoint.adapters.{ADAPTED.get(loop)}"
+    modules = (adapter,) if loop in ADAPTED else LOOPS[loop][1]
     words = ["--loop", loop, "--steps", STEPS]
     return jobs.finished(PROGRAM, words, folder, hosts=2, faults=faults, preload=(*PRELOAD, *modules))
 

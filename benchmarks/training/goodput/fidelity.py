@@ -20,6 +20,7 @@ from benchmarks.training.pipelines.job import FORWARD, LAYERS, MICROBATCHES, N0
 from benchmarks.training.pipelines.measured import SCHEMES, Cell, Recoveries, measure_grid, measure_recoveries
 from benchmarks.training.pipelines.runs import CHECKPOINT_EVERY, HOSTS, JobRun, Scheme
 from windtunnel.traces.failures import Change
+from windtunnel.training.elastic.events import recoveries
 from windtunnel.training.goodput.twin import simulate as twin
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.restart import StorageRestart
@@ -43,7 +44,9 @@ def calibrate(found: Recoveries) -> Calibration:
     ours = [recovery for _, recovery in found.recoveries("templates")]
     theirs = [recovery for _, recovery in found.recoveries("warm restart")]
     back = [pair for scheme in SCHEMES for pair in found.recoveries(scheme, True)]
-    joins = [join.phases for ran in found.ran["templates", True] for join in ran.joins()]
+    # pauses in which a host was taken in (a rank that is cut off may suspect its peers first)
+    events = [event for ran in found.ran["templates", True] for event in ran.events]
+    joins = [one.phases for one in recoveries(events) if one.kind != "loss" and one.complete]
     regroup = median([r.phases["regroup"] for r in ours]) or 0.0
     warm = median([r.phases["regroup"] for r in theirs]) or 0.0
     job = _job(found)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
+from benchmarks.harness import jobs
 from benchmarks.training.pipelines.runs import (
     CHECKPOINT_EVERY,
     HOSTS,
@@ -43,12 +44,7 @@ class Recoveries:
 
     def recoveries(self, scheme: Scheme, back: bool = False) -> list[tuple[JobRun, Recovery]]:
         """Those that a loss began, with their runs."""
-        return [
-            (ran, recovery)
-            for ran in self.ran[scheme, back]
-            for recovery in ran.recoveries()
-            if recovery.kind == "loss" and recovery.complete
-        ]
+        return [(ran, recovery) for ran in self.ran[scheme, back] for recovery in jobs.complete(ran.events)]
 
     def restart(self) -> float:
         """Seconds of a warm restart, from the loss to the first step, median."""
@@ -58,9 +54,8 @@ class Recoveries:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the grid: a loss every ``every`` steps; ``multiple``: of a warm restart's time."""
+    """One cell of the grid: a loss every ``every`` steps."""
 
-    multiple: int
     every: int
     back: bool
     ran: dict[Scheme, JobRun]
@@ -134,5 +129,5 @@ def measure_grid(quick: bool) -> Grid:
             steps = count * every
             longest = max(longest, steps)
             ran = {scheme: run_job(scheme, steps, losses, back=back) for scheme in SCHEMES}
-            cells.append(Cell(multiple, every, back, ran))
+            cells.append(Cell(every, back, ran))
     return Grid(cells, run_job("templates", longest, hosts=2, forward=SPEEDED))

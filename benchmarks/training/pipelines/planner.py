@@ -18,6 +18,8 @@ SEED = 23
 _ALONE = """
 import json, sys, time
 asked = json.load(sys.stdin)
+from windtunnel.training.pipelines.model import LayerProfile
+from windtunnel.training.pipelines.policy.planner import plan
 took = []
 for times in asked["profiles"]:
     profile = [LayerProfile(str(i), t * 1e-6 / 3, t * 2e-6 / 3) for i, t in enumerate(times)]

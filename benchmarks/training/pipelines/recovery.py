@@ -10,7 +10,7 @@ from benchmarks.harness.rows import Row
 from benchmarks.training.pipelines.job import FORWARD, LAYERS, MICROBATCH_SIZE, MICROBATCHES
 from benchmarks.training.pipelines.measured import SCHEMES, Cell, Recoveries, measure_grid, measure_recoveries
 from benchmarks.training.pipelines.runs import CHECKPOINT_EVERY, COMES_AFTER, HOSTS
-from windtunnel.training.elastic.events import PHASES, Recovery
+from windtunnel.training.elastic.events import PHASES, Recovery, recoveries
 
 SAMPLES = MICROBATCHES * MICROBATCH_SIZE  # of a step
 
@@ -139,7 +139,7 @@ def _cell(cell: Cell) -> Iterator[Row]:
     rate = {}
     for scheme, ran in cell.ran.items():
         rate[scheme] = (ran.steps - 1) * SAMPLES / ran.seconds
-        down = sum(recovery.seconds or 0.0 for recovery in ran.recoveries())
+        down = sum(recovery.seconds or 0.0 for recovery in recoveries(ran.events))
         note = f"{ran.seconds:.1f} s, of which {down:.1f} s recoveries"
         yield Row("rates", f"{name}: {scheme}", "samples/s", measured=rate[scheme], note=note)
     ratio = rate["templates"] / rate["warm restart"]

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from benchmarks.harness import jobs
 from benchmarks.harness.measure import scratch
-from windtunnel.training.elastic.events import Event, Recovery, recoveries
+from windtunnel.training.elastic.events import Event, Recovery
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.job import PRELOAD
 from windtunnel.training.launch import Launched
@@ -41,7 +41,7 @@ Loss = tuple[int, int]  # after this step, the host at this place
 
 @dataclass(frozen=True)
 class JobRun:
-    """One run. ``losses``: by step; ``hashes``: of all layers at the end; ``state_bytes``: of all layers."""
+    """One run. ``losses``: by step; ``hashes``: of all layers at the end."""
 
     scheme: str
     steps: int
@@ -62,13 +62,6 @@ class JobRun:
         """From the end of the first step to the end of the last."""
         times = self.times()
         return times[self.steps - 1] - times[0]
-
-    def recoveries(self) -> list[Recovery]:
-        return recoveries(self.events)
-
-    def joins(self) -> list[Recovery]:
-        """Pauses in which a host was taken in (a rank that is cut off may suspect its peers first)."""
-        return [recovery for recovery in self.recoveries() if recovery.kind != "loss" and recovery.complete]
 
     def regained(self, recovery: Recovery) -> float | None:
         """Seconds from the loss until the job was further than before it."""

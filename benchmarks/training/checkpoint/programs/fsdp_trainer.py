@@ -179,13 +179,10 @@ def leaves(value: Any) -> Iterable[Any]:
         yield value
 
 
-def arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--mode", choices=("none", "blocking", "concurrent"), default="concurrent")
+    parser.add_argument("--mode", choices=("none", "concurrent"), default="concurrent")
     parser.add_argument("--hashes", type=int, nargs="*", default=[])
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    run(lambda job: train(job, arguments()))
+    arguments = parser.parse_args()
+    run(lambda job: train(job, arguments))
