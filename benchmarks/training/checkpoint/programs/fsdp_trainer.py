@@ -123,7 +123,7 @@ def suffer(job: Job) -> None:
 
 
 def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
-    training = made(job, args.width)
+    training = made(job, 64)
     state = training.state
     checkpointer, first = None, 0
     if args.mode != "none":
@@ -181,7 +181,6 @@ def leaves(value: Any) -> Iterable[Any]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--mode", choices=("none", "concurrent"), default="concurrent")
     parser.add_argument("--hashes", type=int, nargs="*", default=[])
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What `bench.idle` trains: a step is some all-reduces with a pause after each, where a device would compute.
+"""What `idle` trains: a step is some all-reduces with a pause after each, where a device would compute.
 
 Argument: JSON with ``layers``, ``message`` (bytes of one all-reduce), ``compute`` (s after each), and
 ``phases``, each with ``options`` of the `PeerCheckpointer` (null for no checkpoints), ``nbytes`` of one

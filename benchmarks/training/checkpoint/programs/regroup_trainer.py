@@ -1,4 +1,4 @@
-"""What `bench.regroup` strikes: ranks that add up a few numbers, again and again.
+"""What `regroup` strikes: ranks that add up a few numbers, again and again.
 
 It ends at the step that the file `jobs.LAST` of the run's folder names.
 """
