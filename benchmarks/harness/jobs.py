@@ -3,7 +3,7 @@
     with running(PROGRAM, ["--mode", "none"], folder, hosts=4) as job:  # options of `JobSpec`
         until(job, lambda events: count(events, "committed") > 3, "commits")
         job.kill_host(2)
-        found = end_soon(job)  # what each rank's program returned
+        returned = end_soon(job)  # what each rank's program returned
 
 What a program is told while it runs is a file in the run's folder: the step to end with (`over`).
 `finished` is a job that needs nobody beside it.
@@ -101,9 +101,9 @@ def until(job: Running, what: Callable[[list[Event]], T | None], wanted: str, ti
     """
     end = time.monotonic() + timeout
     while True:
-        found = what(job.events())
-        if found:
-            return found
+        value = what(job.events())
+        if value:
+            return value
         if job.outcome is not None:
             raise Failed(f"the job ended ({job.outcome.reason[:200]}) before {wanted}")
         if time.monotonic() > end:
@@ -162,4 +162,4 @@ def paces(events: Sequence[Event]) -> list[tuple[Event, float]]:
 
 def complete(events: Sequence[Event]) -> list[Recovery]:
     """The recoveries from losses that came to a new step."""
-    return [one for one in recoveries(events) if one.kind == "loss" and one.complete]
+    return [recovery for recovery in recoveries(events) if recovery.kind == "loss" and recovery.complete]

@@ -54,8 +54,8 @@ class Row:
 def published(module: str) -> dict[str, Any]:
     """What ``published.json`` beside a module (its ``__file__``) holds: figures of others, with their source,
     and what came of a re-run that is finished."""
-    found: dict[str, Any] = json.loads(Path(module).with_name("published.json").read_text())
-    return found
+    figures: dict[str, Any] = json.loads(Path(module).with_name("published.json").read_text())
+    return figures
 
 
 def left_out(section: str, name: str, why: str) -> Row:

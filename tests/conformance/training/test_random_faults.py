@@ -133,7 +133,7 @@ def test_no_fault_loses_a_job_or_a_committed_step_or_changes_a_loss(tmp_path: Pa
     losses, states = undisturbed(tmp_path / "undisturbed", lasts, ran)
     struck = [one for job in ran for one in job.struck]
     for kind in KINDS:
-        print(told(kind, [one for one in struck if one.kind == kind]))
+        print(summary(kind, [fault for fault in struck if fault.kind == kind]))
     failed = [f"{one.kind.name}: {one.why or one.outcome}" for one in struck if not one.good]
     assert not failed and Counter(one.kind.name for one in struck) == Counter(kind.name for kind, _ in plan)
     for job in ran:
@@ -143,10 +143,11 @@ def test_no_fault_loses_a_job_or_a_committed_step_or_changes_a_loss(tmp_path: Pa
     assert not [one.kind.name for one in struck if one.lost]
 
 
-def told(kind: Kind, found: Sequence[Struck]) -> str:
+def summary(kind: Kind, struck: Sequence[Struck]) -> str:
     """What came of the faults of a kind, in a line."""
-    outcomes = ", ".join(f"{count} {name}" for name, count in Counter(one.outcome for one in found).items())
-    times = [one.seconds for one in found if one.seconds is not None]
+    counts = Counter(fault.outcome for fault in struck)
+    outcomes = ", ".join(f"{count} {name}" for name, count in counts.items())
+    times = [fault.seconds for fault in struck if fault.seconds is not None]
     first = f"{median(times):.2f} s" if times else "none"
     return f"{kind.name}: {outcomes}; first new step, median: {first}"
 
