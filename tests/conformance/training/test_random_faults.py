@@ -227,21 +227,16 @@ def strike(target: Target, one: Struck) -> None:
 
 
 def _went_on(job: Commanded, after: int, quiet: float) -> list[Event]:
-    """The events since the first ``after``, once a step was committed in the newest generation after all that
-    followed from the strike; [] before."""
+    """The events since the first ``after``, once the newest generation has done a step after all that
+    followed from the strike, and committed it (an earlier one may have copies that the strike took); [] before.
+    """
     if time.time() < quiet:
         return []
     events = job.events()
-    since = events[after:]
     newest = jobs.generation(events)
-    stepped: float | None = None
-    for event in since:
-        if event["generation"] == newest and event["t"] > quiet - 0.5:
-            if event["kind"] == "step":
-                stepped = event["t"]
-            if event["kind"] == "committed" and stepped is not None:
-                return since
-    return []
+    later = [e for e in events[after:] if e["generation"] == newest and e["t"] > quiet - 0.5]
+    first = next((event["step"] for event in later if event["kind"] == "step"), None)
+    return events[after:] if first is not None and jobs.newest(later, "committed") >= first else []
 
 
 def _first_step(events: Sequence[Event]) -> float | None:
