@@ -228,7 +228,7 @@ def strike(target: Target, one: Struck) -> None:
 
 def _went_on(job: Commanded, after: int, quiet: float) -> list[Event]:
     """The events since the first ``after``, once the newest generation has done a step after all that
-    followed from the strike, and committed it (an earlier one may have copies that the strike took); [] before.
+    followed from the strike, and committed it (an earlier one may have copies that the strike took), else [].
     """
     if time.time() < quiet:
         return []
