@@ -2,7 +2,7 @@
 
 Four ranks in this process, each with the gradient of its own part of the batch, through the codecs and
 their residuals as they would go over a network. *text*: the byte that follows sixteen others in the play
-that lies with the examples, tested on its last tenth. *images*: digits that are drawn here (`bench.digits`).
+that lies with the examples, tested on its last tenth. *images*: digits that are drawn here (`digits`).
 Each job runs with several seeds; the noise of
 dense training is the deviation of its results. A codec loses nothing where its mean is no further from
 dense's than two deviations (of one run) and half a point.

@@ -15,11 +15,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from benchmarks.training.checkpoint.harness import PROGRAMS
 from windtunnel.base.processes import Adopted
-from windtunnel.linux import mounts, namespaces, network, processes
+from windtunnel.linux import mounts, namespaces, processes
 from windtunnel.store import eventlog
 from windtunnel.store.sharedlog import SharedLog
 from windtunnel.training import cleanup, site
@@ -76,21 +74,10 @@ class Commanded:
         """What the command and the trainers printed."""
         return (self.folder / OUTPUT).read_text(errors="replace")
 
-    def places(self) -> dict[int, dict[str, Any]]:
-        """What stands at each place (`site.statuses`)."""
-        return site.statuses(self.folder, lambda pid: processes.state(pid) not in ("", "Z"))
-
     @property
     def token(self) -> str:
         """Of its processes; "" before there are any."""
-        return self._site()["token"] or ""
-
-    @property
-    def network(self) -> network.Network | None:
-        """Of its hosts, as they are now."""
-        address = self._site()["network"]
-        names = [name for _, name in site.numbered(self.folder)]
-        return None if address is None else network.Network(self.token, None, address, names)
+        return self.site()["token"] or ""
 
     @property
     def supervisor(self) -> Adopted | None:
@@ -107,7 +94,8 @@ class Commanded:
             return None
         return above.pid
 
-    def _site(self) -> dict[str, str | None]:
+    def site(self) -> dict[str, str | None]:
+        """What its launcher wrote down: ``token`` of its processes, ``network`` of its hosts."""
         try:
             told: dict[str, str | None] = json.loads((self.folder / site.NAME).read_text())
             return told
@@ -149,18 +137,18 @@ def training(
     words: list[object],
     folder: Path,
     hosts: int,
-    program: str = "",
+    program: Path | None = None,
     *,
     arguments: Sequence[object] = (),
     host: str = "",
     memory: str = "",
 ) -> Iterator[Commanded]:
-    """A job of one of the `PROGRAMS` ("": one that is resumed) with these options; all of it on this computer
-    ends with the block. ``arguments``: of the program."""
+    """A job of ``program`` (None: one that is resumed) with these options; all of it on this computer ends
+    with the block. ``arguments``: of the program."""
     folder.mkdir(parents=True, exist_ok=True)
     words = ["train", *words, "--out", folder]
-    if program:
-        words += ["--hosts", hosts, PROGRAMS / f"{program}.py", *arguments]
+    if program is not None:
+        words += ["--hosts", hosts, program, *arguments]
     job = Commanded(folder, command(words, folder / OUTPUT, host=host, memory=memory), hosts)
     try:
         yield job

@@ -1,10 +1,7 @@
-"""What it costs that the processes of a job know each other: handshakes, and a tag on every message.
+"""What it costs a checkpoint that hosts speak over TLS: with it and without, in turn.
 
 Two memory services in this process take the checkpoints of two ranks, each a copy of the other's; a step
-counts from the first save until it is committed. Within that, every handshake and every tag, made and
-verified on both sides, is timed by the thread that does it; what they took together is held against the
-checkpoints' time. The bytes of a shard carry no tag of their own: their xxh3-128 is in the message that
-does. Beside it, what TLS costs: checkpoints with it and without, in turn.
+counts from the first save until it is committed.
 """
 
 from __future__ import annotations
@@ -12,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,91 +23,19 @@ import xxhash
 
 from benchmarks.harness.measure import conditions, in_turn
 from benchmarks.harness.rows import Row, left_out
-from windtunnel.base import handshake, wire
 from windtunnel.base.keys import Keys
-from windtunnel.base.listener import Listener
 from windtunnel.base.tls import Certificates
 from windtunnel.training import cleanup
 from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryService
 from windtunnel.training.checkpoint.live.slot import Slot, checksum_of
 from windtunnel.training.elastic.model import MemberHost, Membership
 
-SECTION = "auth"
+SECTION = "tls"
 row = partial(Row, SECTION)
 MIB, QUICK_MIB = 64, 8
 STEPS, QUICK_STEPS = 20, 5
-HANDSHAKES, QUICK_HANDSHAKES = 300, 50
 LAYOUT = b"{}"
 PATIENCE = 60.0
-
-
-def auth_rows(quick: bool) -> Iterator[Row]:
-    keys = Keys.made()
-    yield from handshake_rows(keys, QUICK_HANDSHAKES if quick else HANDSHAKES)
-    size, steps = QUICK_MIB if quick else MIB, QUICK_STEPS if quick else STEPS
-    yield from checkpoint_rows(keys, size, steps)
-    yield from tls_rows(keys, size, steps)
-
-
-def handshake_rows(keys: Keys, count: int) -> Iterator[Row]:
-    """A connection with its handshake, until its first answer."""
-
-    def answer(sock: socket.socket) -> None:
-        sock.sendall(sock.recv(1))
-
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    address = f"127.0.0.1:{listener.getsockname()[1]}"
-    known = Listener(listener, answer, keys=keys, services=lambda: ("bench",))
-    try:
-        times = [_asked(lambda: handshake.connect(address, 5.0, keys, "bench")) for _ in range(count)]
-    finally:
-        known.close()
-    told = f"median of {count}, on the loopback; {conditions()}"
-    yield row("a connection with its handshake, to the first answer", "s", measured=median(times), note=told)
-
-
-def _asked(connect: Callable[[], socket.socket]) -> float:
-    begun = time.perf_counter()
-    with connect() as sock:
-        sock.sendall(b"x")
-        sock.recv(1)
-    return time.perf_counter() - begun
-
-
-class Clock:
-    """Seconds of the threads' own time within what it is wrapped around, and how often."""
-
-    def __init__(self) -> None:
-        self.seconds, self.calls = 0.0, 0
-        self._lock = threading.Lock()
-
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **named: Any) -> Any:
-            begun = time.thread_time()
-            try:
-                return function(*arguments, **named)
-            finally:
-                with self._lock:
-                    self.seconds += time.thread_time() - begun
-                    self.calls += 1
-
-        return timed
-
-
-@contextlib.contextmanager
-def timed() -> Iterator[tuple[Clock, Clock]]:
-    """Clocks of handshakes and of tags, while the block runs."""
-    shakes, tags = Clock(), Clock()
-    before = handshake.Client.prove, handshake.Server.take, wire.Session.seal, wire.Session.verify
-    handshake.Client.prove = shakes.around(before[0])  # type: ignore[method-assign]
-    handshake.Server.take = shakes.around(before[1])  # type: ignore[method-assign]
-    wire.Session.seal = tags.around(before[2])  # type: ignore[method-assign]
-    wire.Session.verify = tags.around(before[3])  # type: ignore[method-assign]
-    try:
-        yield shakes, tags
-    finally:
-        handshake.Client.prove, handshake.Server.take = before[0], before[1]  # type: ignore[method-assign]
-        wire.Session.seal, wire.Session.verify = before[2], before[3]  # type: ignore[method-assign]
 
 
 class Pair:
@@ -176,36 +100,8 @@ class Pair:
             service.close(wipe=True)
 
 
-def checkpoint_rows(keys: Keys, mib: int, steps: int) -> Iterator[Row]:
-    """The share of handshakes and tags in checkpoints, the first one with its connections included."""
-    folder = cleanup.claim(f"windtunnel-bench-{secrets.token_hex(4)}")
-    try:
-        with timed() as (shakes, tags), contextlib.closing(Pair(folder, keys)) as pair:
-            pair.reserve(mib << 20)
-            times = [pair.save(step) for step in range(steps)]
-            spent = shakes.seconds + tags.seconds
-            counted = f"{shakes.calls} steps of handshakes, {tags.calls} tags in {steps} checkpoints"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    yield row(
-        "a checkpoint of two ranks, from the save to the commit",
-        "s",
-        measured=median(times),
-        note=f"median of {steps}, {mib} MiB a rank, a copy each",
-    )
-    share = spent / sum(times)
-    yield row(
-        "… of it handshakes and tags",
-        "%",
-        measured=100 * share,
-        target="≤ 1 %",
-        met=share <= 0.01,
-        note=f"{1e6 * spent / steps:.0f} us a checkpoint, all of both hosts together; {counted}",
-    )
-
-
-def tls_rows(keys: Keys, mib: int, steps: int) -> Iterator[Row]:
-    """The same checkpoints over TLS, in turn with those that are not encrypted."""
+def tls_rows(quick: bool) -> Iterator[Row]:
+    keys, mib, steps = Keys.made(), QUICK_MIB if quick else MIB, QUICK_STEPS if quick else STEPS
     if shutil.which("openssl") is None:
         yield left_out(SECTION, "TLS", "the openssl command is not installed, which makes the certificate")
         return
@@ -225,17 +121,14 @@ def tls_rows(keys: Keys, mib: int, steps: int) -> Iterator[Row]:
         (median(one[at] for one in found[name]) for name in ("plain", "tls")) for at in (0, 1)
     )
     yield row(
-        "a checkpoint of two ranks over TLS",
-        "s",
-        measured=tls,
-        note=f"median of {steps}, {mib} MiB a rank, a copy each, in turn with {1e3 * plain:.1f} ms without",
-    )
+        "a checkpoint of two ranks over TLS", "s", measured=tls,
+        note=f"median of {steps}, {mib} MiB a rank, a copy each, in turn with {1e3 * plain:.1f} ms without;"
+        f" {conditions()}",
+    )  # fmt: skip
     yield row(
-        "… of it TLS",
-        "%",
-        measured=100 * (tls - plain) / tls,
+        "… of it TLS", "%", measured=100 * (tls - plain) / tls,
         note=f"{1e3 * (tls_cpu - plain_cpu):.0f} ms of CPU more than {1e3 * plain_cpu:.0f} in both hosts",
-    )
+    )  # fmt: skip
 
 
 def _next(pair: Pair, steps: Iterator[int]) -> tuple[float, float]:

@@ -7,31 +7,33 @@ the job has committed a step after the one before. A fault is *survived* when ne
 all that followed from it, *refused* when it was a message and not even a new generation followed, *lost*
 when no step comes within a minute (then the job is begun anew), *wrong* when any loss that is told after it
 differs from that of a run which nothing disturbed. The states of all ranks at the end are compared bit by
-bit with that run's.
+bit with that run's. ``ROUNDS=5`` strikes with every kind five times; ``-rP`` shows how long each took.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from statistics import median
 
-from benchmarks.harness.measure import median, scratch
-from benchmarks.harness.rows import Row, left_out
-from benchmarks.training.checkpoint import harness
-from benchmarks.training.elastic import strangers, strikes
-from benchmarks.training.elastic.commanded import Commanded, training
-from benchmarks.training.elastic.strikes import Target, Undo
+import pytest
+
+from benchmarks.harness import jobs
+from benchmarks.training.checkpoint import TRAINER
+from conformance.training import strangers, strikes
+from conformance.training.commanded import Commanded, training
+from conformance.training.strikes import Target, Undo
 from windtunnel.linux import mounts, network
 from windtunnel.training.elastic.events import Event
 
-SECTION = "faults"
 HOSTS = 4
-ROUNDS = 5  # of every kind
+ROUNDS = int(os.environ.get("ROUNDS", "1"))  # of every kind
 WITHIN = 60.0  # seconds until a job must have gone on
 LEASE = 1.0
 ORPHAN = 60
@@ -90,47 +92,64 @@ KINDS = (
 @dataclass
 class Struck:
     """One fault and what came of it. ``seconds``: until the first new step. ``lost``: committed steps that
-    were done again. ``wrong``: a loss that was told afterwards differs."""
+    were done again."""
 
     kind: Kind
     rank: int
     outcome: str = ""
     seconds: float | None = None
     lost: int = 0
-    wrong: bool = False
     why: str = ""
-    begin: float = 0.0
-    end: float = float("inf")
+
+    @property
+    def good(self) -> bool:
+        return self.outcome in ("survived", "refused")
 
 
 @dataclass
 class Ran:
-    """One job: its faults, the losses it told (step, loss, time), and each rank's state after ``last``."""
+    """One job: its faults, the losses it told, and each rank's state after ``last``."""
 
     struck: list[Struck] = field(default_factory=list)
-    losses: list[tuple[int, str, float]] = field(default_factory=list)
+    losses: list[tuple[int, str]] = field(default_factory=list)
     last: int = -1
     hashes: dict[int, str] = field(default_factory=dict)
     failure: str = ""
 
 
-def faults_rows(quick: bool) -> Iterator[Row]:
-    """Rows of the section."""
-    reason = network.missing()
-    if reason is not None:
-        yield left_out(SECTION, "faults", f"no networks can be emulated here: {reason}")
-        return
-    plan = drawn(1 if quick else ROUNDS)
+@pytest.mark.root
+@pytest.mark.timeout(1200 * ROUNDS)
+@pytest.mark.skipif(network.missing() is not None, reason="networks of hosts need root")
+def test_no_fault_loses_a_job_or_a_committed_step_or_changes_a_loss(tmp_path: Path) -> None:
+    plan = drawn(ROUNDS)
     ran: list[Ran] = []
-    with scratch() as folder:
-        for memory in ("", MEMORY):
-            left = [one for one in plan if one[0].bounded == bool(memory)]
-            while left:
-                one = run_job(folder / f"job-{len(ran)}", left, memory)
-                ran.append(one)
-                left = left[max(1, len(one.struck)) :]
-        truth = undisturbed(folder / "undisturbed", sorted({one.last for one in ran if one.hashes}), ran)
-    yield from rows(plan, ran, truth)
+    for memory in ("", MEMORY):
+        left = [one for one in plan if one[0].bounded == bool(memory)]
+        while left:
+            one = run_job(tmp_path / f"job-{len(ran)}", left, memory)
+            ran.append(one)
+            left = left[max(1, len(one.struck)) :]
+    lasts = sorted({one.last for one in ran if one.hashes})
+    losses, states = undisturbed(tmp_path / "undisturbed", lasts, ran)
+    struck = [one for job in ran for one in job.struck]
+    for kind in KINDS:
+        print(summary(kind, [fault for fault in struck if fault.kind == kind]))
+    failed = [f"{one.kind.name}: {one.why or one.outcome}" for one in struck if not one.good]
+    assert not failed and Counter(one.kind.name for one in struck) == Counter(kind.name for kind, _ in plan)
+    for job in ran:
+        wrong = [step for step, loss in job.losses if loss != losses[step]]
+        assert not wrong and not job.failure
+        assert all(states[rank][str(job.last)] == found for rank, found in job.hashes.items())
+    assert not [one.kind.name for one in struck if one.lost]
+
+
+def summary(kind: Kind, struck: Sequence[Struck]) -> str:
+    """What came of the faults of a kind, in a line."""
+    counts = Counter(fault.outcome for fault in struck)
+    outcomes = ", ".join(f"{count} {name}" for name, count in counts.items())
+    times = [fault.seconds for fault in struck if fault.seconds is not None]
+    first = f"{median(times):.2f} s" if times else "none"
+    return f"{kind.name}: {outcomes}; first new step, median: {first}"
 
 
 def drawn(rounds: int, seed: int = 11) -> list[tuple[Kind, int]]:
@@ -154,49 +173,45 @@ def run_job(folder: Path, plan: Sequence[tuple[Kind, int]], memory: str) -> Ran:
     words += ["--network", "loopback" if memory else "netns"]
     words += ["--timeout", TIMEOUT, "--max-restarts", len(plan), "--persist", stored, "--persist-every", 20]
     try:
-        with training(words, folder / "run", HOSTS, "fsdp_trainer", memory=memory) as job:
+        with training(words, folder / "run", HOSTS, TRAINER, memory=memory) as job:
             target = Target(job, stored, Random(0))
             try:
-                harness.until(job, _stored, "checkpoint in storage", 120.0)
+                jobs.until(job, lambda events: jobs.count(events, "persisted"), "in storage", 120.0)
                 for kind, rank in plan:
                     one = Struck(kind, rank)
                     ran.struck.append(one)
                     target.rank = rank
                     strike(target, one)
                     if one.outcome == "lost":
-                        raise harness.Failed(f"{kind.name}: {one.why}")
-                results = harness.end_soon(job)
-                ran.last = int((job.folder / harness.LAST).read_text())
+                        raise jobs.Failed(f"{kind.name}: {one.why}")
+                results = jobs.end_soon(job)
+                ran.last = int((job.folder / jobs.LAST).read_text())
                 ran.hashes = {rank: found["hashes"][str(ran.last)] for rank, found in results.items()}
-            except harness.Failed as error:
+            except jobs.Failed as error:
                 ran.failure = str(error)
-            ran.losses = [(e["step"], e["loss"], e["t"]) for e in job.events() if e["kind"] == "step"]
+            ran.losses = [(e["step"], e["loss"]) for e in job.events() if e["kind"] == "step"]
     finally:
         mounts.unmount(stored)
     return ran
-
-
-def _stored(events: Sequence[Event]) -> bool:
-    return any(event["kind"] == "persisted" for event in events)
 
 
 def strike(target: Target, one: Struck) -> None:
     """Do it, and see what becomes of the job."""
     job = target.job
     before = job.events()
-    committed = max((event["step"] for event in before if event["kind"] == "committed"), default=-1)
-    one.begin = time.time()
+    committed = jobs.newest(before, "committed")
+    begin = time.time()
     try:
         undo = one.kind.strike(target)
     except strikes.Impossible as error:
-        one.outcome, one.why, one.end = "not struck", str(error), time.time()
+        one.outcome, one.why = "not struck", str(error)
         return
     except strangers.Answered as error:
         one.outcome, one.why, undo = "answered", str(error), lambda: None
-    quiet = one.begin + (QUIET if one.kind.silent else 0.5)
+    quiet = begin + (QUIET if one.kind.silent else 0.5)
     try:
-        found = harness.until(job, lambda _: _went_on(job, len(before), quiet), "step", WITHIN)
-    except harness.Failed as error:
+        found = jobs.until(job, lambda _: _went_on(job, len(before), quiet), "step", WITHIN)
+    except jobs.Failed as error:
         one.outcome, one.why = "lost", str(error)
         found = []
     finally:
@@ -208,26 +223,20 @@ def strike(target: Target, one: Struck) -> None:
     restored = [event["step"] for event in found if event["kind"] == "restored"]
     one.lost = max([committed - step for step in restored if step is not None] + [0])
     first = _first_step(found)
-    one.seconds = None if first is None else first - one.begin
-    one.end = time.time()
+    one.seconds = None if first is None else first - begin
 
 
 def _went_on(job: Commanded, after: int, quiet: float) -> list[Event]:
-    """The events since the first ``after``, once a step was committed in the newest generation after all that
-    followed from the strike; [] before."""
+    """The events since the first ``after``, once the newest generation has done a step after all that
+    followed from the strike, and committed it (an earlier one may have copies that the strike took), else [].
+    """
     if time.time() < quiet:
         return []
     events = job.events()
-    since = events[after:]
-    newest = max((event["generation"] for event in events if event["kind"] == "decided"), default=0)
-    stepped: float | None = None
-    for event in since:
-        if event["generation"] == newest and event["t"] > quiet - 0.5:
-            if event["kind"] == "step":
-                stepped = event["t"]
-            if event["kind"] == "committed" and stepped is not None:
-                return since
-    return []
+    newest = jobs.generation(events)
+    later = [e for e in events[after:] if e["generation"] == newest and e["t"] > quiet - 0.5]
+    first = next((event["step"] for event in later if event["kind"] == "step"), None)
+    return events[after:] if first is not None and jobs.newest(later, "committed") >= first else []
 
 
 def _first_step(events: Sequence[Event]) -> float | None:
@@ -245,59 +254,7 @@ def undisturbed(
     folder: Path, lasts: Sequence[int], ran: Sequence[Ran]
 ) -> tuple[dict[int, str], dict[int, dict[str, str]]]:
     """The losses of all steps, and each rank's state after each of ``lasts``, of a run without faults."""
-    newest = max([step for one in ran for step, _, _ in one.losses] + [0])
-    harness.end_at(folder, newest)
-    with harness.running(
-        "fsdp_trainer", ["--mode", "none", "--hashes", *lasts], folder, hosts=HOSTS
-    ) as launched:
-        results = harness.ended(launched, 600.0)
-        losses = {event["step"]: event["loss"] for event in launched.events() if event["kind"] == "step"}
-    return losses, {rank: found["hashes"] for rank, found in results.items()}
-
-
-def rows(
-    plan: Sequence[tuple[Kind, int]],
-    ran: Sequence[Ran],
-    truth: tuple[dict[int, str], dict[int, dict[str, str]]],
-) -> Iterator[Row]:
-    """What came of all, and of each kind."""
-    losses, states = truth
-    differ = 0
-    for one in ran:
-        for struck in one.struck:
-            struck.wrong = any(
-                loss != losses[step] for step, loss, t in one.losses if struck.begin < t <= struck.end
-            )
-        differ += any(states[rank][str(one.last)] != found for rank, found in one.hashes.items())
-    all_struck = [struck for one in ran for struck in one.struck]
-    done = [one for one in all_struck if one.outcome != "not struck"]
-    good = [one for one in done if one.outcome in ("survived", "refused")]
-    bad = [f"{one.kind.name}: {one.why or one.outcome}" for one in done if one not in good]
-    yield Row(
-        SECTION, f"{len(plan)} faults of {len(KINDS)} kinds: survived or refused", "faults",
-        measured=len(good), target=f"all {len(plan)}", met=len(good) == len(plan), note="; ".join(bad)[:600],
-    )  # fmt: skip
-    wrong = sum(one.wrong for one in done)
-    yield Row(
-        SECTION, "wrong losses, or states at the end of a job", "", measured=wrong + differ,
-        target="0", met=wrong + differ == 0,
-        note=f"{sum(len(one.losses) for one in ran)} steps of {len(ran)} jobs against an undisturbed run",
-    )  # fmt: skip
-    lost = sum(one.lost for one in done)
-    yield Row(SECTION, "committed steps done again", "steps", measured=lost, target="0", met=lost == 0)
-    by_kind: defaultdict[str, list[Struck]] = defaultdict(list)
-    for struck in all_struck:
-        by_kind[struck.kind.name].append(struck)
-    for kind in KINDS:
-        found = by_kind[kind.name]
-        outcomes = ", ".join(
-            f"{sum(one.outcome == name for one in found)} {name}"
-            for name in sorted({f.outcome for f in found})
-        )
-        times = [one.seconds for one in found if one.seconds is not None]
-        told = f"{len(found)} struck: {outcomes}; {sum(one.wrong for one in found)} wrong"
-        yield Row(
-            SECTION, f"{kind.name}: to the first new step, median", "s", measured=median(times),
-            note=f"{told}, {sum(one.lost for one in found)} committed steps lost"
-            + "".join(f"; {why}" for why in sorted({one.why for one in found if one.why}))[:300],
-        )  # fmt: skip
+    jobs.end_at(folder, max([step for one in ran for step, _ in one.losses] + [0]))
+    words = ["--mode", "none", "--hashes", *lasts]
+    results, events = jobs.finished(TRAINER, words, folder, 600.0, hosts=HOSTS)
+    return jobs.losses(events), {rank: found["hashes"] for rank, found in results.items()}

@@ -21,12 +21,13 @@ from typing import Any
 
 import psutil
 
-from benchmarks.training.checkpoint import forge, harness
-from benchmarks.training.elastic.commanded import Commanded
+from benchmarks.training.checkpoint.programs.fsdp_trainer import FAULT
+from conformance.training import forge
+from conformance.training.commanded import Commanded
 from windtunnel.base import atomic
-from windtunnel.linux import processes
+from windtunnel.linux import network, processes
 from windtunnel.linux.forkserver_client import serving
-from windtunnel.training import cleanup
+from windtunnel.training import cleanup, site
 
 Undo = Callable[[], None]
 SLOW = 2e5  # bytes/s of a slow link; of the others there is no limit
@@ -42,30 +43,37 @@ class Impossible(RuntimeError):
 
 @dataclass
 class Target:
-    """``stored``: folder of checkpoints on a file system of its own. ``rank``: whom to strike. ``patience``:
-    seconds in which somebody must have come to its place."""
+    """``stored``: folder of checkpoints on a file system of its own. ``rank``: whom to strike."""
 
     job: Commanded
     stored: Path
     random: Random
     rank: int = 0
-    patience: float = PATIENCE
 
-    def place(self, place: int | None = None) -> dict[str, Any]:
-        """What stands at a place (`Commanded.places`); a host that is being replaced is waited for."""
-        end = time.monotonic() + self.patience
-        wanted = self.rank if place is None else place
+    def places(self) -> dict[int, dict[str, Any]]:
+        """What stands at each place (`site.statuses`)."""
+        return site.statuses(self.job.folder, lambda pid: processes.state(pid) not in ("", "Z"))
+
+    def network(self) -> network.Network:
+        """Of the hosts, as they are now."""
+        names = [name for _, name in site.numbered(self.job.folder)]
+        address = self.job.site()["network"]
+        assert address is not None
+        return network.Network(self.job.token, None, address, names)
+
+    def place(self) -> dict[str, Any]:
+        """What stands at the place of `rank`; a host that is being replaced is waited for."""
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self.job.outcome is None:
-            status = self.job.places().get(wanted)
+            status = self.places().get(self.rank)
             if status is not None and status["workers"]:
                 return status
             time.sleep(0.02)
-        raise Impossible(f"nobody came to place {wanted}")
+        raise Impossible(f"nobody came to place {self.rank}")
 
-    def trainer(self, rank: int | None = None) -> int:
-        """The process of a rank."""
-        wanted = self.rank if rank is None else rank
-        return int(self.place(wanted)["workers"][wanted])
+    def trainer(self) -> int:
+        """The process of `rank`."""
+        return int(self.place()["workers"][self.rank])
 
     def process(self, part: str) -> int:
         """The process of the run whose command line has ``part``."""
@@ -83,7 +91,7 @@ class Target:
 
     def hosts(self) -> Iterator[str]:
         """Names of the hosts in the run's network, by place, from the command lines of their agents."""
-        for _, status in sorted(self.job.places().items()):
+        for _, status in sorted(self.places().items()):
             name = re.search(r"([^/ ]+)\.config", processes.command_line(status["pid"]))
             if name is not None:
                 yield name[1]
@@ -143,7 +151,7 @@ def program_hung(target: Target) -> Undo:
 
 def _befalls(target: Target, what: str) -> Undo:
     target.trainer()  # whom it can befall
-    path = target.job.folder / harness.FAULT.format(rank=target.rank)
+    path = target.job.folder / FAULT.format(rank=target.rank)
     atomic.replace(path, what)
     end = time.monotonic() + PATIENCE
     while path.exists():
@@ -213,22 +221,11 @@ def store_killed(target: Target) -> Undo:
 
 def host_lost(target: Target) -> Undo:
     """The workers, the agent and the memory of a host, at once."""
-    return _lose([target.place()])
-
-
-def all_lost(target: Target) -> Undo:
-    """Every host that is there."""
-    target.place()
-    return _lose(list(target.job.places().values()))
-
-
-def _lose(hosts: list[dict[str, Any]]) -> Undo:
-    for status in hosts:
-        for pid in (status["pid"], *status["workers"].values()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    for status in hosts:
-        shutil.rmtree(status["memory"], ignore_errors=True)
+    status = target.place()
+    for pid in (status["pid"], *status["workers"].values()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(status["memory"], ignore_errors=True)
     return nothing
 
 
@@ -236,9 +233,9 @@ def killed_in_recovery(target: Target) -> Undo:
     """Two trainers, the second while the job recovers from the first."""
     trainer_killed(target)
     time.sleep(target.random.uniform(0.05, 0.5))
-    other = (target.rank + 1) % target.job.hosts
+    target.rank = (target.rank + 1) % target.job.hosts
     with contextlib.suppress(ProcessLookupError):
-        os.kill(target.trainer(other), signal.SIGKILL)
+        trainer_killed(target)
     return nothing
 
 
@@ -300,23 +297,20 @@ def _beneath(folder: int, name: str, flags: int) -> int:
 
 
 def link_down(target: Target) -> Undo:
-    network, name = target.job.network, list(target.hosts())[target.rank]
-    assert network is not None
+    network, name = target.network(), list(target.hosts())[target.rank]
     network.link_down(name)
     return lambda: network.link_up(name)
 
 
 def link_slow(target: Target) -> Undo:
-    network, name = target.job.network, list(target.hosts())[target.rank]
-    assert network is not None
+    network, name = target.network(), list(target.hosts())[target.rank]
     network.set_rate(name, SLOW)
     return lambda: network.set_rate(name, FAST)
 
 
 def link_cut(target: Target) -> Undo:
     """Between two hosts alone; the supervisor reaches both."""
-    network, names = target.job.network, list(target.hosts())
-    assert network is not None
+    network, names = target.network(), list(target.hosts())
     one, other = names[target.rank], names[(target.rank + 1) % len(names)]
     network.part(one, other, apart=True)
     return lambda: network.part(one, other, apart=False)

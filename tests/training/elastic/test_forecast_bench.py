@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.training.elastic import own, storm
+from benchmarks.training.elastic import forecast, storm
 from benchmarks.training.elastic.calibrated import EVERY, PERSIST_EVERY, Calibrated, _steps
 from benchmarks.training.elastic.storm import HOSTS, KINDS, Interruption, Struck
 from windtunnel.traces.failures import Change
@@ -60,25 +60,15 @@ def log() -> list[dict[str, Any]]:
 HIT = Struck(KINDS[2], 1, 109.5)
 
 
-def test_what_strikes_comes_as_often_as_it_should_and_alike_again() -> None:
-    assert sum(kind.share for kind in KINDS) == pytest.approx(1.0)
-    plan = storm.drawn(40_000.0, 1)
-    assert len(plan) == pytest.approx(40_000.0 / storm.MTBF, rel=0.1)
-    often = [sum(kind is one for _, one, _ in plan) / len(plan) for kind in KINDS]
-    assert often == pytest.approx([kind.share for kind in KINDS], abs=0.03)
-    assert [at for at, _, _ in plan] == sorted(at for at, _, _ in plan) and plan[-1][0] < 40_000.0
-    assert plan == storm.drawn(40_000.0, 1) != storm.drawn(40_000.0, 2)
-
-
 def test_steps_time_and_causes_of_a_run_are_read_from_its_log() -> None:
     gone = Struck(KINDS[0], 0, 111.0, found=False)  # while nobody was there
-    ran = own.weathered(log(), [HIT, gone], begin=102.0, seconds=20.0)
+    ran = forecast.weathered(log(), [HIT, gone], begin=102.0, seconds=20.0)
     assert (ran.kept, ran.done, ran.redone, ran.pace) == (13, 15, 2, 1.0)
     (found,) = ran.interruptions
     assert found.struck == (HIT,)
     assert (found.known, found.back) == pytest.approx((3.0, 1.0))  # its first step took a second of its own
     assert found.regroup == pytest.approx(0.2)
-    before = own.weathered(log(), [HIT], begin=102.0, seconds=11.0)
+    before = forecast.weathered(log(), [HIT], begin=102.0, seconds=11.0)
     assert (before.kept, before.interruptions) == (7, ())
 
 
@@ -87,7 +77,7 @@ def test_one_fault_costs_in_the_twin_what_it_cost_when_it_was_measured(
     kind: storm.Kind, tmp_path: Path
 ) -> None:
     """Beside the steps that are done again: the phases of the plan are made of the strikes."""
-    made = own.planned(tmp_path, KNOWN, 600.0, 0)
+    made = forecast.planned(tmp_path, KNOWN, 600.0, 0)
     lost = tuple(range(HOSTS)) if kind.reach == "leaf" else (1,)
     change = Change(300.0, lost, software=kind.reach == "processes")
     found = through(made, [change], KNOWN.costs({kind.name: 1.0}))
@@ -108,14 +98,14 @@ def test_what_a_checkpoint_costs_is_found_beside_the_steps_without_one() -> None
 
 
 def test_a_forecast_misses_by_more_than_five_percent_or_not(tmp_path: Path) -> None:
-    plans = [own.planned(tmp_path, KNOWN, 60.0, seed) for seed in range(20)]
+    plans = [forecast.planned(tmp_path, KNOWN, 60.0, seed) for seed in range(20)]
     assert all(any(one.scheme == MEMORY for one in made.advice.results) for made in plans)
-    again = own.replayed(KNOWN, plans[0], own.Weathered(60.0, 100.0, 0, 0, 0.3, (HIT,), ()))
+    again = forecast.replayed(KNOWN, plans[0], forecast.Weathered(60.0, 100.0, 0, 0, 0.3, (HIT,), ()))
     assert again.failures == 1 and again.phases["wait"] == pytest.approx(4.8, abs=0.5)
     for share, met in ((1.0, True), (0.9, False)):
         kept = round(again.steps * share)
-        ran = own.Weathered(60.0, 100.0, kept, kept + 2, 0.3, (HIT,), (interruption(5.6),))
-        rows = {row.name: row for row in own.rows(KNOWN, plans, ran, "quiet")}
+        ran = forecast.Weathered(60.0, 100.0, kept, kept + 2, 0.3, (HIT,), (interruption(5.6),))
+        rows = {row.name: row for row in forecast.rows(KNOWN, plans, ran, "quiet")}
         replay = next(row for name, row in rows.items() if name.endswith("the very faults that struck"))
         assert replay.met is met and replay.measured == pytest.approx(kept * 0.3 / 60.0)
         assert rows["… steps done again"].measured == 2

@@ -18,26 +18,24 @@ import secrets
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 
-from benchmarks.harness.measure import conditions, median, scratch
-from benchmarks.harness.rows import Row, left_out
-from benchmarks.training.checkpoint import harness
-from benchmarks.training.elastic.commanded import OUTPUT, Commanded, command, ended, training
+import pytest
+
+from benchmarks.harness import jobs
+from benchmarks.harness.measure import conditions
+from benchmarks.training.checkpoint import TRAINER
+from conformance.training.commanded import OUTPUT, Commanded, command, ended, training
 from windtunnel.store.sharedlog import SharedLog
 from windtunnel.training import cleanup
 from windtunnel.training.elastic.events import Event
-from windtunnel.training.elastic.live.supervisor.leadership import TERM
 
-SECTION = "resume"
 HOSTS = 2
 KILLS = 5
-MOST = 5.0
-"""Seconds until the first new step, at most."""
 BETWEEN = 20
 """Committed steps between a launcher's first and its death."""
 OFFER = re.compile(r"`windtunnel host (\S+)`")
@@ -46,6 +44,21 @@ URL = "WINDTUNNEL_LOG"
 WAITS = "waits until the launcher of"
 ORPHAN = 60
 PATIENCE = 120.0
+
+
+@pytest.mark.root
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(os.geteuid() != 0, reason="another host name needs root")
+@pytest.mark.parametrize("standby", [False, True], ids=["resumed", "standby"])
+def test_a_job_whose_launcher_and_supervisor_die_goes_on_from_another_host(
+    tmp_path: Path, standby: bool
+) -> None:
+    found, events = struck(tmp_path, KILLS, standby)
+    times = [one.step for one in found]
+    print(
+        f"first new committed step: median {median(times):.2f} s, slowest {max(times):.2f} s; {conditions()}"
+    )
+    assert not repeated(events)
 
 
 @dataclass
@@ -58,57 +71,24 @@ class Resumed:
     known: int
 
 
-def resume_rows(quick: bool) -> Iterator[Row]:
-    """Rows of the section."""
-    if os.geteuid() != 0:
-        yield left_out(SECTION, "launcher killed and resumed", "another host name needs root")
-        return
-    for standby in (False, True):
-        load = conditions()
-        with scratch() as folder:
-            found, events = struck(folder, 1 if quick else KILLS, standby)
-        yield from rows(found, events, standby, load)
-
-
-def rows(found: list[Resumed], events: list[Event], standby: bool, load: str) -> Iterator[Row]:
-    """The figures of ``found``, and of all ``events`` of that job."""
-    kills = len(found)
-    slowest = max(one.step for one in found)
-    middle = median(one.step for one in found)
-    how = "a standby waits on another host" if standby else "resumed on another host"
-    yield Row(
-        SECTION, f"control plane killed, {how}: first new committed step, median", "s",
-        measured=middle, target=f"≤ {MOST:g} s", met=middle is not None and middle <= MOST,
-        note=f"{kills} kills, slowest {slowest:.2f} s; {TERM:g} s of it wait for a sign of the one before;"
-        f" {found[-1].known} events in the log at the last; {load}",
-    )  # fmt: skip
-    yield Row(
-        SECTION, f"… {how}: until the new supervisor leads, median", "s",
-        measured=median(one.leads for one in found),
-    )  # fmt: skip
-    again = repeated(events)
-    groups = len({event["generation"] for event in events if event["kind"] == "decided"})
-    yield Row(
-        SECTION, f"… {how}: steps done again", "steps", measured=again, target="0", met=again == 0,
-        note=f"of {steps(events)}; {groups - 1} times the ranks had to form a new group",
-    )  # fmt: skip
-
-
-def repeated(events: list[Event]) -> int:
-    """Steps that were done more than once; one that was only told twice has the same time."""
-    done = Counter(step for step, _ in {(e["step"], e["t"]) for e in events if e["kind"] == "step"})
-    return sum(count - 1 for count in done.values())
-
-
-def steps(events: list[Event]) -> int:
-    return len({event["step"] for event in events if event["kind"] == "step"})
+def repeated(events: list[Event]) -> list[int]:
+    """Committed steps that were done once more; one that was only told twice has the same time."""
+    committed, again = -1, []
+    done = {(event["step"], event["t"]) for event in events if event["kind"] == "step"}
+    for event in events:
+        if event["kind"] == "committed":
+            committed = max(committed, event["step"])
+        elif event["kind"] == "step" and (event["step"], event["t"]) in done:
+            done.remove((event["step"], event["t"]))
+            again += [event["step"]] if event["step"] <= committed else []
+    return again
 
 
 def struck(folder: Path, kills: int, standby: bool) -> tuple[list[Resumed], list[Event]]:
     """A job whose launcher dies so many times; ``standby``: the next one waits for it.
 
     Raises:
-        harness.Failed: it did not go on, or did not end well.
+        jobs.Failed: it did not go on, or did not end well.
     """
     url = os.environ.get(URL) or f"sqlite:///{folder / 'log.db'}"
     first = folder / f"run-{secrets.token_hex(4)}"  # in a database with other runs
@@ -116,12 +96,12 @@ def struck(folder: Path, kills: int, standby: bool) -> tuple[list[Resumed], list
     with contextlib.ExitStack() as stack:
         words: list[object] = ["--external-hosts", "--listen", "127.0.0.1:0", "--log", url]
         words += ["--orphan-after", ORPHAN]
-        job = stack.enter_context(training(words, first, HOSTS, "fsdp_trainer", host="launcher-0"))
-        address = harness.until(job, partial(_offered, job=job), "address for hosts")[1]
+        job = stack.enter_context(training(words, first, HOSTS, TRAINER, host="launcher-0"))
+        address = jobs.until(job, partial(_offered, job=job), "address for hosts")[1]
         lent = stack.enter_context(_lent(address, folder, first / "secret"))
         for number in range(1, kills + 1):
             enough = partial(_since, known=found[-1].known if found else 0)
-            harness.until(job, enough, "steps", PATIENCE)
+            jobs.until(job, enough, "steps", PATIENCE)
             there, before = folder / f"there-{number}", job
             words = ["--resume", first.name, "--log", url, "--secret-file", first / "secret"]
             words += ["--listen", f"127.0.0.{number + 1}:0"]
@@ -130,15 +110,15 @@ def struck(folder: Path, kills: int, standby: bool) -> tuple[list[Resumed], list
             following = training(words, there, HOSTS, host=f"launcher-{number}")
             if standby:
                 job = stack.enter_context(following)
-                harness.until(before, lambda _, job=job: WAITS in job.said(), "standby")  # type: ignore[misc]
+                jobs.until(before, lambda _, job=job: WAITS in job.said(), "standby")  # type: ignore[misc]
             killed = time.time()
             _host_gone(before)
             job = job if standby else stack.enter_context(following)
-            leads, step, known = harness.until(job, partial(_after, number=number), "new step", PATIENCE)
+            leads, step, known = jobs.until(job, partial(_after, number=number), "new step", PATIENCE)
             found.append(Resumed(leads - killed, step - killed, known))
         newest = max(event["step"] for event in job.events() if event["kind"] == "step")
-        harness.end_at(first, newest + BETWEEN)
-        harness.ended(job, PATIENCE)
+        jobs.end_at(first, newest + BETWEEN)
+        jobs.results(job, PATIENCE)
         for process in lent:
             process.wait(PATIENCE)
         return found, job.events()
@@ -148,7 +128,7 @@ def _host_gone(job: Commanded) -> None:
     """Launcher and supervisor at once, so that neither can say that the other is gone."""
     launcher, supervisor = job.launcher, job.supervisor
     if launcher is None or supervisor is None:
-        raise harness.Failed("nobody supervises the job")
+        raise jobs.Failed("nobody supervises the job")
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in {job.process.pid, launcher, supervisor.pid}:
             os.kill(pid, number)

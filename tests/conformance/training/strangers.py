@@ -9,8 +9,8 @@ import socket
 import struct
 from threading import Thread
 
-from benchmarks.training.checkpoint import forge
-from benchmarks.training.elastic.strikes import PATIENCE, Impossible, Target, Undo, nothing
+from conformance.training import forge
+from conformance.training.strikes import PATIENCE, Impossible, Target, Undo, nothing
 from windtunnel.base import handshake, keys, wire
 from windtunnel.training.elastic.live import rendezvous
 from windtunnel.training.elastic.policy.state import past

@@ -1,4 +1,4 @@
-"""One host's memory service in a process of its own, for `bench.placement`: to be killed.
+"""One host's memory service in a process of its own, for `hosts`: to be killed.
 
 Arguments: its folder, and the file with the secret. Says, a line of JSON each: its address and path, then
 ``["post", key, rank, value]`` for what it posts. Each line that it is told is ``["membership", plain,

@@ -1,25 +1,20 @@
-"""The comparison's own arithmetic, its plans, and its smallest jobs; what it measures is not tested."""
+"""The comparison's own arithmetic, and its smallest jobs; what it measures is not tested."""
 
 from __future__ import annotations
 
 import math
-import os
-import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.training import checkpoint as bench
-from benchmarks.training.checkpoint import cost, harness, recovery, wasted
-from benchmarks.training.checkpoint.programs import saving_trainer as savers
+from benchmarks.training.checkpoint import cost, idle, recovery, regroup, wasted
 from benchmarks.training.checkpoint.recovery import GROUP, KINDS, RANKS, JobRun, Kill, Truth
 from benchmarks.training.checkpoint.wasted import Save
-from windtunnel.base.errors import UserError
-from windtunnel.training.elastic.events import Event
+from windtunnel.linux import network
+from windtunnel.training.elastic.events import Event, Recovery
 
 
 def event(kind: str, t: float, generation: int = 1, **fields: object) -> Event:
@@ -28,27 +23,6 @@ def event(kind: str, t: float, generation: int = 1, **fields: object) -> Event:
 
 def membership(generation: int, t: float) -> Event:
     return event("decided", t, generation, membership={"generation": generation})
-
-
-# --- sections -----------------------------------------------------------------------------------------------
-
-
-def test_an_unknown_section_is_refused() -> None:
-    with pytest.raises(UserError, match="'recover' is no section; accepted are recovery, wasted, cost"):
-        bench.run(["recover"])
-
-
-def test_a_section_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise harness.Failed("the job ended (a reason) before a commit")
-
-    monkeypatch.setattr(cost, "ran", broken)
-    monkeypatch.setattr(cost, "persist_rows", lambda *_: iter(()))
-    rows = bench.run(["cost"], quick=True)
-    assert [row.name for row in rows] == [
-        f"a step with its checkpoint{kind} (failed)" for kind in ("", ", DDP")
-    ]
-    assert all("a reason" in row.note for row in rows)
 
 
 # --- recovery -----------------------------------------------------------------------------------------------
@@ -68,10 +42,6 @@ def test_strokes_never_take_both_copies(count: int, seed: int) -> None:
         if kill.within:
             assert not before.within
             assert kill.rank // GROUP != before.rank // GROUP
-
-
-def test_all_kills_are_at_least_thirty() -> None:
-    assert recovery.JOBS * recovery.KILLS >= 30
 
 
 def test_a_job_is_settled_when_the_newest_generation_stepped_and_committed() -> None:
@@ -115,7 +85,7 @@ def test_a_loss_that_differs_in_the_last_bit_misses_the_target(right: bool) -> N
     assert rows["finished steps lost by a failure, most"].measured == 1
     assert rows["losses as in a run that nothing disturbed"].met is right
     assert rows["final states as in a run that nothing disturbed"].met
-    phases = {row.name: row.measured for row in recovery.phase_rows([ran], "")}
+    phases = {row.name: row.measured for row in recovery.phase_rows([ran])}
     assert phases["worker killed: to the first new step"] == pytest.approx(1.0)
     assert phases["worker killed: detect"] == pytest.approx(0.1)
     assert phases["host killed: recovery"] is None
@@ -161,7 +131,6 @@ def test_the_store_takes_as_many_steps_as_published() -> None:
     assert RANKS * wasted.MIB * 2**20 / wasted.rate(False) == pytest.approx(8 * wasted.COMPUTE)
     published = (8 + 8 / 2 + 8) / (1 + 1 / 2)
     assert published == pytest.approx(13.3, abs=0.04)
-    assert len({way.name for way in wasted.WAYS}) == len(wasted.WAYS)
 
 
 def test_a_real_kill_loses_what_came_after_the_state_that_was_read() -> None:
@@ -175,75 +144,16 @@ def test_a_real_kill_loses_what_came_after_the_state_that_was_read() -> None:
     assert killed.whole == pytest.approx(1.6 + 1.0)
 
 
-# --- savers -------------------------------------------------------------------------------------------------
-
-
-def test_the_shared_store_keeps_its_rate_over_all_who_write(tmp_path: Path) -> None:
-    one, other = (savers.Bucket(tmp_path / "bucket", 1e6) for _ in range(2))
-    begin = time.monotonic()
-    for _ in range(5):
-        one.take(10_000)
-        other.take(10_000)
-    assert time.monotonic() - begin >= 0.0999
-    savers.Bucket(tmp_path / "none", None).take(1 << 60)
-
-
-def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = savers.Bucket(tmp_path / "bucket", None)
-    data = memoryview(os.urandom(savers.PIECE + 5))
-    savers.write(tmp_path / "rank0.3.pt", data, bucket)
-    assert savers.read(tmp_path / "rank0.3.pt", bucket) == data
-
-    def broken(_: int) -> None:
-        raise OSError
-
-    monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError):
-        savers.write(tmp_path / "rank0.4.pt", data, bucket)
-    assert savers.steps_in(tmp_path, "rank0.*.pt") == [3]
-
-
-def test_the_newest_files_stay(tmp_path: Path) -> None:
-    for step in (9, 10, 100):
-        (tmp_path / f"rank0.{step}.pt").touch()
-    savers.keep_newest(tmp_path, "rank0.*.pt")
-    assert savers.steps_in(tmp_path, "rank0.*.pt") == [10, 100]
-
-
-def test_saved_values_come_back_into_the_same_tensors() -> None:
-    state = {"a": torch.zeros(3)}
-    savers.put(state, {"a": torch.ones(3)})
-    assert state["a"].tolist() == [1, 1, 1]
-
-
 # --- cost ---------------------------------------------------------------------------------------------------
 
 
-def test_only_pieces_that_changed_are_written_again(tmp_path: Path) -> None:
-    everything, part = list(cost.persist_rows(tmp_path, 64))
-    assert everything.measured == pytest.approx(1.0, abs=0.01)
-    assert part.measured is not None
-    assert cost.CHANGED < part.measured < 0.5
-
-
-def test_the_cost_of_a_way_is_held_against_the_steps_without(tmp_path: Path) -> None:
-    none = {"seconds": [0.1] * 5, "cpu": [[0.08, 0.001]], "spent": [{}] * 5}
-    parts = {"stall": 0.004, "copy": 0.0, "settle": 0.0, "wait": 0.0}
+def test_the_cost_of_a_way_is_held_against_the_steps_without() -> None:
+    none = {"seconds": [0.1] * 5}
     for seconds, met in ((0.109, True), (0.112, False)):
-        of = {"seconds": [seconds] * 5, "cpu": [[0.085, 0.003]], "spent": [parts] * 5}
+        of = {"seconds": [seconds] * 5, "stalls": [0.004] * 5}
         step, stall = cost.time_rows("concurrent", of, none, "")
-        assert step.met is met
-        assert "5.00 ms of the trainer, 2.00 ms of its host's agent" in step.note
-        assert stall.measured == 0.004
-    assert [row.met for row in cost.time_rows("DCP async_save", of, none, "")] == [None]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_launch")
-def test_the_cost_of_a_real_job_is_told(tmp_path: Path) -> None:
-    rows = list(cost.job_rows(tmp_path, True, replicas=True))
-    assert not [row for row in rows if "failed" in row.name]
-    assert sum(row.name.startswith("floor: ") for row in rows) == 3
+        assert step.met is met and stall.measured == 0.004
+    assert [row.met for row in cost.time_rows("beside the next step", of, none, "")] == [None]
 
 
 @pytest.mark.slow
@@ -258,7 +168,7 @@ def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_launch")
-@pytest.mark.parametrize("saver", list(savers.SAVERS))
+@pytest.mark.parametrize("saver", ["store", "peer"])
 def test_every_saver_brings_a_job_back(saver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"QUICK_MIB": 0.5, "QUICK_COMPUTE": 0.02, "QUICK_STEPS": 4}.items():
         monkeypatch.setattr(wasted, name, value)
@@ -266,3 +176,68 @@ def test_every_saver_brings_a_job_back(saver: str, tmp_path: Path, monkeypatch: 
     assert len(measured.saves) >= wasted.QUICK_SAVES
     assert [kill.recovery.complete for kill in measured.kills] == [True]
     assert len(list(wasted.way_rows(measured, True))) == 3
+
+
+# --- idle ---------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_over_the_steps_without_checkpoints() -> None:
+    alone = [0.50, 0.50, 0.52]
+    outcome = idle.IdleResult([0.51, 0.51, 0.55], every=1, inside=0.75)
+    median, high, inside = idle.rows(idle.Phase("idle", 0.5, 3), outcome, alone)
+    assert median.measured == pytest.approx(2.0)
+    assert median.met is True
+    assert high.measured == pytest.approx(100 * (0.55 / 0.52 - 1))
+    assert inside.measured == 75.0
+    missed, _ = idle.rows(idle.Phase("idle", 0.5, 1), idle.IdleResult([0.6], 1, None), alone)
+    assert missed.met is False
+    free, _ = idle.rows(idle.Phase("concurrent", 0.5, 1), idle.IdleResult([0.6], 1, None), alone)
+    assert free.met is None
+
+
+def test_a_host_without_network_namespaces_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "missing", lambda: "network namespaces need root")
+    (row,) = idle.idle_rows(quick=True)
+    assert row.measured is None
+    assert "root" in row.note
+
+
+# --- regroup ------------------------------------------------------------------------------------------------
+
+
+def recovered(evidence: str, detected: float, grouped: float) -> Recovery:
+    return Recovery(
+        kind="loss",
+        generation=2,
+        generations=1,
+        cause="",
+        lost=({"evidence": evidence},),
+        fault="kill_worker(1)",
+        injected=100.0,
+        detected=100.0 + detected,
+        decided=100.0 + detected + 0.02,
+        grouped=100.0 + grouped,
+        loaded=None,
+        first_step=100.0 + grouped + 0.01,
+        newest=3,
+        resumed=3,
+        steps_lost=0,
+        complete=True,
+    )
+
+
+def test_kills_count_from_the_signal_and_stops_from_their_detection() -> None:
+    found = [recovered("exit", 0.03, 0.1), recovered("exit", 0.03, 0.12), recovered("exit", 0.03, 0.3)]
+    found.append(recovered("frozen", 1.02, 1.1))
+    killed, slowest, stopped = regroup.rows(4, found, True)
+    assert killed.measured == pytest.approx(0.12)
+    assert killed.met is True
+    assert "detect 30 ms, decide 20 ms" in killed.note
+    assert slowest.measured == pytest.approx(0.3)
+    assert stopped.measured == pytest.approx(0.08)
+    assert "detected after 1.02 s" in stopped.note
+
+
+def test_survivors_that_were_started_anew_miss_the_target() -> None:
+    killed, *_ = regroup.rows(4, [recovered("exit", 0.03, 0.1)], False)
+    assert killed.met is False
