@@ -49,7 +49,7 @@ def test_the_twin_decides_as_live_did(name: str, tmp_path: Path) -> None:
     assert twin_otherwise(name, recorded(name, tmp_path)) == []
 
 
-@pytest.mark.parametrize("name", [name for name in DECIDING if name.startswith("training.")])
+@each
 def test_the_recorded_log_reaches_every_rule(name: str, tmp_path: Path) -> None:
     assert unreached(name, recorded(name, tmp_path)) == []
 

@@ -250,7 +250,10 @@ def _spread_otherwise(seen: Any, made: Any, held: dict[int, dict[str, list[int]]
 
 
 PARITY = {
-    "data.embeddings": Parity(_embeddings, embeddings_effects),
+    # beyond: what is done where a solver ends without any solution
+    "data.embeddings": Parity(
+        _embeddings, embeddings_effects, beyond=("return None, lower", "break", "return False")
+    ),
     "data.ingest": Parity(_ingest, ingest_effects, ingest_twin),
 }
 INGEST, EMBEDDINGS = "data/ingest/", "data/embeddings/"

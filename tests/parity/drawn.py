@@ -204,17 +204,19 @@ def _template(rng: random.Random, hosts: int) -> Template:
 
 SHAPES = (87, 107, 193, 516, 735, 774, 880, 972)  # of jobs and networks that reach every rule of a plan
 
+STEPS = {"fp16": 1.02, "topk:0.01": 1.24}  # to a loss; of powersgd they are not known
+
 
 def gradsync_drawn() -> Iterator[tuple[str, gradsync.Observation]]:
     """Jobs of dense and sparse gradients on networks of all shapes, drifts, and plans that are made anew."""
     plans = []
     for seed in SHAPES:
         rng = random.Random(seed)
-        wanted = gradsync.Wanted(_profile(rng), rng.choice([(), ("fp16",)]), seed)
+        wanted = gradsync.Wanted(_profile(rng), rng.choice([(), ("fp16",)]), seed, STEPS, lossy=True)
         plan = gradsync.decide(wanted)
         assert isinstance(plan, Plan)
         plans.append(plan)
-        yield "search", wanted
+        yield from (("search", replace(wanted, lossy=lossy)) for lossy in (True, False))
     drifts = any_of(
         gradsync.Drift, 2, 40, predicted=[0.0, 1.0], since=[3, 20, 40], pause=[20, 40],
         measured=[(1.0,) * 4, (1.0,) * 6, (2.0,) * 6, (1.0, 0.7) * 4],
