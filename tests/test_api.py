@@ -148,6 +148,7 @@ def test_what_is_slow_is_an_object_or_text(
         wt.emulate(train, slow=wt.Slow(host=9, factor=2.0), **given)
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 def test_in_a_real_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from windtunnel.base.errors import ScriptError, UserError
@@ -22,12 +22,13 @@ def load(path: Path) -> tuple[Policy, str | None]:
         UserError: there is no such file, or no ``decide`` in it.
         ScriptError: the file failed.
     """
-    spec = spec_from_file_location(f"policy_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
+    if not path.is_file():
         raise UserError(f"--policy: there is no file {path}")
-    module = module_from_spec(spec)
+    module = ModuleType(f"policy_{path.stem}")
+    module.__file__ = str(path)
     try:
-        spec.loader.exec_module(module)
+        # not by an importer: its cache takes a file that was saved twice in a second for the one before
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))
     except Exception as error:
         raise ScriptError(f"{path} failed: {error}", traceback.format_exc()) from error
     decide = getattr(module, "decide", None)

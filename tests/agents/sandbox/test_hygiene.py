@@ -429,6 +429,7 @@ class Life:
         self.open()
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_long_life(own_home: Path, seed: int) -> None:

@@ -85,6 +85,7 @@ def test_mpt_has_the_parameters_that_its_table_counts(size: str, sequence: int) 
     assert sum(one.numel() for one in model.parameters()) == MPT_PARAMETERS[size, sequence]
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 def test_mpt_is_emulated_as_its_row_says() -> None:
     arguments = "--size debug --seq 256 --batch 2 --accumulate 3 --ac full --sharding SHARD_GRAD_OP"

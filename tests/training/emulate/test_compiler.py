@@ -402,6 +402,7 @@ def test_the_example_in_float8_is_faster_and_its_products_run_at_the_rate_of_flo
     assert any("abs_max" in op.name for op in run.operators)
 
 
+@pytest.mark.conformance
 def test_the_example_refuses_float8_where_it_cannot_go(monkeypatch, tmp_path):
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     for more, words in (

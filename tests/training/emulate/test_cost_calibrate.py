@@ -128,6 +128,7 @@ def test_plans_map_captured_values_to_the_schema():
     assert plan_call(Operator("aten.view.default", (), ()), "cpu") is None
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 def test_gloo_is_measured_between_real_processes():
     rows = live.measure_gloo(2, quick=True)

@@ -142,6 +142,7 @@ def test_calibration_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
         calibrate()
 
 
+@pytest.mark.conformance
 @pytest.mark.root
 def test_this_machine_can_be_measured_and_nothing_stays(tmp_path: Path, own_home: Path) -> None:
     own_home.rmdir()

@@ -84,6 +84,7 @@ def test_a_forked_child_holds_no_connection(store: dist.TCPStore) -> None:
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["new_group", "ddp", "fsdp"])
 def test_many_recoveries_leak_nothing(store: dist.TCPStore, kind: str) -> None:
