@@ -15,8 +15,9 @@ ENDING = ".py"
 """How the name of such a file ends, and that of no policy of windtunnel's."""
 
 
-def load(path: Path) -> tuple[Policy, str | None]:
-    """``decide`` and ``CAPABILITY`` of the file; when it raises, `ScriptError` names the file.
+def load(path: Path, name: str = "policy") -> tuple[Policy, str | None]:
+    """``decide`` and ``CAPABILITY`` of the file that the parameter ``name`` says; when it raises,
+    `ScriptError` names the file.
 
     Raises:
         UserError: there is no such file, or no ``decide`` in it.
@@ -24,7 +25,7 @@ def load(path: Path) -> tuple[Policy, str | None]:
     """
     spec = spec_from_file_location(f"policy_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"--policy: there is no file {path}")
+        raise UserError(f"`{name}`: there is no file {path}")
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
