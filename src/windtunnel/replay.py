@@ -152,7 +152,7 @@ def _others(capabilities: dict[str, Capability], policy: str) -> dict[str, Polic
     if not found:
         known = "; ".join(f"{name}: {', '.join(policies)}" for name, policies in named.items())
         raise UserError(
-            f"--policy: {policy!r} is unknown; accepted are a file ending in .py or one of: {known}"
+            f"`policy`: {policy!r} is unknown; accepted are a file ending in .py or one of: {known}"
         )
     return found
 
@@ -174,7 +174,7 @@ class _Decider:
             self._other, _ = policyfile.load(Path(name))  # it was made by a user's own
         decide = self._other or self._room.POLICIES.get(name)
         if decide is None:
-            raise UserError(f"{where}: policy {name!r} is unknown, say which with --policy")
+            raise UserError(f"{where}: policy {name!r} is unknown, say which with `policy`")
         try:
             observation = from_plain(self._room.Observation, event["observation"])
             recorded = from_plain(self._room.Decision, event["decision"])

@@ -15,15 +15,16 @@ ENDING = ".py"
 """How the name of such a file ends, and that of no policy of windtunnel's."""
 
 
-def load(path: Path) -> tuple[Policy, str | None]:
-    """``decide`` and ``CAPABILITY`` of the file; when it raises, `ScriptError` names the file.
+def load(path: Path, name: str = "policy") -> tuple[Policy, str | None]:
+    """``decide`` and ``CAPABILITY`` of the file that the parameter ``name`` says; when it raises,
+    `ScriptError` names the file.
 
     Raises:
         UserError: there is no such file, or no ``decide`` in it.
         ScriptError: the file failed.
     """
     if not path.is_file():
-        raise UserError(f"--policy: there is no file {path}")
+        raise UserError(f"`{name}`: there is no file {path}")
     module = ModuleType(f"policy_{path.stem}")
     module.__file__ = str(path)
     try:

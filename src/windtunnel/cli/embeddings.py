@@ -42,7 +42,7 @@ def profile(
         list[str] | None,
         typer.Option(metavar="[NAME=]N", help="Rows of its table; default: up to the highest id."),
     ] = None,
-    hashed: Annotated[
+    hashes: Annotated[
         list[str] | None,
         typer.Option("--hash", metavar="[NAME=]HASH", help="How ids become rows: splitmix64 or modulo."),
     ] = None,
@@ -78,7 +78,7 @@ def profile(
     with shown_progress("profile") as progress:
         found = profile(
             logs, features=feature or (), rows=_by_name("--rows", rows, int),
-            hashes=_by_name("--hash", hashed, str), like=like, window=window, progress=progress,
+            hashes=_by_name("--hash", hashes, str), like=like, window=window, progress=progress,
         )  # fmt: skip
         found.save(out)
     if as_json:

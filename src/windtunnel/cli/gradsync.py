@@ -31,7 +31,9 @@ def profile(
         "profile.json"
     ),
     ranks: Ranks = 2,
-    codec: Annotated[list[str] | None, typer.Option(help="A codec to measure, such as topk:0.01.")] = None,
+    codecs: Annotated[
+        list[str] | None, typer.Option("--codec", help="A codec to measure, such as topk:0.01.")
+    ] = None,
 ) -> None:
     """Measure a script's gradients, codecs and collectives with real processes; the script ends with it.
 
@@ -39,7 +41,7 @@ def profile(
     """
     from windtunnel.training.gradsync.launch import profile_script
 
-    profile_script(script, arguments or (), ranks, out, codec or ())
+    profile_script(script, arguments or (), ranks, out, codecs or ())
     typer.echo(f"Profile  {out}")
 
 
@@ -80,8 +82,9 @@ def plan(
     profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A measured profile instead of a script.")
     ] = None,
-    codec: Annotated[
-        list[str] | None, typer.Option(help="A codec that may be used; by default all that lose no steps.")
+    codecs: Annotated[
+        list[str] | None,
+        typer.Option("--codec", help="A codec that may be used; by default all that lose no steps."),
     ] = None,
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Also codecs with which training needs more steps to a loss.")
@@ -108,7 +111,7 @@ def plan(
         check_place(out)
     with shown_progress("gradsync plan") as progress:
         made = plan_run(
-            script, arguments or (), cluster=cluster, profile=profile, codecs=codec or (), seed=seed,
+            script, arguments or (), cluster=cluster, profile=profile, codecs=codecs or (), seed=seed,
             lossy=lossy, progress=progress,
         )  # fmt: skip
     if out is not None:

@@ -168,8 +168,8 @@ def master(
     most: Most = 0,
     ends: Annotated[str, typer.Option(help="Ranks with fewer batches: uneven, pad or drop.")] = "uneven",
     on_error: Annotated[str, typer.Option(help="A split that cannot be read: fail or skip.")] = "fail",
-    secret_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What clients and workers must know.")
+    secret: Annotated[
+        Path | None, typer.Option("--secret-file", metavar="FILE", help="What clients and workers must know.")
     ] = None,
     tls_cert: Tls = None,
     tls_key: Tls = None,
@@ -188,7 +188,7 @@ def master(
 
     settings = _settings(workers, least, most, host=host, port=port, ends=ends, on_error=on_error)
     serve(
-        files.read(session), folder, settings, secret=secret_file, tls=_tls(tls_cert, tls_key, tls_ca),
+        files.read(session), folder, settings, secret=secret, tls=_tls(tls_cert, tls_key, tls_ca),
         ray=ray, ready=ready,
     )  # fmt: skip
 

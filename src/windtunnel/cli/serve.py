@@ -26,8 +26,11 @@ def serve(
     name: Annotated[str, typer.Option(help="What clients call it; its own name by default.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
-    policy: Annotated[
-        str, typer.Option(help="Which extra branches take part in a step: a name, or your own FILE.py.")
+    branching: Annotated[
+        str,
+        typer.Option(
+            "--policy", help="Which extra branches take part in a step: a name, or your own FILE.py."
+        ),
     ] = "taper",
     admission: Annotated[
         str, typer.Option(help="Requests whose first token is late: refuse, defer or wait.")
@@ -39,11 +42,12 @@ def serve(
         typer.Option(metavar="SIZE", help="For what running requests may hold; 2GiB, emulated what fits."),
     ] = None,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get status 429.")] = 1024,
-    prefix_cache: Annotated[
-        str, typer.Option(metavar="RULES", help="What is kept of prompts; none: nothing.")
+    rules: Annotated[
+        str, typer.Option("--prefix-cache", metavar="RULES", help="What is kept of prompts; none: nothing.")
     ] = "density",
-    prefix_kv: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="For what is kept; 1GiB, emulated half of --kv.")
+    prefix_bytes: Annotated[
+        str | None,
+        typer.Option("--prefix-kv", metavar="SIZE", help="For what is kept; 1GiB, emulated half of --kv."),
     ] = None,
     prefix_disk: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where that goes which has no room there any more.")
@@ -106,14 +110,14 @@ def serve(
     from windtunnel.base.errors import UserError
     from windtunnel.base.units import parse_quantity
 
-    sizes = {"--kv": kv, "--prefix-kv": prefix_kv, "--prefix-disk-kv": prefix_disk_kv}
+    sizes = {"--kv": kv, "--prefix-kv": prefix_bytes, "--prefix-disk-kv": prefix_disk_kv}
     bytes_of = {}
     for option, given in sizes.items():
         try:
             bytes_of[option] = int(parse_quantity(given, "bytes of memory")) if given else 0
         except ValueError as error:
             raise UserError(f"serve: {option} {given!r}: {error}") from None
-    rules = "" if prefix_cache == "none" else prefix_cache
+    rules = "" if rules == "none" else rules
     if prefix_disk is not None and (trace is not None or not rules):
         raise UserError("serve: --prefix-disk is for a model that is served with a --prefix-cache")
     if trace is not None:
@@ -121,7 +125,7 @@ def serve(
             raise UserError("serve: --trace is emulated, --model and --config are served; one is accepted")
         _emulate(
             html, as_json, trace=trace, on=on, model_like=model_like, step_time=step_time, speed_up=speed_up,
-            count=requests, branches=branches, branching=policy, admission=admission, rows=max_rows,
+            count=requests, branches=branches, branching=branching, admission=admission, rows=max_rows,
             chunk=chunk, kv=bytes_of["--kv"], queue=queue, rules=rules, prefix_bytes=bytes_of["--prefix-kv"],
             ttft=ttft, tpot=tpot, seed=seed, every=log,
         )  # fmt: skip
@@ -132,7 +136,7 @@ def serve(
     if (model is None) == (config is None):
         raise UserError("serve: one of --model and --config is needed, or a --trace")
     served = Served(
-        str(model or config), name, host, port, policy, admission, max_rows, chunk,
+        str(model or config), name, host, port, branching, admission, max_rows, chunk,
         bytes_of["--kv"] or 2 << 30, queue, rules, bytes_of["--prefix-kv"] or 1 << 30,
         str(prefix_disk or ""), bytes_of["--prefix-disk-kv"] or 16 << 30, device, threads, dtype,
         str(api_key_file or ""), seed, log, ttft, tpot, silent,

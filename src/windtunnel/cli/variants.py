@@ -28,7 +28,7 @@ def add(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX, or a module kept by torch.save.")],
     data: Annotated[Path, typer.Option(metavar="FILE", help="An .npz with each input and labels.")],
     task: Annotated[str, typer.Option(help="What it does, such as digits.")],
-    name: Annotated[str, typer.Option(help="Of the model among those that do so.")],
+    architecture: Annotated[str, typer.Option("--name", help="Of the model among those that do so.")],
     home: Home = HERE,
     compile: Annotated[bool, typer.Option(help="A module of torch: by its compiler, too.")] = True,
 ) -> None:
@@ -38,7 +38,7 @@ def add(
     """
     from windtunnel.serving.variants.live.registry import add as register
 
-    entries, left_out = register(model, data, home, task=task, architecture=name, compiled=compile)
+    entries, left_out = register(model, data, home, task=task, architecture=architecture, compiled=compile)
     _show([one.variant for one in entries])
     for words in left_out:
         typer.echo(f"Left out  {words}")

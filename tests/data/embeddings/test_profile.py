@@ -259,9 +259,9 @@ def test_hashed_ids_and_the_rows_that_a_hash_leaves_unused(tmp_path: Path) -> No
     assert mixed(np.array([-1, 7], np.int64), 10, "modulo").tolist() == [(2**64 - 1) % 10, 7]
     with pytest.raises(UserError, match=r"column f: id -\d+ is out of range, accepted are 0 to 4294967295"):
         profile.profile([log])
-    with pytest.raises(UserError, match=r"--hash f=md5 is unknown, accepted are splitmix64, modulo"):
+    with pytest.raises(UserError, match=r"`hashes` f=md5 is unknown, accepted are splitmix64, modulo"):
         profile.profile([log], rows={"f": 9}, hashes={"f": "md5"})
-    with pytest.raises(UserError, match=r"--hash f=modulo needs the rows to hash into, --rows f=N"):
+    with pytest.raises(UserError, match=r"`hashes` f=modulo needs the rows to hash into, `rows` f=N"):
         profile.profile([log], hashes={"f": "modulo"})
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.cli.ingest import group
+from windtunnel.cli.main import app
 from windtunnel.data.ingest import layout, reader, synthetic
 from windtunnel.data.ingest.model import Session
 
@@ -153,4 +153,4 @@ def test_the_verbs(table: Path, sessions: tuple[Session, ...], tmp_path: Path, c
 
 
 def run(words: list[str]) -> None:
-    typer.main.get_command(group)(words, standalone_mode=False)
+    typer.main.get_command(app)(["ingest", *words], standalone_mode=False)

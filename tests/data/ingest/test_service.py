@@ -413,7 +413,7 @@ def test_ports_and_addresses(session: Session, tmp_path: Path, monkeypatch: pyte
     taken = pytest.raises(HostError, match="it is taken, or not here")
     with serving(session, tmp_path / "m") as master, taken:
         Master(session, tmp_path / "n", KEYS, replace(settings(), port=master.port))
-    with pytest.raises(UserError, match=r"--host 0\.0\.0\.0: others can reach it"):
+    with pytest.raises(UserError, match=r"`host` 0\.0\.0\.0: others can reach it"):
         serve(session, tmp_path / "o", settings(host="0.0.0.0"))
     for address in ("here", "127.0.0.1", "a b:7", "here:x", "grpc://"):
         with pytest.raises(UserError, match="is no address of a master, accepted is HOST:PORT"):

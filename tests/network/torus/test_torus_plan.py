@@ -38,8 +38,8 @@ def test_the_verb_writes_every_path_and_prints_the_figures(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"dims": "3xa"}, "--dims: '3xa' is not understood"),
-        ({"dims": "3x-1"}, "--dims: '3x-1' is not understood"),
+        ({"dims": "3xa"}, "`dims`: '3xa' is not understood"),
+        ({"dims": "3x-1"}, "`dims`: '3x-1' is not understood"),
         ({"dims": "3x3", "failed": ["0,4"]}, "'0,4' names node 0,4, which a torus of 3x3 has not"),
         ({"dims": "3x3", "failed": ["9"]}, "accepted are 0 to 8, or coordinates up to 2,2"),
         ({"dims": "3x3", "failed": ["0-1-2"]}, "'0-1-2' is not understood"),

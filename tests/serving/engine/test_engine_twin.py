@@ -203,11 +203,11 @@ def test_what_cannot_be_emulated_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,37,4\n0.5,3000,4\n")
     numbers = "base=0.01,token=1e-4"
     for wrong, said in (
-        ({}, "--trace needs --on CLUSTER with --model-like NAME"),
-        ({"step_time": numbers, "on": "h100-sxm:1x2"}, "--trace needs --on CLUSTER"),
-        ({"step_time": numbers, "branching": "x"}, "--policy 'x' is unknown; accepted are"),
-        ({"step_time": numbers, "speed_up": 0.0}, "--speed-up 0 is not accepted"),
-        ({"step_time": numbers, "branches": "share=1"}, "--branches 'share=1' is not accepted; use share"),
+        ({}, "`trace` needs `on` CLUSTER with `model_like` NAME"),
+        ({"step_time": numbers, "on": "h100-sxm:1x2"}, "`trace` needs `on` CLUSTER"),
+        ({"step_time": numbers, "branching": "x"}, "`branching` 'x' is unknown; accepted are"),
+        ({"step_time": numbers, "speed_up": 0.0}, "`speed_up` 0 is not accepted"),
+        ({"step_time": numbers, "branches": "share=1"}, "`branches` 'share=1' is not accepted; use share"),
         ({"on": "a100-80:1x1", "model_like": "llama-3-8b", "kv": 1 << 40}, "it has room for"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=said):

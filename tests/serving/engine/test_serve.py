@@ -111,7 +111,7 @@ def test_only_who_has_the_key_is_answered(server: Served, tmp_path: Path) -> Non
     assert server.get("/health")["status"] == "ok" and server.facts()["windtunnel_steps"] >= 0
     (tmp_path / "key").write_text("two words")
     for name, said in (("key", "holds no key"), ("none", "cannot be read")):
-        with pytest.raises(UserError, match=rf"--api-key-file .*{name} {said}"):
+        with pytest.raises(UserError, match=rf"`api_key_file` .*{name} {said}"):
             serve(Settings("tiny-attention", port=0, api_key_file=str(tmp_path / name)))
 
 
@@ -174,7 +174,7 @@ def test_a_type_that_a_model_cannot_have_is_refused_in_a_sentence(
     monkeypatch.setattr(torch.nn.functional, "silu", silu)
     with pytest.raises(UserError, match="in bfloat16: RuntimeError in its own code, no such kernel"):
         families.load(folder)
-    with pytest.raises(UserError, match=r"--dtype 'int8' is unknown; accepted are auto, float32, bfloat16"):
+    with pytest.raises(UserError, match=r"`dtype` 'int8' is unknown; accepted are auto, float32, bfloat16"):
         serve(Settings("tiny-attention", port=0, dtype="int8"))
 
 

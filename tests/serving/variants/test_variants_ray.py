@@ -26,7 +26,7 @@ ray = pytest.importorskip("ray", reason="needs ray (extra control)")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with pytest.raises(UserError, match=r"--ray '127\.0\.0\.1:1': no cluster answers there"):
+    with pytest.raises(UserError, match=r"`ray` '127\.0\.0\.1:1': no cluster answers there"):
         Cluster("127.0.0.1:1")
     ray.init(num_cpus=4, include_dashboard=False)
     yield Cluster("auto")

@@ -147,7 +147,7 @@ def test_the_interval_of_storage_follows_what_memory_does_not_cover() -> None:
     assert one.chosen.copies == 1
     # one copy covers what leaves the host alive: nothing of these failures
     assert one.chosen.storage_every == one.intervals["restart from storage"]
-    with pytest.raises(UserError, match="more than --storage-within 5 s"):
+    with pytest.raises(UserError, match="more than `storage_within` 5 s"):
         advise(question(longest=5.0), ())
 
 

@@ -98,15 +98,15 @@ def test_a_codec_that_costs_steps_is_asked_for_and_told_in_seconds_to_a_loss(
         f"{ours.steps:.3g} times the steps, {gain(lossy):+.1%} speed",
     ):
         assert words in " ".join(said.split())
-    with pytest.raises(UserError, match=r"--codec topk:0\.01: training needs .*; give --lossy"):
+    with pytest.raises(UserError, match=r"`codecs` topk:0\.01: training needs .*; give `lossy`"):
         plan_run(None, profile=file, codecs=["topk:0.01"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"program": None}, "a SCRIPT or --profile FILE is needed"),
-        ({"program": "x.py"}, "--cluster is needed"),
+        ({"program": None}, "a SCRIPT or `profile` FILE is needed"),
+        ({"program": "x.py"}, "`cluster` is needed"),
         ({"program": "none.py", "cluster": "v100:1x2"}, r"none\.py"),
         ({"program": None, "profile": Path("none.json")}, "profile none.json: No such file"),
         ({"program": None, "profile": Path(__file__)}, "a file written by windtunnel gradsync is accepted"),

@@ -235,9 +235,9 @@ def test_codecs_are_those_that_are_allowed() -> None:
     for codec_, words in (
         ("zip", "the profile has no cost of it; it has fp16, int8, topk:0.01, zip:9"),
         ("zip:9", "how many steps training needs with it is not measured; accepted are fp16, int8, topk"),
-        ("topk:0.01", r"training needs \S+ times as many steps .* give --lossy"),
+        ("topk:0.01", r"training needs \S+ times as many steps .* give `lossy`"),
     ):
-        with pytest.raises(UserError, match=f"--codec {codec_}: {words}"):
+        with pytest.raises(UserError, match=f"`codecs` {codec_}: {words}"):
             planned(replace(job, codecs=(*CODECS, codec("zip:9", 0.01, 1e-11))), codecs=["fp16", codec_])
     assert used(planned(job, codecs=["topk:0.01"], lossy=True)) <= {NONE, "topk:0.01"}
     with pytest.raises(UserError, match="no tensors"):

@@ -41,7 +41,7 @@ def run(
             " TASK.unit=1 MB, HOST.nic=25 Gb/s. May be repeated.",
         ),
     ] = None,
-    live: Annotated[
+    real: Annotated[
         bool,
         typer.Option(
             "--live",
@@ -58,7 +58,7 @@ def run(
     from windtunnel.base.units import seconds
     from windtunnel.network.dag.planning import plan
 
-    made = plan(file, schedule, what_if or (), log, real=live)
+    made = plan(file, schedule, what_if or (), log, real=real)
     if as_json:
         typer.echo(json.dumps(made))
         return

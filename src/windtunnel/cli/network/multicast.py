@@ -40,7 +40,7 @@ def _multicast() -> None:
 @group.command("plan")
 def plan(
     racks: Annotated[int, typer.Option(help="k * p^k of them: 8, 24, 64 with p = 2; 18, 81; 32, 192.")],
-    split: Split = 2,
+    splitter: Split = 2,
     sources: Annotated[str, typer.Option("--from", help="Racks that send to all others, such as 0,3.")] = "0",
     size: Annotated[str, typer.Option(help="What each sends.")] = "1 GB",
     rate: Annotated[str, typer.Option(help="Of every port.")] = "100 Gb/s",
@@ -49,9 +49,11 @@ def plan(
     loss: Annotated[
         float, typer.Option(help="Packets lost at each receive port: packet by packet, too.")
     ] = 0,
-    fail: Annotated[
+    failed: Annotated[
         list[str] | None,
-        typer.Option(metavar="RACK|FIBRE", help="A transmitter (3) or a fibre (3-6) that has failed."),
+        typer.Option(
+            "--fail", metavar="RACK|FIBRE", help="A transmitter (3) or a fibre (3-6) that has failed."
+        ),
     ] = None,
     parts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Watts, prices, losses of your parts (YAML).")
@@ -77,14 +79,14 @@ def plan(
         int(_quantity(packet, "bytes", "--packet")), loss,
     )  # fmt: skip
     made = planning.plan(
-        racks, split, [int(word) for word in sources.split(",")], _quantity(size, "bytes", "--size"), world,
-        fail or (), planning.read_parts(parts) if parts else None,
+        racks, splitter, [int(word) for word in sources.split(",")], _quantity(size, "bytes", "--size"),
+        world, failed or (), planning.read_parts(parts) if parts else None,
     )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(made))
         return
     typer.echo(
-        f"{racks} racks, splitters of {split}: {made['columns']} columns, {made['relay_groups']} relay"
+        f"{racks} racks, splitters of {splitter}: {made['columns']} columns, {made['relay_groups']} relay"
         f" groups, {made['hops']} hops"
     )
     for number, one in enumerate(made["rounds"], 1):
@@ -104,7 +106,7 @@ def plan(
 def send(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What every rack is to get.")],
     racks: Annotated[int, typer.Option(help="Racks that are made on this machine, k * p^k.")] = 8,
-    split: Split = 2,
+    splitter: Split = 2,
     source: Annotated[int, typer.Option("--from", help="The rack that has it.")] = 0,
     rate: Annotated[str, typer.Option(help="Of every port.")] = "100 Mb/s",
     out: Annotated[
@@ -135,7 +137,9 @@ def send(
         raise UserError(f"--loss: {loss} is not accepted, accepted is 0 to less than 1")
     if not file.is_file():
         raise UserError(f"{file}: there is no such file, accepted is one to send")
-    standing = Racks(shuffle_of(racks, split), _quantity(rate, "bytes/s", "--rate"), partial(serve, parts={}))
+    standing = Racks(
+        shuffle_of(racks, splitter), _quantity(rate, "bytes/s", "--rate"), partial(serve, parts={})
+    )
     try:
         found = run(standing, file, source, out=out, loss=loss, seed=seed, log=log, deadline=deadline)
     finally:

@@ -26,9 +26,10 @@ def _torus() -> None:
 @group.command("plan")
 def plan(
     dims: Annotated[str, typer.Option(help="Size of each side, such as 3x3x3.")],
-    fail: Annotated[
+    failed: Annotated[
         list[str] | None,
         typer.Option(
+            "--fail",
             metavar="LINK|NODE",
             help="What has failed: a node (0,0,1), a cable (0,0,0-0,0,1), or one direction of it"
             " ('0,0,0>0,0,1'). May be repeated.",
@@ -49,13 +50,13 @@ def plan(
     """
     from windtunnel.network.torus.planning import plan as make
 
-    made = make(dims, fail or (), method, out).plain()
+    made = make(dims, failed or (), method, out).plain()
     if as_json:
         typer.echo(json.dumps(made))
         return
     typer.echo(f"{dims}: {made['nodes']} nodes, {made['pairs']:,} pairs, by {made['method']}, no conflicts")
     typer.echo(f"wavelengths       {made['wavelengths']} (lower bound {made['lower_bound']})")
-    if fail:
+    if failed:
         published = made["backup_lower_bound_published"]
         also = f", published for such a failure: {published}" if published is not None else ""
         typer.echo(f"rerouted          {made['rerouted']:,} pairs")

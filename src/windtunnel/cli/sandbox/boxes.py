@@ -67,7 +67,9 @@ def create(
         typer.Option(metavar="NAME=COMMAND", help="Started with it, and again by a restore that lost it."),
     ] = None,
     workdir: Annotated[str, typer.Option(help="Where its shells start.")] = "/workspace",
-    upstream: Annotated[str, typer.Option(metavar="URL", help="The model API behind --network proxy.")] = "",
+    proxy_upstream: Annotated[
+        str, typer.Option("--upstream", metavar="URL", help="The model API behind --network proxy.")
+    ] = "",
     allow_less: Annotated[
         bool, typer.Option("--allow-less", help="Of this sandbox, that something lacks is never an error.")
     ] = False,
@@ -86,9 +88,9 @@ def create(
 
     if network not in ("off", "host", "proxy"):
         raise UserError(f"sandbox create: --network {network!r} is not accepted; use off, host or proxy")
-    if (network == "proxy") != bool(upstream):
+    if (network == "proxy") != bool(proxy_upstream):
         raise UserError("sandbox create: --network proxy and --upstream URL go together")
-    if key_file is not None and not upstream:
+    if key_file is not None and not proxy_upstream:
         raise UserError("sandbox create: --key-file is for --network proxy and its --upstream URL")
     pid_limit = amount(pids, "--pids", "of at least 1", int)
     spec = SandboxSpec(
@@ -104,7 +106,7 @@ def create(
         environment=pairs(env or [], "--env"),
         services=pairs(service or [], "--service"),
         workdir=workdir,
-        proxy_upstream=upstream,
+        proxy_upstream=proxy_upstream,
         allow_less=allow_less,
         proxy_key_file="" if key_file is None else str(key_file.absolute()),
     )

@@ -139,7 +139,7 @@ class _Feature:
             low, high = int(ids.min()), int(ids.max())
             limit = self.rows or LARGEST
             if low < 0 or high >= limit:
-                hashed = f"--rows {self.name}=N --hash {self.name}=splitmix64"
+                hashed = f"`rows` {self.name}=N `hashes` {self.name}=splitmix64"
                 raise UserError(
                     f"{where}, column {self.name}: id {low if low < 0 else high} is out of range, accepted"
                     f" are 0 to {limit - 1}; for ids that are no rows there is {hashed}"
@@ -289,11 +289,11 @@ def _feature(
 ) -> _Feature:  # fmt: skip
     size, hashed = rows.get(name, rows.get("*")), hashes.get(name, hashes.get("*", ""))
     if hashed and hashed not in HASHES:
-        raise UserError(f"--hash {name}={hashed} is unknown{suggest(hashed, HASHES)}")
+        raise UserError(f"`hashes` {name}={hashed} is unknown{suggest(hashed, HASHES)}")
     if hashed and size is None:
-        raise UserError(f"--hash {name}={hashed} needs the rows to hash into, --rows {name}=N")
+        raise UserError(f"`hashes` {name}={hashed} needs the rows to hash into, `rows` {name}=N")
     if size is not None and size < 1:
-        raise UserError(f"--rows {name}={size} is not accepted, accepted is a whole number from 1")
+        raise UserError(f"`rows` {name}={size} is not accepted, accepted is a whole number from 1")
     return _Feature(name, size, hashed, windowed, cut)
 
 

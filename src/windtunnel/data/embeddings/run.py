@@ -77,7 +77,7 @@ def tables_of(name: str | None, statistics: Path | None, seed: int) -> tuple[Tab
         return synthetic.tables(name, seed)
     if statistics is not None and name is None:
         return files.read_statistics(statistics).tables
-    raise UserError("embeddings plan: --synthetic NAME or --statistics FOLDER is needed, and not both")
+    raise UserError("embeddings plan: `synthetic` NAME or `statistics` FOLDER is needed, and not both")
 
 
 def plan_run(

@@ -113,9 +113,9 @@ def lay_out(
     out = out.absolute()
     sessions = [replace(one, table=table, shuffle=False) for one in sessions]
     if out.exists():
-        raise UserError(f"--out {out}: is there already, accepted is a folder that is not")
+        raise UserError(f"`out` {out}: is there already, accepted is a folder that is not")
     if out.is_relative_to(Path(table).absolute()) and "://" not in table:
-        raise UserError(f"--out {out}: lies in the table {table}, accepted is a folder elsewhere")
+        raise UserError(f"`out` {out}: lies in the table {table}, accepted is a folder elsewhere")
     files = Files(table, sessions[0].storage, Meter())
     names = _features(files, sessions)
     whole = Session(

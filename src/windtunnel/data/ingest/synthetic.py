@@ -76,7 +76,7 @@ def features(name: str, seed: int = 0) -> tuple[Feature, ...]:
         UserError: there is no such model.
     """
     if name not in MODELS:
-        raise UserError(f"--synthetic {name!r} is no model{suggest(name, MODELS)}")
+        raise UserError(f"`name` {name!r} is no model{suggest(name, MODELS)}")
     model = MODELS[name]
     rng = np.random.default_rng((seed, 1))
     found = []

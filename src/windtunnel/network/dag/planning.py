@@ -30,10 +30,10 @@ def plan(
         LogFailed: the log cannot be written.
     """
     if schedule != "all" and schedule not in SCHEDULES:
-        raise UserError(f"--schedule is {schedule!r}, accepted are {', '.join(SCHEDULES)}, all")
+        raise UserError(f"`schedule` is {schedule!r}, accepted are {', '.join(SCHEDULES)}, all")
     document = read_mapping(file, "file of jobs")
     given = check(document, str(file))
-    other = check(changed(document, what_if), f"{file} with --what-if") if what_if else None
+    other = check(changed(document, what_if), f"{file} with `what_if`") if what_if else None
     wanted = SCHEDULES if schedule == "all" else (schedule,)
     with ExitStack() as stack:
         kept = stack.enter_context(closing(EventLog(log))) if log else None

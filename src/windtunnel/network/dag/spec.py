@@ -202,7 +202,7 @@ def changed(document: Mapping[Any, Any], changes: Iterable[str]) -> dict[Any, An
         found = known.get(label, [])
         if len(found) != 1 or not equals:
             raise UserError(
-                f"--what-if {change!r} names {len(found)} tasks and resources, accepted is one, such as "
+                f"`what_if` {change!r} names {len(found)} tasks and resources, accepted is one, such as "
                 "JOB/TASK=VALUE, JOB/TASK.FIELD=VALUE or RESOURCE.FIELD=VALUE"
             )
         fields, size = found[0]

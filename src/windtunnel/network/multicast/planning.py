@@ -86,7 +86,7 @@ def asked(shuffle: Shuffle, sources: Sequence[int], nbytes: float, failed: Seque
             cut.append((int(ends[0]), int(ends[1])))
         else:
             raise UserError(
-                f"--fail: {one!r} is not of this fabric, accepted are a rack's transmitter (0 to"
+                f"`failed`: {one!r} is not of this fabric, accepted are a rack's transmitter (0 to"
                 f" {shuffle.racks - 1}) or a fibre, such as 0-{shuffle.fed_by(0)[0]}"
             )
     every = range(shuffle.racks)
@@ -109,7 +109,7 @@ def plan(
         if splitter not in most:
             loss = split_loss(splitter, parts.splitter.excess_db)
             raise UserError(
-                f"--split: {splitter} outputs lose {loss:.1f} dB and budget_db is {parts.budget_db:g},"
+                f"`splitter`: {splitter} outputs lose {loss:.1f} dB and budget_db is {parts.budget_db:g},"
                 f" accepted are {f'2 to {max(most)}' if most else 'better parts'}"
             )
     seen = asked(shuffle, sources, nbytes, failed)

@@ -69,7 +69,7 @@ def run(
         ("aggregation", aggregation, ("none", *RULES)),
     ):  # fmt: skip
         if given not in accepted:
-            raise UserError(f"--{option}: {given!r} is unknown, accepted are {', '.join(accepted)}")
+            raise UserError(f"`{option}`: {given!r} is unknown, accepted are {', '.join(accepted)}")
     spec = read_spec(file)
     cluster = load_cluster(spec.cluster)
     inputs = {

@@ -53,7 +53,7 @@ def plan(dims: str, failed: Sequence[str] = (), method: str = "auto", out: Path 
     sides = parse_sides(dims)
     file = out or Path(f"torus-{dims}.csv")
     if file.suffix != ".csv":
-        raise UserError(f"--out: {file} is not understood, accepted are names that end in .csv")
+        raise UserError(f"`out`: {file} is not understood, accepted are names that end in .csv")
     links: list[tuple[int, int]] = []
     nodes: list[int] = []
     for one in failed:
@@ -72,7 +72,7 @@ def plan(dims: str, failed: Sequence[str] = (), method: str = "auto", out: Path 
     try:
         _write(file, seen, made)
     except OSError as error:
-        raise UserError(f"--out: {file} cannot be written: {error.strerror or error}") from None
+        raise UserError(f"`out`: {file} cannot be written: {error.strerror or error}") from None
     return Plan(seen, made, file)
 
 
@@ -85,7 +85,7 @@ def parse_sides(text: str) -> tuple[int, ...]:
     parts = text.split("x")
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
         raise UserError(
-            f"--dims: {text!r} is not understood, accepted is the size of each side, such as 3x3x3"
+            f"`dims`: {text!r} is not understood, accepted is the size of each side, such as 3x3x3"
         )
     return check_sides([int(part) for part in parts])
 
@@ -101,7 +101,7 @@ def _node(text: str, given: str, sides: Sequence[int]) -> int:
         shape = "x".join(map(str, sides))
         last = name(nodes_of(sides) - 1, sides)
         raise UserError(
-            f"--fail: {given!r} names node {text}, which a torus of {shape} has not: accepted are "
+            f"`failed`: {given!r} names node {text}, which a torus of {shape} has not: accepted are "
             f"0 to {nodes_of(sides) - 1}, or coordinates up to {last}"
         )
     return int(np.ravel_multi_index(tuple(numbers), tuple(sides)))
@@ -109,7 +109,7 @@ def _node(text: str, given: str, sides: Sequence[int]) -> int:
 
 def _not_understood(given: str) -> str:
     return (
-        f"--fail: {given!r} is not understood, accepted are a node (0,0,1), a cable (0,0,0-0,0,1) or one "
+        f"`failed`: {given!r} is not understood, accepted are a node (0,0,1), a cable (0,0,0-0,0,1) or one "
         "direction of it ('0,0,0>0,0,1')"
     )
 

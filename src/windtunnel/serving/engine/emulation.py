@@ -94,9 +94,9 @@ def emulate(asked: Emulation) -> Emulated:
     named, policies = own.chosen(asked.branching, asked.admission)
     asked = replace(asked, branching=named[own.BRANCHING], admission=named[own.ADMISSION])
     if (asked.rules or "none") not in RULES:
-        raise UserError(f"serve: --prefix-cache {asked.rules!r} is unknown; accepted are {', '.join(RULES)}")
+        raise UserError(f"serve: `rules` {asked.rules!r} is unknown; accepted are {', '.join(RULES)}")
     if not 0 < asked.speed_up < inf:
-        raise UserError(f"serve: --speed-up {asked.speed_up:g} is not accepted; use a number above 0")
+        raise UserError(f"serve: `speed_up` {asked.speed_up:g} is not accepted; use a number above 0")
     trace = _trace(asked)
     place = _place(asked, cached=bool(trace.ids) and asked.rules not in ("", "none"))
     objective = Objective(
@@ -167,13 +167,13 @@ def _trace(asked: Emulation) -> Requests:
     if asked.count:
         trace = trace.repeated(asked.count)
     if asked.branches:
-        told = pairs("--branches", asked.branches, ("share", "count", "tokens"))
+        told = pairs("branches", asked.branches, ("share", "count", "tokens"))
         low, _, high = told["count"].partition("-")
         try:
             share, count = float(told["share"]), (int(low), int(high or low))
             tokens = float(told["tokens"])
         except ValueError as error:
-            raise UserError(f"serve: --branches {asked.branches!r}: {error}") from None
+            raise UserError(f"serve: `branches` {asked.branches!r}: {error}") from None
         trace = traces.branched(trace, share, count, tokens, np.random.default_rng(asked.seed))
     return trace.faster(asked.speed_up)
 
@@ -181,7 +181,7 @@ def _trace(asked: Emulation) -> Requests:
 def _place(asked: Emulation, cached: bool) -> _Place:
     if bool(asked.step_time) == bool(asked.on and asked.model_like) or (asked.step_time and asked.on):
         raise UserError(
-            "serve: --trace needs --on CLUSTER with --model-like NAME, or --step-time instead of both"
+            "serve: `trace` needs `on` CLUSTER with `model_like` NAME, or `step_time` instead of both"
         )
     if asked.rows < 1 or asked.chunk < 1:
         raise UserError(
@@ -199,14 +199,14 @@ def _place(asked: Emulation, cached: bool) -> _Place:
     room = asked.kv // width or fits
     if room > fits:
         raise UserError(
-            f"serve: --kv: {room:,} tokens of {model.name} do not fit into a host of {cluster.name}; it"
+            f"serve: `kv`: {room:,} tokens of {model.name} do not fit into a host of {cluster.name}; it"
             f" has room for {fits:,}"
         )
     lent = (asked.prefix_bytes or int(room * KV_SHARE) * width) if cached else 0
     if not asked.kv:
         room -= lent // width
     if room < 1:
-        raise UserError(f"serve: --prefix-kv: nothing is left of {fits:,} tokens of KV; use less")
+        raise UserError(f"serve: `prefix_bytes`: nothing is left of {fits:,} tokens of KV; use less")
     time, error = models.step_time(model, cluster, asked.rows, asked.chunk, fits)
     about = (
         f"{model.name} on {cluster.name}, by roofline (the plane through it is {error:.0%} off on average)"
@@ -217,7 +217,7 @@ def _place(asked: Emulation, cached: bool) -> _Place:
     )  # fmt: skip
 
 
-def pairs(option: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
+def pairs(field: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
     """``a=1,b=2`` with all of ``names`` and no other.
 
     Raises:
@@ -225,7 +225,7 @@ def pairs(option: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
     """
     found = dict(one.partition("=")[::2] for one in text.split(","))
     if set(found) != set(names) or len(found) != text.count(",") + 1:
-        raise UserError(f"serve: {option} {text!r} is not accepted; use {'=…,'.join(names)}=…")
+        raise UserError(f"serve: `{field}` {text!r} is not accepted; use {'=…,'.join(names)}=…")
     return found
 
 

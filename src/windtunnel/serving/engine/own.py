@@ -17,7 +17,7 @@ BRANCHING, ADMISSION = "serving.branching", "serving.engine"
 
 
 def chosen(policy: str, late: str) -> tuple[dict[str, str], dict[str, Policy]]:
-    """Who decides, for what ``--policy`` and ``--admission`` say: names by capability, and of these the
+    """Who decides, for what ``branching`` and ``admission`` say: names by capability, and of these the
     functions that are a user's. A file that does not say what it is for decides which branches take part;
     one for admission leaves these to the default.
 
@@ -28,19 +28,19 @@ def chosen(policy: str, late: str) -> tuple[dict[str, str], dict[str, Policy]]:
     named, own = {BRANCHING: policy, ADMISSION: late}, dict[str, Policy]()
     if policy.endswith(policyfile.ENDING):
         path = Path(policy).absolute()
-        decide, mine = policyfile.load(path)
+        decide, mine = policyfile.load(path, "branching")
         mine = BRANCHING if mine is None else mine
         if mine not in named:
             raise UserError(f"{path}: CAPABILITY {mine!r} is not accepted, use {' or '.join(named)}")
         named |= {BRANCHING: "taper", mine: str(path)}
         own[mine] = _checked(path, decide, *_RULES[mine])
-    for option, name, known in (
-        ("--policy", BRANCHING, branching.POLICIES), ("--admission", ADMISSION, admission.POLICIES),
+    for field, name, known in (
+        ("branching", BRANCHING, branching.POLICIES), ("admission", ADMISSION, admission.POLICIES),
     ):  # fmt: skip
         if name not in own and named[name] not in known:
             more = ", or a file ending in .py" if name == BRANCHING else ""
             raise UserError(
-                f"serve: {option} {named[name]!r} is unknown; accepted are {', '.join(known)}{more}"
+                f"serve: `{field}` {named[name]!r} is unknown; accepted are {', '.join(known)}{more}"
             )
     return named, own
 

@@ -91,6 +91,6 @@ def _known(content: dict[str, Any]) -> Known:
 
 def _wrong(given: str, why: str) -> UserError:
     return UserError(
-        f"serve: --step-time {given!r}: {why}; accepted are calibrated, a file that 'windtunnel calibrate"
+        f"serve: `step_time` {given!r}: {why}; accepted are calibrated, a file that 'windtunnel calibrate"
         " serving.engine' wrote, or base=SECONDS and any of row, kv, token, pair, decode, chunk"
     )

@@ -59,14 +59,14 @@ def advise(
     job, costs = question.job, question.costs
     if write_time(job, costs) > question.longest:
         raise UserError(
-            f"plan: a checkpoint takes {write_time(job, costs):.3g} s to storage, more than --storage-within"
+            f"plan: a checkpoint takes {write_time(job, costs):.3g} s to storage, more than `storage_within`"
             f" {question.longest:.3g} s; give a longer time, or more of the storage's bandwidth"
         )
     choices = tuple(_choice(question, copies) for copies in range(1, min(MOST_COPIES, job.hosts) + 1))
     fitting = [choice for choice in choices if choice.fits]
     if not fitting:
         raise UserError(
-            f"plan: --host-memory {amount(question.host_memory)} is too little even for one copy:"
+            f"plan: `host_memory` {amount(question.host_memory)} is too little even for one copy:"
             f" {choices[0].sum_in_words}"
         )
     least = min(choice.waste for choice in fitting)

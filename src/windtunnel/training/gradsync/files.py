@@ -53,7 +53,7 @@ def check_place(out: Path) -> None:
         UserError: nothing can be written there.
     """
     if out.is_dir() or not os.access(out.parent, os.W_OK):
-        raise UserError(f"--out {out}: a file in a folder that is there and may be written to is accepted")
+        raise UserError(f"`out` {out}: a file in a folder that is there and may be written to is accepted")
 
 
 def read(path: Path, kind: type[T]) -> T:

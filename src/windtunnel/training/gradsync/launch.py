@@ -51,7 +51,7 @@ def apply_to_script(
     """
     made = read(plan, Plan)
     if made.world != ranks:
-        raise UserError(f"plan {plan}: it is for {made.world} ranks; --ranks {made.world} is accepted")
+        raise UserError(f"plan {plan}: it is for {made.world} ranks; `ranks` {made.world} is accepted")
     if profile is not None:
         read(profile, Profile)
     _launch(ranks, script, "apply", str(plan), str(profile or ""), str(every), script, *arguments)

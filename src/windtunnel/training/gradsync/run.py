@@ -67,17 +67,17 @@ def _wanted(profile: Profile, codecs: Sequence[str], seed: int, lossy: bool) -> 
     for name in codecs:
         if name not in known:
             raise UserError(
-                f"--codec {name}: the profile has no cost of it; it has {', '.join(sorted(known))}"
+                f"`codecs` {name}: the profile has no cost of it; it has {', '.join(sorted(known))}"
             )
         if math.isinf(known[name]):
             raise UserError(
-                f"--codec {name}: how many steps training needs with it is not measured; accepted are "
+                f"`codecs` {name}: how many steps training needs with it is not measured; accepted are "
                 + ", ".join(sorted(codec for codec, more in known.items() if more < math.inf))
             )
         if known[name] > 1 and not lossy:
             raise UserError(
-                f"--codec {name}: training needs {known[name]:.2g} times as many steps with it to the same "
-                "loss; give --lossy where that may be"
+                f"`codecs` {name}: training needs {known[name]:.2g} times as many steps with it to the same "
+                "loss; give `lossy` where that may be"
             )
     return Wanted(profile, tuple(codecs), seed, steps(), lossy)
 
@@ -105,9 +105,9 @@ def plan_run(
         ScriptError: the program failed.
     """
     if (program is None) == (profile is None):
-        raise UserError("gradsync plan: a SCRIPT or --profile FILE is needed, and not both")
+        raise UserError("gradsync plan: a SCRIPT or `profile` FILE is needed, and not both")
     if program is not None and cluster is None:
-        raise UserError("gradsync plan: --cluster is needed to emulate a script")
+        raise UserError("gradsync plan: `cluster` is needed to emulate a script")
     inputs = {
         "script": program, "args": [*arguments], "cluster": cluster,
         "profile": str(profile) if profile else None, "codecs": [*codecs], "lossy": lossy,

@@ -50,7 +50,7 @@ def checked_spec(spec: SandboxSpec) -> None:
         refuse("network", spec.network, f"use {', '.join(get_args(Network))}")
     if (spec.network == "proxy") != bool(spec.proxy_upstream):
         raise UserError(
-            f"sandbox {spec.name}: network 'proxy' and proxy_upstream (--upstream), the model API's URL, go "
+            f"sandbox {spec.name}: network 'proxy' and `proxy_upstream`, the model API's URL, go "
             f"together; given are {spec.network!r} and {spec.proxy_upstream!r}"
         )
     if spec.proxy_upstream:

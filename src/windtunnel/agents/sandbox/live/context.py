@@ -115,7 +115,7 @@ def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:
     if asked and why:
         raise UserError(
             f"sandbox {spec.name}: a limit of {asked >> 20} MiB of disk cannot be held here: {why}; "
-            "leave '--disk' away, or say '--disk none'"
+            "leave `disk` away, or say `disk` none"
         )
     return disk_limit(asked, pool.usage()[1], bounded=not why)
 

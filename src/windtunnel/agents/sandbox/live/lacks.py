@@ -105,7 +105,7 @@ def hold(
     if log.decide(asked).answer == "hold":
         more = f", and {len(lacks) - 1} more" if len(lacks) > 1 else ""
         raise LessError(
-            f"{what} lacks {lacks[0].what}{more} ({lacks[0].why}); --allow-less takes it as it is",
+            f"{what} lacks {lacks[0].what}{more} ({lacks[0].why}); `allow_less` takes it as it is",
             lacks,
             manifest=manifest,
             report=report,

@@ -117,7 +117,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         except Exception as error:
             where = f"{settings.host}:{settings.port}"
             raise HostError(
-                f"--host, --port: nobody can listen on {where}: it is taken, or not here"
+                f"`host`, `port`: nobody can listen on {where}: it is taken, or not here"
             ) from error
         self.address = protocol.location(keys, settings.host, self.port)
         self.log.append("master", address=self.address, epoch=state.epoch, splits=len(self.splits))

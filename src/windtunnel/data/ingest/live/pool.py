@@ -81,13 +81,13 @@ class OnRay:
             import ray
         except ImportError:
             raise UserError(
-                f"--ray {address}: Ray is not installed; pip install 'windtunnel[control]' has it"
+                f"`ray` {address}: Ray is not installed; pip install 'windtunnel[control]' has it"
             ) from None
         try:
             ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"--ray {address}: no cluster answers there: {str(error).splitlines()[0]}"
+                f"`ray` {address}: no cluster answers there: {str(error).splitlines()[0]}"
             ) from None
         self._ray, self._secret, self._tls = ray, secret.read_bytes(), keys.files
         self._actors: dict[str, tuple[Any, Any]] = {}

@@ -50,7 +50,7 @@ def serve(
         local = False
     if not local and secret is None:
         raise UserError(
-            f"--host {settings.host}: others can reach it; accepted is a loopback address, or --secret-file "
+            f"`host` {settings.host}: others can reach it; accepted is a loopback address, or `secret` "
             "with a secret that the clients have, too"
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -97,20 +97,20 @@ def run(
         HostError: a host's agent was killed, or the kernel refused.
     """
     if reason := network.missing():
-        raise UserError(f"network dag run --live: {reason}; accepted without is the twin")
+        raise UserError(f"network dag run `real`: {reason}; accepted without is the twin")
     known = dict(resources)
     coming = sorted(map(split, checked(jobs, known)), key=lambda job: job.begins)
     flows, numbers = _numbered(coming)
     used = [one for job in coming for task in job.tasks for one, _ in task.loads]
     names = list(dict.fromkeys(one.removesuffix(".out").removesuffix(".in") for one in used))
     if len(names) > MOST_HOSTS:
-        raise UserError(f"network dag run --live: {len(names)} hosts, accepted are at most {MOST_HOSTS}")
+        raise UserError(f"network dag run `real`: {len(names)} hosts, accepted are at most {MOST_HOSTS}")
     lines = {name: known[name] for name in used if name.endswith((".out", ".in"))}
     try:
         hosts = Hosts(lines, names, flows, sum(map(len, numbers.values())))
     except OSError as error:
         raise UserError(
-            f"network dag run --live: namespaces, links or HTB cannot be had here ({error.strerror});"
+            f"network dag run `real`: namespaces, links or HTB cannot be had here ({error.strerror});"
             " accepted without is the twin"
         ) from error
     with closing(hosts):
@@ -124,7 +124,7 @@ def _numbered(jobs: Iterable[Job]) -> tuple[list[Flow], dict[Key, list[int]]]:
     computing = []
     for job in jobs:
         for task in job.tasks:
-            where = f"network dag run --live: {job.name}: task {task.name}"
+            where = f"network dag run `real`: {job.name}: task {task.name}"
             if task.kind == "compute":
                 computing.append((job.name, task.name))
                 if task.command and task.name != whole(task.name):
@@ -135,7 +135,7 @@ def _numbered(jobs: Iterable[Job]) -> tuple[list[Flow], dict[Key, list[int]]]:
             flows += found
     if len(flows) + len(computing) > MOST_TASKS:
         raise UserError(
-            f"network dag run --live: {len(flows) + len(computing)} flows and processes, accepted are at most"
+            f"network dag run `real`: {len(flows) + len(computing)} flows and processes, accepted are at most"
             f" {MOST_TASKS}"
         )
     for number, key in enumerate(computing, len(flows)):

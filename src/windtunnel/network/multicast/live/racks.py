@@ -47,7 +47,7 @@ class Racks:
             raise UserError(f"network multicast send: {reason}; accepted here is plan")
         if shuffle.racks > 64:
             raise UserError(
-                f"--racks: {shuffle.racks} on one machine, accepted are up to 64; plan takes more"
+                f"`racks`: {shuffle.racks} on one machine, accepted are up to 64; plan takes more"
             )
         self.shuffle, self.rate, self.lost = shuffle, rate, set[int]()
         self._processes: list[int] = []

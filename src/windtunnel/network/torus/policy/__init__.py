@@ -98,7 +98,7 @@ def _assigned(sides: tuple[int, ...], routes: Routes, method: str) -> tuple[Link
     if method not in METHODS or not fits.get(method, True):
         accepted = ", ".join(["auto", *(name for name, fit in fits.items() if fit)])
         shape = "x".join(map(str, sides))
-        raise UserError(f"--method: {method!r} is not for a torus of {shape}, accepted are {accepted}")
+        raise UserError(f"`method`: {method!r} is not for a torus of {shape}, accepted are {accepted}")
     if method == "closed-form" or (method == "auto" and fits["closed-form"]):
         return assign.closed_form(sides, routes), "closed-form"
     if method == "recursion":
@@ -162,14 +162,14 @@ def standing(seen: Observation, ends: Links) -> Flags:
     nodes, tails = nodes_of(seen.sides), np.arange(len(ends)) // (2 * len(seen.sides))
     for node in seen.failed_nodes:
         if not 0 <= node < nodes:
-            raise UserError(f"--fail: there is no node {node}, accepted are 0 to {nodes - 1}")
+            raise UserError(f"`failed`: there is no node {node}, accepted are 0 to {nodes - 1}")
     alive = ends >= 0
     alive &= ~np.isin(tails, seen.failed_nodes) & ~np.isin(ends, seen.failed_nodes)
     for tail, head in seen.failed_links:
         link = link_between(seen.sides, tail, head) if 0 <= tail < nodes else None
         if link is None:
             raise UserError(
-                f"--fail: there is no link from {name(tail, seen.sides)} to {name(head, seen.sides)}, "
+                f"`failed`: there is no link from {name(tail, seen.sides)} to {name(head, seen.sides)}, "
                 "accepted are links between neighbours"
             )
         alive[link] = False
@@ -188,7 +188,7 @@ def _no_node_cut_off(seen: Observation, ends: Links, alive: Flags) -> None:
     nodes, tails = nodes_of(seen.sides), np.arange(len(ends)) // (2 * len(seen.sides))
     stand = np.setdiff1d(np.arange(nodes), seen.failed_nodes)
     if len(stand) < 2:
-        raise UserError(f"--fail: {len(stand)} nodes are left, accepted is a failure that leaves 2 or more")
+        raise UserError(f"`failed`: {len(stand)} nodes are left, accepted is a failure that leaves 2 or more")
     into, out = ends[alive].astype(np.int64), tails[alive]
     ways = np.bincount(into, minlength=nodes) * np.bincount(out, minlength=nodes)
     root = int(stand[np.argmax(ways[stand])])  # one that is not cut off itself, if any is not
@@ -198,7 +198,7 @@ def _no_node_cut_off(seen: Observation, ends: Links, alive: Flags) -> None:
         shown = " and ".join(name(node, seen.sides) for node in lost[:4]) + (" and more" if lost[4:] else "")
         what = "node" if len(lost) == 1 else "nodes"
         raise UserError(
-            f"--fail: {what} {shown} would be cut off, accepted are failures that leave all nodes joined "
+            f"`failed`: {what} {shown} would be cut off, accepted are failures that leave all nodes joined "
             "both ways, or the node itself"
         )
 

@@ -51,7 +51,7 @@ class Routes:
         return np.repeat(np.arange(len(self.sources)), self.lengths)
 
 
-def check_sides(sides: Sequence[int], where: str = "--dims") -> tuple[int, ...]:
+def check_sides(sides: Sequence[int], where: str = "`dims`") -> tuple[int, ...]:
     """``sides`` of a torus that can be planned.
 
     Raises:

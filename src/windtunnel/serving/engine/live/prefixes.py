@@ -39,9 +39,9 @@ class Prefixes:
         room: int = 0, rate: float = 1e12, note: Note | None = None,
     ) -> None:  # fmt: skip
         if rules not in RULES:
-            raise UserError(f"--prefix-cache: {rules!r} is unknown; accepted are {', '.join(RULES)}")
+            raise UserError(f"`rules`: {rules!r} is unknown; accepted are {', '.join(RULES)}")
         if not executor.support.prefixes and not RULES[rules].empty:
-            raise UserError(f"--prefix-cache: {executor.support.reason}")
+            raise UserError(f"`rules`: {executor.support.reason}")
         self.executor, self.disk, self._note = executor, disk, note
         lower = [changes.Tier("disk", room, disk.bandwidth, disk.latency, rate)] if disk else []
         self.tree = tree.PrefixCache(

@@ -73,7 +73,7 @@ def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: N
     """
     own.chosen(served.branching, served.admission)
     if served.dtype not in DTYPES:
-        raise UserError(f"serve: --dtype {served.dtype!r} is unknown; accepted are {', '.join(DTYPES)}")
+        raise UserError(f"serve: `dtype` {served.dtype!r} is unknown; accepted are {', '.join(DTYPES)}")
     given, key = defaults(served.model), _key(served.api_key_file) if served.api_key_file else None
     if served.prefix_disk:
         _made(Path(served.prefix_disk))
@@ -91,16 +91,16 @@ def _made(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             return
     except OSError as error:
-        raise UserError(f"serve: --prefix-disk {folder} cannot be used ({error.strerror})") from error
+        raise UserError(f"serve: `prefix_disk` {folder} cannot be used ({error.strerror})") from error
 
 
 def _key(file: str) -> bytes:
     try:
         key = Path(file).read_bytes().strip()
     except OSError as error:
-        raise UserError(f"serve: --api-key-file {file} cannot be read ({error.strerror})") from error
+        raise UserError(f"serve: `api_key_file` {file} cannot be read ({error.strerror})") from error
     if not key or not all(32 < sign < 127 for sign in key):
-        raise UserError(f"serve: --api-key-file {file} holds no key: accepted is one line without spaces")
+        raise UserError(f"serve: `api_key_file` {file} holds no key: accepted is one line without spaces")
     return key
 
 

@@ -93,23 +93,23 @@ def model_like(name: str) -> Model:
             config = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise UserError(
-                f"--model-like: {name!r} is neither a model known here nor a config.json ({error}); known are"
+                f"`model_like`: {name!r} is neither a model known here nor a config.json ({error}); known are"
                 f" {', '.join(MODELS)}"
             ) from None
     if not isinstance(config, dict):
-        raise UserError(f"--model-like: {name}: a config.json is one JSON object")
+        raise UserError(f"`model_like`: {name}: a config.json is one JSON object")
     config = {**config, **(config.get("text_config") or {})}
     for field in ("num_experts", "num_local_experts", "n_routed_experts"):
         if config.get(field):
             raise UserError(
-                f"--model-like: {name}: field {field} is {config[field]}; which experts a step reads is not"
+                f"`model_like`: {name}: field {field} is {config[field]}; which experts a step reads is not"
                 " modelled; accepted are models without experts, and profiles measured on real steps"
             )
     numbers: dict[str, int] = {}
     for field in ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads"):
         value = config.get(field)
         if type(value) is not int or value < 1:
-            raise UserError(f"--model-like: {name}: field {field} is {value!r}; a whole number is needed")
+            raise UserError(f"`model_like`: {name}: field {field} is {value!r}; a whole number is needed")
         numbers[field] = value
     known = shape(config, width=WIDTH)
     table = numbers["hidden_size"] * numbers["vocab_size"]
@@ -133,7 +133,7 @@ def kv_tokens(model: Model, cluster: Cluster) -> int:
     tokens = int(left / (max(1, model.shape.kv) * copies))
     if tokens < 1:
         raise UserError(
-            f"--model-like: the weights of {model.name} take {amount(model.weights)}, {cluster.name} has"
+            f"`model_like`: the weights of {model.name} take {amount(model.weights)}, {cluster.name} has"
             f" {amount(room * devices)} for them on a host; accepted are more devices a host, or larger ones"
         )
     return tokens

@@ -88,7 +88,7 @@ class Cluster:
         try:
             import ray
         except ImportError as fault:
-            raise UserError("variants serve: --ray needs ray; use pip install windtunnel[control]") from fault
+            raise UserError("variants serve: `ray` needs ray; use pip install windtunnel[control]") from fault
         try:
             if ":" in address:  # Ray itself would wait for minutes
                 name, _, port = address.removeprefix("ray://").rpartition(":")
@@ -97,7 +97,7 @@ class Cluster:
         except Exception as fault:  # Ray's own are no family of exceptions
             words = str(fault).partition("\n")[0]
             raise UserError(
-                f"variants serve: --ray {address!r}: no cluster answers there: {words}"
+                f"variants serve: `ray` {address!r}: no cluster answers there: {words}"
             ) from fault
         self._ray = ray
         self._files = lru_cache(maxsize=None)(self._sent)

@@ -108,7 +108,7 @@ def add(
         )
     if (folder / "variants.json").exists():
         raise UserError(
-            f"variants add: {architecture} is registered in {home} already; choose another --name"
+            f"variants add: {architecture} is registered in {home} already; choose another `architecture`"
         )
     given, labels = read_data(data)
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def add(
     if others and others[0] != takes:
         raise UserError(
             f"variants add: {architecture} takes {_told(takes)}, and other models of {task} take"
-            f" {_told(others[0])}; choose another --task"
+            f" {_told(others[0])}; choose another `task`"
         )
     found = [one._replace(accuracy=accuracy(one.file, examples, labels)) for one in found]
     full, small = found[0], folder / "int8.onnx"

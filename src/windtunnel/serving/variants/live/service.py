@@ -85,7 +85,7 @@ class Service:
     ) -> None:  # fmt: skip
         if policy not in POLICIES:
             raise UserError(
-                f"variants serve: --policy {policy!r} is unknown; accepted are {', '.join(POLICIES)}"
+                f"variants serve: `policy` {policy!r} is unknown; accepted are {', '.join(POLICIES)}"
             )
         self.policy, self._log, self._second = policy, log, second
         self.desk = Desk([one.variant for one in entries], self._decide, pinned=pinned, grows=False)

@@ -46,9 +46,7 @@ def with_address(spec: SandboxSpec) -> SandboxSpec:
             raise UserError(f"sandbox {spec.name}: a key file is for network 'proxy'")
         return spec
     if not spec.proxy_upstream:
-        raise UserError(
-            f"sandbox {spec.name}: network 'proxy' needs proxy_upstream (--upstream), the model API's URL"
-        )
+        raise UserError(f"sandbox {spec.name}: network 'proxy' needs `proxy_upstream`, the model API's URL")
     checked_base(spec.proxy_upstream)
     if spec.proxy_key_file:
         usable_key(spec.name, spec.proxy_key_file)
