@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import statistics
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
-from benchmarks.harness.measure import scratch
+from benchmarks.figures import figure
+from benchmarks.harness.measure import scratch, spread
+from benchmarks.harness.rows import Row
 from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.checkpoint import quiesce
@@ -37,8 +39,8 @@ from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.base import paths
 from windtunnel.linux.processes import command_line, state
 
-T = TypeVar("T")
 KEEP_ALL = Retention(keep=100_000)
+SOURCE = "arXiv 2604.28138"
 
 
 def missing() -> str:
@@ -108,35 +110,6 @@ def processes_of(home: Home, box: str, of: int | None = None) -> list[psutil.Pro
     return found
 
 
-class MemoryMeter:
-    """The most memory that this process and its helpers held within the block; sandboxes are no helpers."""
-
-    def __init__(self, every: float = 0.2) -> None:
-        self.peak = 0
-        self._every = every
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="bench-memory", daemon=True)
-
-    def __enter__(self) -> MemoryMeter:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        own = psutil.Process()
-        while True:
-            held = 0
-            for process in (own, *own.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    held += process.memory_info().rss
-            self.peak = max(self.peak, held)
-            if self._end.wait(self._every):
-                return
-
-
 PROGRAMS = "usr"
 WAIT = 120.0
 """Seconds that a checkpoint may take before the run is given up."""
@@ -200,14 +173,10 @@ class Seat:
         quiesce(machine.shells())
         pids = {pid: command_line(pid) for pid in machine.cgroup.pids() if state(pid) != "Z"}
         seen = observe(
-            self,
-            self.root,
-            processes=machine.commands,
+            self, self.root, processes=machine.commands, ports=False, only=self._written(),
             pids={pid: command for pid, command in pids.items() if command},
             shells={state.name: state.fingerprint for state in machine.shell_states()},
-            ports=False,
-            only=self._written(),
-        )
+        )  # fmt: skip
         tables = [Path(f"/proc/{machine.pid}/net/{name}") for name in ("tcp", "tcp6")]
         text = "\n".join(table.read_text() for table in tables if table.exists())
         return replace(seen, ports=listening(text))
@@ -215,31 +184,33 @@ class Seat:
 
 @dataclass(frozen=True)
 class Played:
-    """A session that was played to its end, with its log and all its checkpoints."""
+    """A session that was played to its end, with its log, all its checkpoints and the bytes of each one's
+    manifest."""
 
     trace: Trace
     turns: tuple[Turn, ...]
-    manifests: tuple[Manifest, ...]
+    manifests: tuple[tuple[Manifest, int], ...]
 
 
-def played(host: Host, trace: Trace, name: str, sizes: dict[str, int] | None = None) -> Played:
+def played(host: Host, trace: Trace, name: str) -> Played:
     """Play ``trace`` on a new sandbox with a checkpoint after the opening and after every turn that needs
-    one. ``sizes`` is filled with the bytes of each manifest. The sandbox is removed, its checkpoints with
-    it."""
+    one. The sandbox is removed, its checkpoints with it."""
     seat = Seat.new(host, name)
     lines: list[Turn] = []
     try:
-        replay(
-            trace,
-            seat,
-            on_open=seat.save,
-            on_turn=lambda *_: lines.append(seat.end_turn()),
-        )
-        manifests = [one for one in seat.box.log().checkpoints if one.box == name]
-        if sizes is not None:
-            for one in manifests:
-                folder = host.home.checkpoints / one.id
-                sizes[one.id] = sum(file.stat().st_size for file in folder.iterdir())
+        replay(trace, seat, on_open=seat.save, on_turn=lambda *_: lines.append(seat.end_turn()))
+        manifests = [
+            (one, sum(file.stat().st_size for file in (host.home.checkpoints / one.id).iterdir()))
+            for one in seat.box.log().checkpoints
+            if one.box == name
+        ]
     finally:
         host.remove(name)
     return Played(trace, tuple(lines), tuple(manifests))
+
+
+def times(section: str, name: str, seconds: Sequence[float], goal: str = "", note: str = "") -> Row:
+    """The median of so many seconds."""
+    around = f"least {min(seconds) * 1e3:.1f} ms, 95th percentile {spread(seconds).p95 * 1e3:.1f} ms"
+    note = f"median of {len(seconds)}; {around}{note and '; '}{note}"
+    return figure(section, name, "s", statistics.median(seconds), goal, note=note)

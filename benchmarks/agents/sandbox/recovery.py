@@ -31,15 +31,9 @@ from typing import Literal
 
 import psutil
 
-from benchmarks.agents.sandbox.harness import (
-    WAIT,
-    Seat,
-    new_name,
-    opened,
-    own_home,
-    processes_of,
-    sessions,
-)
+from benchmarks.agents.sandbox import harness
+from benchmarks.agents.sandbox.harness import SOURCE, WAIT, Seat, new_name, opened, own_home
+from benchmarks.figures import figure
 from benchmarks.harness.measure import side_by_side
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.agents.sandbox.errors import SandboxError
@@ -98,17 +92,11 @@ def killed(host: Host, policy: PolicyName, kill: Kill) -> KillOutcome:
     trace = kill.reference.trace
     try:
         recovered = recovery(
-            trace,
-            run.seat,
-            after=kill.after,
-            reference=kill.reference.seen,
-            look=lambda seat, outputs: seat.look(trace, outputs),
-            kill=run.kill,
-            recover=run.recover,
-            on_open=Seat.save,
-            end_turn=run.end_turn,
+            trace, run.seat, after=kill.after, reference=kill.reference.seen,
+            look=lambda seat, outputs: seat.look(trace, outputs), kill=run.kill, recover=run.recover,
+            on_open=Seat.save, end_turn=run.end_turn,
             arm=run.arm if kill.kind == "inside a turn" else None,
-        )
+        )  # fmt: skip
         correct, differences = recovered.score.correct, recovered.score.differences
         run.landed = run.landed or recovered.inside
     except (*FAULTS, SandboxError, TraceRejected, TimeoutError) as error:
@@ -144,7 +132,7 @@ class _Run:
             return
         programs: list[psutil.Process] = []
         while not pending.done and not (programs if self.of.criu else pending.started):
-            programs = processes_of(self.host.home, seat.box.name) if self.of.criu else []
+            programs = harness.processes_of(self.host.home, seat.box.name) if self.of.criu else []
             time.sleep(0.0005)
         whole = self.policy == "full" or turn.true_class is TurnClass.FULL
         time.sleep(self._random.random() * (0.03 if self.of.criu else 0.12 if whole else 0.012))
@@ -191,14 +179,10 @@ class _Run:
             return seat
         if self.policy == "files":
             fresh_shells(seat, trace)
-        again = self.of.kind == "inside a checkpoint" and self.landed and not self._covered(seat, after)
-        if again:
+        if self.of.kind == "inside a checkpoint" and self.landed and seat.box.turns < after:
             play(seat, trace.turns[after - 1])
             seat.end_turn()
         return seat
-
-    def _covered(self, seat: Seat, after: int) -> bool:
-        return seat.box.turns >= after
 
     def _damage(self) -> list[str]:
         """Manifests that cannot be read, and images of this sandbox with damaged pages."""
@@ -229,7 +213,6 @@ def fresh_shells(seat: Seat, trace: Trace) -> None:
 
 
 SECTION = "recovery"
-SOURCE = "arXiv 2604.28138"
 KILLS, QUICK_KILLS = 36, 6
 POLICIES: dict[PolicyName, tuple[str, float | None]] = {
     "conversation": ("conversation only", 0.08),
@@ -259,18 +242,9 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
     meant = {kind: len(POLICIES) * sum(kill.kind == kind for kill in kills) for kind in KINDS}
     # without checkpoints there is none to be killed
     meant["inside a checkpoint"] -= sum(kill.kind == "inside a checkpoint" for kill in kills)
-    yield Row(
-        SECTION,
-        "manifests or images damaged by a kill",
-        "found",
-        measured=len(unreadable),
-        target="0",
-        met=not unreadable,
-        note="; ".join(
-            [f"kills that hit the {kind}: {landed[kind]} of {meant[kind]}" for kind in KINDS[1:]]
-            + unreadable[:5]
-        ),
-    )
+    hits = [f"kills that hit the {kind}: {landed[kind]} of {meant[kind]}" for kind in KINDS[1:]]
+    note = "; ".join(hits + unreadable[:5])
+    yield figure(SECTION, "manifests or images damaged by a kill", "found", len(unreadable), "0", note=note)
 
 
 def correct_row(
@@ -284,23 +258,14 @@ def correct_row(
         for kind in KINDS
     ]
     shown = wrong if policy in ("semantic", "full") else wrong[:1]
-    told += [f"WRONG ({one.kill.words}): {', '.join(_short(one.differences))}" for one in shown]
-    must = policy == "semantic"
-    return Row(
-        SECTION,
-        f"correct after {len(outcomes)} kills, {words}",
-        "",
-        measured=1 - len(wrong) / len(outcomes),
-        published=published,
-        source=f"{SOURCE}: 28 to 42 %" if policy == "files" else SOURCE if published is not None else "",
-        target="100 %" if must else "",
-        met=not wrong if must else None,
-        note="; ".join(told),
-    )
-
-
-def _short(differences: Sequence[str]) -> list[str]:
-    return [one if len(one) <= 160 else one[:159] + "…" for one in differences[:3]]
+    told += [
+        f"WRONG ({one.kill.words}): {', '.join(each[:160] for each in one.differences[:3])}" for one in shown
+    ]
+    return figure(
+        SECTION, f"correct after {len(outcomes)} kills, {words}", "", 1 - len(wrong) / len(outcomes),
+        "100 %" if policy == "semantic" else "", published=published,
+        source=f"{SOURCE}{': 28 to 42 %' if policy == 'files' else ''}", note="; ".join(told),
+    )  # fmt: skip
 
 
 def plan(references: Sequence[Reference], kills: int, seed: int = 1) -> list[Kill]:
@@ -326,7 +291,7 @@ def _references(home: Path, quick: bool) -> tuple[list[Reference], list[str]]:
     """Each session with its fault-free run; and, in words, those that do not run twice the same."""
     found, refused = [], []
     with opened(home, policy="conversation") as host:
-        for trace in sessions(quick):
+        for trace in harness.sessions(quick):
             try:
                 first, second = (faultless(host, trace) for _ in range(2))
                 found.append(Reference(trace, agreed(trace, first, second)))

@@ -23,7 +23,6 @@ from windtunnel.network.torus.twin import (
 LINK_RATE = 50e9  # bytes/s of a directed link: 400 Gb/s, whatever the number of wavelengths it is split into
 PAIR_BYTES = 4e6
 TOKENS, TOKEN_BYTES = 4096, 7168 * 2  # of a node in a step; hidden size 7,168 in bf16 (arXiv:2412.19437)
-SKEWS = (0.0, 0.5, 1.0, 1.5)
 SEEDS = 5
 
 
@@ -36,7 +35,7 @@ def traffic_rows(quick: bool) -> Iterator[Row]:
         yield from _arms(f"{_shape(sides)}, 4 MB a pair", plan, uniform, plan.count == plan.bound, note)
     for sides in ((3, 3, 3), *(() if quick else ((3,) * 4,))):
         plan = checked(Observation(sides))
-        for skew, own in [*((skew, False) for skew in SKEWS), *((skew, True) for skew in SKEWS[1:])]:
+        for skew, own in ((0.0, False), (1.0, False), (1.0, True)):
             drawn = [
                 moe_traffic(nodes_of(sides), TOKENS, TOKEN_BYTES, skew, np.random.default_rng(seed), own=own)
                 for seed in range(SEEDS)
@@ -56,8 +55,8 @@ def _arms(of: str, plan: Decision, traffic: list[Floats], tie: bool = False, not
     met = abs(ratios[0] - 1) < 1e-6 if tie else min(ratios) >= 1 - 1e-6
     yield figure(
         "alltoall", f"{of}: optical over electrical", "times", emulated=statistics.median(ratios),
-        goal="a tie" if tie else "never below 1", met=met, note=f"{note or 'seeds'}: {min(ratios):.2f} to"
-        f" {max(ratios):.2f}",
+        goal="a tie" if tie else "never below 1", met=met,
+        note=f"{min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} seeds{note and '; '}{note}",
     )  # fmt: skip
 
 
