@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from decimal import Decimal
 
 from benchmarks.harness.rows import Row
 
 TESTS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "": operator.eq,
 }  # fmt: skip
-SCALES = {"%": 0.01, "ms": 1e-3, "min": 60.0, "M": 1e6, "GiB": 2.0**30}
+SCALES = {"%": "0.01", "ms": "0.001", "M": "1000000", "GiB": "1073741824"}
 
 
 def figure(
@@ -37,5 +38,5 @@ def reached(value: float, goal: str, unit: str) -> bool:
     if found is None:
         raise ValueError(f"the goal {goal!r} names no number")
     test, number, of = found.groups()
-    scale = 1.0 if of == unit else SCALES.get(of, 1.0)
-    return TESTS[test](value, float(number) * scale)
+    scale = "1" if of == unit else SCALES.get(of, "1")
+    return TESTS[test](value, float(Decimal(number) * Decimal(scale)))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.agents import sandbox as bench
 from benchmarks.agents.sandbox import harness, overhead, recovery, volume
-from benchmarks.agents.sandbox.overhead import Batch, Ran
+from benchmarks.agents.sandbox.overhead import Ran
 from benchmarks.agents.sandbox.recovery import KINDS, Reference
 from benchmarks.agents.sandbox.volume import Bytes
 from benchmarks.harness.measure import side_by_side
-from benchmarks.harness.rows import Row
 from support import small_image
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.files import host_image
@@ -28,61 +25,20 @@ from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.schema import TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed
-from windtunnel.base.errors import UserError
 
 NONE, SHELL, FILES, FULL = TurnClass
 
 
 def manifest(id: str, turn: int, *, image: str, files: str) -> Manifest:
+    image_part = ImagePart(image, 1, (), (), (), 1000, 100)
     return Manifest(
-        id=id,
-        box="x",
-        turn=turn,
-        parent=None,
-        turn_class=FULL,
-        wanted=FULL,
-        reasons=(),
-        created=0.0,
-        files=FilesPart(files, "btrfs", 30),
-        image=ImagePart(image, 1, (), (), (), 1000, 100),
-        shells=(),
-        spec=SandboxSpec("x"),
-        kept=(),
-    )
+        id=id, box="x", turn=turn, parent=None, turn_class=FULL, wanted=FULL, reasons=(), created=0.0,
+        files=FilesPart(files, "btrfs", 30), image=image_part, shells=(), spec=SandboxSpec("x"), kept=(),
+    )  # fmt: skip
 
 
 def line(number: int, turn_class: TurnClass, *reasons: str) -> Turn:
     return Turn(number, turn_class, turn_class, reasons, "", 0.0, 0.0, 0.0, 0)
-
-
-# --- sections -----------------------------------------------------------------------------------------------
-
-
-def test_an_unknown_section_is_refused() -> None:
-    with pytest.raises(UserError, match="'recover' is no section; accepted are freeze, fork"):
-        bench.run(["recover"])
-
-
-def test_without_root_every_section_says_so_in_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    rows = bench.run()
-    assert [row.section for row in rows] == list(bench.SECTIONS)
-    assert all(row.measured is None and "need root" in row.note for row in rows)
-
-
-def test_a_section_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(_: bool) -> Iterator[Row]:
-        yield Row("shares", "first", "", measured=0.5)
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(harness, "missing", lambda: "")
-    monkeypatch.setattr(volume, "shares_rows", failing)
-    monkeypatch.setattr(volume, "bytes_rows", lambda _: iter([Row("bytes", "all", "bytes", measured=1.0)]))
-    told = []
-    rows = bench.run(["shares", "bytes"], progress=lambda name, part: told.append((name, part)))
-    assert [row.name for row in rows] == ["all", "first", "shares (failed)"]
-    assert "the disk is full" in rows[-1].note
-    assert told == [("bytes", 0.0), ("shares", 0.5)]
 
 
 def test_jobs_give_their_results_in_order_and_a_failure_ends_those_not_begun() -> None:
@@ -181,16 +137,6 @@ def test_parts_that_a_checkpoint_takes_over_cost_nothing() -> None:
     assert volume.bytes_of(manifest("c", 3, image="a", files="b"), 7) == Bytes(manifests=7)
 
 
-def test_without_the_class_shell_such_turns_cost_what_a_full_one_does() -> None:
-    trace = generate(3)
-    turns = (line(1, NONE), line(2, SHELL), line(3, FILES))
-    seen = volume.Session(
-        harness.Played(trace, turns, ()), {0: Bytes(stored=9), 2: Bytes(manifests=1), 3: Bytes(files=2)}
-    )
-    full = volume.Session(seen.played, {n: Bytes(stored=100 + n) for n in range(4)})
-    assert volume.without_shell([seen], [full]) == 9 + 102 + 2
-
-
 def test_shares_are_of_the_turns_whose_class_is_known() -> None:
     decided, true = [NONE, NONE, NONE, FILES], [NONE, NONE, SHELL, SHELL]
     rows = list(volume.class_rows("s", decided, true, published=True))
@@ -203,41 +149,24 @@ def test_shares_are_of_the_turns_whose_class_is_known() -> None:
 
 
 def test_a_sandbox_is_held_against_the_same_session_in_the_same_repeat() -> None:
-    free = [Batch([Ran(10.0), Ran(20.0)], 1), Batch([Ran(100.0), Ran(20.0)], 1)]
-    found = [Batch([Ran(11.0), Ran(20.0)], 1), Batch([Ran(100.0), Ran(30.0)], 1)]
+    free = [[Ran(10.0), Ran(20.0)], [Ran(100.0), Ran(20.0)]]
+    found = [[Ran(11.0), Ran(20.0)], [Ran(100.0), Ran(30.0)]]
     assert overhead.ratios(free, found) == pytest.approx([0.1, 0.0, 0.0, 0.5])
 
 
-def test_rows_of_the_overhead_hold_every_policy() -> None:
-    def batch(seconds: float) -> list[Batch]:
-        return [Batch([Ran(seconds, waits=[0.0, 0.5], covered=[True, False], jobs=[0.1, 0.2])] * 8, 2**20)]
-
-    seconds = {"no checkpoints": 10.0, "semantic": 10.1, "full every turn": 12.0}
-    rows = {row.name: row for row in overhead.rows({name: batch(value) for name, value in seconds.items()})}
-    semantic = rows["run time over fault-free, semantic"]
-    assert semantic.measured == pytest.approx(0.01) and semantic.met
-    full = rows["run time over fault-free, full every turn"]
-    assert full.measured == pytest.approx(0.2) and full.met is None
-    assert rows["wait at the gate, 95th percentile, semantic"].measured == 0.5
-    assert rows["checkpoints that ended within the think time, semantic"].measured == 0.5
-
-
-def test_what_hid_behind_the_thinking_is_told_for_each_number_of_sandboxes() -> None:
+def test_what_hid_behind_the_thinking_is_told_of_every_policy() -> None:
+    covered = Ran(10.1, waits=[0.0], covered=[True, True, True, False], jobs=[0.1, 0.3])
     batches = {
-        "no checkpoints": [Batch([Ran(10.0)] * 4, 1)],
-        "semantic": [
-            Batch(
-                [Ran(10.1, waits=[0.0], covered=[True, True, True, False], jobs=[0.1, 0.3])] * 3
-                + [Ran(12.0)],
-                1,
-            )
-        ],
-    }
-    inside, more = overhead.thought(batches, 4, "quiet")
+        "no checkpoints": [[Ran(10.0)] * 4], "semantic": [[covered] * 3 + [Ran(12.0)]],
+        "full every turn": [[Ran(10.2)] * 4],
+    }  # fmt: skip
+    inside, more, none, full = overhead.rows("thinking", batches, "quiet")
     assert inside.measured == 0.75 and "12 checkpoints" in inside.note and inside.met is None
-    assert more.measured == pytest.approx(0.01) and more.met and more.name.endswith("4 sandboxes")
-    (_, worse) = overhead.thought({**batches, "semantic": [Batch([Ran(10.2)] * 4, 1)]}, 4, "quiet")
-    assert worse.measured == pytest.approx(0.02) and worse.met is False
+    assert more.measured == pytest.approx(0.01) and more.met and more.name.endswith("4 sandboxes, semantic")
+    assert none.measured is None and full.measured == pytest.approx(0.02) and full.met is None
+    batches["semantic"] = [[Ran(10.2)] * 4]
+    (_, worse, *_) = overhead.rows("thinking", batches, "quiet")
+    assert worse.met is False
 
 
 @given(st.floats(0.5, 200.0), st.integers(0, 20))
