@@ -11,7 +11,7 @@ from benchmarks.harness.rows import runner
 
 SECTIONS = {
     "goodput": "goodput.goodput_rows", "load": "goodput.load_rows", "map": "goodput.map_rows",
-    "search": "goodput.search_rows", "live": "live.live_rows",
+    "live": "live.live_rows",
 }  # fmt: skip
 
 run = runner(__name__, SECTIONS)

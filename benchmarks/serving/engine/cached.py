@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.figures import figure
 from benchmarks.harness.rows import Row
 from windtunnel.serving.engine.live import families
 from windtunnel.serving.engine.live.disk import Disk
@@ -49,9 +50,9 @@ def cached_rows(quick: bool) -> Iterator[Row]:
             seen = _chats(prefixes)
             there = prefixes.facts()["prefix_disk_bytes"]
             disk.close()
-        yield Row(
-            "cached", f"{family}: tokens that differ from uncached ones", "", measured=seen.differ,
-            target=f"0, logits within {CLOSE:g}", met=not seen.differ and seen.off <= CLOSE,
+        yield figure(
+            "cached", f"{family}: tokens that differ from uncached ones", "", seen.differ,
+            f"0, logits within {CLOSE:g}", met=not seen.differ and seen.off <= CLOSE,
             note=f"logits within {seen.off:.1e} of the largest; {seen.found / seen.tokens:.0%} of prompt"
             f" tokens found, {there / 1e3:.0f} kB on the disk at the end",
         )  # fmt: skip

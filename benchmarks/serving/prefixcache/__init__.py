@@ -11,7 +11,7 @@ from benchmarks.harness.rows import runner
 
 SECTIONS = {
     "agents": "rows.agent_rows", "chats": "rows.chat_rows", "mooncake": "rows.mooncake_rows",
-    "ties": "rows.tie_rows", "tiers": "rows.tier_rows", "speed": "rows.speed_rows",
+    "ties": "rows.tie_rows", "tiers": "rows.tier_rows",
 }  # fmt: skip
 
 run = runner(__name__, SECTIONS, traced=("mooncake",))
