@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.figures import figure
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
@@ -31,7 +32,6 @@ GRANTED = 24e9
 SOURCE = "RecShard, ASPLOS 2022, abstract: on average, models that do not fit, 16 GPUs"
 PUBLISHED = {"slow accesses": 87.0, "balance": 12.0, "reading and updating": 6.0}
 GREEDY = ("size", "lookup", "size-lookup")
-GAP, MINUTE = 1e-6, 60.0
 
 
 def _tables(name: str, count: int | None = None, values: float = 1.0) -> tuple[Table, ...]:
@@ -67,16 +67,10 @@ def _greedy(cluster: Cluster, label: str, tables: tuple[Table, ...], granted: fl
     wanted = Wanted(tables, cluster.world_size, *tiers(cluster, granted), BATCH)
     ours, planning = _decided(wanted)
     mine = iteration(cluster, wanted, ours)
-    yield Row("planners", f"{label}: planning", "s", measured=planning, note=ours.reason)
-    yield Row("planners", f"{label}: slow accesses", "", emulated=mine.raw[1] / sum(mine.raw),
-              note=f"distinct rows {mine.distinct[1] / sum(mine.distinct):.2%}")  # fmt: skip
-    yield Row("planners", f"{label}: slowest over fastest device, reading", "x", emulated=_spread(ours))
+    yield figure("planners", f"{label}: planning", "s", planning, note=ours.reason)
     for policy in GREEDY:
         plan = decide(replace(wanted, policy=policy))
         theirs = iteration(cluster, wanted, plan)
-        yield Row(
-            "planners", f"{label}: slow accesses, {policy}", "", emulated=theirs.raw[1] / sum(theirs.raw)
-        )
         ratios = {
             "slow accesses": (theirs.raw[1], mine.raw[1]),
             "slow rows": (theirs.distinct[1], mine.distinct[1]),
@@ -89,11 +83,10 @@ def _greedy(cluster: Cluster, label: str, tables: tuple[Table, ...], granted: fl
             if not own:
                 yield left_out("planners", shown, "recshard has no slow access at all")
                 continue
-            yield Row(
-                "planners", shown, "x", emulated=other / own, published=published,
-                source=SOURCE if published else "", target=f"> {published:g}" if published else "",
-                met=other / own > published if published else None,
-            )  # fmt: skip
+            goal = f"> {published:g}" if published else ""
+            yield figure(
+                "planners", shown, "x", goal=goal, emulated=other / own, published=published, source=SOURCE
+            )
 
 
 def _spread(plan: Placed) -> float:
@@ -119,25 +112,19 @@ def _torchrec(cluster: Cluster, words: str, tables: tuple[Table, ...], share: fl
         full, own = _decided(wanted)
         found, equal, more = (iteration(cluster, wanted, one) for one in (plan, same, full))
         label = f"{words}, {name}"
-        yield Row("planners", f"{label}: planning", "s", measured=planning, note=f"recshard: {own:.1f} s")
-        yield Row("planners", f"{label}: fast bytes of those granted", "",
-                  emulated=used / (fast.capacity * cluster.world_size))  # fmt: skip
-        for what, of in (
-            ("slow accesses", lambda one: one.raw[1]), ("slow rows", lambda one: one.distinct[1]),
-            ("slowest over mean device", lambda one: one.balance[1]), ("reading and updating", _work),
-            ("iteration", lambda one: one.seconds),
-        ):  # fmt: skip
-            yield _ratio(label, what, of, found, equal, "same fast bytes")
-            yield _ratio(label, what, of, found, more, "same memory")
-
-
-def _ratio(
-    label: str, what: str, of: Callable[[Iteration], float], theirs: Iteration, ours: Iteration, basis: str
-) -> Row:
-    own = of(ours)
-    if not own:
-        return left_out("planners", f"{label}: {what}, {basis}", "recshard has none")
-    return Row("planners", f"{label}: {what} over recshard's, {basis}", "x", emulated=of(theirs) / own)
+        yield figure("planners", f"{label}: planning", "s", planning, note=f"recshard: {own:.1f} s")
+        part = used / (fast.capacity * cluster.world_size)
+        yield figure("planners", f"{label}: fast bytes of those granted", "", emulated=part)
+        for basis, ours in (("same fast bytes", equal), ("same memory", more)):
+            for what, theirs, mine in (
+                ("slow accesses", found.raw[1], ours.raw[1]),
+                ("slow rows", found.distinct[1], ours.distinct[1]),
+                ("slowest over mean device", found.balance[1], ours.balance[1]),
+                ("reading and updating", _work(found), _work(ours)),
+                ("iteration", found.seconds, ours.seconds),
+            ):
+                ratio = theirs / mine if mine else None
+                yield figure("planners", f"{label}: {what} over recshard's, {basis}", "x", emulated=ratio)
 
 
 def _planned_by_torchrec(cluster: Cluster, wanted: Wanted, scaleup: bool) -> tuple[Placed, float]:
@@ -214,16 +201,13 @@ def milp_rows(quick: bool) -> Iterator[Row]:
         wanted = Wanted(tables, devices, Tier(0.1 * total / devices, 2e12), Tier(float(total), 26e9), BATCH)
         plan, seconds = _decided(wanted)
         searched, quickly = _decided(replace(wanted, policy="search"))
-        aim = count == 50
-        label = f"{count} tables on {devices} devices"
-        yield Row("milp", f"{label}: gap", "ppm", emulated=plan.gap * 1e6, target="<= 1 ppm" if aim else "",
-                  met=plan.gap <= GAP if aim else None,
-                  note=f"{plan.reason}; solver: {plan.solver}, {len(plan.shards)} shards")  # fmt: skip
-        yield Row("milp", f"{label}: time", "s", measured=seconds, target="<= 60 s" if aim else "",
-                  met=seconds <= MINUTE if aim else None)  # fmt: skip
-        yield Row("milp", f"{label}: search over the best", "", emulated=searched.slowest / plan.slowest - 1,
-                  target="<= 2%", met=searched.slowest <= 1.02 * plan.slowest,
-                  note=f"{quickly:.2f} s")  # fmt: skip
+        label, solved = f"{count} tables on {devices} devices", count == 50
+        note = f"{plan.reason}; solver: {plan.solver}, {len(plan.shards)} shards"
+        goal = "<= 1 ppm" if solved else ""
+        yield figure("milp", f"{label}: gap", "ppm", goal=goal, emulated=plan.gap * 1e6, note=note)
+        yield figure("milp", f"{label}: time", "s", seconds, "<= 60 s" if solved else "")
+        name, over = f"{label}: search over the best", searched.slowest / plan.slowest - 1
+        yield figure("milp", name, "", goal="<= 2%", emulated=over, note=f"{quickly:.2f} s")
 
 
 def scale_rows(quick: bool) -> Iterator[Row]:
@@ -237,6 +221,6 @@ def scale_rows(quick: bool) -> Iterator[Row]:
         wanted = Wanted(tables, devices, Tier(0.1 * total / devices, 2e12), Tier(float(total), 26e9), BATCH)
         plan, seconds = _decided(wanted)
         label = f"{len(tables)} tables on {devices} devices"
-        yield Row("scale", f"{label}: time", "s", measured=seconds, target="<= 60 s", met=seconds <= MINUTE,
-                  note=f"{len(plan.shards)} shards")  # fmt: skip
-        yield Row("scale", f"{label}: above the bounds", "", emulated=plan.gap, note=plan.reason)
+        note = f"{len(plan.shards)} shards; {plan.reason}"
+        yield figure("scale", f"{label}: time", "s", seconds, "<= 60 s")
+        yield figure("scale", f"{label}: above the bounds", "", emulated=plan.gap, note=note)
