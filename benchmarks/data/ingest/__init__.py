@@ -9,6 +9,5 @@ SECTIONS = {
     "rows": "rivals.rival_rows",
     "plain": "rivals.plain_rows",
     "stalls": "service.stall_rows",
-    "faults": "service.fault_rows",
 }
 run = runner(__name__, SECTIONS)

@@ -11,13 +11,9 @@ import itertools
 import os
 import signal
 import statistics
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,16 +21,12 @@ from torch.utils.data import DataLoader
 
 from benchmarks.data.ingest.rivals import Ours
 from benchmarks.figures import figure
-from benchmarks.harness.measure import conditions, in_turn, scratch
+from benchmarks.harness.measure import in_turn, scratch
 from benchmarks.harness.rows import Row
 from windtunnel.base.keys import NAME as SECRET
-from windtunnel.base.keys import Keys
-from windtunnel.base.processes import Identity
 from windtunnel.data.ingest import IngestDataset, reader
 from windtunnel.data.ingest.live import demo
 from windtunnel.data.ingest.live.calls import Settings
-from windtunnel.data.ingest.live.client import Client
-from windtunnel.data.ingest.live.protocol import Link
 from windtunnel.data.ingest.live.serve import started
 from windtunnel.data.ingest.model import Session
 from windtunnel.data.ingest.policy import Scaling
@@ -111,74 +103,3 @@ def _figures(training: demo.Training) -> dict[str, float]:
         "stall": training.stall(), "steady": training.stall(training.seconds / 2),
         "rate": rows / training.seconds, "rows": rows,
     }  # fmt: skip
-
-
-def fault_rows(quick: bool) -> Iterator[Row]:
-    """How long batches stay away after a fault, and how many come twice."""
-    for name, strike in STRIKES.items():
-        gaps, duplicates, wrong = [], 0, 0
-        for _ in range(1 if quick else 3):
-            with scratch() as folder:
-                gap, twice, bad = _struck(folder, strike)
-            gaps.append(gap)
-            duplicates += twice
-            wrong += bad
-        gap = statistics.median(gaps)
-        yield figure("faults", f"{name}: longest wait for a batch after", "s", gap, note=conditions())
-        yield figure("faults", f"{name}: batches that came twice, dropped", "batches", float(duplicates))
-        yield figure("faults", f"{name}: rows not exactly once", "rows", float(wrong), "0")
-
-
-def _struck(folder: Path, strike: Strike) -> tuple[float, int, int]:
-    """Longest wait for a batch after the fault, batches that came twice, rows that did not come once."""
-    session = demo.table(folder / "table", 65_536)
-    settings = Settings(workers=2, worker_lease=1.0)
-    process, address = started(session, folder / "ingest", settings)
-    client = Client(address, Keys.read(folder / "ingest" / SECRET))
-    seen: list[int] = []
-    gap = 0.0
-    other: Any = None
-    try:
-        while True:
-            asked = time.monotonic()
-            batch = client.next()
-            if other is not None:
-                gap = max(gap, time.monotonic() - asked)
-            if batch is None:
-                break
-            seen += batch.column(demo.ROW).to_pylist()
-            if other is None and len(seen) > 20_000:
-                other = strike(folder / "ingest", session, settings, process, address)
-    finally:
-        client.close()
-        for one in (process, other):
-            if isinstance(one, subprocess.Popen):
-                one.send_signal(signal.SIGTERM)
-                one.communicate(timeout=30)
-    counts = np.bincount(seen, minlength=65_536)
-    return gap, client.counts.duplicates, int((counts != 1).sum())
-
-
-def _first(folder: Path, address: str) -> int:
-    link = Link(address, Keys.read(folder / SECRET))
-    pid = Identity.parse(next(iter(link.call("workers")["workers"].values()))["process"]).pid
-    link.close()
-    return pid
-
-
-def _signalled(number: int, folder: Path, session: Session, settings: Settings, process: Any, to: str) -> int:
-    os.kill(_first(folder, to), number)
-    return number
-
-
-def _kill_master(folder: Path, session: Session, settings: Settings, process: Any, address: str) -> Any:
-    process.kill()
-    process.wait()
-    return started(session, folder, settings)[0]
-
-
-Strike = Callable[[Path, Session, Settings, Any, str], Any]
-STRIKES: dict[str, Strike] = {
-    "a worker is killed": partial(_signalled, signal.SIGKILL),
-    "a worker is stopped": partial(_signalled, signal.SIGSTOP), "the master is killed": _kill_master,
-}  # fmt: skip

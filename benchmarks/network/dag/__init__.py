@@ -12,7 +12,6 @@ SECTIONS = {
     "example": "twin.example_rows",
     "jct": "twin.jct_rows",
     "sizes": "twin.size_rows",
-    "exact": "twin.exact_rows",
     "live": "live.live_rows",
 }
 

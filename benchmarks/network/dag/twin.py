@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import ceil
 
 import numpy as np
 
 from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row
-from benchmarks.network.dag.exact import least_mean
 from windtunnel.network.dag.generate import hosts, mapreduce, random_graph, training
 from windtunnel.network.dag.policy import SCHEDULES, Job, Task
 from windtunnel.network.dag.twin import Result, emulate
@@ -152,26 +150,3 @@ def size_rows(quick: bool) -> Iterator[Row]:
                 believed = {key: 1 + off * rng.uniform(-1, 1) for key in keys}
                 done.append(emulate(jobs, resources, "mxdag", believed=believed))
             yield _over(f"{name}, sizes wrong by up to {off:.0%}, mxdag", done, "fair", fair, "sizes")
-
-
-def exact_rows(quick: bool) -> Iterator[Row]:
-    """How far schedules are above the least mean completion time, on small random graphs over three hosts."""
-    gaps: dict[str, list[float]] = {schedule: [] for schedule in SCHEDULES}
-    unproven = 0
-    for jobs, tasks in ((1, 6), (2, 4), (3, 3)):
-        for seed in range(5 if quick else 10):
-            rng = np.random.default_rng(seed)
-            drawn = [
-                random_graph(f"j{k}", rng, hosts=3, tasks=tasks, seconds=2.0, whole=True) for k in range(jobs)
-            ]
-            done = {schedule: emulate(drawn, hosts(3), schedule) for schedule in SCHEDULES}
-            longest = max(end for one in (done["mxdag"], done["fair"]) for _, end in one.tasks.values())
-            least = least_mean(drawn, hosts(3), 1.0, ceil(longest) + 1)
-            unproven += least is None
-            for schedule, one in done.items() if least else ():
-                gaps[schedule].append(one.mean / least - 1 if least else 0.0)
-    for schedule, over in gaps.items():
-        name = f"small random graphs, {schedule} above the least mean, in slots of 1 s"
-        goal = "<= 5%" if schedule == "mxdag" else ""
-        note = f"mean of {len(over)}; {max(over):.1%} at most; {unproven} not proven in time"
-        yield figure("exact", name, "", goal=goal, emulated=float(np.mean(over)), note=note)

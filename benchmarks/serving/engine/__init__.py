@@ -9,5 +9,5 @@ from __future__ import annotations
 
 from benchmarks.harness.rows import runner
 
-SECTIONS = {"speed": "rows.speed_rows", "live": "rows.live_rows", "cached": "cached.cached_rows"}
+SECTIONS = {"speed": "rows.speed_rows", "live": "rows.live_rows"}
 run = runner(__name__, SECTIONS, traced=("speed",))

@@ -11,7 +11,6 @@ from benchmarks.harness.rows import runner
 
 SECTIONS = {
     "live": "live.live_rows",
-    "crash": "live.crash_rows",
     "cost": "twin.cost_rows",
     "fixed": "twin.fixed_rows",
 }

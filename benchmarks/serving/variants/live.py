@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import count
@@ -209,43 +208,3 @@ async def _loaded(
         answered = max(1, len(made) - made.count("shed"))
         in_time = done.count("in time")
         return Sums(in_time, len(done) - in_time, (service.busy - busy) / answered)
-
-
-def crash_rows(quick: bool) -> Iterator[Row]:
-    """Replicas are killed while they answer; every request is to be answered once, and rightly."""
-    with scratch() as folder:
-        entries = submitted(folder, "small")
-        model, (images, _) = network("small"), drawn(128, 4)
-        with torch.no_grad():
-            wanted = model(torch.from_numpy(images)).numpy()
-        count = 300 if quick else 2000
-        right, killed, requeued, answered = asyncio.run(_killed(entries, images, wanted, count))
-    note = f"{killed} replicas killed with signal 9, {requeued} requests given to another"
-    lost, twice = count - right, answered - count
-    yield figure(
-        "crash", "requests without their answer", "requests", lost, "0", judged=killed > 0, note=note
-    )
-    yield figure("crash", "answered more than once", "requests", twice, "0", note=note)
-
-
-async def _killed(
-    entries: list[Entry], images: NDArray[np.float32], wanted: NDArray[np.float32], count: int
-) -> tuple[int, int, int, int]:
-    killed, right, name = 0, 0, entries[0].variant.name
-    async with Service(entries) as service:
-        for first in range(0, count, 20):
-
-            async def one(number: int) -> bool:
-                place = number % len(images)
-                _, [(_, made)] = await service.infer(name, {"input": images[place : place + 1]})
-                return bool(np.abs(made - wanted[place : place + 1]).max() < 1e-3)
-
-            asked = asyncio.gather(*(one(number) for number in range(first, first + 20)))
-            await asyncio.sleep(0)
-            if first % 100 == 40:
-                for pid in service.pids():
-                    os.kill(pid, signal.SIGKILL)
-                    killed += 1
-            right += sum(await asked)
-        groups = [one.group for one in service.groups.values()]
-        return right, killed, sum(one.requeued for one in groups), sum(one.answered for one in groups)
