@@ -2,9 +2,7 @@
 
 All plans get the same tables, batches and fast bytes. Iterations come in turn, and every row has been
 written before, so that each slow row is a read of the disk. The devices of a plan fly one after the other in
-this process; an iteration takes as long as its slowest device. A cache of rows (what TorchRec calls
-fused_uvm_caching) is counted, not flown: for each table the rows used last, as many as its share of the fast
-bytes.
+this process; an iteration takes as long as its slowest device.
 """
 
 from __future__ import annotations
@@ -88,9 +86,6 @@ def tier_rows(quick: bool) -> Iterator[Row]:
             yield figure("tiers", f"{kind} of an iteration, {name}", "s", taken, note=note)
     best = min(counts[name][0] for name in POLICIES[:-1]) / counts["recshard"][0]
     yield figure("tiers", f"{SLOW}, {FAST:.0%} fast", "x", best, "> 1", published=87.0, source=SOURCE)
-    missed = _cache(tables, batches, FAST)
-    yield figure("tiers", "slow lookups an iteration, cache of rows", "lookups", emulated=missed[0])
-    yield figure("tiers", "distinct slow rows an iteration, cache of rows", "rows", emulated=missed[1])
     for kind in (TRAINED, LOOKED_UP):
         best = min(medians[f"{kind}, {name}"] for name in POLICIES[:-1]) / medians[f"{kind}, recshard"]
         name = f"{kind}: time of the best greedy over recshard's"
@@ -171,23 +166,6 @@ def _slow(plan: Placed, batches: list[Batch]) -> tuple[float, float]:
             below = ranks[ranks >= shard.fast_rows]
             raw, distinct = raw + len(below), distinct + len(np.unique(below))
     return raw / len(batches), distinct / len(batches)
-
-
-def _cache(tables: tuple[Table, ...], batches: list[Batch], share: float) -> tuple[float, float]:
-    """The same of a cache that begins with the most wanted rows, and is of ``share`` of each table's rows."""
-    raw = distinct = 0
-    for table in tables:
-        size = int(share * table.rows)
-        used = -np.arange(table.rows)  # when: the cached rows are those of the largest
-        for at, batch in enumerate(batches):
-            cached = np.zeros(table.rows, bool)
-            cached[np.argpartition(-used, size - 1)[:size] if size else []] = True
-            ranks = batch[table.name][2]
-            if at >= 2:
-                below = ranks[~cached[ranks]]
-                raw, distinct = raw + len(below), distinct + len(np.unique(below))
-            used[np.unique(ranks)] = at + 1
-    return raw / (len(batches) - 2), distinct / (len(batches) - 2)
 
 
 def _overhead_rows(quick: bool) -> Iterator[Row]:
