@@ -13,7 +13,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/$(VENV)/numba
 # Hundreds of processes of the tests would compile our sources anew where the environment forbids to keep them compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test conformance newest record lock lint format docs native matrix matrix-sandbox clean
+.PHONY: demo test conformance newest record mutants bench lock lint format docs native matrix matrix-sandbox clean
 
 demo: $(VENV)/ready
 	$(BIN)/windtunnel emulate --cluster h100-sxm:16x8 examples/train_llama.py --size 8b --parallel fsdp --seq 8192 --batch 2 --ac selective
@@ -33,6 +33,14 @@ newest:
 # Logs of decisions that lie in the repository are recorded anew: all, or NAME=training.elastic.
 record: $(VENV)/ready
 	PYTHONPATH=tests:. $(BIN)/python -m parity.record $(NAME)
+
+# Changed rules, one at a time, and whether the recorded logs and fresh runs find each of them out: all, or NAME=training.
+mutants: $(VENV)/ready
+	PYTHONPATH=tests:. $(BIN)/python -m mutants $(NAME)
+
+# A benchmark: make bench NAME=training.emulate ARGS="--quick --only memory"
+bench: $(VENV)/ready
+	$(BIN)/python -m benchmarks $(NAME) $(ARGS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff format --no-cache --check .

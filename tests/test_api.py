@@ -13,6 +13,7 @@ import pytest
 import windtunnel as wt
 from support import quick
 from support.programs import train
+from windtunnel.base import units
 from windtunnel.store.runs import Store
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +38,7 @@ def test_all_names_are_there_and_nothing_is_loaded_before_it_is_used() -> None:
     assert set(wt.__all__) <= set(dir(wt))
     for name in wt.__all__:
         assert getattr(wt, name).__doc__, name
-    with pytest.raises(AttributeError, match="has no attribute 'emulat'"):
+    with pytest.raises(AttributeError, match="emulat"):
         wt.emulat  # noqa: B018
     code = "import sys, windtunnel; raise SystemExit('numpy' in sys.modules or 'typer' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -54,6 +55,16 @@ def test_a_run_has_its_figures_as_attributes(run: wt.Run) -> None:
     assert any(one.flops for one in run.operators)
     assert (run.directory / "report.html").exists()
     assert (run.directory / "events.jsonl").exists()
+
+
+def test_a_run_is_shown_in_one_line(run: wt.Run) -> None:
+    time, memory = units.seconds(run.iteration_time), units.size(run.peak_reserved)
+    assert repr(run) == f"Run({run.id}: h100-sxm:2x2, {time} an iteration, {memory} reserved)"
+
+
+def test_all_that_is_raised_can_be_caught_by_name() -> None:
+    kinds = (wt.UserError, wt.ScriptError, wt.HangError, wt.VerdictError, wt.LessError, wt.HostError)
+    assert all(issubclass(kind, wt.WindtunnelError) for kind in kinds)
 
 
 def test_the_store_gives_the_same_run_back(run: wt.Run, kept: wt.Run) -> None:
@@ -103,11 +114,38 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path) -> None:
         ({"program": "none.py"}, "script 'none.py' does not exist"),
         ({"program": train, "cluster": "h100:2x"}, "h100"),
         ({"program": train, "ranks": "9", "cluster": "h100-sxm:1x2"}, "9"),
-        ({"program": train, "alloc_conf": "max_split_size_mb:1", "max_split_size": 2}, "one setting"),
+        (
+            {"program": train, "alloc_conf": "max_split_size_mb:1", "max_split_size": 2},
+            "`max_split_size` and max_split_size_mb of `alloc_conf` are one setting",
+        ),
+        ({"program": train, "fail_on": "oo"}, "`fail_on`: 'oo' is not known"),
+        ({"program": train, "baseline": "x"}, "ask for it by `fail_on` slower"),
     ):
         with pytest.raises(wt.UserError, match=words) as caught:
             wt.emulate(**given)
         assert "\n" not in str(caught.value)
+        assert "--" not in str(caught.value)
+
+
+def test_what_is_slow_is_an_object_or_text(
+    run: wt.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    given = {"cluster": "h100-sxm:2x2", "report": False}
+    options = wt.Options(slow=[wt.Slow(host=1, factor=100.0)], ranks="0")
+    with quick.captures():
+        one = wt.emulate(train, 256, options=options, **given)
+        other = wt.emulate(train, 256, slow="host=1:100.0", ranks="0", **given)
+        both = wt.emulate(train, 256, options=options, slow=wt.Slow(rank=0, factor=1.5), **given)
+    assert one.iteration_time == other.iteration_time > 5 * run.iteration_time
+    assert one.summary.command.options["slow"] == ["host=1:100.0"]
+    assert both.summary.command.options["slow"] == ["rank=0:1.5"]
+    assert both.summary.captured_ranks == (0,)
+    for wrong in ({"factor": 2.0}, {"host": 1, "rank": 2, "factor": 2.0}):
+        with pytest.raises(wt.UserError, match="accepted is one of host, rank and link"):
+            wt.Slow(**wrong)
+    with pytest.raises(wt.UserError, match=r"`slow`: 'host=9:2\.0' names host 9, .* has 0 to 1"):
+        wt.emulate(train, slow=wt.Slow(host=9, factor=2.0), **given)
 
 
 @pytest.mark.slow

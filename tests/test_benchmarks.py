@@ -5,6 +5,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median as exact_median
 from typing import Any
 
@@ -14,9 +15,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import benchmarks.__main__ as verb
-from benchmarks.harness import measure, show
-from benchmarks.harness.rows import Row, guarded, runner
+from benchmarks import ROOT
+from benchmarks.harness import jobs, measure, show
+from benchmarks.harness.rows import Row, guarded, published, runner
 from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.training.elastic.events import Event
+from windtunnel.training.elastic.policy.state import Outcome
 
 ROWS = {
     "time": [
@@ -227,3 +231,69 @@ def test_what_a_host_is() -> None:
     host = json.loads(json.dumps(measure.host_facts()))
     assert host["cpus"] >= 1 and host["memory_bytes"] > 2**20 and host["processor"]
     assert show.markdown("a.b", [], host).startswith("### `python -m benchmarks a.b`")
+
+
+# --- jobs ---------------------------------------------------------------------------------------------------
+
+
+class FakeJob:
+    """Its log grows by an event each time it is read; the job ends with the last one."""
+
+    def __init__(self, folder: Path, events: list[Event], outcome: Outcome | None) -> None:
+        self.folder, self._events, self._ended, self._read = folder, events, outcome, 0
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self._ended if self._read > len(self._events) else None
+
+    def events(self) -> list[Event]:
+        self._read += 1
+        return self._events[: self._read]
+
+    def wait(self, timeout: float | None = None) -> Outcome | None:
+        return self._ended
+
+
+LOG: list[Event] = [
+    {"kind": "decided", "generation": 1, "t": 0.0},
+    {"kind": "step", "generation": 1, "step": 4, "t": 1.0, "loss": "a"},
+    {"kind": "step", "generation": 1, "step": 5, "t": 1.5, "loss": "b"},
+    {"kind": "decided", "generation": 2, "t": 2.0},
+    {"kind": "step", "generation": 2, "step": 5, "t": 9.0, "loss": "c"},
+]
+
+
+def test_what_a_log_says_of_steps_and_generations() -> None:
+    assert (jobs.count(LOG, "step"), jobs.newest(LOG, "step"), jobs.newest(LOG, "committed")) == (3, 5, 0)
+    assert (jobs.generation(LOG[:4]), jobs.generation([])) == (2, 0)
+    assert jobs.losses(LOG) == {4: "a", 5: "c"}
+    assert jobs.paces(LOG) == [(LOG[2], 0.5)]  # the first step of a generation has waited for more
+
+
+def test_a_job_is_waited_for_until_it_did_something_or_ended(tmp_path: Path) -> None:
+    job = FakeJob(tmp_path, LOG, Outcome(1, "out of memory", {}))
+    assert jobs.until(job, lambda events: jobs.generation(events) > 1 and events[-1]["t"], "loss") == 2.0
+    with pytest.raises(jobs.Failed, match=r"ended \(out of memory\) before commit"):
+        jobs.until(job, lambda events: jobs.newest(events, "committed"), "commit")
+    with pytest.raises(jobs.Failed, match="no commit within 0 s"):
+        jobs.until(FakeJob(tmp_path, LOG, None), lambda events: None, "commit", 0.0)
+
+
+def test_a_job_ends_some_steps_after_it_was_told_to(tmp_path: Path) -> None:
+    job = FakeJob(tmp_path, LOG, Outcome(0, "", {0: "done"}))
+    job._read = len(LOG)
+    assert jobs.end_soon(job) == {0: "done"}
+    last = int((tmp_path / jobs.LAST).read_text())
+    trained = types.SimpleNamespace(folder=tmp_path)
+    assert last > 5 and not jobs.over(trained, last) and jobs.over(trained, last + 1)  # type: ignore[arg-type]
+    with pytest.raises(jobs.Failed, match="did not end well: it still runs"):
+        jobs.end_soon(FakeJob(tmp_path, LOG, None))
+
+
+def test_published_figures_have_a_source() -> None:
+    """Every file of them, by the one reader."""
+    files = sorted(ROOT.glob("benchmarks/*/*/published.json"))
+    assert files
+    for file in files:
+        data = published(str(file))
+        assert data.get("source") or all(row["source"] for row in data["jobs"])

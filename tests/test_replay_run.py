@@ -6,9 +6,11 @@ import ast
 import json
 import re
 import sys
-import time
+import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -45,15 +47,24 @@ def hedge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def recorded(hedge: Path, tmp_path: Path) -> Path:
-    """The log of two requests, the first of which was slow once."""
-    from windtunnel.network.hedge.live import ask
+def recorded(hedge: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The log of two requests, the first of which was slow once, on a clock that each look moves on."""
+    from windtunnel.network.hedge import live
 
     log = EventLog(tmp_path / "run" / "events.jsonl")
     log.append("begun")
-    slow = iter([0.2, 0.0])
-    assert ask(lambda: time.sleep(next(slow)) or "answer", 0.02, log) == "answer"
-    assert ask(lambda: "at once", 0.02, log) == "at once"
+    clock, copies, again = count(), count(), threading.Event()
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: next(clock) * 0.006))
+
+    def answer() -> str:
+        """Of the first copy when a second one is sent."""
+        if next(copies):
+            again.set()
+        assert again.wait(60)
+        return "answer"
+
+    assert live.ask(answer, 0.02, log) == "answer"
+    assert live.ask(lambda: "at once", 0.02, log) == "at once"
     log.close()
     return log.path
 

@@ -6,6 +6,7 @@ as missed, and a section that fails says why and does not lose the others.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -48,6 +49,13 @@ class Row:
     def plain(self) -> dict[str, Any]:
         """The row as values of JSON."""
         return {**asdict(self), "error": self.error}
+
+
+def published(module: str) -> dict[str, Any]:
+    """What ``published.json`` beside a module (its ``__file__``) holds: figures of others, with their source,
+    and what came of a re-run that is finished."""
+    figures: dict[str, Any] = json.loads(Path(module).with_name("published.json").read_text())
+    return figures
 
 
 def left_out(section: str, name: str, why: str) -> Row:

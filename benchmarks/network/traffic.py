@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.errors import HostError
 from windtunnel.linux import namespaces
 from windtunnel.network.sharing.live import attachment
 from windtunnel.network.sharing.live.lending import lend
@@ -39,7 +40,7 @@ _CONGESTION = 13  # TCP_CONGESTION
 class started:
     """A program here in a namespace, killed at the end. As a context manager: its process."""
 
-    def __init__(self, place: str | Path, *words: object) -> None:
+    def __init__(self, place: str | Path | None, *words: object) -> None:
         call = [sys.executable, "-m", __spec__.name, *map(str, words)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = namespaces.within(place, lambda: subprocess.Popen(call, text=True, **pipes))
@@ -70,11 +71,20 @@ def shared(port: str, line: float, entities: Mapping[str, Any], *, lent: bool) -
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """The next that it prints. RuntimeError: it has ended."""
+    """The next that it prints. Raises HostError: it has ended instead."""
     assert process.stdout is not None
-    if not (text := process.stdout.readline()):
-        raise RuntimeError(f"{process.args!r} ended with status {process.wait()}; its traceback is above")
-    return text
+    found = process.stdout.readline()
+    if not found.endswith("\n"):
+        words = " ".join(map(str, process.args[1:]))  # type: ignore[index]
+        raise HostError(f"{words}: ended with status {process.wait()} and has not said what was waited for")
+    return found
+
+
+def begin(process: subprocess.Popen[str]) -> None:
+    """Let an `ask` that is connected go on."""
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
 
 
 def told(receiver: subprocess.Popen[str]) -> tuple[float, list[int]]:
@@ -172,7 +182,10 @@ def answer() -> None:
 
 def ask(host: str, warm: str, span: str) -> None:
     """Requests to `answer`, one every 2.5 ms in turn over four connections, for ``warm`` and then ``span``
-    seconds: a line after each, and the seconds that each request of the second part took."""
+    seconds: a line after each, and the seconds that each request of the second part took.
+
+    A line says that it is connected, and it waits for one before its first request: beside bulk flows that
+    fill a queue nobody surely connects, since the answer to whose address that is (ARP) waits in it too."""
     plugs = [socket.create_connection((host, _ANSWERS)) for _ in range(_PLUGS)]
     for plug in plugs:
         plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -200,6 +213,8 @@ def ask(host: str, warm: str, span: str) -> None:
                 for plug in select.select(plugs, [], [], due - now)[0]:
                     take(plugs.index(plug))
 
+    print("connected", flush=True)
+    sys.stdin.readline()
     go(float(warm))
     print("warm", flush=True)
     began = time.monotonic()

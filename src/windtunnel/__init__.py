@@ -8,66 +8,8 @@
 What is named here is loaded when it is first used: importing windtunnel costs nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from windtunnel.agents.sandbox import Sandbox
-    from windtunnel.api import Run, SweepRun, emulate, load_run, runs, sweep
-    from windtunnel.base.errors import HostError, ScriptError, UserError, VerdictError
-    from windtunnel.cluster.load import load_cluster
-    from windtunnel.training import elastic
-    from windtunnel.training.checkpoint import PeerCheckpointer
-    from windtunnel.training.pipelines import PipelineTrainer
+import lazy_loader
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "HostError",
-    "PeerCheckpointer",
-    "PipelineTrainer",
-    "Run",
-    "Sandbox",
-    "ScriptError",
-    "SweepRun",
-    "UserError",
-    "VerdictError",
-    "elastic",
-    "emulate",
-    "load_cluster",
-    "load_run",
-    "runs",
-    "sweep",
-]
-
-_PLACES = {
-    "HostError": "base.errors",
-    "PeerCheckpointer": "training.checkpoint",
-    "PipelineTrainer": "training.pipelines",
-    "Run": "api",
-    "Sandbox": "agents.sandbox",
-    "ScriptError": "base.errors",
-    "SweepRun": "api",
-    "UserError": "base.errors",
-    "VerdictError": "base.errors",
-    "elastic": "training",
-    "emulate": "api",
-    "load_cluster": "cluster.load",
-    "load_run": "api",
-    "runs": "api",
-    "sweep": "api",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "elastic":
-        return import_module("windtunnel.training.elastic")
-    found = getattr(import_module(f"windtunnel.{_PLACES[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,7 +7,7 @@ times are seconds, memory is bytes, shares are from 0 to 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,16 @@ from windtunnel.training.emulate.summary import CollectiveFacts, OperatorFacts, 
 from windtunnel.training.emulate.sweep.execute import run_sweep
 from windtunnel.training.emulate.sweep.plan import Sweep, load_sweep
 from windtunnel.training.emulate.sweep.result import SweepResult, result, write_page
+from windtunnel.training.emulate.twin.job import Slow
 from windtunnel.training.emulate.verdict import FailOn
 
 Program = Callable[..., Any] | Path | str
 TIMELINE = "timeline.json.gz"
 REPORT = "report.html"
+DEFAULT = Options()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """An emulation: its figures, its ranks, and its files in ``directory``. A notebook shows its report.
 
@@ -45,7 +47,11 @@ class Run:
     """
 
     summary: Summary
-    result: EmulationResult | None = field(default=None, repr=False, compare=False)
+    result: EmulationResult | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        time, memory = units.seconds(self.iteration_time), units.size(self.peak_reserved)
+        return f"Run({self.id}: {self.summary.cluster.name}, {time} an iteration, {memory} reserved)"
 
     @property
     def id(self) -> str:
@@ -68,8 +74,8 @@ class Run:
         return self.summary.first_iteration_time_s
 
     @property
-    def tokens_per_second(self) -> float:
-        """Of each device; 0 where tokens could not be counted."""
+    def tokens_per_second(self) -> float | None:
+        """Of each device; None where tokens could not be counted."""
         return self.summary.tokens_per_second_per_device
 
     @property
@@ -206,7 +212,8 @@ def emulate(
     cluster: Cluster | Path | str = "h100-sxm:1x8",
     module: bool = False,
     ranks: str = "auto",
-    slow: Sequence[str] = (),
+    options: Options = DEFAULT,
+    slow: Sequence[str | Slow] | str | Slow = (),
     jitter: float = 0.0,
     seed: int = 0,
     alloc_conf: str = "",
@@ -230,11 +237,12 @@ def emulate(
     does; ``arguments`` are its own; with ``module`` it is the name of a module, as for ``python -m``.
     ``cluster``: a name such as ``h100-sxm:16x8``, a YAML file, or one that
     `load_cluster` gave. The other arguments are the options of ``windtunnel emulate``: ``ranks`` to capture
-    (``auto``, ``all`` or ``0,17``), ``slow`` hosts, devices or links (``host=3:1.3``), ``jitter`` of operator
-    times with its ``seed``, the allocator's ``alloc_conf`` and ``max_split_size`` (MiB), ``tokens`` of a
-    step, ranks in the ``timeline``, ``jobs`` captured at once, ``timeout`` in seconds, device memory in
-    ``reserve`` that no tensor can have (bytes), a measured ``profile``, switches that add by a policy of
-    ``aggregation`` beside so many ``neighbours``, and whether to write the ``report``.
+    (``auto``, ``all`` or ``0,17``), ``slow`` hosts, devices or links (`Slow`, or ``host=3:1.3``),
+    ``jitter`` of operator times with its ``seed``, the allocator's ``alloc_conf`` and ``max_split_size``
+    (MiB), ``tokens`` of a step, ranks in the ``timeline``, ``jobs`` captured at once, ``timeout`` in seconds,
+    device memory in ``reserve`` that no tensor can have (bytes), a measured ``profile``, switches that add by
+    a policy of ``aggregation`` beside so many ``neighbours``, and whether to write the ``report``.
+    ``options`` has several of these in one object, `Options`; what is given beside it is taken instead.
     ``fail_on`` is what is to be an error, as in ``("oom", "hang", "slower:10%")``; ``baseline`` the run, its
     id, or the file of a summary than which it must not be slower, by default the last such run in the store.
 
@@ -247,28 +255,22 @@ def emulate(
         VerdictError: what came out is what ``fail_on`` names; its ``run`` is kept in the store.
     """
     where = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    alloc_conf = alloc_conf or options.alloc_conf
     if max_split_size is not None:
         if "max_split_size_mb" in alloc_conf:
             raise UserError(
-                "--max-split-size and max_split_size_mb of --alloc-conf are one setting: give one of them"
+                "`max_split_size` and max_split_size_mb of `alloc_conf` are one setting: give one of them"
             )
         alloc_conf = ",".join(part for part in (alloc_conf, f"max_split_size_mb:{max_split_size}") if part)
-    if ranks != "auto":
-        parse_ranks(ranks, where.world_size)
-    options = Options(
-        ranks=ranks,
-        slow=(slow,) if isinstance(slow, str) else tuple(slow),
-        jitter=jitter,
-        seed=seed,
-        allocator=alloc_conf,
-        tokens=tokens,
-        jobs=jobs,
-        timeout=timeout,
-        profile=profile,
-        aggregation=aggregation,
-        neighbours=neighbours,
-        **({} if reserve is None else {"reserve_bytes": reserve}),
-    )
+    given: dict[str, Any] = {
+        "ranks": ranks, "slow": slow, "jitter": jitter, "seed": seed, "alloc_conf": alloc_conf,
+        "tokens": tokens, "jobs": jobs, "timeout": timeout, "profile": profile, "aggregation": aggregation,
+        "neighbours": neighbours, "reserve": DEFAULT.reserve if reserve is None else reserve,
+    }  # fmt: skip
+    beside = {name: value for name, value in given.items() if value != getattr(DEFAULT, name)}
+    options = replace(options, **beside)
+    if options.ranks != "auto":
+        parse_ranks(options.ranks, where.world_size)
     shown = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()
     what = Module(str(program), tuple(map(str, arguments))) if module else program
     failing = FailOn.parse(fail_on)
@@ -281,11 +283,11 @@ def emulate(
     except HangError as error:
         if not failing.hang:
             raise
-        raise VerdictError(f"--fail-on hang: {error}", details=error.details) from error
+        raise VerdictError(f"`fail_on` hang: {error}", details=error.details) from error
     run = Run(done.summary, done.result)
     verdict = done.summary.verdict
     if verdict is not None and not verdict.passed:
-        raise VerdictError(f"--fail-on {','.join(verdict.fail_on)}: {'; '.join(verdict.reasons)}", run)
+        raise VerdictError(f"`fail_on` {','.join(verdict.fail_on)}: {'; '.join(verdict.reasons)}", run)
     return run
 
 

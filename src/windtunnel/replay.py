@@ -8,21 +8,19 @@ that would have cost. What follows from a decision is not replayed: the next obs
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.base import policyfile
+from windtunnel.base.errors import UserError
 from windtunnel.base.plain import TAG, from_plain, to_plain
+from windtunnel.base.policyfile import Policy
 from windtunnel.capabilities import Capability, find
 from windtunnel.store import eventlog
 
-Policy = Callable[[Any], Any]
 Costs = dict[str, float]
 
 
@@ -136,8 +134,8 @@ def replay(log: Path, policy: str | None = None) -> Replay:
 
 def _others(capabilities: dict[str, Capability], policy: str) -> dict[str, Policy]:
     """The policy named or written in a file, by the capabilities of the log that it decides for."""
-    if policy.endswith(".py"):
-        decide, mine = _from_file(Path(policy))
+    if policy.endswith(policyfile.ENDING):
+        decide, mine = policyfile.load(Path(policy))
         if mine is None and len(capabilities) > 1:
             raise UserError(
                 f"{policy}: the log has decisions of {', '.join(capabilities)}; say which this policy is "
@@ -159,29 +157,6 @@ def _others(capabilities: dict[str, Capability], policy: str) -> dict[str, Polic
     return found
 
 
-def _from_file(path: Path) -> tuple[Policy, str | None]:
-    """``decide`` and ``CAPABILITY`` of a user's Python file."""
-    spec = spec_from_file_location(f"policy_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"--policy: there is no file {path}")
-    module = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ScriptError(f"{path} failed: {error}", traceback.format_exc()) from error
-    decide = getattr(module, "decide", None)
-    if not callable(decide):
-        raise UserError(f"{path}: defines no function decide(observation)")
-
-    def guarded(observation: Any) -> Any:
-        try:
-            return decide(observation)
-        except Exception as error:
-            raise ScriptError(f"{path}: decide failed: {error}", traceback.format_exc()) from error
-
-    return guarded, getattr(module, "CAPABILITY", None)
-
-
 class _Decider:
     """Decides for one capability again, and prices both decisions."""
 
@@ -194,9 +169,12 @@ class _Decider:
     def again(self, log: Path, number: int, event: eventlog.Event, part: Part) -> None:
         """One event: counted, and a difference where the policy now answers otherwise."""
         where = f"replay: {log}: decision {number} ({part.capability})"
-        decide = self._other or self._room.POLICIES.get(event["policy"])
+        name = event["policy"]
+        if self._other is None and name.endswith(policyfile.ENDING) and Path(name).is_file():
+            self._other, _ = policyfile.load(Path(name))  # it was made by a user's own
+        decide = self._other or self._room.POLICIES.get(name)
         if decide is None:
-            raise UserError(f"{where}: policy {event['policy']!r} is unknown, say which with --policy")
+            raise UserError(f"{where}: policy {name!r} is unknown, say which with --policy")
         try:
             observation = from_plain(self._room.Observation, event["observation"])
             recorded = from_plain(self._room.Decision, event["decision"])

@@ -11,18 +11,26 @@ mutants`` shows that changed rules, and a live that does not do what it decided,
 
 from __future__ import annotations
 
+import ast
 import lzma
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
-from windtunnel.capabilities import CAPABILITIES
+from windtunnel.base.plain import TAG, from_plain
+from windtunnel.capabilities import CAPABILITIES, find
+from windtunnel.replay import replay, short
 from windtunnel.store import eventlog
 
 Event = dict[str, Any]
 RECORDED = Path(__file__).parent / "recorded"
+LARGEST = 100_000
+"""Bytes of a recorded log, packed."""
 AREAS = ("training", "serving", "network", "data", "agents")
 DECIDING = [
     capability.name
@@ -39,13 +47,15 @@ class Parity:
     its logs. ``effects``: of all events of a log, in a sentence each, what live did other than it had
     decided, and decisions without an effect. ``twin``: drives the twin by the inputs in these events; pairs
     of the decision that live logged and the twin's, in order. None: the capability has no twin that decides.
-    ``root``: recording needs root.
+    ``root``: recording needs root. ``beyond``: lines of the policy that `decide` never reaches, in functions
+    that others call, too.
     """
 
     record: Callable[[Path], Sequence[Path]]
     effects: Callable[[Sequence[Event]], list[str]]
     twin: Callable[[Sequence[Event]], list[tuple[Any, Any]]] | None = None
     root: bool = False
+    beyond: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,3 +89,96 @@ def recorded(capability: str, folder: Path) -> Path:
 def events(path: Path) -> list[Event]:
     """All events of a log."""
     return eventlog.read(path)
+
+
+def decided_otherwise(capability: str, path: Path) -> list[str]:
+    """In a sentence each: what the policy that stands here decides otherwise than the log at ``path``."""
+    parts = [part for part in replay(path).parts if part.capability == capability]
+    if not parts:
+        return [f"{capability}: the log has no decision"]
+    return [
+        f"{capability}: decision {one.number} ({one.observation.get(TAG, 'Observation')}) is made otherwise "
+        f"in {', '.join(one.fields)}: recorded {short(one.recorded)}, now {short(one.made)}"
+        for part in parts
+        for one in part.differences
+    ]
+
+
+def done_otherwise(capability: str, path: Path) -> list[str]:
+    """In a sentence each: what live did other than it had decided."""
+    return [f"{capability}: {fault}" for fault in parity(capability).effects(events(path))]
+
+
+def twin_otherwise(capability: str, path: Path) -> list[str]:
+    """In a sentence each: where the twin, with the inputs of the log, decided otherwise than live."""
+    twin = parity(capability).twin
+    if twin is None:
+        return []
+    pairs = twin(events(path))
+    if not pairs:
+        return [f"{capability}: the twin decided nothing"]
+    return [
+        f"{capability}: decision {number} of the twin is another: live {live!r:.400}, twin {other!r:.400}"
+        for number, (live, other) in enumerate(pairs, 1)
+        if live != other
+    ]
+
+
+def unreached(capability: str, path: Path) -> list[str]:
+    """Lines of the policy that the decisions of the log at ``path`` do not reach, in functions that they
+    enter (so calls of others stand there, too). A line that refuses what nobody may ask is left out."""
+    room = find(capability, who="parity").room("policy")
+    folder = str(Path(room.__file__ or "").parent)
+    reached: dict[CodeType, set[int]] = {}
+
+    def line(frame: FrameType, kind: str, _: Any) -> Any:
+        if kind == "line":
+            reached[frame.f_code].add(frame.f_lineno)
+        return line
+
+    def enter(frame: FrameType, *_: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        reached.setdefault(frame.f_code, {frame.f_code.co_firstlineno})
+        return line
+
+    before = sys.gettrace()
+    for event in events(path):
+        if event["kind"] == "decision" and event["capability"] == capability:
+            observation = from_plain(room.Observation, event["observation"])
+            sys.settrace(enter)
+            try:
+                room.POLICIES[event["policy"]](observation)
+            finally:
+                sys.settrace(before)
+    found: dict[str, set[int]] = {}
+    for code, lines in reached.items():
+        stand = {number for *_, number in code.co_lines() if number} - lines
+        stand -= _refusals(code.co_filename, parity(capability).beyond)
+        found.setdefault(code.co_filename, set()).update(stand)
+    for code, lines in reached.items():  # of a lambda, or a function in another one
+        found[code.co_filename] -= lines
+    return [f"{Path(file).name}:{number}" for file in sorted(found) for number in sorted(found[file])]
+
+
+@cache
+def _refusals(file: str, beyond: tuple[str, ...]) -> set[int]:
+    """The lines of statements that raise, of the branches that do nothing else, and those ``beyond``."""
+    text = Path(file).read_text()
+    lines = {number for number, line in enumerate(text.splitlines(), 1) if line.strip() in beyond}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Raise):
+            lines.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        if isinstance(node, ast.If | ast.match_case) and isinstance(node.body[-1], ast.Raise):
+            first = node.pattern if isinstance(node, ast.match_case) else node.body[0]
+            lines.update(range(first.lineno, (node.body[-1].end_lineno or 0) + 1))
+    return lines
+
+
+def otherwise(capability: str, path: Path) -> list[str]:
+    """The answers to all three questions: [] where the log at ``path`` holds."""
+    return [
+        fault
+        for question in (decided_otherwise, done_otherwise, twin_otherwise)
+        for fault in question(capability, path)
+    ]

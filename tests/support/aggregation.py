@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,9 +81,9 @@ def integers(rank: int, size: int) -> torch.Tensor:
     return torch.randint(-1000, 1000, (size,), generator=torch.Generator().manual_seed(rank)).float()
 
 
-def summed(workers: Sequence[Aggregator], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def summed(workers: Sequence[Aggregator], tensors: Sequence[torch.Tensor], **more: int) -> list[torch.Tensor]:
     pairs = zip(workers, tensors, strict=True)
-    return at_once([lambda one=one, tensor=tensor: one.all_reduce(tensor.clone()) for one, tensor in pairs])
+    return at_once([partial(one.all_reduce, tensor.clone(), **more) for one, tensor in pairs])
 
 
 @dataclass
@@ -135,7 +136,10 @@ def mangled(switch: tuple[str, int], workers: int) -> Iterator[list[tuple[str, i
 
 
 def recorded(folder: Path) -> list[Path]:
-    """The logs of a switch and a server that had to repair."""
+    """The logs of a switch and a server that had to repair; layers differ in priority, so slots age."""
     with standing(folder, slots=16, loss=0.05) as place, joined([place.address] * 3, window=32) as workers:
-        summed(workers, [integers(rank, 30_000) for rank in range(3)])
+        tensors = [integers(rank, 6_000) for rank in range(3)]
+        for layer in (2, 1, 0):
+            for found in summed(workers, tensors, layer=layer, layers=3):
+                assert torch.equal(found, sum(tensors[1:], tensors[0]))
     return [folder / name / "events.jsonl" for name in ("switch", "server")]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import to_plain
 from windtunnel.linux import network
 from windtunnel.network.dag.live import run
 from windtunnel.network.dag.policy import Job, Task
@@ -21,17 +22,20 @@ def recorded(folder: Path) -> Path:
     job = Job(
         "job",
         (
-            Task("first", "compute", 0.01, (("a", 1.0),)),
-            Task("short", "network", 0.02 * line, to["b"], ("first",)),
-            Task("long", "network", 0.02 * line, to["c"], ("first",)),
-            Task("last", "compute", 0.05, (("c", 1.0),), ("long",)),
+            Task("first", "compute", 0.1, (("a", 1.0),)),
+            Task("short", "network", 0.1 * line, to["b"], ("first",)),
+            Task("long", "network", 0.1 * line, to["c"], ("first",)),
+            Task("last", "compute", 0.5, (("c", 1.0),), ("long",)),
         ),
     )
-    other = Job("other", (Task("only", "compute", 0.02, (("a", 1.0),)),), begins=0.005)
+    other = Job("other", (Task("only", "compute", 0.02, (("a", 1.0),)),), begins=0.03)
     resources = {"a": 1.0, "c": 1.0, "a.out": line, "b.in": line, "c.in": line}
     log = eventlog.EventLog(folder / eventlog.NAME)
     try:
-        run([job, other], resources, "mxdag", told=partial(log.decision, "network.dag", "mxdag"))
+        run(
+            [job, other], resources, "mxdag", told=partial(log.decision, "network.dag", "mxdag"),
+            did=lambda what: log.append("effect", **to_plain(what)),
+        )  # fmt: skip
     except UserError as error:
         assert "cannot be had here" in str(error) or network.missing(), error
         pytest.skip(str(error))

@@ -19,7 +19,6 @@ from windtunnel.data.ingest.live.master import Master
 from windtunnel.data.ingest.live.protocol import Lost
 from windtunnel.data.ingest.live.worker import Worker
 from windtunnel.data.ingest.model import Session
-from windtunnel.data.ingest.policy import Scaling
 
 KEYS = Keys(b"a secret of the tests")
 ROWS = 8000
@@ -86,20 +85,3 @@ def rows(client: Client, most: int | None = None) -> list[int]:
 
 def whole(found: list[int], count: int = ROWS) -> bool:
     return sorted(found) == list(range(count))
-
-
-def recorded(folder: Path) -> Path:
-    """The event log of a session that was fed by as many workers as were wanted."""
-    scaling = Scaling(1, 2, start=0.1, cooldown=0.1)
-    settings = Settings(scaling=scaling, ends="pad", **QUICK)  # type: ignore[arg-type]
-    with serving(table(folder), folder / "ingest", settings) as master:
-        for _ in range(2):
-            clients = [Client(master.address, KEYS, str(rank), 2) for rank in range(2)]
-            feeders = [threading.Thread(target=rows, args=(one,)) for one in clients]
-            for one in feeders:
-                one.start()
-            for one in feeders:
-                one.join(60)
-            for client in clients:
-                client.close()
-    return folder / "ingest" / "events.jsonl"

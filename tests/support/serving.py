@@ -41,6 +41,7 @@ class Served:
     run: str
     home: Path
     process: preloaded.Process
+    key: str = ""
 
     @property
     def log(self) -> Path:
@@ -52,10 +53,8 @@ class Served:
 
     def post(self, path: str, **fields: Any) -> Any:
         """The answer to an OpenAI request."""
-        body, kind = (
-            json.dumps({"model": "tiny-hybrid", **fields}).encode(),
-            {"Content-Type": "application/json"},
-        )
+        body = json.dumps({"model": "tiny-hybrid", **fields}).encode()
+        kind = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         asked = urllib.request.Request(f"{self.url}/{path}", body, kind)
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.loads(answer.read())
@@ -85,18 +84,20 @@ class Served:
 
 
 @contextmanager
-def served(home: Path, *words: str) -> Iterator[Served]:
-    """``windtunnel serve --config tiny-hybrid`` with ``words``, its home at ``home``."""
+def served(
+    home: Path, *words: str, model: tuple[str, str] = ("--config", "tiny-hybrid"), key: str = ""
+) -> Iterator[Served]:
+    """``windtunnel serve`` of ``model`` with ``words``, its home at ``home``; ``key`` is sent to it."""
     fd = preloaded.server(MODULES).fileno()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "WINDTUNNEL_HOME": str(home), LENT: str(fd)}
-    command = ["-m", "support.serving", "serve", "--config", "tiny-hybrid", "--port", "0", *words]
+    command = ["-m", "support.serving", "serve", *model, "--port", "0", *words]
     process = preloaded.Process(
         command, modules=MODULES, env=env, pass_fds=[fd], stdout=subprocess.PIPE, text=True
     )
     try:
         lines = [process.stdout.readline().split() for _ in range(2)]
         assert [line[:1] for line in lines] == [["Serving"], ["Run"]], f"status {process.wait(60)}"
-        yield Served(lines[0][-1], lines[1][-1], home, process)
+        yield Served(lines[0][-1], lines[1][-1], home, process, key)
     finally:
         process.kill()
         process.wait(60)

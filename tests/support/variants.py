@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.variants.live.registry import Entry, add
-from windtunnel.serving.variants.live.service import Service
+from windtunnel.serving.variants.live.service import Service, Unanswered
+from windtunnel.store import eventlog
 from windtunnel.store.eventlog import EventLog
 
 INPUTS: NDArray[np.float32] = np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)
@@ -42,19 +47,40 @@ def registered(folder: Path) -> list[Entry]:
 
 
 def asked(folder: Path) -> Path:
-    """The log of some queries, among them to two loaded variants at once."""
+    """The log of queries to several variants: one is shed while none is loaded, a replica dies of one, one is
+    taken back, and at last nobody asks for long. Seconds are short."""
     entries = registered(folder)
     path = folder / "events.jsonl"
 
+    def said(kind: str) -> bool:
+        return any(event["kind"] == kind for event in eventlog.read(path))
+
     async def ask() -> None:
         log = EventLog(path)
-        async with Service(entries, log=log) as service:
-            for one in (entries[0], entries[-1]):
-                await service.infer(one.variant.name, {"input": INPUTS[:1]})
-            for latency in (100.0, 200.0, 300.0):  # each without recent ones
-                await service.infer("sums", {"input": INPUTS[:1]}, latency=latency)
+        async with Service(entries, log=log, second=0.01) as service:
+
+            def query(name: str = "sums", **bounds: Any) -> Coroutine[Any, Any, object]:
+                return service.infer(name, {"input": INPUTS[:1]}, **bounds)
+
+            with contextlib.suppress(Unanswered):
+                await query(latency=2 * max(one.variant.latency() for one in entries))
+            await asyncio.gather(*(query(one.variant.name) for one in (entries[0], entries[-1])))
+            await asyncio.gather(*(query(latency=100.0 * at) for at in range(1, 9)), query(background=True))
             with contextlib.suppress(UserError):
-                await service.infer("sums", {"input": INPUTS[:1]}, accuracy=2.0)
+                await query(accuracy=2.0)
+            with contextlib.suppress(UserError, Unanswered):
+                await service.infer("sums", {"input": INPUTS[:1, :3]})
+            for pid in service.pids():
+                os.kill(pid, signal.SIGKILL)
+            await query()
+            for pid in service.pids():
+                os.kill(pid, signal.SIGKILL)
+            back = asyncio.create_task(query())
+            await asyncio.sleep(0)
+            back.cancel()
+            last = asyncio.get_running_loop().time() + 60.0  # where something is wrong it never comes
+            while not said("stops") and asyncio.get_running_loop().time() < last:
+                await asyncio.sleep(0.05)
         log.close()
 
     asyncio.run(ask())

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -357,7 +358,10 @@ def test_a_launcher_that_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert done.stderr.count("waits until the launcher of") == 2
     assert done.stderr.count("the run has ended, status 0: all ranks are done") == 1
     assert done.stderr.startswith("windtunnel if this launcher dies, hosts and trainers wait 300 s for")
-    run = Path(summary["directory"])
+    run, used = Path(summary["directory"]), summary["goodput"]
+    times = [event["t"] for event in eventlog.read(run / eventlog.NAME) if event["kind"] == "step"]
+    longest = max(after - before for before, after in pairwise(times))  # nobody led meanwhile
+    assert used["waiting"] >= longest - 2 * used["step_seconds"] > 0
     assert [e["epoch"] for e in eventlog.read(run / eventlog.NAME) if e["kind"] == "started"] == [1, 2, 3]
     again = windtunnel("train", "--resume", run.name[:-1])
     assert again.returncode == 2 and "this run has ended (all ranks are done)" in again.stderr

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from support import quick
 from support.quick import windtunnel
+from support.small_disk import small_disk
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
@@ -179,6 +180,51 @@ def test_a_run_with_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert Path(summary["directory"]).parent == tmp_path / "home" / "runs"
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
     assert "training.elastic" in CliRunner().invoke(app, ["runs", "list"]).output
+
+
+FILLS = """
+import contextlib, os, sys, time, torch
+from windtunnel.training.checkpoint import PeerCheckpointer
+from windtunnel.training.elastic import run
+disk, full = sys.argv[1], [int(step) for step in sys.argv[2:]]
+def train(job):
+    state = {"weight": torch.zeros(100_000)}
+    checkpointer = PeerCheckpointer(job, persist=disk + "/stored", persist_every=1, copies=1)
+    for step in range(checkpointer.restore(state), 3):
+        while step and not job.stored(step - 1):
+            time.sleep(0.01)
+        if step in full:
+            with open(disk + "/filler", "ab", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+        elif os.path.exists(disk + "/filler"):
+            os.remove(disk + "/filler")
+        state["weight"].normal_()
+        checkpointer.step(step, state)
+        job.step(step)
+    checkpointer.close()
+run(train)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize(("full", "status", "durable"), [((1,), 0, [0, 2]), ((1, 2), 3, [0])])
+def test_storage_that_is_full(tmp_path: Path, full: tuple[int, ...], status: int, durable: list[int]) -> None:
+    """A checkpoint that was wanted and is not durable is named; where it is the last one the run ends by
+    what was not reached."""
+    words = [str(script(tmp_path, FILLS)), str(tmp_path / "at"), *map(str, full)]
+    with small_disk(tmp_path, 16 << 20, "-b", "4096"):
+        done = windtunnel("train", "--out", tmp_path / "out", "--json", *words)
+    assert done.returncode == status, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["status"], summary["goodput"]["steps"]) == (status, 3)
+    assert summary["stored"] == {"wanted": [0, 1, 2], "durable": durable}
+    assert "step 1 is not in storage: it is not written to" in done.stderr
+    lost = f"{len(full)} of 3 checkpoints due to storage are not there: step"
+    assert lost in done.stderr
+    last = "windtunnel: the job ended: step 2, the last checkpoint that was due to storage, is not there: "
+    assert (last in done.stderr) == (status == 3) == ("No space left" in done.stderr.splitlines()[-1])
 
 
 PLAIN = """

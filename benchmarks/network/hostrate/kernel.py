@@ -25,7 +25,7 @@ from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, spread
 from benchmarks.harness.rows import Row, left_out
 from benchmarks.network import traffic
-from benchmarks.network.traffic import BULK, line, told
+from benchmarks.network.traffic import BULK, begin, line, told
 from windtunnel.linux import network, queues
 from windtunnel.network.hostrate.live.controller import run
 from windtunnel.network.hostrate.policy import POLICIES, Settings
@@ -74,9 +74,11 @@ def measured(arm: str, flows: int, span: float = 3.0, warm: float = 1.0) -> Roun
 
         drain = start(there, "receive", BULK[0])
         start(answers[0], "answer")
+        asks = start(there, "ask", answers[1], warm, span)
         if flows:
             start(bulk[0], "send", address, BULK[0], arm if arm in ("reno", "bbr") else "cubic", flows)
-        asks = start(there, "ask", answers[1], warm, span)
+        begin(asks)
+        line(asks)
         began, (before,) = told(drain)
         with _watched(port) as waiting:
             line(asks)

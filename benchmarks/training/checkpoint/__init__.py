@@ -7,10 +7,13 @@ and is removed with it.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from benchmarks.harness.rows import runner
 
-SECTIONS = {
-    name: f"{name}.{name}_rows" for name in ("recovery", "wasted", "cost", "idle", "regroup", "placement")
-}
+SOURCE = "GEMINI, Wang et al., SOSP 2023"
+PROGRAMS = Path(__file__).parent / "programs"
+TRAINER = PROGRAMS / "fsdp_trainer.py"
+SECTIONS = {name: f"{name}.{name}_rows" for name in ("recovery", "wasted", "cost", "idle", "regroup")}
 
 run = runner(__name__, SECTIONS)

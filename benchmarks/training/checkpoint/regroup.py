@@ -5,18 +5,11 @@ the host's agent starts another process in the lost one's place (forked from one
 survivors, cut out of the dead group, form the next one with it. Time runs from the signal until the last
 rank of all has its new group, tried by a barrier. A frozen rank (SIGSTOP) holds its connections open; it is
 noticed by its missing signs of life, so the lease is told apart.
-
-Baselines, with a frozen peer and four ranks: what a group that is not cut does until gloo's timeout, and
-whether torch's own abort releases it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -24,18 +17,16 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+from benchmarks.harness import jobs
 from benchmarks.harness.measure import conditions, quantile, scratch
 from benchmarks.harness.rows import Row
-from benchmarks.training.checkpoint import harness
-from benchmarks.training.checkpoint.harness import PROGRAMS, Failed
+from benchmarks.training.checkpoint import PROGRAMS
 from windtunnel.training.elastic.events import Event, Recovery, recoveries
 from windtunnel.training.launch import Launched
 
 row = partial(Row, "regroup")
 TARGET = 0.2  # seconds from SIGKILL to a working group
 LEASE = 1.0  # seconds without a sign of life
-TIMEOUT = 5.0  # seconds of gloo, in the baseline: as short as a job could bear; torch's default is 1800
-BOUND = 3.0  # seconds that torch's abort is given
 SEED = 17
 
 
@@ -46,7 +37,6 @@ def regroup_rows(quick: bool) -> Iterator[Row]:
         for ranks in (4,) if quick else (4, 6, 8):
             found, same = strike(folder / str(ranks), ranks, kills, stops)
             yield from rows(ranks, found, same)
-    yield from baselines(quick)
 
 
 def strike(folder: Path, ranks: int, kills: int, stops: int) -> tuple[list[Recovery], bool]:
@@ -54,29 +44,28 @@ def strike(folder: Path, ranks: int, kills: int, stops: int) -> tuple[list[Recov
     processes.
 
     Raises:
-        Failed: the job did not come back, or did not end well.
+        jobs.Failed: the job did not come back, or did not end well.
     """
     draw = Random(SEED + ranks)
     same = True
-    with harness.running(
-        "regroup_trainer", [], folder, hosts=ranks, lease=LEASE, frozen_after=LEASE
-    ) as launched:
+    program, options = PROGRAMS / "regroup_trainer.py", {"lease": LEASE, "frozen_after": LEASE}
+    with jobs.running(program, [], folder, hosts=ranks, **options) as launched:
         for number in range(kills + stops):
             pids = standing(launched, ranks)
             time.sleep(draw.uniform(0.1, 0.3))
             rank = draw.randrange(ranks)
+            generation = jobs.generation(launched.events())
             (launched.kill_worker if number < kills else launched.stop_worker)(rank)
-            generation = _generation(launched.events())
-            harness.until(launched, lambda e, g=generation: _generation(e) > g, "new generation", 30.0)  # type: ignore[misc]
+            jobs.until(launched, lambda e, g=generation: jobs.generation(e) > g, "new generation", 30.0)  # type: ignore[misc]
             after = standing(launched, ranks)
             same &= all(after[other] == pid for other, pid in pids.items() if other != rank)
-        harness.end_soon(launched)
+        jobs.end_soon(launched)
         return recoveries(launched.events()), same
 
 
 def standing(launched: Launched, ranks: int) -> dict[int, int]:
     """Wait until all ranks of the newest generation are grouped and step: their process ids."""
-    harness.until(launched, lambda events: _stands(events, ranks), "group of all ranks")
+    jobs.until(launched, lambda events: _stands(events, ranks), "group of all ranks")
     end = time.monotonic() + 10.0
     while time.monotonic() < end:
         with contextlib.suppress(KeyError):
@@ -84,7 +73,7 @@ def standing(launched: Launched, ranks: int) -> dict[int, int]:
             if all(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids.values()):
                 return pids
         time.sleep(0.01)
-    raise Failed("the agents do not say who works for them")
+    raise jobs.Failed("the agents do not say who works for them")
 
 
 def rows(ranks: int, found: list[Recovery], same: bool) -> Iterator[Row]:
@@ -92,73 +81,33 @@ def rows(ranks: int, found: list[Recovery], same: bool) -> Iterator[Row]:
     killed = [r for r in found if r.complete and r.injected is not None and _evidence(r) == "exit"]
     frozen = [r for r in found if r.complete and r.injected is not None and _evidence(r) == "frozen"]
     total = [r.grouped - r.injected for r in killed if r.grouped is not None and r.injected is not None]
-    parts = (
-        {name: median([r.phases[name] or 0.0 for r in killed]) for name in ("detect", "decide", "regroup")}
-        if killed
-        else {}
+    split = ", ".join(
+        f"{name} {1e3 * median(r.phases[name] or 0.0 for r in killed):.0f} ms"
+        for name in (("detect", "decide", "regroup") if killed else ())
     )
-    split = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in parts.items())
     kept = "survivors kept their processes" if same else "survivors were started anew"
     middle = quantile(total, 0.5)
     yield row(
-        f"{ranks} ranks, SIGKILL of one: until all have a new group (median)",
-        "s",
-        middle,
-        target=f"at most {TARGET:g} s" if ranks <= 8 else "",
-        met=middle <= TARGET and same,
+        f"{ranks} ranks, SIGKILL of one: until all have a new group (median)", "s", middle,
+        target=f"at most {TARGET:g} s", met=middle <= TARGET and same,
         note=f"{len(total)} kills; {split}; {kept}, the replacement is in the group; {conditions()}",
-    )
+    )  # fmt: skip
     yield row(f"{ranks} ranks, SIGKILL: slowest", "s", max(total, default=None))
     since = [r.grouped - r.detected for r in frozen if r.grouped is not None]
     if since:
         noticed = median([r.detected - r.injected for r in frozen if r.injected is not None])
         yield row(
-            f"{ranks} ranks, SIGSTOP of one: from its detection until all have a new group (median)",
-            "s",
+            f"{ranks} ranks, SIGSTOP of one: from its detection until all have a new group (median)", "s",
             quantile(since, 0.5),
             note=f"{len(since)} stops; detected after {noticed:.2f} s, the lease is {LEASE:g} s",
-        )
-
-
-def baselines(quick: bool) -> Iterator[Row]:
-    """A frozen peer without what this package does."""
-    name = "4 ranks, SIGSTOP of one:"
-    for method, bound, timeout in (
-        ("cut", BOUND, 60.0),
-        ("abort", BOUND, 60.0),
-        ("timeout", 2 * TIMEOUT, TIMEOUT),
-    ):
-        plan = {"ranks": 4, "timeout": timeout, "method": method, "bound": bound}
-        command = [sys.executable, str(PROGRAMS / "stuck_group.py"), json.dumps(plan)]
-        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode or not done.stdout.strip():
-            raise Failed(
-                f"{PROGRAMS.name}/stuck_group.py ended with status {done.returncode}: {done.stderr[-300:]}"
-            )
-        found: list[float | None] = json.loads(done.stdout.splitlines()[-1])
-        released = [seconds for seconds in found if seconds is not None]
-        count = f"{len(released)} of {len(found)} blocked ranks were released"
-        told = {
-            "cut": (f"{name} blocked ranks released by the cut (slowest)", "from the cut"),
-            "abort": (f"{name} baseline, torch's _abort_process_group", f"within {bound:g} s of it"),
-            "timeout": (
-                f"{name} baseline, gloo's timeout of {TIMEOUT:g} s (slowest)",
-                "torch's default is 1800 s",
-            ),
-        }[method]
-        yield row(told[0], "s", max(released, default=None), note=f"{count}, {told[1]}")
+        )  # fmt: skip
 
 
 def _stands(events: list[Event], ranks: int) -> bool:
-    generation = _generation(events)
+    generation = jobs.generation(events)
     mine = [event for event in events if event["generation"] == generation]
     grouped = {event["rank"] for event in mine if event["kind"] == "grouped"}
     return len(grouped) == ranks and any(event["kind"] == "step" for event in mine)
-
-
-def _generation(events: list[Event]) -> int:
-    return max((event["generation"] for event in events if event["kind"] == "decided"), default=0)
 
 
 def _evidence(recovery: Recovery) -> str:

@@ -1,9 +1,8 @@
 """What a failure wastes: checkpoints in peers' memory against checkpoints in storage, on the same real job.
 
 4 ranks on 4 emulated hosts, a real state of 48 MiB each, computing stood for by a wait. Each way of saving
-runs in turn, as often as it can: torch.save to a store that all hosts share (rate-limited), to the raw
-local disk, torch.distributed.checkpoint, its async_save, a gather of pickled states into tmpfs, and
-`PeerCheckpointer` with two and three copies.
+runs in turn, as often as it can: torch.save to a store that all hosts share (rate-limited), and
+`PeerCheckpointer` with two copies.
 
 Wasted time is the work since the state that is gone on from, and getting that state back. The work is looked
 up for random instants in the logged times of the real run's saves; getting it back is measured in real
@@ -15,8 +14,8 @@ The store's rate is what makes the headline. GEMINI's 13 times are of 16 hosts w
 takes less than one: (8 + 8/2 + 8) / (1 + 1/2) = 13.3. Here the rate is such that a save takes 8 steps, and
 the rows say which ratio of network to store that is on this host. On the raw disk the ratio is another.
 
-Source: GEMINI (Wang et al., SOSP 2023), sections 2 and 7; "strawman" there is a save every 3 hours (some 170
-steps), "high frequency" one as soon as the store is free.
+Source: GEMINI (Wang et al., SOSP 2023), sections 2 and 7; "high frequency" is a save as soon as the store is
+free.
 """
 
 from __future__ import annotations
@@ -30,24 +29,20 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import mean, median
-from typing import Any
 
-from benchmarks.harness.measure import conditions, quantile, scratch
-from benchmarks.harness.rows import Row, left_out
-from benchmarks.training.checkpoint import harness
-from benchmarks.training.checkpoint.harness import SOURCE, Failed
+from benchmarks.harness import jobs
+from benchmarks.harness.measure import conditions, scratch
+from benchmarks.harness.rows import Row
+from benchmarks.training.checkpoint import PROGRAMS, SOURCE
 from windtunnel.base import units
 from windtunnel.training.checkpoint.policy.interval import wasted
-from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
-from windtunnel.training.launch import Launched
+from windtunnel.training.elastic.events import Event, Recovery, recoveries
 
-SECTION = "wasted"
-row = partial(Row, SECTION)
+row = partial(Row, "wasted")
 RANKS = 4
 MIB, QUICK_MIB = 48.0, 8.0
 COMPUTE, QUICK_COMPUTE = 0.6, 0.25
 STEPS_A_SAVE = 8  # steps that a save to the shared store takes
-STRAWMAN = 174  # steps between saves: 3 h of 62 s each
 INSTANTS = 200
 SAVES, STEPS = 5, 16
 QUICK_SAVES, QUICK_STEPS = 3, 6
@@ -62,21 +57,10 @@ class Way:
     name: str
     saver: str
     kills: int = 1
-    copies: int = 2
-    words: str = ""
 
 
-STORE = Way("torch.save to a shared store, high frequency", "store", 2, words="written in the background")
+STORE = Way("torch.save to a shared store, high frequency", "store", 2)
 PEERS = Way("PeerCheckpointer, 2 copies", "peer", 3)
-WAYS = (
-    STORE,
-    Way("torch.save to the raw disk", "disk", words="written in the background"),
-    Way("DCP save to the raw disk", "dcp", words="blocks at every step"),
-    Way("DCP async_save to the raw disk", "dcp-async"),
-    Way("gather into tmpfs, as NVRx does", "gather", words="blocks at every step"),
-    PEERS,
-    Way("PeerCheckpointer, 3 copies", "peer", copies=3),
-)
 
 
 @dataclass
@@ -118,21 +102,14 @@ class Measured:
 
 
 def wasted_rows(quick: bool) -> Iterator[Row]:
-    told = conditions()
-    ways = (STORE, PEERS) if quick else WAYS
-    found: dict[Way, Measured] = {}
+    load = conditions()
     with scratch() as folder:
-        for number, way in enumerate(ways):
-            try:
-                found[way] = measure(way, folder / str(number), quick, seed=number)
-            except Failed as error:
-                yield left_out(SECTION, f"{way.name} (failed)", str(error))
-    for measured in found.values():
-        yield from way_rows(measured, quick)
-    if STORE in found:
-        yield strawman_row(found[STORE])
-    if STORE in found and PEERS in found:
-        yield from headline_rows(found[STORE], found[PEERS], quick, told)
+        store, peers = (
+            measure(way, folder / way.saver, quick, seed) for seed, way in enumerate((STORE, PEERS))
+        )
+    yield from way_rows(store, quick)
+    yield from way_rows(peers, quick)
+    yield from headline_rows(store, peers, quick, load)
 
 
 def rate(quick: bool) -> float:
@@ -145,30 +122,31 @@ def measure(way: Way, folder: Path, quick: bool, seed: int) -> Measured:
     """A run of ``way``: undisturbed for some saves, then real kills of hosts.
 
     Raises:
-        Failed: it did not come through.
+        jobs.Failed: it did not come through.
     """
     mib, compute = (QUICK_MIB, QUICK_COMPUTE) if quick else (MIB, COMPUTE)
     least_saves, least_steps = (QUICK_SAVES, QUICK_STEPS) if quick else (SAVES, STEPS)
     arguments: list[object] = ["--saver", way.saver, "--mib", mib, "--compute", compute]
-    arguments += ["--copies", way.copies, "--store", folder / "store", "--rate", rate(quick)]
+    arguments += ["--store", folder / "store", "--rate", rate(quick)]
     random = Random(seed)
 
     def enough(events: Sequence[Event]) -> bool:
-        steps = sum(event["kind"] == "step" for event in events)
-        return steps >= least_steps and len(saves_of(events, RANKS)) >= least_saves
+        return jobs.count(events, "step") >= least_steps and len(saves_of(events, RANKS)) >= least_saves
 
     # a worker that waits for a slow disk is not frozen
-    options: dict[str, Any] = {"hosts": RANKS, "frozen_after": 5.0, "lease": 5.0}
-    with harness.running("saving_trainer", arguments, folder, **options) as launched:
-        harness.until(launched, enough, f"{least_saves} saves", PATIENCE)
-        calm = launched.events()
+    program = PROGRAMS / "saving_trainer.py"
+    with jobs.running(program, arguments, folder, hosts=RANKS, frozen_after=5.0, lease=5.0) as job:
+        jobs.until(job, enough, f"{least_saves} saves", PATIENCE)
+        calm = job.events()
         saves = saves_of(calm, RANKS)
         for _ in range(1 if quick else way.kills):
-            harness.until(launched, lambda e: saved_since(e, world=RANKS), "save to go on from", PATIENCE)
+            jobs.until(job, lambda e: saves_of(e, RANKS, jobs.generation(e)), "save", PATIENCE)
             time.sleep(random.uniform(0.0, interval(saves)))
-            _kill(launched, random.randrange(RANKS))
-        events = launched.events()
-        harness.end_soon(launched)
+            struck = jobs.generation(job.events())
+            job.kill_host(random.randrange(RANKS))
+            jobs.until(job, partial(_back, after=struck), "step after a kill", PATIENCE)
+        events = job.events()
+        jobs.end_soon(job)
     steps = [event for event in calm if event["kind"] == "step"]
     stalls = [event["stall"] for event in steps[1:]]  # memory is made at the first save
     undisturbed = median(
@@ -176,25 +154,13 @@ def measure(way: Way, folder: Path, quick: bool, seed: int) -> Measured:
     )
     kills = killed(events)
     if not kills:
-        raise Failed("no recovery after a kill is in the log")
+        raise jobs.Failed("no recovery after a kill is in the log")
     lost = [lost_work(saves, at) for at in instants(saves, INSTANTS, seed)]
     return Measured(way, saves, stalls, undisturbed, lost, kills)
 
 
-def saved_since(events: Sequence[Event], world: int) -> bool:
-    """Whether the generation that stands has taken a step, and a save of its own."""
-    standing = max((e["generation"] for e in events if e["kind"] == "decided"), default=0)
-    return bool(saves_of(events, world, standing))
-
-
-def _kill(launched: Launched, place: int) -> None:
-    before = max(event["generation"] for event in launched.events() if event["kind"] == "decided")
-    launched.kill_host(place)
-
-    def back(events: Sequence[Event]) -> bool:
-        return any(event["kind"] == "step" and event["generation"] > before for event in events)
-
-    harness.until(launched, back, "step after a kill", PATIENCE)
+def _back(events: Sequence[Event], after: int) -> bool:
+    return any(event["kind"] == "step" and event["generation"] > after for event in events)
 
 
 def killed(events: Sequence[Event]) -> list[Killed]:
@@ -220,100 +186,52 @@ def killed(events: Sequence[Event]) -> list[Killed]:
 
 def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
     """What one way costs: for a failure, for every step, and in the real kills."""
-    way, saves = measured.way, measured.saves
-    every, whole = interval(saves), complete(saves)
-    stall = mean(measured.stalls)
-    tiers = sorted({tier for kill in measured.kills for tier in kill.recovery.tiers.values()})
-    mib = QUICK_MIB if quick else MIB
-    notes = [
-        f"{len(measured.lost)} random instants in the log of {len(saves)} real saves (p95 of the lost work "
-        f"{units.seconds(quantile(measured.lost, 0.95))}) and the mean load of {len(measured.kills)} killed "
-        f"hosts; emulated: the formula complete + interval/2 + load = {units.seconds(whole)} + "
-        f"{units.seconds(every)}/2 + {units.seconds(measured.load)}",
-        f"{RANKS} x {mib:g} MiB of state, read back from {', '.join(tiers)}",
-    ]
-    if way.saver == "store":
-        notes.append(f"the store moves {rate(quick) / 1e6:.0f} MB/s for all")
-    notes += [way.words] if way.words else []
+    way, saves, stall = measured.way, measured.saves, mean(measured.stalls)
+    store = f"; the store moves {rate(quick) / 1e6:.0f} MB/s for all" if way == STORE else ""
     yield row(
-        f"{way.name}: wasted by a failure",
-        "s",
-        measured=measured.wasted,
-        emulated=measured.formula,
-        note="; ".join(notes),
-    )
+        f"{way.name}: wasted by a failure", "s", measured=measured.wasted, emulated=measured.formula,
+        note=f"{len(measured.lost)} random instants in the log of {len(saves)} real saves, and the mean load"
+        f" of {len(measured.kills)} killed hosts; emulated: complete + interval/2 + load ="
+        f" {units.seconds(complete(saves))} + {units.seconds(interval(saves))}/2 +"
+        f" {units.seconds(measured.load)}; {RANKS} x {QUICK_MIB if quick else MIB:g} MiB of state{store}",
+    )  # fmt: skip
     yield row(
-        f"{way.name}: stall of a step",
-        "s",
-        measured=stall,
-        note=f"mean of {len(measured.stalls)} steps of {units.seconds(measured.step)} each without it "
-        f"({stall / measured.step:.0%} more), median {units.seconds(median(measured.stalls))}; a save every "
-        f"{(saves[-1].step - saves[0].step) / (len(saves) - 1):.1f} steps",
-    )
-    phases = {name: [kill.recovery.phases[name] for kill in measured.kills] for name in PHASES}
+        f"{way.name}: stall of a step", "s", measured=stall,
+        note=f"mean of {len(measured.stalls)} steps of {units.seconds(measured.step)} each without it; a"
+        f" save every {(saves[-1].step - saves[0].step) / (len(saves) - 1):.1f} steps",
+    )  # fmt: skip
     yield row(
-        f"{way.name}: wasted by a host really killed",
-        "s",
+        f"{way.name}: wasted by a host really killed", "s",
         measured=mean(kill.lost + kill.load for kill in measured.kills),
-        note=f"mean of {len(measured.kills)}: lost work "
-        f"{', '.join(units.seconds(kill.lost) for kill in measured.kills)}; steps done again "
-        f"{', '.join(str(kill.recovery.steps_lost) for kill in measured.kills)}; medians of the phases: "
-        + ", ".join(
-            f"{name.replace('_', ' ')} {units.seconds(quantile([v for v in values if v is not None], 0.5))}"
-            for name, values in phases.items()
-        ),
-    )
+        note=f"mean of {len(measured.kills)}",
+    )  # fmt: skip
 
 
-def strawman_row(store: Measured) -> Row:
-    """Saves as rare as the published strawman's; computed, since a period of it takes minutes."""
-    whole = complete(store.saves)
-    return row(
-        "torch.save to a shared store, strawman: wasted by a failure",
-        "s",
-        emulated=wasted(whole, STRAWMAN * store.step, store.load),
-        note=f"computed, from what the high-frequency run measured: a save every {STRAWMAN} steps of "
-        f"{units.seconds(store.step)} (3 h of the published steps of 62 s)",
-    )
-
-
-def headline_rows(store: Measured, peers: Measured, quick: bool, told: str) -> Iterator[Row]:
+def headline_rows(store: Measured, peers: Measured, quick: bool, load: str) -> Iterator[Row]:
     """The ratio, what it is made of, and what is left of it in a whole recovery."""
     mib = QUICK_MIB if quick else MIB
     network = RANKS * mib * 2**20 / complete(peers.saves)
     ratio = store.wasted / peers.wasted
     yield row(
-        "wasted by a failure, shared store over peers' memory",
-        "x",
-        measured=ratio,
-        published=TARGET,
-        source=SOURCE,
-        target="at least 13 x",
-        met=None if quick else ratio >= TARGET,
-        note=f"store {rate(quick) / 1e6:.0f} MB/s, and {network / 1e6:.0f} MB/s from state to committed "
-        f"copies, all hosts together: a ratio of {network / rate(quick):.0f} (published: 80 to 320), which "
-        f"is what makes this row; by the formula {store.formula / peers.formula:.1f} x; lost work counts "
-        f"from the state, load is up to the state, detection and replacement are not in it; {told}"
+        "wasted by a failure, shared store over peers' memory", "x", measured=ratio, published=TARGET,
+        source=SOURCE, target="at least 13 x", met=None if quick else ratio >= TARGET,
+        note=f"store {rate(quick) / 1e6:.0f} MB/s, and {network / 1e6:.0f} MB/s from state to committed"
+        f" copies, all hosts together: a ratio of {network / rate(quick):.0f} (published: 80 to 320), which"
+        f" is what makes this row; by the formula {store.formula / peers.formula:.1f} x; lost work counts"
+        f" from the state, load is up to the state, detection and replacement are not in it; {load}"
         + ("; too small a state for the target" if quick else ""),
-    )
+    )  # fmt: skip
     yield row(
-        "steps between checkpoints, shared store over peers' memory",
-        "x",
-        measured=interval(store.saves) / interval(peers.saves),
-        published=8.0,
-        source=SOURCE,
-        note="by the rate of the store",
-    )
+        "steps between checkpoints, shared store over peers' memory", "x", published=8.0, source=SOURCE,
+        measured=interval(store.saves) / interval(peers.saves), note="by the rate of the store",
+    )  # fmt: skip
     whole = [mean(kill.whole for kill in one.kills) for one in (store, peers)]
     yield row(
-        "whole failure, shared store over peers' memory",
-        "x",
-        measured=whole[0] / whole[1],
-        note=f"{units.seconds(whole[0])} over {units.seconds(whole[1])}, means of {len(store.kills)} and "
-        f"{len(peers.kills)} really killed hosts: lost work, detection, decision, regrouping, load and the "
-        f"first new step. Hosts here are at hand and processes fork from a warm one; published: minutes for "
-        f"replacement and start, alike for both, so that this ratio is far below the one above",
-    )
+        "whole failure, shared store over peers' memory", "x", measured=whole[0] / whole[1],
+        note=f"{units.seconds(whole[0])} over {units.seconds(whole[1])}: lost work, detection, decision,"
+        " regrouping, load and the first new step. Hosts here are at hand and processes fork from a warm"
+        " one; published: minutes for replacement and start, alike for both",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

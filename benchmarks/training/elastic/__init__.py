@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from benchmarks.harness.rows import runner
 
-SECTIONS = {name: f"{name}.{name}_rows" for name in ("faults", "resume", "auth", "forecast", "loops")}
+SECTIONS = {name: f"{name}.{name}_rows" for name in ("forecast", "loops", "tls")}
 
 run = runner(__name__, SECTIONS, timed=("forecast",))

@@ -9,18 +9,16 @@ the mean over the kinds, by how often they come.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from statistics import mean
 
-from benchmarks.training.checkpoint import harness
+from benchmarks.harness import jobs
 from benchmarks.training.elastic import storm
-from benchmarks.training.elastic.commanded import Commanded
 from benchmarks.training.elastic.storm import HOSTS, KINDS, Interruption, Kind
-from benchmarks.training.elastic.strikes import Target
 from windtunnel.training.elastic.events import Event
+from windtunnel.training.launch import Launched
 
 EVERY, PERSIST_EVERY = 8, 40
 _NEAR = 3  # steps from a checkpoint on, which may take longer for it
@@ -66,7 +64,7 @@ class Calibrated:
             "save_stall": self.stall,
         }  # fmt: skip
 
-    def _mean(self, reach: str, often: Mapping[str, float], what: storm.Measure) -> float:
+    def _mean(self, reach: str, often: Mapping[str, float], what: Callable[[Interruption], float]) -> float:
         """Over the kinds of that reach; alike, where none of them ever comes."""
         kinds = [kind.name for kind in KINDS if kind.reach == reach]
         weights = [often.get(name, 0.0) for name in kinds]
@@ -80,53 +78,44 @@ def calibrate(folder: Path, times: int, steps: int) -> Calibrated:
     """``times``: strikes of each kind. ``steps``: that a pace is taken of.
 
     Raises:
-        harness.Failed: a job did not go on.
+        jobs.Failed: a job did not go on.
     """
-    stored = folder / "stored"
-    options: list[object] = ["--every", EVERY, "--persist", stored, "--persist-every", PERSIST_EVERY]
-    with storm.job(folder / "calibration", options) as job:
-        done = _undisturbed(job, steps)
-        harness.until(job, lambda events: storm.count(events, "persisted") > 0, "checkpoint in storage")
+    settings = {"every": EVERY, "persist": str(folder / "stored"), "persist_every": PERSIST_EVERY}
+    with storm.job(folder / "calibration", settings) as job:
+        done = _more(job, steps, 240.0)
+        jobs.until(job, lambda events: jobs.count(events, "persisted") > 0, "checkpoint in storage")
         events = job.events()
-        target = Target(job, stored, Random(0))
         found: dict[str, tuple[Interruption, ...]] = {}
         for number in range(times):
             for kind in KINDS:
                 if kind.reach != "nobody":
-                    one = _single(target, kind, number % HOSTS)
-                    found[kind.name] = (*found.get(kind.name, ()), one)
-        results = harness.end_soon(job)
-    return Calibrated(
-        *_steps(done),
-        _after(events, "committed"),
-        _after(events, "persisted"),
-        float(sum(result["nbytes"] for result in results.values())),
-        found,
-    )
+                    found[kind.name] = (*found.get(kind.name, ()), _single(job, kind, number % HOSTS))
+        results = jobs.end_soon(job)
+    state = float(sum(result["nbytes"] for result in results.values()))
+    lag, write = _after(events, "committed"), _after(events, "persisted")
+    return Calibrated(*_steps(done), lag, write, state, found)
 
 
-def _undisturbed(job: Commanded, steps: int) -> list[Event]:
+def _more(job: Launched, steps: int, timeout: float = 60.0) -> list[Event]:
     """The next so many steps."""
-    first = storm.count(job.events(), "step")
-    harness.until(job, lambda events: storm.count(events, "step") > first + steps, "steps", 240.0)
+    first = jobs.count(job.events(), "step")
+    jobs.until(job, lambda events: jobs.count(events, "step") > first + steps, "steps", timeout)
     return [event for event in job.events() if event["kind"] == "step"][first : first + steps + 1]
 
 
-def _single(target: Target, kind: Kind, rank: int) -> Interruption:
+def _single(job: Launched, kind: Kind, rank: int) -> Interruption:
     """One strike, with nothing else on the way; the next one finds the job as it was."""
-    before = storm.count(target.job.events(), "step")
-    harness.until(target.job, lambda events: storm.count(events, "step") > before + 3, "steps")
-    one = storm.struck(target, kind, rank)
+    _more(job, 3)
+    one = storm.struck(job, kind, rank)
     if not one.found:
-        raise harness.Failed(f"{kind.name}: nobody was there to strike")
+        raise jobs.Failed(f"{kind.name}: nobody was there to strike")
 
-    def over(_: list[Event]) -> Interruption | None:
-        found = storm.interruptions(target.job.events(), [one])
+    def over(events: list[Event]) -> Interruption | None:
+        found = storm.interruptions(events, [one])
         return found[-1] if found and one in found[-1].struck else None
 
-    found = harness.until(target.job, over, f"step after {kind.name}", 120.0)
-    first = storm.count(target.job.events(), "step")
-    harness.until(target.job, lambda events: storm.count(events, "step") > first + PERSIST_EVERY, "steps")
+    found = jobs.until(job, over, f"step after {kind.name}", 120.0)
+    _more(job, PERSIST_EVERY)
     return found
 
 
@@ -136,7 +125,7 @@ def _steps(done: list[Event]) -> tuple[float, float, float]:
     far: list[float] = []
     memory: list[float] = []
     storage: list[float] = []
-    for event, seconds in zip(done[1:], storm.paces(done), strict=True):
+    for event, seconds in jobs.paces(done):
         number = event["step"] + 1
         if number % EVERY >= _NEAR:
             far.append(seconds)

@@ -18,17 +18,16 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from benchmarks.harness import jobs
 from benchmarks.harness.measure import conditions, quantile, scratch
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.training.elastic.events import PHASES, Event, recoveries
 from windtunnel.training.job import PRELOAD
-from windtunnel.training.launch import launch
 
 row = partial(Row, "loops")
 PROGRAM = Path(__file__).parent / "programs" / "foreign_loop.py"
 SEED = 29
 STEPS = 48  # four epochs
-PATIENCE = 300.0  # seconds that a run may take
 LOOPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ddp": ("plain DDP", ()),
     "stateful": ("StatefulDataLoader", ("torchdata.stateful_dataloader",)),
@@ -37,16 +36,7 @@ LOOPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "accelerate": ("Accelerate", ("accelerate",)),
 }
 """Of each its name, and the modules that it needs."""
-ADAPTERS = "windtunnel.training.checkpoint.adapters"
-ADAPTED = {
-    "hf": f"{ADAPTERS}.huggingface",
-    "lightning": f"{ADAPTERS}.lightning",
-    "accelerate": f"{ADAPTERS}.accelerate",
-}
-
-
-class Failed(RuntimeError):
-    """A run did not end well."""
+ADAPTED = {"hf": "huggingface", "lightning": "lightning", "accelerate": "accelerate"}
 
 
 def loops_rows(quick: bool) -> Iterator[Row]:
@@ -76,26 +66,12 @@ def ended(loop: str, folder: Path, faults: tuple[str, ...]) -> tuple[dict[int, A
     """What the ranks returned, and the run's events.
 
     Raises:
-        Failed: it did not end well, or not in time.
+        jobs.Failed: it did not end well, or not in time.
     """
-    modules = (ADAPTED[loop],) if loop in ADAPTED else LOOPS[loop][1]
-    folder.mkdir(parents=True)
-    with (folder / "output").open("wb") as output:
-        launched = launch(
-            PROGRAM,
-            ["--loop", loop, "--steps", str(STEPS)],
-            folder=folder / "run",
-            output=output.fileno(),
-            hosts=2,
-            faults=faults,
-            preload=(*PRELOAD, *modules),
-        )
-        with launched:
-            outcome = launched.wait(PATIENCE)
-    if outcome is None or outcome.status:
-        told = "it still runs" if outcome is None else outcome.reason
-        raise Failed(f"{loop}: the job did not end well: {told[-300:]}")
-    return outcome.results, launched.events()
+    adapter = f"windtunnel.training.checkpoint.adapters.{ADAPTED.get(loop)}"
+    modules = (adapter,) if loop in ADAPTED else LOOPS[loop][1]
+    words = ["--loop", loop, "--steps", STEPS]
+    return jobs.finished(PROGRAM, words, folder, hosts=2, faults=faults, preload=(*PRELOAD, *modules))
 
 
 def rates(events: list[Event]) -> dict[int, set[float]]:
@@ -114,35 +90,26 @@ def rows(
     found = [one for one in recoveries(events) if one.complete]
     struck = len({event["fault"] for event in events if event["kind"] == "injected"})
     steps = len(rates(events))
+    right = same and same_rates and steps == STEPS and struck == len(faults)
     yield row(
-        f"{name}: parameters, steps and learning rates as undisturbed",
-        "yes/no",
-        float(same and same_rates and steps == STEPS and struck == len(faults)),
-        target="yes",
-        met=same and same_rates and steps == STEPS and struck == len(faults),
-        note=f"{struck} kills; parameters {'equal' if same else 'DIFFER'}, learning rates "
-        f"{'equal' if same_rates else 'DIFFER'}, {steps} of {STEPS} steps; {conditions()}",
-    )
-    lost = [one.steps_lost or 0 for one in found]
+        f"{name}: parameters, steps and learning rates as undisturbed", "yes/no", float(right), target="yes",
+        met=right,
+        note=f"{struck} kills; parameters {'equal' if same else 'DIFFER'}, learning rates"
+        f" {'equal' if same_rates else 'DIFFER'}, {steps} of {STEPS} steps; {conditions()}",
+    )  # fmt: skip
+    lost = max((one.steps_lost or 0 for one in found), default=0)
     yield row(
-        f"{name}: steps done again by a failure, most",
-        "steps",
-        float(max(lost, default=0)),
-        target="at most 1",
-        met=max(lost, default=0) <= 1,
-    )
-    seconds = [
-        one.first_step - one.injected
-        for one in found
-        if one.first_step is not None and one.injected is not None
-    ]
+        f"{name}: steps done again by a failure, most", "steps", float(lost), target="at most 1",
+        met=lost <= 1,
+    )  # fmt: skip
+    known = [one for one in found if one.injected is not None]
+    seconds = [one.seconds for one in known if one.seconds is not None]
     parts = [
-        f"{phase} {median([one.phases[phase] or 0.0 for one in found]) * 1e3:.0f} ms"
-        for phase in (PHASES if found else ())
+        f"{phase} {median([one.phases[phase] or 0.0 for one in known]) * 1e3:.0f} ms"
+        for phase in (PHASES if known else ())
     ]
     yield row(
-        f"{name}: from the kill to the first new step (median)",
-        "s",
+        f"{name}: from the kill to the first new step (median)", "s",
         quantile(seconds, 0.5) if seconds else None,
         note=f"{len(seconds)} recoveries, slowest {max(seconds, default=0.0):.2f} s; {', '.join(parts)}",
-    )
+    )  # fmt: skip

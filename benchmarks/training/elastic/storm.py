@@ -13,28 +13,24 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
+from benchmarks.harness import jobs
 from benchmarks.harness.measure import median
-from benchmarks.training.checkpoint import harness
-from benchmarks.training.elastic import strikes
-from benchmarks.training.elastic.commanded import Commanded, training
-from benchmarks.training.elastic.strikes import Target, Undo
+from benchmarks.training.checkpoint import TRAINER
 from windtunnel.training.elastic.events import Event, Recovery, recoveries
+from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.launch import Launched
 
 HOSTS = 4
-RATE = "25Mbit"
-"""Of each host's network: a step moves some 0.6 MB, which takes 0.2 s."""
+RATE = 25e6 / 8
+"""Bytes/s of each host's network: a step moves some 0.6 MB, which takes 0.2 s."""
 REPLACE_AFTER = 4.0
 """Seconds until a host that was ordered comes."""
-LEASE = 1.0
-TIMEOUT = 20.0
 MTBF = 20.0
 """Mean seconds between two strikes of any kind."""
-WITHIN = 0.2  # seconds in which there is somebody to strike, or nobody
 _SETTLED = 10  # steps after which a job runs as it will
 
 
@@ -43,18 +39,23 @@ class Kind:
     """``share``: of all strikes. ``reach``: as the plan's model has it; "nobody": it takes nobody along."""
 
     name: str
-    strike: Callable[[Target], Undo]
+    strike: Callable[[Launched, int], None]
     share: float
     reach: Literal["processes", "host", "leaf", "nobody"]
 
 
+def _all_hosts(job: Launched, rank: int) -> None:
+    for place in job.places():
+        job.kill_host(place)
+
+
 KINDS = (
-    Kind("trainer killed", strikes.trainer_killed, 0.30, "processes"),
-    Kind("trainer stopped", strikes.trainer_stopped, 0.20, "processes"),
-    Kind("host lost with its memory", strikes.host_lost, 0.20, "host"),
-    Kind("agent killed", strikes.agent_killed, 0.15, "host"),
-    Kind("all hosts lost at once", strikes.all_lost, 0.05, "leaf"),
-    Kind("supervisor killed", strikes.supervisor_killed, 0.10, "nobody"),
+    Kind("trainer killed", Launched.kill_worker, 0.30, "processes"),
+    Kind("trainer stopped", Launched.stop_worker, 0.20, "processes"),
+    Kind("host lost with its memory", Launched.kill_host, 0.20, "host"),
+    Kind("agent killed", Launched.kill_agent, 0.15, "host"),
+    Kind("all hosts lost at once", _all_hosts, 0.05, "leaf"),
+    Kind("supervisor killed", lambda job, rank: job.kill_supervisor(), 0.10, "nobody"),
 )
 
 
@@ -85,9 +86,6 @@ class Interruption:
         return self.known + self.back
 
 
-Measure = Callable[[Interruption], float]
-
-
 def drawn(seconds: float, seed: int) -> list[tuple[float, Kind, int]]:
     """When, what, against which rank; for so many ``seconds``."""
     random = Random(seed)
@@ -101,52 +99,47 @@ def drawn(seconds: float, seed: int) -> list[tuple[float, Kind, int]]:
 
 
 @contextlib.contextmanager
-def job(folder: Path, options: Sequence[object], arguments: Sequence[object] = ()) -> Iterator[Commanded]:
-    """The job, once it trains; ``options`` of ``windtunnel train``, ``arguments`` of the program."""
-    words: list[object] = ["--network", "netns", "--rate", RATE, "--replace-after", REPLACE_AFTER]
-    words += ["--lease", LEASE, "--timeout", TIMEOUT, "--max-restarts", 10_000, *options]
-    with training(words, folder, HOSTS, "fsdp_trainer", arguments=arguments) as commanded:
-        harness.until(commanded, lambda events: count(events, "step") >= _SETTLED, "steps", 120.0)
-        yield commanded
+def job(folder: Path, settings: dict[str, Any]) -> Iterator[Launched]:
+    """The job, once it trains; ``settings`` of its checkpoints."""
+    options: dict[str, Any] = {"hosts": HOSTS, "network": "netns", "rate": RATE, "timeout": 20.0}
+    options |= {"replace_after": REPLACE_AFTER, "deadlines": {"form": 20.0}}
+    rules, settings = Rules(max_own_failures=10_000), {"copies": 2, "placement": "mixed", **settings}
+    with jobs.running(TRAINER, [], folder, rules=rules, settings=settings, **options) as launched:
+        jobs.until(launched, lambda events: jobs.count(events, "step") >= _SETTLED, "steps", 120.0)
+        yield launched
 
 
-def struck(target: Target, kind: Kind, rank: int) -> Struck:
+def struck(job: Launched, kind: Kind, rank: int) -> Struck:
     """Strike now."""
-    target.rank, now = rank, time.time()
+    now = time.time()
     try:
-        kind.strike(target)  # whom it stops is killed by his agent
-    except (strikes.Impossible, ProcessLookupError):
+        kind.strike(job, rank)  # whom it stops is killed by his agent
+    except (KeyError, ProcessLookupError):
         return Struck(kind, rank, now, found=False)
     return Struck(kind, rank, now)
 
 
 def storm(
-    commanded: Commanded, stored: Path, plan: Sequence[tuple[float, Kind, int]], begin: float, seconds: float
+    job: Launched, plan: Sequence[tuple[float, Kind, int]], begin: float, seconds: float
 ) -> list[Struck]:
     """Strike as ``plan`` says, from ``begin`` on; returns when the ``seconds`` are over.
 
     Raises:
-        harness.Failed: the job ended before.
+        jobs.Failed: the job ended before.
     """
-    target = Target(commanded, stored, Random(0), patience=WITHIN)
     done = []
     for at, kind, rank in plan:
-        _wait(commanded, begin + at)
-        done.append(struck(target, kind, rank))
-    _wait(commanded, begin + seconds)
+        _wait(job, begin + at)
+        done.append(struck(job, kind, rank))
+    _wait(job, begin + seconds)
     return done
 
 
-def _wait(commanded: Commanded, until: float) -> None:
+def _wait(job: Launched, until: float) -> None:
     while (left := until - time.time()) > 0:
-        if commanded.process.poll() is not None:
-            told = commanded.outcome
-            raise harness.Failed(f"the job ended: {told.reason[-300:] if told else 'without a word'}")
+        if job.outcome is not None:
+            raise jobs.Failed(f"the job ended: {job.outcome.reason[-300:]}")
         time.sleep(min(left, 0.1))
-
-
-def count(events: Sequence[Event], kind: str) -> int:
-    return sum(event["kind"] == kind for event in events)
 
 
 def steps(events: Sequence[Event], begin: float, end: float) -> list[Event]:
@@ -154,25 +147,19 @@ def steps(events: Sequence[Event], begin: float, end: float) -> list[Event]:
     return [event for event in events if event["kind"] == "step" and begin < event["t"] <= end]
 
 
-def paces(done: Sequence[Event]) -> list[float]:
-    """Seconds of each step that followed another one in its generation."""
-    return [b["t"] - a["t"] for a, b in pairwise(done) if a["generation"] == b["generation"]]
-
-
-def interruptions(events: Sequence[Event], strikes_: Sequence[Struck]) -> list[Interruption]:
+def interruptions(events: Sequence[Event], strikes: Sequence[Struck]) -> list[Interruption]:
     """All recoveries that were complete, each with the strikes since the one before it."""
     found, after = [], 0.0
     for recovery in recoveries(events):
         if recovery.first_step is None:
             continue
-        mine = tuple(one for one in strikes_ if one.found and after < one.t < recovery.first_step)
+        mine = tuple(one for one in strikes if one.found and after < one.t < recovery.first_step)
         # one that takes nobody along did not begin it
         causes = [one for one in mine if one.kind.reach != "nobody"] or mine
-        begin = min([one.t for one in causes], default=recovery.detected)
-        begin = min(begin, recovery.detected)
+        begin = min([recovery.detected, *(one.t for one in causes)])
         after = recovery.first_step
         decided = recovery.decided or recovery.detected
-        pace = median(paces(steps(events, after, after + 5.0))) or 0.0
+        pace = median(seconds for _, seconds in jobs.paces(steps(events, after, after + 5.0))) or 0.0
         grouped = recovery.grouped or decided
         found.append(
             Interruption(

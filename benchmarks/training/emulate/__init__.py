@@ -10,8 +10,7 @@ from benchmarks.harness.rows import runner
 
 SECTIONS = {
     "time": "truth.time_rows", "memory": "truth.memory_rows", "speed": "speed.speed_rows",
-    "engine": "speed.engine_rows", "published": "published.published_rows", "peers": "peers.peers_rows",
-    "gpu": "truth.gpu_rows",
+    "engine": "speed.engine_rows", "published": "published.published_rows", "gpu": "truth.gpu_rows",
 }  # fmt: skip
 
 run = runner(__name__, SECTIONS)

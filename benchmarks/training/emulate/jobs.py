@@ -65,7 +65,7 @@ def example(name: str = "train_llama.py") -> Path:
 
 
 def launch(world: int, module: str, *arguments: str) -> None:
-    """Run ``bench.module`` as ``world`` processes under torchrun, one thread each.
+    """Run ``module`` of this package as ``world`` processes under torchrun, one thread each.
 
     Raises `ScriptError` with the output when it fails or takes longer than `TIMEOUT` seconds.
     """

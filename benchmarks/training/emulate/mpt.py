@@ -1,6 +1,6 @@
 """MPT as MosaicML measured it for llm-foundry's table: a script that is emulated, for the published rows.
 
-    windtunnel emulate --cluster h100-sxm:1x8 src/windtunnel/training/emulate/bench/mpt.py --size 7b --batch 6
+    windtunnel emulate --cluster h100-sxm:1x8 benchmarks/training/emulate/mpt.py --size 7b --batch 6
 
 The models are those of its ``mpt-*.yaml`` without change: biases, learned positions (no ALiBi, as the table's
 counts of parameters say), one embedding for tokens and head, LayerNorm in bfloat16, GELU. Settings are

@@ -17,27 +17,15 @@ from benchmarks.harness.measure import median
 from benchmarks.harness.rows import Row
 from benchmarks.training.goodput.published import RestartOnFewer
 from benchmarks.training.pipelines.job import FORWARD, LAYERS, MICROBATCHES, N0
-from benchmarks.training.pipelines.measured import (
-    SCHEMES,
-    Cell,
-    Recoveries,
-    measure_grid,
-    measure_recoveries,
-)  # fmt: skip
+from benchmarks.training.pipelines.measured import SCHEMES, Cell, Recoveries, measure_grid, measure_recoveries
 from benchmarks.training.pipelines.runs import CHECKPOINT_EVERY, HOSTS, JobRun, Scheme
 from windtunnel.traces.failures import Change
+from windtunnel.training.elastic.events import recoveries
 from windtunnel.training.goodput.twin import simulate as twin
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.templates import Templates
 from windtunnel.training.pipelines.policy.compose import compose, step_seconds
-
-# What is compared: the live phases, and the twin's that they stand for.
-COMPARED = {
-    "detect and wait": (("detect", "decide"), ("detect", "wait")),
-    "start and regroup": (("regroup",), ("start", "regroup")),
-    "copy": (("load",), ("load",)),
-}
 
 
 @dataclass(frozen=True)
@@ -56,20 +44,19 @@ def calibrate(found: Recoveries) -> Calibration:
     ours = [recovery for _, recovery in found.recoveries("templates")]
     theirs = [recovery for _, recovery in found.recoveries("warm restart")]
     back = [pair for scheme in SCHEMES for pair in found.recoveries(scheme, True)]
-    joins = [join.phases for ran in found.ran["templates", True] for join in ran.joins()]
+    # pauses in which a host was taken in (a rank that is cut off may suspect its peers first)
+    events = [event for ran in found.ran["templates", True] for event in ran.events]
+    joins = [one.phases for one in recoveries(events) if one.kind != "loss" and one.complete]
     regroup = median([r.phases["regroup"] for r in ours]) or 0.0
     warm = median([r.phases["regroup"] for r in theirs]) or 0.0
     job = _job(found)
     costs = PhaseCosts(
-        detect=median([_of(r.phases, ("detect", "decide")) for r in (*ours, *theirs)]) or 0.0,
-        regroup=regroup,
-        regroup_growth=0.0,
-        start=max(0.0, warm - regroup),
-        replace=median([_came(ran, recovery.injected) for ran, recovery in back]) or math.inf,
-        storage_bandwidth=job.state_bytes / (median([r.phases["load"] for r in theirs]) or 1.0),
-        join=median([_of(phases, ("decide", "regroup")) for phases in joins]) or 0.0,
-        blocking_save=True,
-    )
+        detect=median(_of(r.phases, ("detect", "decide")) for r in (*ours, *theirs)) or 0.0, regroup=regroup,
+        regroup_growth=0.0, start=max(0.0, warm - regroup), blocking_save=True,
+        replace=median(_came(ran, recovery.injected) for ran, recovery in back) or math.inf,
+        storage_bandwidth=job.state_bytes / (median(r.phases["load"] for r in theirs) or 1.0),
+        join=median(_of(phases, ("decide", "regroup")) for phases in joins) or 0.0,
+    )  # fmt: skip
     copied = _busiest(found, job, costs) / (median([r.phases["load"] for r in ours]) or 1.0)
     scheme = Templates(job, costs, CHECKPOINT_EVERY)
     unit = step_seconds(scheme.set, compose(scheme.set, range(HOSTS), MICROBATCHES))
@@ -95,12 +82,14 @@ def _of(phases: dict[str, float | None], names: tuple[str, ...]) -> float:
 
 def _state_bytes(found: Recoveries) -> float:
     """Of all layers, which are alike: told where some were copied."""
-    told = [e for ran in _all(found) for e in ran.events if e["kind"] == "layout" and e["moved"]]
+    told = [
+        e
+        for several in found.ran.values()
+        for ran in several
+        for e in ran.events
+        if e["kind"] == "layout" and e["moved"]
+    ]
     return LAYERS * max((event["nbytes"] / event["moved"] for event in told), default=1.0)
-
-
-def _all(found: Recoveries) -> list[JobRun]:
-    return [ran for several in found.ran.values() for ran in several]
 
 
 def _came(ran: JobRun, injected: float | None) -> float | None:
@@ -126,15 +115,11 @@ def _busiest(found: Recoveries, job: JobModel, costs: PhaseCosts) -> float:
     for ran in found.ran["templates", False]:
         scheme = Templates(job, unit, CHECKPOINT_EVERY)
         alive = list(range(HOSTS))
-        for place in _places(ran):
+        for place in (event["place"] for event in ran.events if event["kind"] == "injected"):
             setback = scheme.lost([alive.pop(place)], False, 0.0)
             assert setback is not None  # the twin's templates notice every loss
             counted.append(dict(setback.phases)["load"])
     return mean(counted) if counted else 1.0
-
-
-def _places(ran: JobRun) -> list[int]:
-    return [event["place"] for event in ran.events if event["kind"] == "injected"]
 
 
 def replay(
@@ -154,12 +139,8 @@ def replay(
                 alive.insert(len(alive) if scheme == "templates" else event["place"], host)
             trace.append(Change(event["t"] - start, (host,)))
     horizon = 3.0 * (ran.seconds + ran.steps * job.step_time)
-    end = reached(
-        twin.simulate(_made(calibration, costs, scheme, back), job, costs, trace, horizon), ran.steps
-    )
-    # again up to its end, since what comes later is in no phase of the live run
-    until = min(end, horizon)
-    return twin.simulate(_made(calibration, costs, scheme, back), job, costs, trace, until), end
+    result = twin.simulate(_made(calibration, costs, scheme, back), job, costs, trace, horizon)
+    return result, reached(result, ran.steps)
 
 
 def _made(
@@ -209,22 +190,18 @@ def fidelity_rows(quick: bool) -> Iterator[Row]:
     )
     errors: dict[Scheme, list[float]] = {scheme: [] for scheme in SCHEMES}
     for scheme in SCHEMES:
-        several = []
         for cell in grid.cells:
             ran = cell.ran[scheme]
-            result, end = replay(calibration, scheme, ran, cell.back)
-            several.append((cell, ran, result))
+            _, end = replay(calibration, scheme, ran, cell.back)
             row = _total(scheme, cell, ran, end, calibration)
             errors[scheme] += [] if row.error is None else [row.error]
             yield row
-        yield from _phases(scheme, several, calibration)
     for scheme, known in errors.items():
         yield Row(
             "fidelity", f"{scheme}: mean error of the time of a run", "",
             measured=mean(known) if known else None,
             note=f"costs from other runs: {told}",
         )  # fmt: skip
-    yield from _paces(found, calibration)
 
 
 def _total(scheme: Scheme, cell: Cell, ran: JobRun, end: float, calibration: Calibration) -> Row:
@@ -238,51 +215,3 @@ def _total(scheme: Scheme, cell: Cell, ran: JobRun, end: float, calibration: Cal
         measured=measured, emulated=end if ends else None,
         note=f"goodput measured {ideal / measured:.1%}, {emulated}",
     )  # fmt: skip
-
-
-def _phases(
-    scheme: Scheme, several: list[tuple[Cell, JobRun, SimulationResult]], calibration: Calibration
-) -> Iterator[Row]:
-    """Phases of all runs together."""
-    losses = [
-        recovery
-        for _, ran, _ in several
-        for recovery in ran.recoveries()
-        if recovery.kind == "loss" and recovery.complete
-    ]
-    joins = [join for _, ran, _ in several for join in ran.joins()]
-    for name, (live, emulated) in COMPARED.items():
-        measured = sum(_of(recovery.phases, live) for recovery in losses)
-        if name == "copy":
-            measured += sum(_of(recovery.phases, live) for recovery in joins)
-        yield Row(
-            "fidelity", f"{scheme}, {name}", "s", measured=measured,
-            emulated=sum(result.phases[phase] for _, _, result in several for phase in emulated),
-            note=f"of {len(losses)} recoveries",
-        )  # fmt: skip
-    if scheme == "templates":
-        yield Row(
-            "fidelity", f"{scheme}, taking hosts in", "s",
-            measured=sum(_of(recovery.phases, ("decide", "regroup")) for recovery in joins),
-            emulated=sum(result.phases["join"] for _, _, result in several),
-            note=f"of {len(joins)} hosts that came",
-        )  # fmt: skip
-        return
-    again = sum(recovery.steps_lost or 0 for recovery in losses)
-    yield Row(
-        "fidelity", f"{scheme}, steps done again", "steps", measured=again,
-        emulated=sum(result.redone for _, _, result in several),
-    )  # fmt: skip
-
-
-def _paces(found: Recoveries, calibration: Calibration) -> Iterator[Row]:
-    measured: dict[int, list[float]] = {}
-    for ran in found.ran["templates", False]:
-        for hosts, seconds in ran.step_times().items():
-            measured.setdefault(hosts, []).extend(seconds)
-    for hosts in sorted(measured, reverse=True):
-        yield Row(
-            "fidelity", f"step on {hosts} hosts", "s", measured=median(measured[hosts]),
-            emulated=calibration.step_times.get(hosts),
-            note="the time without losses was given" if hosts == HOSTS else "best layout, by the policy",
-        )  # fmt: skip

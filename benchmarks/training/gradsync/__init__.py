@@ -8,9 +8,9 @@ from __future__ import annotations
 from benchmarks.harness.rows import runner
 
 SECTIONS = {
-    "strategy": "strategy.strategy_rows", "jobs": "jobs.job_rows",
-    "live": "live.live_rows", "fusion": "jobs.fusion_rows",
-    "encode": "codecs.encode_rows", "accuracy": "accuracy.accuracy_rows", "sparse": "sparse.sparse_rows",
+    "strategy": "strategy.strategy_rows", "live": "live.live_rows", "fusion": "fusion.fusion_rows",
+    "encode": "codecs.encode_rows", "accuracy": "accuracy.accuracy_rows", "steps": "accuracy.needed_rows",
+    "sparse": "sparse.sparse_rows",
     "sparse-16": "sparse.many_rows",
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 Four ranks in this process, each with the gradient of its own part of the batch, through the codecs and
 their residuals as they would go over a network. *text*: the byte that follows sixteen others in the play
-that lies with the examples, tested on its last tenth. *images*: digits that are drawn here (`bench.digits`).
+that lies with the examples, tested on its last tenth. *images*: digits that are drawn here (`digits`).
 Each job runs with several seeds; the noise of
 dense training is the deviation of its results. A codec loses nothing where its mean is no further from
 dense's than two deviations (of one run) and half a point.
@@ -10,8 +10,10 @@ dense's than two deviations (of one run) and half a point.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -34,6 +36,9 @@ CONTROLS = ("sign", "onebit", "topk:0.01", "dragonn:0.01")
 TOLERATED = 0.005
 TEXT = Path(__file__).resolve().parents[3] / "examples" / "data" / "coriolanus.txt"
 CONTEXT = 16
+TARGET, MOST, SEEDS = 300, 6, 3
+"""Steps of `none` to the loss, times as many at the most for another, and seeds."""
+EVERY, SMOOTHED, TESTED = 10, 5, 2000
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,61 @@ def _job_rows(job: Job, seeds: Sequence[int], judged: bool) -> Iterator[Row]:
 def trained(job: Job, spec: str, seed: int, feedback: bool = True) -> float:
     """The share of the test that is right after training with SGD and momentum 0.9 (DGC's own instead where
     the codec is that), the rate falling evenly to zero."""
+    models = _training(job, spec, seed, lambda step: RATE * (1 - step / job.steps), feedback)
+    model = next(islice(models, job.steps - 1, None))
+    with torch.no_grad():
+        right = model(job.inputs[job.tested :]).argmax(1) == job.labels[job.tested :]
+    return float(right.float().mean())
+
+
+def needed_rows(quick: bool = False) -> Iterator[Row]:
+    """Steps to a loss, over those of `none`: the loss on the test that `none` has after `TARGET` steps at a
+    rate that does not fall. The package's table (`training/gradsync/steps.json`) is of these."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for job in (_images(0), _text(0)) if TEXT.exists() else (_images(0),):
+            reached = [_reached(job, seed, 100 if quick else TARGET) for seed in range(SEEDS)]
+            for spec in CODECS[:3] if quick else CODECS:
+                found = [
+                    _needed(job, spec, seed, loss, MOST * steps) / steps
+                    for seed, (steps, loss) in enumerate(reached)
+                ]
+                note = f"deviation {stdev(found):.2f} of {SEEDS} seeds"
+                if max(found) >= MOST:
+                    note += f"; not reached in {MOST} times the steps by {sum(one >= MOST for one in found)}"
+                yield Row("steps", f"{job.name}: {spec}", "x", fmean(found), note=note)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _reached(job: Job, seed: int, steps: int) -> tuple[int, float]:
+    """After how many steps `none` had the least loss of so many, and that loss."""
+    losses = islice(_losses(job, "none", seed), steps // EVERY)
+    place, loss = min(enumerate(losses, 1), key=lambda one: one[1])
+    return EVERY * place, loss
+
+
+def _needed(job: Job, spec: str, seed: int, loss: float, most: int) -> int:
+    """Steps until that loss; ``most`` where it is not reached before."""
+    losses = islice(_losses(job, spec, seed), most // EVERY)
+    return next((EVERY * place for place, one in enumerate(losses, 1) if one <= loss), most)
+
+
+def _losses(job: Job, spec: str, seed: int) -> Iterator[float]:
+    """Every `EVERY` steps: the loss on the test, the mean of the last `SMOOTHED`."""
+    last: deque[float] = deque(maxlen=SMOOTHED)
+    inputs, labels = job.inputs[job.tested :][:TESTED], job.labels[job.tested :][:TESTED]
+    for model in islice(_training(job, spec, seed, lambda _: RATE), EVERY - 1, None, EVERY):
+        with torch.no_grad():
+            last.append(float(nn.functional.cross_entropy(model(inputs), labels)))
+        yield fmean(last)
+
+
+def _training(
+    job: Job, spec: str, seed: int, rate: Callable[[int], float], feedback: bool = True
+) -> Iterator[nn.Module]:
+    """The model after each step."""
     torch.manual_seed(seed)
     model, codec = job.model(), find(spec)
     parameters = dict(model.named_parameters())
@@ -92,8 +152,8 @@ def trained(job: Job, spec: str, seed: int, feedback: bool = True) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
     generator = torch.Generator().manual_seed(1000 + seed)
     total = torch.zeros(sum(sizes.values()))
-    for step in range(job.steps):
-        optimizer.param_groups[0]["lr"] = RATE * (1 - step / job.steps)
+    for step in count():
+        optimizer.param_groups[0]["lr"] = rate(step)
         rows = []
         for _ in range(RANKS):
             optimizer.zero_grad()
@@ -111,9 +171,7 @@ def trained(job: Job, spec: str, seed: int, feedback: bool = True) -> float:
         for one, part in zip(parameters.values(), total.split(list(sizes.values())), strict=True):
             one.grad = part.view_as(one).clone()
         optimizer.step()
-    with torch.no_grad():
-        right = model(job.inputs[job.tested :]).argmax(1) == job.labels[job.tested :]
-    return float(right.float().mean())
+        yield model
 
 
 def _two_sums(lows: list[LowRank], rows: list[Tensor], total: Tensor) -> None:

@@ -43,7 +43,6 @@ def encode_rows(quick: bool = False) -> Iterator[Row]:
 def _rows(gradient: Tensor, density: float, repeats: int) -> Iterator[Row]:
     calls: dict[str, Callable[[], object]] = {
         "dragonn": lambda: find(f"dragonn:{density}").encode(gradient, 1),
-        "topk, exact too": lambda: find(f"topk:{density}").encode(gradient, 1),
         "torch's top-k": lambda: topk_by_torch(gradient, density),
         "DGC by torch": lambda: dgc_by_torch(gradient, density),
         "the floor": lambda: float(gradient.sum()),

@@ -1,8 +1,7 @@
-"""ZEN's sum against five others: timed between namespaces with limited links, and counted beyond these.
+"""ZEN's sum against five others, timed between namespaces with limited links.
 
-Live: every scheme sums the same gradients in the same processes, in pairwise rounds, over links whose rate
-the processors of this host can follow with that many ranks. Emulated: the bytes that gradients of the same
-kinds would take between up to 128 ranks, from what the index sets of all of them have in common.
+Every scheme sums the same gradients in the same processes, in pairwise rounds, over links whose rate the
+processors of this host can follow with that many ranks.
 
 Gradients are of one density on all ranks. Of *elements* and *rows*, indices are drawn with the chances of
 Zipf's law, the frequent ones first: ranks have much in common, and contiguous parts are uneven. Those of
@@ -28,13 +27,12 @@ from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.sparse import all_reduce, least_times, measure, tried
 from windtunnel.training.gradsync.live.units import Units
 from windtunnel.training.gradsync.model import CollectiveCost, Network
-from windtunnel.training.gradsync.policy.partition import Order, imbalance, overlap
-from windtunnel.training.gradsync.policy.sparse import BLOCK, SCHEMES, Sparsity, seconds, traffic
+from windtunnel.training.gradsync.policy.sparse import SCHEMES
 
 KINDS = {"elements": (1, 1.6), "rows": (8, 1.2), "apart": (8, 0.0)}
 """Width of a unit, and the power of Zipf's law that it is drawn by."""
 ELEMENTS = 2**19
-FEW = ((4, 100, ELEMENTS, (*KINDS,)), (8, 20, ELEMENTS, (*KINDS,)))
+FEW = (8, 20, ELEMENTS, (*KINDS,))
 MANY = (16, 5, ELEMENTS // 2, ("elements", "apart"))
 """Ranks, Mbit/s of each one's link, elements of the gradients, and their kinds."""
 DENSITIES = (0.001, 0.01, 0.05, 0.2)
@@ -43,8 +41,6 @@ LIMIT = 400.0
 SHORT = 0.02
 """Seconds below which rounds and the turns of processes decide how long a sum takes, not bytes."""
 OTHERS = tuple(name for name in SCHEMES if name not in ("zen", "dense"))
-BALANCED = (16, 2**22, 0.03)
-"""Ranks, elements and density of the gradient whose balance is judged; the density is DeepFM's."""
 REPEATED = 0.5
 """Seconds for which a short sum is repeated: its least time counts."""
 
@@ -59,8 +55,8 @@ def indices(rank: int, units: int, density: float, power: float) -> NDArray[np.i
 
 
 def main(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """On each rank: of each case its kind and density, what was chosen, and of each scheme the seconds,
-    those predicted, and bytes."""
+    """On each rank: of each case its kind and density, what was chosen, and of each scheme the
+    seconds and bytes."""
     rank, world = dist.get_rank(), dist.get_world_size()
     each = (world - 1) / world / arguments["rate"]
     lines = CollectiveCost("flat", "alltoall", 0.0, each), CollectiveCost("flat", "allreduce", 0.0, 2 * each)
@@ -89,20 +85,18 @@ def main(arguments: dict[str, Any]) -> list[dict[str, Any]]:
         times = least_times({name: partial(summed, name) for name in timed}, REPEATED)
         whole[kind] = whole.get(kind) or (times["dense"], sent["dense"])
         told = {name: (times[name], sent[name]) if name in times else whole[kind] for name in SCHEMES}
-        expected = {name: seconds(name, one, links) for name in SCHEMES}
         found.append(
             {
                 "kind": kind, "density": density, "chosen": min(trial, key=trial.__getitem__),
-                "schemes": told, "predicted": expected,
+                "schemes": told,
             }
         )  # fmt: skip
     return found
 
 
 def sparse_rows(quick: bool) -> Iterator[Row]:
-    """Times, bytes and choices between 4 and 8 ranks; bytes and balance between up to 128."""
-    yield from _live("sparse", FEW[:1] if quick else FEW, DENSITIES[1:3] if quick else DENSITIES)
-    yield from _emulated(quick)
+    """Times, bytes and choices between 8 ranks."""
+    yield from _live("sparse", FEW, DENSITIES[1:3] if quick else DENSITIES)
 
 
 def many_rows(quick: bool) -> Iterator[Row]:
@@ -111,7 +105,7 @@ def many_rows(quick: bool) -> Iterator[Row]:
         yield left_out("sparse-16", "sums of 16 ranks", "not in a quick run")
         return
     gains = []
-    for row in _live("sparse-16", (MANY,), DENSITIES):
+    for row in _live("sparse-16", MANY, DENSITIES):
         yield row
         if "elements" in row.name and "0.1%" not in row.name and row.measured is not None:
             gains.append(row.measured)
@@ -124,31 +118,30 @@ def many_rows(quick: bool) -> Iterator[Row]:
 
 
 def _live(
-    section: str, fabrics: Sequence[tuple[int, int, int, tuple[str, ...]]], densities: Sequence[float]
+    section: str, fabric: tuple[int, int, int, tuple[str, ...]], densities: Sequence[float]
 ) -> Iterator[Row]:
     if reason := network.missing():
         yield left_out(section, "sums between namespaces", reason)
         return
     worst: list[tuple[float, float, str]] = []
     with ranks("windtunnel.training.gradsync.live.sparse") as run:
-        for world, rate, elements, kinds in fabrics:
-            given = {"rate": rate * MBIT, "elements": elements, "cases": [*product(kinds, densities)]}
-            told = run(f"{main.__module__}:main", given, world, rate * MBIT, LIMIT)
-            for cases in zip(*told, strict=True):
-                case, chosen = cases[0], cases[0]["chosen"]
-                times = {name: one[0] for name, one in case["schemes"].items()}
-                best, rival = min(times.values()), min(times[name] for name in OTHERS)
-                name = f"{world} ranks at {rate} Mbit/s, {case['kind']} {case['density']:.1%}"
-                words = ", ".join(
-                    f"{name} {taken * 1e3:.0f} ms (predicted {case['predicted'][name] * 1e3:.0f}) "
-                    f"{max(one['schemes'][name][1] for one in cases) / 2**20:.2f} MiB"
-                    for name, (taken, _) in case["schemes"].items()
-                )
-                yield Row(
-                    section, f"{name}: best other sparse scheme / zen", "x", measured=rival / times["zen"],
-                    note=f"{words}; chosen: {chosen}, {times[chosen] / best:.2f} x the best",
-                )  # fmt: skip
-                worst.append((times[chosen] / best, best, name))
+        world, rate, elements, kinds = fabric
+        given = {"rate": rate * MBIT, "elements": elements, "cases": [*product(kinds, densities)]}
+        told = run(f"{main.__module__}:main", given, world, rate * MBIT, LIMIT)
+        for cases in zip(*told, strict=True):
+            case, chosen = cases[0], cases[0]["chosen"]
+            times = {name: one[0] for name, one in case["schemes"].items()}
+            best, rival = min(times.values()), min(times[name] for name in OTHERS)
+            name = f"{world} ranks at {rate} Mbit/s, {case['kind']} {case['density']:.1%}"
+            words = ", ".join(
+                f"{name} {taken * 1e3:.0f} ms {max(one['schemes'][name][1] for one in cases) / 2**20:.2f} MiB"
+                for name, (taken, _) in case["schemes"].items()
+            )
+            yield Row(
+                section, f"{name}: best other sparse scheme / zen", "x", measured=rival / times["zen"],
+                note=f"{words}; chosen: {chosen}, {times[chosen] / best:.2f} x the best",
+            )  # fmt: skip
+            worst.append((times[chosen] / best, best, name))
     for words, judged in (
         (f"sums of {SHORT:g} s and more", [one for one in worst if one[1] >= SHORT]),
         ("shorter sums", [one for one in worst if one[1] < SHORT]),
@@ -160,32 +153,3 @@ def _live(
                 section, f"chosen scheme's time / best scheme's, worst case, {words}", "x", measured=ratio,
                 target="<= 1.05 x", met=ratio <= 1.05, note=f"{name}; met in {right} of {len(judged)} cases",
             )  # fmt: skip
-
-
-def _emulated(quick: bool) -> Iterator[Row]:
-    for kind, (width, power) in KINDS.items():
-        units = ELEMENTS // width
-        every = [indices(rank, units, 0.02, power) for rank in range(32 if quick else 128)]
-        for world in (16, 32) if quick else (16, 32, 64, 128):
-            sets = every[:world]
-            blocks = np.mean([len(np.unique(one * width // BLOCK)) for one in sets]) / (ELEMENTS / BLOCK)
-            one = Sparsity(units, width, 4, 0.02, *overlap(sets, units), blocks=float(blocks))
-            busiest = {name: traffic(design, one, world).busiest for name, design in SCHEMES.items()}
-            rival = min(OTHERS, key=lambda name: busiest[name])
-            words = ", ".join(f"{name} {nbytes / 2**20:.2f} MiB" for name, nbytes in busiest.items())
-            push, pull = imbalance(sets, Order(units, 0))
-            uneven = max(imbalance(sets, Order(units, None)))
-            yield Row(
-                "sparse", f"{world} ranks, {kind} 2 %: bytes of best other sparse scheme / zen", "x",
-                emulated=busiest[rival] / busiest["zen"],
-                note=f"busiest rank: {words}; fullest part / mean: push {push:.2f}, pull {pull:.2f}, "
-                f"{uneven:.1f} if contiguous",
-            )  # fmt: skip
-    world, elements, density = BALANCED
-    sets = [indices(rank, elements, density, KINDS["elements"][1]) for rank in range(4 if quick else world)]
-    push, pull = imbalance(sets, Order(elements, 0))
-    yield Row(
-        "sparse", f"zen, {len(sets)} ranks, {elements:,} elements, {density:.0%}: fullest part / mean", "x",
-        emulated=max(push, pull), published=1.1, source="ZEN (OSDI '25): below 1.1 in six models",
-        target="<= 1.1 x", met=max(push, pull) <= 1.1, note=f"push {push:.3f}, pull {pull:.3f}",
-    )  # fmt: skip

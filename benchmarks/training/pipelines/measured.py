@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
+from benchmarks.harness import jobs
 from benchmarks.training.pipelines.runs import (
     CHECKPOINT_EVERY,
     HOSTS,
@@ -16,7 +17,6 @@ from benchmarks.training.pipelines.runs import (
     Scheme,
     restart_cold,
     run_job,
-    run_with_peer_memory,
 )  # fmt: skip
 from windtunnel.training.elastic.events import Recovery
 
@@ -31,13 +31,11 @@ SPEEDED = 0.0  # seconds of a layer where only the numbers matter
 
 @dataclass(frozen=True)
 class Recoveries:
-    """``ran``: runs by (scheme, hosts come back). ``undisturbed``: the same steps without a loss.
-    ``peer``: recoveries of the peer-memory job."""
+    """``ran``: runs by (scheme, hosts come back). ``undisturbed``: the same steps without a loss."""
 
     undisturbed: JobRun
     ran: dict[tuple[Scheme, bool], list[JobRun]]
     cold: list[Cold]
-    peer: list[Recovery]
 
     @property
     def step_time(self) -> float:
@@ -46,12 +44,7 @@ class Recoveries:
 
     def recoveries(self, scheme: Scheme, back: bool = False) -> list[tuple[JobRun, Recovery]]:
         """Those that a loss began, with their runs."""
-        return [
-            (ran, recovery)
-            for ran in self.ran[scheme, back]
-            for recovery in ran.recoveries()
-            if recovery.kind == "loss" and recovery.complete
-        ]
+        return [(ran, recovery) for ran in self.ran[scheme, back] for recovery in jobs.complete(ran.events)]
 
     def restart(self) -> float:
         """Seconds of a warm restart, from the loss to the first step, median."""
@@ -61,9 +54,8 @@ class Recoveries:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the grid: a loss every ``every`` steps; ``multiple``: of a warm restart's time."""
+    """One cell of the grid: a loss every ``every`` steps."""
 
-    multiple: int
     every: int
     back: bool
     ran: dict[Scheme, JobRun]
@@ -98,7 +90,7 @@ def measure_recoveries(quick: bool) -> Recoveries:
     """Do the runs with random losses.
 
     Raises:
-        RunFailed: one did not end well.
+        jobs.Failed: one did not end well.
     """
     draw = random.Random(SEED)
     repeats, kills = (1, 1) if quick else (2, 3)
@@ -115,8 +107,7 @@ def measure_recoveries(quick: bool) -> Recoveries:
     for _ in range(1 if quick else 2):
         step = CHECKPOINT_EVERY + draw.randrange(CHECKPOINT_EVERY)
         cold.append(restart_cold(step, draw.randrange(HOSTS), CHECKPOINT_EVERY // 2))
-    peer = run_with_peer_memory(steps, random_losses(draw, kills))
-    return Recoveries(undisturbed, ran, cold, peer)
+    return Recoveries(undisturbed, ran, cold)
 
 
 @cache
@@ -124,7 +115,7 @@ def measure_grid(quick: bool) -> Grid:
     """Run every failure rate with every scheme, with hosts that come back and with such that do not.
 
     Raises:
-        RunFailed: one did not end well.
+        jobs.Failed: one did not end well.
     """
     found = measure_recoveries(quick)
     draw = random.Random(SEED + 1)
@@ -138,5 +129,5 @@ def measure_grid(quick: bool) -> Grid:
             steps = count * every
             longest = max(longest, steps)
             ran = {scheme: run_job(scheme, steps, losses, back=back) for scheme in SCHEMES}
-            cells.append(Cell(multiple, every, back, ran))
+            cells.append(Cell(every, back, ran))
     return Grid(cells, run_job("templates", longest, hosts=2, forward=SPEEDED))

@@ -8,15 +8,9 @@ from collections.abc import Iterator, Sequence
 from benchmarks.harness.measure import median
 from benchmarks.harness.rows import Row
 from benchmarks.training.pipelines.job import FORWARD, LAYERS, MICROBATCH_SIZE, MICROBATCHES
-from benchmarks.training.pipelines.measured import (
-    SCHEMES,
-    Cell,
-    Recoveries,
-    measure_grid,
-    measure_recoveries,
-)  # fmt: skip
-from benchmarks.training.pipelines.runs import CHECKPOINT_EVERY, COMES_AFTER, HOSTS, JobRun
-from windtunnel.training.elastic.events import PHASES, Recovery
+from benchmarks.training.pipelines.measured import SCHEMES, Cell, Recoveries, measure_grid, measure_recoveries
+from benchmarks.training.pipelines.runs import CHECKPOINT_EVERY, COMES_AFTER, HOSTS
+from windtunnel.training.elastic.events import PHASES, Recovery, recoveries
 
 SAMPLES = MICROBATCHES * MICROBATCH_SIZE  # of a step
 
@@ -39,7 +33,6 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
     for scheme in SCHEMES:
         yield from _scheme(found, scheme)
     yield from _cold(found)
-    yield from _peer(found.peer)
     yield from _ratios(found)
     yield from _same(found)
 
@@ -76,49 +69,26 @@ def _phases(scheme: str, recoveries: Sequence[Recovery]) -> Iterator[Row]:
 
 
 def _cold(found: Recoveries) -> Iterator[Row]:
-    cold = found.cold
     yield Row(
-        "recovery", "cold restart: loss to first step", "s", measured=median([c.seconds for c in cold]),
-        note=f"median of {len(cold)} kills; all processes end, interpreter and torch start anew (one import"
-        " of torch serves all hosts of this computer)",
+        "recovery", "cold restart: loss to first step", "s", measured=median(c.seconds for c in found.cold),
+        note=f"median of {len(found.cold)} kills; all processes end, interpreter and torch start anew (one"
+        " import of torch serves all hosts of this computer)",
     )  # fmt: skip
-    for phase in ("detect", "end", "start", "load", "first_step"):
-        shown = {"load": "copy", "first_step": "first step"}.get(phase, phase)
-        value = median([getattr(c, phase) for c in cold])
-        yield Row("recovery", f"cold restart, phase {shown}", "s", measured=value)
-    yield Row(
-        "recovery", "cold restart: loss to first step that is new", "s",
-        measured=median([c.regained for c in cold]),
-    )  # fmt: skip
-
-
-def _peer(recoveries: Sequence[Recovery]) -> Iterator[Row]:
-    known = [recovery for recovery in recoveries if recovery.kind == "loss" and recovery.complete]
-    name = "replacement + peer memory"
-    yield Row(
-        "recovery", f"{name}: loss to first step", "s", measured=median([r.seconds for r in known]),
-        note=f"median of {len(known)} kills; a job of the same size, checkpoint every step in two hosts'"
-        " memory; a new host comes at once, which templates do not need",
-    )  # fmt: skip
-    yield from _phases(name, known)
+    regained = median(c.regained for c in found.cold)
+    yield Row("recovery", "cold restart: loss to first step that is new", "s", measured=regained)
 
 
 def _ratios(found: Recoveries) -> Iterator[Row]:
-    pairs = found.recoveries("templates")
-    ours = median([recovery.seconds for _, recovery in pairs])
-    if not ours:
-        return
+    ours = median(recovery.seconds for _, recovery in found.recoveries("templates"))
     restarts = found.recoveries("warm restart")
-    known = [recovery.seconds for recovery in found.peer if recovery.kind == "loss" and recovery.complete]
     for name, theirs in (
-        ("warm restart / templates, first step", median([r.seconds for _, r in restarts])),
-        ("warm restart / templates, first new step", median([f.regained(r) for f, r in restarts])),
-        ("cold restart / templates, first step", median([c.seconds for c in found.cold])),
-        ("cold restart / templates, first new step", median([c.regained for c in found.cold])),
-        ("replacement + peer memory / templates, first step", median(known)),
+        ("warm restart / templates, first step", median(r.seconds for _, r in restarts)),
+        ("warm restart / templates, first new step", median(f.regained(r) for f, r in restarts)),
+        ("cold restart / templates, first step", median(c.seconds for c in found.cold)),
+        ("cold restart / templates, first new step", median(c.regained for c in found.cold)),
     ):
-        measured = None if theirs is None else theirs / ours
-        yield Row("recovery", name, "times", measured=measured, note="of the medians above")
+        ratio = theirs / ours if theirs and ours else None
+        yield Row("recovery", name, "times", measured=ratio)
 
 
 def _same(found: Recoveries) -> Iterator[Row]:
@@ -142,14 +112,12 @@ def _same(found: Recoveries) -> Iterator[Row]:
 def rates_rows(quick: bool) -> Iterator[Row]:
     """Rows of the section: throughput, downtime included, for each rate of loss."""
     found, grid = measure_recoveries(quick), measure_grid(quick)
-    restart = found.restart()
-    healthy = SAMPLES / found.step_time
     yield Row(
-        "rates", "without losses", "samples/s", measured=healthy,
-        note=f"{conditions(found.step_time)}; a warm restart takes {restart:.2f} s to its first step",
+        "rates", "without losses", "samples/s", measured=SAMPLES / found.step_time,
+        note=f"{conditions(found.step_time)}; a warm restart takes {found.restart():.2f} s to its first step",
     )  # fmt: skip
     for cell in grid.cells:
-        yield from _cell(cell, found, restart)
+        yield from _cell(cell)
     several = [ran for cell in grid.cells for ran in cell.ran.values()]
     truth = grid.reference.losses
     equal = sum(
@@ -165,32 +133,14 @@ def rates_rows(quick: bool) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def _cell(cell: Cell, found: Recoveries, restart: float) -> Iterator[Row]:
+def _cell(cell: Cell) -> Iterator[Row]:
     back = f"back after {COMES_AFTER:g} s" if cell.back else "not back"
     name = f"loss every {cell.every} steps, {back}"
     rate = {}
-    for scheme in SCHEMES:
-        ran = cell.ran[scheme]
+    for scheme, ran in cell.ran.items():
         rate[scheme] = (ran.steps - 1) * SAMPLES / ran.seconds
-        yield Row("rates", f"{name}: {scheme}", "samples/s", measured=rate[scheme], note=_story(ran, found))
-    losses = len(_losses(cell.ran["templates"]))
-    mtbf = cell.every * found.step_time
-    ours = median([recovery.seconds for _, recovery in found.recoveries("templates")])
+        down = sum(recovery.seconds or 0.0 for recovery in recoveries(ran.events))
+        note = f"{ran.seconds:.1f} s, of which {down:.1f} s recoveries"
+        yield Row("rates", f"{name}: {scheme}", "samples/s", measured=rate[scheme], note=note)
     ratio = rate["templates"] / rate["warm restart"]
-    words = f"time between losses / recovery: {mtbf / restart:.3g} warm restart"
-    words += f", {mtbf / ours:.3g} templates" if ours else ""
-    yield Row(
-        "rates", f"{name}: templates / warm restart", "times", measured=ratio,
-        note=f"{losses} {'loss' if losses == 1 else 'losses'}; {words}",
-    )  # fmt: skip
-
-
-def _losses(ran: JobRun) -> list[Recovery]:
-    return [recovery for recovery in ran.recoveries() if recovery.kind == "loss"]
-
-
-def _story(ran: JobRun, found: Recoveries) -> str:
-    recoveries = ran.recoveries()
-    down = sum(recovery.seconds or 0.0 for recovery in recoveries)
-    again = sum(recovery.steps_lost or 0 for recovery in recoveries)
-    return f"{ran.seconds:.1f} s, of which {down:.1f} s recoveries; {again} steps done again"
+    yield Row("rates", f"{name}: templates / warm restart", "times", measured=ratio)

@@ -1,7 +1,9 @@
 """What windtunnel raises for its users, in five families: their input, their program, the host beneath both,
 a verdict that they asked for, and less than they asked for.
 
-Whatever else is an exception here stays inside the part that raises it.
+A message names a parameter as Python's callers do, between backticks: `fail_on`. The command line puts its
+own flag there, where the verb that was called has it. Whatever else is an exception here stays inside the
+part that raises it.
 """
 
 from typing import Any
@@ -36,7 +38,7 @@ class HangError(ScriptError):
 
 
 class VerdictError(WindtunnelError):
-    """What came out is what the user asked to fail on (``--fail-on``). Exit status 3.
+    """What came out is what the user asked to fail on (``fail_on``). Exit status 3.
 
     The message is one sentence. ``run`` is the `windtunnel.Run` that was found to be so, None where there is
     none (a job that hangs).

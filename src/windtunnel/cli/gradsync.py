@@ -80,7 +80,12 @@ def plan(
     profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A measured profile instead of a script.")
     ] = None,
-    codec: Annotated[list[str] | None, typer.Option(help="A codec that may be used; all by default.")] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(help="A codec that may be used; by default all that lose no steps.")
+    ] = None,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Also codecs with which training needs more steps to a loss.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the codecs' random numbers.")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the plan there.")
@@ -104,7 +109,7 @@ def plan(
     with shown_progress("gradsync plan") as progress:
         made = plan_run(
             script, arguments or (), cluster=cluster, profile=profile, codecs=codec or (), seed=seed,
-            progress=progress,
+            lossy=lossy, progress=progress,
         )  # fmt: skip
     if out is not None:
         write(out, made.plan)

@@ -4,6 +4,7 @@ Exit status: 0 done, 1 the user's program or the host failed, 2 the user's input
 what ``--fail-on`` names, or less than was asked for, 130 interrupted.
 """
 
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -40,6 +41,18 @@ class Verbs(Lazy):
             raise typer.Exit(130) from None
         except ModuleNotFoundError as error:
             raise _missing(error, ctx.invoked_subcommand) from error
+        except WindtunnelError as error:
+            flags = _flags(self.commands[ctx.invoked_subcommand])
+            error.args = (re.sub(r"`(\w+)`", lambda name: flags.get(name[1], name[0]), str(error)),)
+            raise
+
+
+def _flags(command: Any) -> dict[str, str]:
+    """The options of a verb, and of those below it, by the names of their parameters: messages have these
+    between backticks, as Python's callers know them."""
+    below = [_flags(one) for one in getattr(command, "commands", {}).values()]
+    own = {one.name: max(one.opts, key=len) for one in command.params if one.param_type_name == "option"}
+    return {name: flag for flags in (*below, own) for name, flag in flags.items()}
 
 
 def _missing(error: ModuleNotFoundError, verb: str) -> Exception:

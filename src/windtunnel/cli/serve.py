@@ -26,7 +26,9 @@ def serve(
     name: Annotated[str, typer.Option(help="What clients call it; its own name by default.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
-    policy: Annotated[str, typer.Option(help="Which extra branches take part in a step.")] = "taper",
+    policy: Annotated[
+        str, typer.Option(help="Which extra branches take part in a step: a name, or your own FILE.py.")
+    ] = "taper",
     admission: Annotated[
         str, typer.Option(help="Requests whose first token is late: refuse, defer or wait.")
     ] = "refuse",
@@ -55,7 +57,13 @@ def serve(
         float, typer.Option(min=0.1, help="Seconds after which a worker that says nothing is killed.")
     ] = 60.0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=0, help="Of the worker; 0: as PyTorch takes.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Of the worker; 0: one for each idle core.")] = 0,
+    dtype: Annotated[
+        str, typer.Option(help="Of weights and caches: auto (the model's), float32, bfloat16 or float16.")
+    ] = "auto",
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The key that clients have to send; /health is open.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
     log: Annotated[
         int, typer.Option(min=0, metavar="N", help="Log the decisions of every Nth step; 0: none.")
@@ -126,8 +134,8 @@ def serve(
     served = Served(
         str(model or config), name, host, port, policy, admission, max_rows, chunk,
         bytes_of["--kv"] or 2 << 30, queue, rules, bytes_of["--prefix-kv"] or 1 << 30,
-        str(prefix_disk or ""), bytes_of["--prefix-disk-kv"] or 16 << 30, device, threads, seed, log, ttft,
-        tpot, silent,
+        str(prefix_disk or ""), bytes_of["--prefix-disk-kv"] or 16 << 30, device, threads, dtype,
+        str(api_key_file or ""), seed, log, ttft, tpot, silent,
     )  # fmt: skip
     run(
         served,

@@ -12,6 +12,8 @@ A line of kind ``decision`` holds what a policy saw beside what it answered:
 dataclass, or a union of them), ``decide(observation) -> decision`` and ``POLICIES``, the named alternatives.
 An observation holds all that the decision depends on, the settings too: so the log alone is enough to decide
 anew, by the same policy or by another one (`windtunnel.replay`).
+
+A line of kind ``effect`` says what live then did, so that the two can be held against each other.
 """
 
 from __future__ import annotations

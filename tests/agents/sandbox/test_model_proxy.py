@@ -44,6 +44,7 @@ class Model(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.keys: list[str] = []
+        self.paths: list[str] = []
         self.answering = threading.Event()
         self.answering.set()
 
@@ -62,6 +63,12 @@ class Answer(BaseHTTPRequestHandler):
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.server.paths.append(self.path)
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -100,6 +107,17 @@ def test_a_request_ends_a_turn_while_its_command_still_runs(make: Callable[..., 
     assert ask(box, "first") == "1", "the recorded answer"
     box.rollback(box.log().checkpoints[0].id)
     assert ask(box, "first") == "2", "a rollback asks anew"
+
+
+def test_every_path_below_the_address_goes_to_the_model(make: Callable[..., Any], model: Model) -> None:
+    box = make(network="proxy", proxy_upstream=f"http://127.0.0.1:{model.server_port}")
+    paths = ["/v1/models", "/effects/v1/x", "/effects/"]
+    for path in paths:
+        words = (
+            f"import urllib.request as r; print(r.urlopen('http://127.0.0.1:7080{path}', timeout=60).status)"
+        )
+        assert box.run(["python3", "-c", words], timeout=60).stdout == b"200\n"
+    assert model.paths == paths
 
 
 REFUSED = (

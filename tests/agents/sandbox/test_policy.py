@@ -265,6 +265,9 @@ def test_a_notice_saves_every_sandbox_in_some_way_before_it_saves_one_whole(
     )
     assert isinstance(order, SaveOrder)
     plan = [(save.name, save.most) for save in order.saves]
+    if not seconds:
+        assert plan == []  # no time is left
+        return
     assert sorted(box for box, _ in plan) == sorted(costs)
     assert [most for _, most in plan] == sorted(most for _, most in plan)
     free = [0.0] * workers

@@ -17,19 +17,23 @@ from windtunnel.data.ingest.policy import (
     Ahead,
     Ask,
     End,
+    Fault,
+    GiveUp,
     Grant,
+    Leave,
     Load,
     Memory,
     Pace,
     Pad,
     Peer,
+    Retry,
     Scale,
     Scaling,
+    Surplus,
     Until,
     Wait,
     Worker,
     decide,
-    leaving,
     share,
 )  # fmt: skip
 
@@ -159,9 +163,20 @@ def test_scaling_is_bounded_and_gentle(seen: Load) -> None:
 
 
 def test_who_leaves() -> None:
-    assert leaving(WORKERS, 2) == ["w10"]
-    assert leaving(WORKERS, 0) == ["w10", "w2", "w1"]
-    assert leaving(WORKERS, 5) == []
+    assert decide(Surplus(WORKERS, 2)) == Leave(("w10",))
+    assert decide(Surplus(WORKERS, 0)) == Leave(("w10", "w2", "w1"))
+    assert decide(Surplus(WORKERS, 5)) == Leave(())
+
+
+def test_what_cannot_be_read_is_tried_by_three_workers_or_by_one() -> None:
+    assert decide(Fault("skip", permanent=False, failures=2)) == Retry()
+    assert decide(Fault("skip", permanent=False, failures=3)) == GiveUp(skip=True)
+    assert decide(Fault("fail", permanent=True, failures=1)) == GiveUp(skip=False)
+
+
+def test_what_a_client_reads_ahead_goes_before_what_others_do() -> None:
+    assert decide(ask(own=9)) == Grant(9, "w2")
+    assert decide(ask(own=9, kept="w1")) == Grant(9, "w1")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.15])

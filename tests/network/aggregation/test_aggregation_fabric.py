@@ -98,8 +98,8 @@ def test_leaves_of_a_pod_add_in_two_levels() -> None:
 
 def test_what_there_is_not_is_refused() -> None:
     assert alternatives(CLUSTER, "none", 7) == []
-    with pytest.raises(UserError, match=r"--aggregation: 'sum' is unknown, accepted are none, switchml"):
+    with pytest.raises(UserError, match=r"`aggregation`: 'sum' is unknown, accepted are none, switchml"):
         alternatives(CLUSTER, "sum", 0)
     for jobs in (-1, 16):
-        with pytest.raises(UserError, match=rf"--neighbours: {jobs} jobs, accepted are 0 to 15"):
+        with pytest.raises(UserError, match=rf"`neighbours`: {jobs} jobs, accepted are 0 to 15"):
             alternatives(CLUSTER, "esa", jobs)

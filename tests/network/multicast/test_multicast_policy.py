@@ -48,6 +48,25 @@ def test_all_racks_hear_every_source_within_2k_less_1_hops_by_one_relay_a_group(
     assert all(len({rule.source for rule in own}) == len(own) for own in told.values())
 
 
+@pytest.mark.parametrize(("p", "k"), [(2, 2), (2, 3), (3, 2)])
+def test_a_tree_beside_another_takes_a_hop_more_where_both_need_one_relay_first(p: int, k: int) -> None:
+    """Of every two sources: in the first k hops a group has one rack with the data, and one transmitter."""
+    shuffle = Shuffle(p, k)
+
+    def needed(source: int) -> set[int]:
+        racks, found = {source}, {source}
+        for _ in range(k - 1):
+            racks = {to for rack in racks for to in shuffle.fed_by(rack)}
+            found |= racks
+        return found
+
+    for pair in combinations(range(shuffle.racks), 2):
+        made = decide(Fabric(p, k, tuple(everyone(source, shuffle) for source in pair)))
+        for trees in made.rounds:
+            shared = len(trees) == 2 and needed(pair[0]) & needed(pair[1])
+            assert max(tree.hops for tree in trees) == (2 * k if shared else 2 * k - 1)
+
+
 @pytest.mark.parametrize(("p", "k"), SIZES)
 def test_the_shuffle_feeds_every_rack_from_one_group(p: int, k: int) -> None:
     shuffle = Shuffle(p, k)

@@ -63,6 +63,13 @@ def test_baselines_take_what_they_take_on_paper() -> None:
         electrical(seen.requests, 8, WORLD, "gossip")
 
 
+def test_unicasts_of_several_sources_do_not_meet_at_a_rack() -> None:
+    """Each source needs its own port alone, so that several take as long as one."""
+    for sources in ([4], [0, 5], [1, 2, 3, 23]):
+        found = electrical(asked(Shuffle(2, 3), sources, SIZE).requests, 24, WORLD, "unicast")
+        assert found.seconds == pytest.approx(23 * SIZE / WORLD.rate + WORLD.hop)
+
+
 def test_packed_sources_go_at_once_and_others_share_time() -> None:
     shuffle, once = Shuffle(2, 2), SIZE / WORLD.rate
     for sources, rounds in (([0, 1], None), ([0, 3, 5], 2)):

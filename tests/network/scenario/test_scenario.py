@@ -280,7 +280,7 @@ def test_unknown_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--sharing: 'tcp' is unknown, accepted are fifo, fair, aq"):
         run(scenario(tmp_path, {"a": SORT}), "tcp")
     with pytest.raises(
-        UserError, match="--aggregation: 'sharp' is unknown, accepted are none, switchml, atp"
+        UserError, match="`aggregation`: 'sharp' is unknown, accepted are none, switchml, atp"
     ):
         run(scenario(tmp_path, {"a": SORT}), "fifo", "fair", "sharp")
     with pytest.raises(UserError, match="--schedule: 'edf' is unknown, accepted are fair, fifo, sebf, mxdag"):

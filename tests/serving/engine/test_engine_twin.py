@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_scheduler import limits, workloads
+from test_scheduler import cases
 from typer.testing import CliRunner
 
 from windtunnel.base.errors import UserError
@@ -39,10 +39,11 @@ def one_by_one(requests: list[Request], given_limits: Limits, time: StepTime) ->
 
 
 @settings(max_examples=80, deadline=None)
-@given(workloads(), limits, st.sampled_from([TIME, replace(TIME, kv=0.0), replace(TIME, kv=1e-3)]))
+@given(cases(), st.sampled_from([TIME, replace(TIME, kv=0.0), replace(TIME, kv=1e-3)]))
 def test_jumping_is_single_steps_and_every_request_ends_once(
-    requests: list[Request], given_limits: Limits, time: StepTime
+    case: tuple[list[Request], Limits], time: StepTime
 ) -> None:
+    requests, given_limits = case
     jumped, slow = serve(requests, given_limits, time), one_by_one(requests, given_limits, time)
     assert jumped.taken == slow.taken and jumped.planned <= slow.planned
     assert np.array_equal(jumped.refused, slow.refused)

@@ -266,17 +266,26 @@ def test_a_family_that_errs_is_found_and_served_without_what_errs(monkeypatch: p
     _same(served.prefill(served.new(), tokens)[0], wanted)
 
 
-def test_short_numbers_are_served_as_well_as_the_model_does() -> None:
-    plain, tokens = families.build(families.tiny("qwen3_next", vocab_size=families.VOCABULARY)), _ids(20, 6)
-    served = families.load("tiny-qwen3_next", dtype=torch.bfloat16)
+SHORT = [
+    one if one in ("qwen3_next", "qwen3_moe") else pytest.param(one, marks=pytest.mark.conformance)
+    for one in sorted(families.TINY)
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", SHORT)
+def test_short_numbers_are_served_as_well_as_the_model_does(family: str, dtype: Any) -> None:
+    tokens = _ids(20, 6)
+    plain, short = (families.build(families.tiny(family), dtype=one) for one in (torch.float32, dtype))
+    served = Executor(families.build(families.tiny(family), dtype=dtype))
     row = served.new()
     served.prefill(row, tokens[:12])
     served.prefill(row, tokens[12:19])
     found = served.decode([row], [tokens[19]])[0].float()
     with torch.no_grad():
         wanted = plain(input_ids=torch.tensor([tokens])).logits[0, -1]
-        short = plain.to(torch.bfloat16)(input_ids=torch.tensor([tokens])).logits[0, -1].float()
-    assert (found - wanted).abs().max() < 2 * (short - wanted).abs().max()
+        off = short(input_ids=torch.tensor([tokens])).logits[0, -1].float() - wanted
+    assert (found - wanted).abs().max() < 2 * off.abs().max()
 
 
 def test_a_row_without_numbers_harms_no_other() -> None:

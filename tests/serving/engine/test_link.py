@@ -125,7 +125,7 @@ def test_a_server_without_a_worker_says_so_and_ends(tmp_path: Path, monkeypatch:
     clients: list[threading.Thread] = []
 
     async def worker(self: Link) -> None:
-        self.about = {"limit": 99, "vocabulary": 259, "stop": []}
+        self.about = {"limit": 99, "vocabulary": 259, "stop": [], "dtype": "float32", "threads": "1"}
         self.ready.set()
         while not self._jobs:
             await asyncio.sleep(0.01)

@@ -44,16 +44,18 @@ def workloads(draw: st.DrawFn) -> list[Request]:
     return made
 
 
-limits = st.builds(
-    Limits,
-    rows=st.integers(1, 6),
-    kv=st.integers(400, 700),
-    chunk=st.integers(1, 40),
-    state=st.integers(0, 3),
-    admission=st.sampled_from(["wait", "refuse", "defer"]),
-    branching=st.sampled_from(["off", "eager", "cap2", "taper", "strict"]),
-    pace=st.sampled_from(["token", "step"]),
-)
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[Request], Limits]:
+    """Requests, and limits whose memory binds: the largest request fits, two of them perhaps do not."""
+    workload = draw(workloads())
+    limits = Limits(
+        rows=draw(st.integers(1, 6)), kv=0, chunk=draw(st.integers(1, 40)), state=draw(st.integers(0, 3)),
+        admission=draw(st.sampled_from(["wait", "refuse", "defer"])),
+        branching=draw(st.sampled_from(["off", "eager", "cap2", "taper", "strict"])),
+        pace=draw(st.sampled_from(["token", "step"])),
+    )  # fmt: skip
+    most = max(map(Scheduler(limits, TIME).most, workload))
+    return workload, replace(limits, kv=draw(st.integers(most, 2 * most)))
 
 
 @dataclass
@@ -213,10 +215,11 @@ def run(
 
 
 @settings(max_examples=60, deadline=None)
-@given(workload=workloads(), given_limits=limits)
+@given(case=cases())
 def test_all_is_decoded_in_its_place_and_a_jump_is_as_many_single_steps(
-    workload: list[Request], given_limits: Limits
+    case: tuple[list[Request], Limits],
 ) -> None:
+    workload, given_limits = case
     single = run(workload, given_limits)
     for one in single.finished:
         asked = sum(
@@ -232,14 +235,14 @@ def test_all_is_decoded_in_its_place_and_a_jump_is_as_many_single_steps(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    workload=workloads(),
-    given_limits=limits,
+    case=cases(),
     gone=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 11)), max_size=6),
     short=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 6)), max_size=12),
 )
 def test_clients_may_leave_and_units_may_end_at_any_time(
-    workload: list[Request], given_limits: Limits, gone: list[tuple[int, int]], short: set[Unit]
+    case: tuple[list[Request], Limits], gone: list[tuple[int, int]], short: set[Unit]
 ) -> None:
+    workload, given_limits = case
     left: set[int] = set()
 
     def cancel(step: int) -> list[int]:

@@ -205,6 +205,15 @@ def test_points_of_admission() -> None:
     assert kept(block_lru(1024), unit=512) == Keep((98,), 2)
 
 
+def test_states_are_copied_as_far_as_there_is_room_and_decoded_ones_where_they_count() -> None:
+    asked = Lookup(Rules(), unit=1, prompt=100, matched=40, usable=20)
+    whole = decide(asked)
+    assert isinstance(whole, Keep) and len(whole.depths) == 2 and whole.end == 1
+    assert decide(replace(asked, copies=1)) == Keep(whole.depths[:1], 1)
+    assert decide(replace(asked, copies=-1)) == Keep((), 0), "it fills the room alone"
+    assert decide(replace(asked, decoded=False)) == Keep(whole.depths, 0)
+
+
 def test_what_had_to_go_is_brought_back_where_that_is_faster_than_to_compute_it() -> None:
     """What goes is put into the next tier, and stays there while the first one is full of what is in use."""
     whole, other = tuple(range(10)), tuple(range(50, 60))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from windtunnel.base.errors import ScriptError, UserError
+from support.small_disk import small_disk
+from windtunnel.base.errors import HostError, ScriptError, UserError
 from windtunnel.cli import main as cli
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import dcp
@@ -91,6 +93,20 @@ def test_export_is_read_by_torch(url: Path, tmp_path: Path) -> None:
         ask("export", url, tmp_path / "dcp")
     with pytest.raises(UserError, match="step 9 is not there; complete are 1, 2, 3"):
         ask("export", url, tmp_path / "other", "--step", 9)
+
+
+@pytest.mark.root
+def test_nothing_is_said_to_be_saved_that_is_not(url: Path, tmp_path: Path) -> None:
+    """A disk that is full, to either side."""
+    dcp.export_stored(str(url), 3, tmp_path / "out")
+    with small_disk(tmp_path, 16 << 20, "-b", "4096") as (_, point):
+        with (point / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        with pytest.raises(UserError, match="No space left on device"):
+            ask("import", tmp_path / "out", point / "stored", "--step", 4)
+        with pytest.raises(HostError, match=r"the checkpoint in .*out is not whole"):
+            ask("export", url, point / "out")
 
 
 def test_import_is_the_way_back(url: Path, tmp_path: Path) -> None:

@@ -90,6 +90,20 @@ def test_the_table_and_the_sums() -> None:
     assert recovery["steps_lost"] == 1
 
 
+def test_checkpoints_that_are_not_in_storage_are_named() -> None:
+    """What was wanted after the step that a later generation went back to is wanted no more."""
+    wanted = [event("storage.wanted", 101.0, 1, step=step) for step in (3, 7, 11, 5, 9)]
+    there = [event("persisted", 102.0, 1, step=step) for step in (3, 11)]
+    failed = event("storage.failed", 103.0, 1, step=5, error="it is full")
+    assert report.Narrator().line(failed) == "[    0.00 s] step 5 is not in storage: it is full"
+    events = [*EVENTS, *wanted, *there, failed]
+    assert report.summary(events)["stored"] == {"wanted": [3, 5, 9], "durable": [3]}
+    text = io.StringIO()
+    report.print_end(events, Console(file=text, width=120))
+    assert "2 of 3 checkpoints due to storage are not there: steps 5, 9" in text.getvalue()
+    assert report.summary(EVENTS)["stored"] == {"wanted": [], "durable": []}
+
+
 def test_a_run_without_steps_or_failures_says_little() -> None:
     text = io.StringIO()
     report.print_end([EVENTS[0], EVENTS[-1]], Console(file=text))

@@ -8,14 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import find
-from benchmarks.training import emulate as bench
 from benchmarks.training.emulate import mpt
 from benchmarks.training.emulate.jobs import peak_bytes, step_order
 from benchmarks.training.emulate.speed import LargeJob, emulate_in_process
 from benchmarks.training.emulate.tracked import Held
 from benchmarks.training.emulate.truth import catalogue_name, gpu_rows
-from windtunnel.base.errors import UserError
 from windtunnel.training.emulate.graph import EVENT, EventKind, Operator, Slice
 
 
@@ -62,11 +59,6 @@ def test_a_step_begins_with_what_the_one_before_left() -> None:
     assert (held.take_peak(), held.take_peak()) == (100, 0)
 
 
-def test_an_unknown_section_is_refused() -> None:
-    with pytest.raises(UserError, match="'speeed' is no section; accepted are time, memory"):
-        bench.run(["speeed"])
-
-
 def test_without_a_gpu_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (row,) = gpu_rows(True)
@@ -77,11 +69,6 @@ def test_without_a_gpu_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_devices_are_found_by_the_name_that_pytorch_has_for_them() -> None:
     assert catalogue_name("NVIDIA H200") == "h200"
     assert catalogue_name("Voodoo 2") is None
-
-
-def test_an_unknown_capability_is_refused() -> None:
-    with pytest.raises(UserError, match=r"training\.emulate"):
-        find("training.emulat")
 
 
 # llm-foundry, scripts/train/benchmarking/README.md: its tables' counts of parameters by model and sequence.

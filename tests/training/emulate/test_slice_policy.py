@@ -150,6 +150,16 @@ def test_ranks_that_never_talk_are_replicas() -> None:
     assert members(classes) == [list(range(8))]
 
 
+def test_shards_that_differ_by_less_than_is_shown_are_no_warning() -> None:
+    def script(t: Tracer) -> None:
+        t.alloc((500 << 20) - 512 * (t.rank == 7), Category.PARAMETER)
+        ddp()(t)
+
+    classes = slice_world(capture_of(script, mesh_groups({"dp": 8})), 8)
+    assert members(classes) == [[0, 1, 2, 3, 4, 5, 6], [7]]
+    assert classes.notes == []
+
+
 def test_captures_are_bounded() -> None:
     def script(t: Tracer) -> None:
         t.op(float(t.rank))
@@ -176,7 +186,7 @@ def test_ranks_of_the_user() -> None:
     assert parse_ranks("0, 17,4-6", 32) == [0, 4, 5, 6, 17]
     assert parse_ranks("all", 3) == [0, 1, 2]
     for wrong in ("x", "1,,2", "-1", "3-", "32", "6-4", ""):
-        with pytest.raises(UserError, match="--ranks"):
+        with pytest.raises(UserError, match="`ranks`"):
             parse_ranks(wrong, 32)
 
 

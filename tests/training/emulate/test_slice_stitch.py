@@ -180,7 +180,7 @@ def test_steps_that_do_not_line_up() -> None:
 
 def test_parts_that_were_not_captured_are_mentioned() -> None:
     dims = {"pp": 4}
-    with pytest.raises(Deadlock, match="were not captured; use --ranks auto"):
+    with pytest.raises(Deadlock, match="were not captured; use `ranks` auto"):
         world_of(pipeline(dims, 4), dims, "0,1")
 
 

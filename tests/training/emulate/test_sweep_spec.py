@@ -52,7 +52,7 @@ def test_points_are_the_combinations_that_hold(tmp_path: Path) -> None:
     assert first.options.jitter == 0.1
     assert first.options.ranks == "0,1"
     assert (first.options.aggregation, first.options.neighbours) == ("esa", MOST_NEIGHBOURS)
-    assert first.options.reserve_bytes == 512 * 2**20
+    assert first.options.reserve == 512 * 2**20
 
 
 def test_points_that_the_script_cannot_tell_apart_share_a_capture(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_cluster_files_lie_beside_the_sweep(tmp_path: Path) -> None:
         (GOOD + "options: {neighbours: 16}\n", "field options.neighbours is 16, accepted is"),
         (GOOD + "options: {seed: x}\n", "field options.seed is 'x', accepted is a whole number"),
         (GOOD + "options: {ranks: 0-9}\n", "'0-9' lies outside the world of ranks 0 to 3"),
-        (GOOD + "options: {slow: host=9:2}\n", "field options: --slow: 'host=9:2' names host 9"),
+        (GOOD + "options: {slow: host=9:2}\n", "field options: `slow`: 'host=9:2' names host 9"),
         (GOOD + "options: {alloc_conf: 'nonsense:1'}\n", "nonsense"),
         (GOOD + "options: {profile: nothing}\n", "there is no profile 'nothing'"),
         (GOOD + 'args: "--a \'open"\n', "accepted are words as in a shell"),

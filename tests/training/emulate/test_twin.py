@@ -215,7 +215,7 @@ def test_a_device_that_is_the_host() -> None:
 
 def test_a_slow_host_is_waited_for() -> None:
     timing = replayed(
-        ddp(buckets=2, transfer=1), {"dp": 8}, devices=2, slow=[Slow("host", 3, 1.5)], every_rank=False
+        ddp(buckets=2, transfer=1), {"dp": 8}, devices=2, slow=[Slow(host=3, factor=1.5)], every_rank=False
     )
     assert timing.simulated == 2
     assert timing.iteration_time_s == 1.5 * 6 + 1 + 1.5 * 0.5
@@ -232,7 +232,7 @@ def test_imbalance_names_the_late_host() -> None:
             t.call("all_reduce", "dp", 1, on=0)
             t.step()
 
-    timing = replayed(script, {"dp": 4}, devices=2, slow=[Slow("host", 1, 1.25)])
+    timing = replayed(script, {"dp": 4}, devices=2, slow=[Slow(host=1, factor=1.25)])
     assert timing.iteration_time_s == 5 + 1 + 10 + 1
     assert timing.critical_rank == 2  # of those that end last the one that computes most
     assert timing.critical_path == {"compute": 15, "communication:dp": 2}
@@ -261,7 +261,7 @@ def test_a_slow_link_slows_what_crosses_it() -> None:
             t.step()
 
     assert replayed(script, dims, devices=2).iteration_time_s == 6
-    timing = replayed(script, dims, devices=2, slow=[Slow("link", 2, 4.0)])
+    timing = replayed(script, dims, devices=2, slow=[Slow(link=2, factor=4.0)])
     assert timing.iteration_time_s == 3 + 4 * 2 + 1  # within a host nothing changes
 
 
@@ -337,7 +337,7 @@ def test_stragglers_leave_the_quotient_exact(data: st.DataObject) -> None:
     size = dims["pp"] * dims["dp"] * 2
     hosts = size // 2
     slow = [
-        Slow(what, data.draw(st.integers(0, (size if what == "rank" else hosts) - 1)), 1.5)
+        Slow(**{what: data.draw(st.integers(0, (size if what == "rank" else hosts) - 1))}, factor=1.5)
         for what in data.draw(st.lists(st.sampled_from(["host", "rank", "link"]), max_size=3))
     ]
     script = pipeline(dims, 3, tensor=1, data=2, message=1)
@@ -352,7 +352,8 @@ def test_stragglers_leave_the_quotient_exact(data: st.DataObject) -> None:
 def test_reading_slow() -> None:
     cluster = replace(cluster_of(4, 8), name="c")
     assert parse_slow("host=3:1.3, rank=17:1.5,link=host3:4,nic=2:2", cluster) == [
-        Slow("host", 3, 1.3), Slow("rank", 17, 1.5), Slow("link", 3, 4.0), Slow("link", 2, 2.0)
+        Slow(host=3, factor=1.3), Slow(rank=17, factor=1.5), Slow(link=3, factor=4.0),
+        Slow(link=2, factor=2.0),
     ]  # fmt: skip
     for wrong, told in {
         "host=4:2": "names host 4, cluster c has 0 to 3",

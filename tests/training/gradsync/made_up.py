@@ -64,6 +64,10 @@ CODECS = (
 )
 
 
+STEPS = {"fp16": 1.0, "int8": 1.02, "topk:0.01": 2.0}
+"""To a loss, over those without a codec."""
+
+
 def profile(
     sizes: Sequence[int], bandwidth: float, hosts: int = 8, ranks_per_host: int = 1,
     codecs: Sequence[CodecCost] = CODECS, per_element: float = 1e-9,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from made_up import profile
 
+from benchmarks.training.gradsync import accuracy
 from benchmarks.training.gradsync.live import CODECS, FUSED, HOOK, rows_of
 from benchmarks.training.gradsync.strategy import small_job, sweep
 from windtunnel.training.gradsync.model import NONE
@@ -67,3 +68,10 @@ def test_a_uniform_plan_has_one_option_in_the_groups_that_are_asked_for() -> Non
     for plan in (alone, pairs, fused):
         assert [one.codec for one in {group.option for group in plan.groups}] == ["topk:0.01"]
         assert fused.forecasts[0].seconds <= plan.forecasts[0].seconds * 1.01
+
+
+def test_steps_to_a_loss_are_counted_until_it_is_reached() -> None:
+    job = accuracy._images(0)
+    steps, loss = accuracy._reached(job, 0, 60)
+    assert accuracy._needed(job, "none", 0, loss, 120) == steps <= 60
+    assert accuracy._needed(job, "none", 0, -1.0, 20) == 20

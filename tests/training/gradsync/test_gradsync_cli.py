@@ -17,11 +17,11 @@ from windtunnel.advise import advise
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain
 from windtunnel.cli.main import app
-from windtunnel.training.gradsync.files import read, write
+from windtunnel.training.gradsync.files import read, steps, write
 from windtunnel.training.gradsync.model import Plan, Profile
-from windtunnel.training.gradsync.policy import Wanted, decide
 from windtunnel.training.gradsync.report import show
-from windtunnel.training.gradsync.run import Planned, kept, plan_run, verdict
+from windtunnel.training.gradsync.run import Planned, gain, kept, plan_run, verdict
+from windtunnel.training.gradsync.run import plan as planned
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "train_resnet.py"
 
@@ -47,8 +47,14 @@ def test_a_script_is_planned_for_before_it_runs(monkeypatch: pytest.MonkeyPatch,
     assert names[0].endswith("output.weight")  # backward begins at the output
     assert names[-1].endswith("stem.0.weight")
     assert sum(one.numel for one in found.tensors) * 4 == 1_082_408 + 160_576  # as DDP's buckets have them
-    assert decide(Wanted(found)) == plan
+    assert planned(found) == plan
+    assert {group.option.codec for group in plan.groups} <= {"none", "fp16", "bf16", "int8"}
     assert told["verdict"].startswith("compress with")
+    ours = plan.forecasts[0]
+    assert (
+        told["to_loss_s"] == ours.seconds
+        and f"{ours.seconds * 1e3:.4g} to a loss (1 times" in told["verdict"]
+    )
     verb = ["advise", "--json", "--cluster", "h100-sxm:1x2", str(SCRIPT), "--size", "debug"]
     network, gradients = json.loads(call(verb=verb))
     assert (
@@ -75,6 +81,27 @@ def test_a_profile_is_planned_for_on_its_own_network_or_on_another(
     assert kept(slow.run).plan == slow.plan
 
 
+def test_a_codec_that_costs_steps_is_asked_for_and_told_in_seconds_to_a_loss(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    file = tmp_path / "profile.json"
+    write(file, profile([1 << 20] * 4, 1e7))
+    free, lossy = (plan_run(None, profile=file, lossy=one).plan for one in (False, True))
+    plain, ours = free.forecasts[1], lossy.forecasts[0]
+    assert ours.to_loss == ours.seconds * steps()["topk:0.01"] < free.forecasts[0].to_loss < plain.to_loss
+    assert gain(lossy) == pytest.approx(plain.seconds / ours.to_loss - 1)
+    said = call("plan", "--lossy", "--profile", str(file))
+    for words in (
+        "to a loss",
+        "times the steps",
+        f"{ours.steps:.3g} times the steps, {gain(lossy):+.1%} speed",
+    ):
+        assert words in " ".join(said.split())
+    with pytest.raises(UserError, match=r"--codec topk:0\.01: training needs .*; give --lossy"):
+        plan_run(None, profile=file, codecs=["topk:0.01"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -99,8 +126,7 @@ def test_what_ranks_would_all_say_is_said_once(tmp_path: Path) -> None:
     """Most of it before any begins."""
     made, script, plain = tmp_path / "plan.json", tmp_path / "train.py", tmp_path / "profile.json"
     given = profile([1 << 20] * 2, 1e7)
-    found = decide(Wanted(given))
-    assert isinstance(found, Plan)
+    found = planned(given)
     write(made, found)
     write(plain, given)
     script.write_text("import windtunnel\n")
@@ -126,8 +152,7 @@ def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str], tmp_pat
     given = profile([1 << 20] * 2, 1e7)
     tensors = tuple(replace(one, name=f"net[/bold][red].{place}") for place, one in enumerate(given.tensors))
     given = replace(given, tensors=tensors)
-    plan = decide(Wanted(given))
-    assert isinstance(plan, Plan)
+    plan = planned(given)
     for reasons in (False, True):
         show(Planned("run", tmp_path, given, plan), reasons=reasons)
         assert "net[/bold][red].0" in capsys.readouterr().out

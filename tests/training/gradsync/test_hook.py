@@ -77,7 +77,7 @@ def test_a_rank_that_is_stopped_or_dies_ends_the_steps_of_all_others() -> None:
     assert sum("HostError: gradient exchange: of 4 ranks" in one for one in died) >= 2, words
 
 
-@pytest.mark.slow
+@pytest.mark.conformance
 def test_a_rank_that_fails_in_a_step_ends_and_does_not_abort(tmp_path: Path) -> None:
     """At once, with the status of its exception, though its collective would wait for the other for minutes;
     which then learns of it. In an interpreter of its own, which must end as one does."""

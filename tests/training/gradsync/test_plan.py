@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +13,22 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import CODECS, codec, profile
+from made_up import CODECS, STEPS, codec, profile
 
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
+from windtunnel.training.gradsync import files
 from windtunnel.training.gradsync.files import read, write
+from windtunnel.training.gradsync.live.profile import CODECS as TIMED
 from windtunnel.training.gradsync.model import NONE, Plan, Profile
-from windtunnel.training.gradsync.policy import PAUSE, Drift, Keep, Renewed, Wanted, decide
+from windtunnel.training.gradsync.policy import NOISE, PAUSE, Drift, Keep, Renewed, Wanted, decide
 from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts, even_cuts
 from windtunnel.training.gradsync.policy.options import Task
 from windtunnel.training.gradsync.policy.plan import BUCKETS, HARDLY, make_plan, price, uniform_plan
 from windtunnel.training.gradsync.policy.strategy import exact, search
 from windtunnel.training.gradsync.policy.timeline import Costs
+from windtunnel.training.gradsync.run import plan as planned
+from windtunnel.training.gradsync.twin.costs import CODECS as EMULATED
 from windtunnel.training.gradsync.twin.jobs import JOBS, paper_profile
 
 SECONDS = st.integers(1, 20).map(float)
@@ -218,13 +223,57 @@ def test_what_is_lossless_is_no_compression_to_leave() -> None:
     assert {group.option.codec for group in plan.groups} == {"shuffle"}
 
 
+def used(plan: Plan | Keep) -> set[str]:
+    assert isinstance(plan, Plan)
+    return {group.option.codec for group in plan.groups}
+
+
 def test_codecs_are_those_that_are_allowed() -> None:
-    plan = make_plan(profile([1 << 20] * 8, 1e7), codecs=["fp16"])
-    assert {group.option.codec for group in plan.groups} <= {NONE, "fp16"}
-    with pytest.raises(UserError, match=r"--codec zip: the profile has no cost of it; it has fp16, int8"):
-        make_plan(profile([1], 1e7), codecs=["zip"])
+    job = profile([1 << 20] * 8, 1e7)
+    assert used(decide(Wanted(job, ("fp16",), steps=STEPS))) == {"fp16"}
+    assert used(decide(Wanted(job, ("topk:0.01",), steps=STEPS))) == {NONE}
+    for codec_, words in (
+        ("zip", "the profile has no cost of it; it has fp16, int8, topk:0.01, zip:9"),
+        ("zip:9", "how many steps training needs with it is not measured; accepted are fp16, int8, topk"),
+        ("topk:0.01", r"training needs \S+ times as many steps .* give --lossy"),
+    ):
+        with pytest.raises(UserError, match=f"--codec {codec_}: {words}"):
+            planned(replace(job, codecs=(*CODECS, codec("zip:9", 0.01, 1e-11))), codecs=["fp16", codec_])
+    assert used(planned(job, codecs=["topk:0.01"], lossy=True)) <= {NONE, "topk:0.01"}
     with pytest.raises(UserError, match="no tensors"):
         make_plan(profile([], 1e7))
+
+
+def test_a_codec_that_costs_steps_is_used_only_where_that_is_allowed_and_pays() -> None:
+    """On this network top-k makes an iteration 9 times as short as int8; twice the steps are worth that, ten
+    times as many are not."""
+    job = profile([1 << 20] * 8, 1e7, codecs=(*CODECS, codec("zip", 0.001, 1e-11)))
+    free = decide(Wanted(job, steps=STEPS))
+    assert used(free) == {"int8"} and isinstance(free, Plan)
+    assert not any("topk" in one.choice or "zip" in one.choice for one in free.forecasts)
+    lossy = decide(Wanted(job, steps=STEPS, lossy=True))
+    assert used(lossy) == {"topk:0.01"} and isinstance(lossy, Plan) and lossy.lossy and not free.lossy
+    ours = lossy.forecasts[0]
+    assert (ours.steps, ours.to_loss) == (2.0, 2 * ours.seconds) and ours.to_loss < free.forecasts[0].seconds
+    assert ours.to_loss <= min(one.to_loss for one in lossy.forecasts) * 1.01
+    assert {one.steps for one in lossy.forecasts} == {1.0, 2.0}  # of zip nobody measured it
+    dear = decide(Wanted(job, steps={**STEPS, "topk:0.01": 20.0}, lossy=True))
+    assert used(dear) == {"int8"} and isinstance(dear, Plan)
+    assert min(one.seconds for one in dear.forecasts) < dear.forecasts[0].seconds
+
+
+def test_a_codec_that_loses_nothing_needs_no_measured_steps() -> None:
+    exactly = codec("shuffle", 0.5, 1e-11, lossless=True)
+    assert used(decide(Wanted(profile([1 << 20] * 8, 1e7, codecs=[exactly])))) == {"shuffle"}
+
+
+def test_the_steps_of_codecs_are_measured() -> None:
+    """Of every codec that a profile or the twin has; those that halve the bits cost none."""
+    found = json.loads((Path(files.__file__).parent / files.STEPS).read_text())
+    assert found["source"] == "measured" and found["date"] and found["conditions"]
+    known = files.steps()
+    assert {*TIMED, *EMULATED} <= known.keys()
+    assert max(known["fp16"], known["bf16"]) <= 1 + NOISE < known["dragonn:0.01"]
 
 
 @pytest.mark.parametrize("kind", [Profile, Plan])
@@ -287,9 +336,19 @@ def test_a_plan_is_priced_at_other_costs_as_its_forecast_was() -> None:
     assert price(plan, slower) >= make_plan(slower).forecasts[0].seconds * (1 - 2 * HARDLY) > price(plan, job)
 
 
+def test_a_plan_made_anew_is_held_to_seconds_to_a_loss() -> None:
+    """A shorter iteration of which more are needed is no gain, and a longer one of which fewer are is."""
+    plan = make_plan(profile([1 << 20] * 4, 1e8))
+    (ours, *rest), takes = plan.forecasts, plan.forecasts[0].seconds
+    dear = replace(plan, groups=plan.groups[::-1], forecasts=(replace(ours, steps=2.0), *rest))
+    for running, made, keep in ((plan, dear, True), (dear, plan, False)):
+        answer = decide(Renewed(running, made, 1.5 * takes, 1.5 * takes, PAUSE))
+        assert isinstance(answer, Keep) and answer.keep == keep
+
+
 def test_deciding_is_planning() -> None:
     given_ = profile([1 << 20], 1e8, codecs=CODECS[:1])
-    assert decide(Wanted(given_)) == make_plan(given_)
+    assert decide(Wanted(given_, steps=STEPS)) == make_plan(given_)
 
 
 def test_the_papers_jobs_have_their_published_sizes() -> None:

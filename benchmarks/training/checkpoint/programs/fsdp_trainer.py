@@ -19,12 +19,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from benchmarks.training.checkpoint.harness import over, suffer
+from benchmarks.harness.jobs import over
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live.state import State
 from windtunnel.training.elastic import Job, determinism, run
 
-SAMPLES, BATCH, CLASSES = 512, 16, 10
+SAMPLES, BATCH, CLASSES, LAYERS = 512, 16, 10, 4
+FAULT = "fault-{rank}"
+"""A file in the run's folder: what befalls the program on that rank at its next step, "raise" or "hang"."""
 
 
 class Block(nn.Module):
@@ -88,11 +90,11 @@ class Training:
         return total
 
 
-def made(job: Job, width: int, layers: int = 4, *, replicas: bool = False) -> Training:
+def made(job: Job, width: int, *, replicas: bool = False) -> Training:
     """A training at its beginning."""
     determinism.fix()
     torch.manual_seed(7)
-    blocks = [Block(width) for _ in range(layers)]
+    blocks = [Block(width) for _ in range(LAYERS)]
     model: nn.Module = nn.Sequential(*blocks, nn.Linear(width, CLASSES))
     if replicas:
         model = nn.parallel.DistributedDataParallel(model)
@@ -107,12 +109,25 @@ def made(job: Job, width: int, layers: int = 4, *, replicas: bool = False) -> Tr
     return Training(model, optimizer, schedule, Samples(width))
 
 
+def suffer(job: Job) -> None:
+    """What this rank was told to (`FAULT`), once."""
+    path = job.folder / FAULT.format(rank=job.rank)
+    try:
+        what = path.read_text()
+        path.unlink()
+    except FileNotFoundError:
+        return
+    if what == "raise":
+        raise RuntimeError("a mistake of the program's own")
+    time.sleep(3600.0)
+
+
 def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
-    training = made(job, args.width, args.layers)
+    training = made(job, 64)
     state = training.state
     checkpointer, first = None, 0
     if args.mode != "none":
-        checkpointer = PeerCheckpointer(job, copies=args.copies, mode=args.mode)
+        checkpointer = PeerCheckpointer(job, mode=args.mode)
         first = checkpointer.restore(state)
 
     hashes = {}
@@ -164,15 +179,9 @@ def leaves(value: Any) -> Iterable[Any]:
         yield value
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--copies", type=int)
-    parser.add_argument("--mode", choices=("none", "blocking", "concurrent"), default="concurrent")
-    parser.add_argument("--hashes", type=int, nargs="*", default=[])
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    run(lambda job: train(job, arguments()))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", choices=("none", "concurrent"), default="concurrent")
+    parser.add_argument("--hashes", type=int, nargs="*", default=[])
+    arguments = parser.parse_args()
+    run(lambda job: train(job, arguments))

@@ -1,10 +1,10 @@
-"""What `bench.idle` trains: a step is some all-reduces with a pause after each, where a device would compute.
+"""What `idle` trains: a step is some all-reduces with a pause after each, where a device would compute.
 
 Argument: JSON with ``layers``, ``message`` (bytes of one all-reduce), ``compute`` (s after each), and
 ``phases``, each with ``options`` of the `PeerCheckpointer` (null for no checkpoints), ``nbytes`` of one
 rank's state, ``steps``, and ``settle``: how many of them, at the beginning, do not count. Result: by phase
-the ``seconds`` of every step that counts and what of them was in the call of the checkpointer (``calls``);
-``every``: steps between two checkpoints; ``sent`` and ``inside``: bytes sent, and those within windows.
+the ``seconds`` of every step that counts; ``every``: steps between two checkpoints; ``sent`` and ``inside``:
+bytes sent, and those within windows.
 """
 
 import json
@@ -41,7 +41,7 @@ def measure(job: Job, gradient: torch.Tensor, phase: dict[str, Any], first: int)
     model = torch.nn.Module()
     model.weights = torch.nn.Parameter(torch.full((phase["nbytes"] // 4,), float(job.rank + 1)))
     saver = None if phase["options"] is None else PeerCheckpointer(job, **phase["options"])
-    seconds, calls = [], []
+    seconds = []
     dist.barrier()
     for step in range(first, first + phase["steps"]):
         begin = time.perf_counter()
@@ -53,15 +53,12 @@ def measure(job: Job, gradient: torch.Tensor, phase: dict[str, Any], first: int)
             saver.before_update()
         with torch.no_grad():
             model.weights[:1024] += 1.0
-        called = time.perf_counter()
         if saver is not None:
             saver.step(step, {"model": model})
-        end = time.perf_counter()
-        seconds.append(end - begin)
-        calls.append(end - called)
+        seconds.append(time.perf_counter() - begin)
         job.step(step)
     settled = phase["settle"]
-    found: dict[str, Any] = {"seconds": seconds[settled:], "calls": calls[settled:]}
+    found: dict[str, Any] = {"seconds": seconds[settled:]}
     if saver is not None:
         idle = saver._idle
         found["every"] = saver.settings.every * (idle.every if idle is not None else 1)

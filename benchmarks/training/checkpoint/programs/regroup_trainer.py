@@ -1,6 +1,6 @@
-"""What `bench.regroup` strikes: ranks that add up a few numbers, again and again.
+"""What `regroup` strikes: ranks that add up a few numbers, again and again.
 
-It ends at the step that the file `harness.LAST` of the run's folder names.
+It ends at the step that the file `jobs.LAST` of the run's folder names.
 """
 
 import time
@@ -8,10 +8,10 @@ import time
 import torch
 import torch.distributed as dist
 
+from benchmarks.harness.jobs import over
 from windtunnel.training.elastic import Job, run
 
 PAUSE = 0.01  # seconds of a step, so that many ranks leave the cores to what is measured
-LAST = "last"
 
 
 def train(job: Job) -> int:
@@ -21,9 +21,8 @@ def train(job: Job) -> int:
     numbers = torch.tensor([float(kept["step"])])
     dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
     step = int(numbers.item())
-    last = job.folder / LAST
     work = torch.ones(4096)
-    while not last.exists() or step <= int(last.read_text()):
+    while not over(job, step):
         dist.all_reduce(work)
         work.fill_(1.0)
         time.sleep(PAUSE)

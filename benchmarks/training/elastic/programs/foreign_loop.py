@@ -86,18 +86,10 @@ def hf(job: Job, model: Model, steps: int) -> None:
     from windtunnel.training.checkpoint.adapters.huggingface import ElasticCallback
 
     args = TrainingArguments(
-        output_dir=tempfile.gettempdir(),
-        per_device_train_batch_size=BATCH,
-        gradient_accumulation_steps=ACCUMULATED,
-        max_steps=steps,
-        learning_rate=1e-2,
-        save_strategy="no",
-        logging_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        use_cpu=True,
-    )
+        output_dir=tempfile.gettempdir(), per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=ACCUMULATED, max_steps=steps, learning_rate=1e-2, save_strategy="no",
+        logging_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False, use_cpu=True,
+    )  # fmt: skip
     trainer = Trainer(model, args, train_dataset=Rows())
     ElasticCallback(job).attach(trainer)
     trainer.train()
@@ -122,18 +114,10 @@ def lightning(job: Job, model: Model, steps: int) -> None:
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     trainer = framework.Trainer(
-        accelerator="cpu",
-        strategy="ddp",
-        devices=1,
-        num_nodes=job.world,
-        max_steps=steps,
-        accumulate_grad_batches=ACCUMULATED,
-        callbacks=[ElasticCallback(job)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+        accelerator="cpu", strategy="ddp", devices=1, num_nodes=job.world, max_steps=steps,
+        accumulate_grad_batches=ACCUMULATED, callbacks=[ElasticCallback(job)], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
     trainer.fit(Module(), DataLoader(Rows(), BATCH, shuffle=True))
 
 

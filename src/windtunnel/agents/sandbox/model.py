@@ -344,6 +344,13 @@ class Manifest:
     label: str = ""
     pinned: bool = False
 
+    @property
+    def made(self) -> TurnClass:
+        """What was made for it: what it names beside is an earlier checkpoint's."""
+        if self.image is not None and self.image.id == self.id:
+            return TurnClass.FULL
+        return TurnClass.FILES if self.files is not None and self.files.id == self.id else TurnClass.SHELL
+
 
 @dataclass(frozen=True)
 class Turn:

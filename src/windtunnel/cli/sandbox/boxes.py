@@ -43,7 +43,10 @@ def create(
         ),
     ] = "host",
     network: Annotated[
-        str, typer.Option(help="off: loopback alone. host: through this host. proxy: the model API alone.")
+        str,
+        typer.Option(
+            help="off: loopback alone. host: this host and nothing behind it. proxy: the model API alone."
+        ),
     ] = "off",
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Such as 512M or 2G, or 'none'.")] = "2G",
     cpus: Annotated[str, typer.Option(metavar="N", help="Such as 1.5, or 'none'.")] = "none",

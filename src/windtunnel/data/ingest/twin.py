@@ -14,16 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from windtunnel.data.ingest.policy import (
-    Decision,
-    Load,
-    Memory,
-    Observation,
-    Scale,
-    Scaling,
-    Wait,
-    decide,
-)  # fmt: skip
+from windtunnel.data.ingest.policy import Decision, Load, Observation, Scale, Scaling, Wait, decide
+from windtunnel.data.ingest.policy.autoscaler import Autoscaler
 
 STEP = 0.02
 """Seconds that are emulated at a time."""
@@ -65,9 +57,8 @@ def run(
     settings: Scaling = SCALING, policy: Callable[[Observation], Decision] = decide,
 ) -> Outcome:  # fmt: skip
     """A trainer that wants ``demand(t)`` batches a second at ``t``, for ``seconds``."""
-    found, ready, wanted = Outcome(), [0.0] * settings.least, settings.least
-    stock, memory = 0.0, Memory()
-    up = down = settings.cooldown
+    found, ready, stock = Outcome(), [0.0] * settings.least, 0.0
+    scaler = Autoscaler(settings, settings.least, -settings.cooldown, policy)
     for period in range(round(seconds / world.period)):
         rate = world.capacity * float(np.exp(rng.normal(0.0, world.noise)))
         taken = made = stalled = busy = fill = 0.0
@@ -85,24 +76,15 @@ def run(
             stalled += STEP * (1 - took / (demand(now) * STEP)) if demand(now) else 0.0
             fill += stock / (world.buffer * max(serving, 1)) * STEP
         end = (period + 1) * world.period
-        up, down = up + world.period, down + world.period
-        seen = Load(
-            settings, world.period, round(taken), min(1.0, stalled / world.period),
-            min(1.0, fill / world.period), round(made), busy, wanted, sum(at <= end for at in ready),
-            up, down, memory,
+        share = min(1.0, stalled / world.period)
+        scaler.period(
+            end, world.period, consumed=round(taken), stalled=share, buffered=min(1.0, fill / world.period),
+            made=round(made), busy=busy, ready=sum(at <= end for at in ready),
         )  # fmt: skip
-        decision = policy(seen)
-        assert isinstance(decision, Scale)
-        memory = decision.memory
-        if decision.workers > wanted:
-            ready += [end + world.start] * (decision.workers - wanted)
-            up = 0.0
-        elif decision.workers < wanted:
-            ready = sorted(ready)[: decision.workers]
-            down = 0.0
-        wanted = decision.workers
-        found.stalled.append(seen.stalled)
-        found.workers.append(wanted)
+        ready += [end + world.start] * (scaler.target - len(ready))
+        ready = sorted(ready)[: scaler.target]
+        found.stalled.append(share)
+        found.workers.append(scaler.target)
     return found
 
 

@@ -50,10 +50,14 @@ def _run(given: Read, schedule: str, log: EventLog | None = None, *, real: bool 
         if log is not None:
             log.decision("network.dag", schedule, seen, made)
 
+    def did(what: live.Did) -> None:
+        if log is not None:
+            log.append("effect", **to_plain(what))
+
     more: dict[str, float] = {}
     done: twin.Result | live.Outcome
     if real:
-        done = live.run(*given, schedule, told=told)
+        done = live.run(*given, schedule, told=told, did=did)
         emulated = twin.emulate(*given, schedule).mean
         more = {"emulated": emulated, "short": done.short, "deciding": done.deciding}
     else:

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.policyfile import Policy
 from windtunnel.base.units import amount
 from windtunnel.cluster.load import load_cluster
-from windtunnel.serving.branching.policy import POLICIES as BRANCHING
-from windtunnel.serving.engine import profile
+from windtunnel.serving.engine import own, profile
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, Stage, StepTime
-from windtunnel.serving.engine.policy import POLICIES as ADMISSION
 from windtunnel.serving.engine.policy.scheduler import Log
 from windtunnel.serving.engine.policy.step import Limits
 from windtunnel.serving.engine.twin import figures, models
@@ -92,12 +91,10 @@ def emulate(asked: Emulation) -> Emulated:
     Raises:
         UserError: something that was asked for is wrong.
     """
-    for option, given, known in (
-        ("--policy", asked.branching, BRANCHING), ("--admission", asked.admission, ADMISSION),
-        ("--prefix-cache", asked.rules or "none", RULES),
-    ):  # fmt: skip
-        if given not in known:
-            raise UserError(f"serve: {option} {given!r} is unknown; accepted are {', '.join(known)}")
+    named, policies = own.chosen(asked.branching, asked.admission)
+    asked = replace(asked, branching=named[own.BRANCHING], admission=named[own.ADMISSION])
+    if (asked.rules or "none") not in RULES:
+        raise UserError(f"serve: --prefix-cache {asked.rules!r} is unknown; accepted are {', '.join(RULES)}")
     if not 0 < asked.speed_up < inf:
         raise UserError(f"serve: --speed-up {asked.speed_up:g} is not accepted; use a number above 0")
     trace = _trace(asked)
@@ -109,7 +106,7 @@ def emulate(asked: Emulation) -> Emulated:
     run = Store.open().begin(CAPABILITY, inputs, asked.seed)
     log = eventlog.EventLog(run.directory / eventlog.NAME)
     with run.failing(), closing(log):
-        served = _serve(asked, trace, place, objective, log.decision if asked.every else None)
+        served = _serve(asked, trace, place, objective, log.decision if asked.every else None, policies)
         found = figures.times(served, objective, asked.pace)
         made = figures.summary(
             served, found, int(trace.prompt.sum()), place.limits.kv, place.price, place.devices * place.hosts
@@ -233,8 +230,9 @@ def pairs(option: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _serve(
-    asked: Emulation, trace: Requests, place: _Place, objective: Objective, log: Log | None
-) -> list[Served]:
+    asked: Emulation, trace: Requests, place: _Place, objective: Objective, log: Log | None,
+    policies: Mapping[str, Policy],
+) -> list[Served]:  # fmt: skip
     requests = requests_of(trace, objective)
     every = max(1, asked.every, -(-4 * len(requests) // PRECISE))
     symbols = dict(enumerate(trace.ids))
@@ -249,5 +247,7 @@ def _serve(
         prefixes = Prefixes(cache, symbols) if cache is not None else None
         told = log if host == 0 else None
         part = requests[host :: place.hosts]
-        served.append(serve(part, place.limits, place.time, prefixes=prefixes, log=told, every=every))
+        served.append(
+            serve(part, place.limits, place.time, prefixes=prefixes, log=told, every=every, own=policies)
+        )
     return served

@@ -21,12 +21,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 Event = dict[str, Any]
 _SOURCE = re.compile(r"\[/\S+\.(?:cc|cpp|hpp|h):\d+\] ?")
 PHASES = ("detect", "decide", "regroup", "load", "first_step")
+LONGEST = 2.0
+"""Times the median: what a step takes longer is time in which nothing was trained."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,13 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Goodput:
-    """How a run's time was spent (seconds, from its first decision to its last event).
+    """How a run's time was spent (seconds, from its first event to its last).
 
-    ``recovering``: sum of the recoveries. ``redone``: time in steps that had been done before. ``fraction``:
-    of the time that was neither, 1.0 for a run without failures. ``step_seconds``: median time of a step.
+    ``training``: in steps that stand at the end; a step is the time since the one before, up to `LONGEST`
+    times the median, ``step_seconds``. All else is lost, whatever its cause: ``starting`` before the first
+    step, ``recovering`` from the last step of a generation to the first of the next, ``redone`` in steps that
+    were done again, and ``waiting``, the rest. ``steps``: of different numbers. ``fraction``: training /
+    seconds.
     """
 
     seconds: float
@@ -100,8 +105,11 @@ class Goodput:
     steps_redone: int
     step_seconds: float | None
     recoveries: int
+    training: float
+    starting: float
     recovering: float
     redone: float
+    waiting: float
     fraction: float
 
 
@@ -141,23 +149,49 @@ def recoveries(events: Iterable[Event]) -> list[Recovery]:
 
 
 def goodput(events: Iterable[Event]) -> Goodput:
-    """How the time of a run was spent."""
+    """How the time of a run was spent: what no step covers is lost, so that no cause can hide."""
     log = list(events)
-    found = recoveries(log)
-    first = next((event["t"] for event in log if event["kind"] == "decided"), None)
     steps = [event for event in log if event["kind"] == "step"]
-    if first is None or not steps:
-        return Goodput(0.0, 0, 0, None, len(found), 0.0, 0.0, 0.0)
-    seconds = max(event["t"] for event in log) - first
     times = [b["t"] - a["t"] for a, b in pairwise(steps) if a["generation"] == b["generation"]]
-    step_seconds = median(times) if times else None
+    usual = median_low(times) if times else 0.0
+    standing: list[tuple[Event, float]] = []  # with the seconds that each covers
+    lost = dict.fromkeys(("starting", "recovering", "redone", "waiting"), 0.0)
+    begin = at = log[0]["t"] if log else 0.0
+    generation = None
+    for event in log:
+        if event["kind"] not in ("step", "restored"):
+            continue
+        first = event["step"] if event["kind"] == "step" else event["step"] + 1
+        while standing and _undone(standing[-1][0], event["generation"], first):
+            lost["redone"] += standing.pop()[1]
+        if event["kind"] == "step":
+            passed = max(0.0, event["t"] - at)
+            if event["generation"] == generation:
+                where, most = "waiting", LONGEST * usual
+            else:  # how long its first step took is not known
+                where, most = "starting" if generation is None else "recovering", usual
+            standing.append((event, min(passed, most)))
+            lost[where] += passed - standing[-1][1]
+            at, generation = max(at, event["t"]), event["generation"]
+    seconds = max((event["t"] for event in log), default=0.0) - begin
+    lost["waiting" if steps else "starting"] += begin + seconds - at
     different = len({event["step"] for event in steps})
-    again = len(steps) - different
-    recovering = sum(recovery.seconds or 0.0 for recovery in found)
-    # a first step's own time is in its recovery's last phase
-    redone = max(0, again - sum(1 for r in found if r.complete and r.steps_lost)) * (step_seconds or 0.0)
-    fraction = max(0.0, 1.0 - (recovering + redone) / seconds) if seconds > 0 else 1.0
-    return Goodput(seconds, different, again, step_seconds, len(found), recovering, redone, fraction)
+    training = sum(covered for _, covered in standing)
+    return Goodput(
+        seconds,
+        different,
+        len(steps) - different,
+        usual or None,
+        len(recoveries(log)),
+        training,
+        **lost,
+        fraction=training / seconds if seconds else 0.0,
+    )
+
+
+def _undone(step: Event, generation: int, first: int) -> bool:
+    """Whether a later generation that begins with the step ``first`` has left ``step`` behind."""
+    return bool(step["generation"] < generation and step["step"] >= first)
 
 
 def _matters(lost: Event) -> bool:

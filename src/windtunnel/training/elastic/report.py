@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.training.elastic.events import PHASES, Event, Recovery, goodput, in_short, recoveries
+from windtunnel.training.elastic.policy.checkpoints import FAILED, WANTED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,6 +56,8 @@ class Narrator:
             return f"after a failure the results may differ in bits: {'; '.join(new)}" if new else None
         if kind == "note":
             return f"note: {event['text'].strip().splitlines()[-1]}"
+        if kind == FAILED:
+            return f"step {event['step']} is not in storage: {event['error'].strip().splitlines()[-1]}"
         if kind == "finished":
             return f"finished: {in_short(event['reason'])}" if event["status"] == 0 else None
         return None
@@ -141,6 +144,14 @@ def print_end(events: list[Event], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    asked = stored(events)
+    missing = [step for step in asked["wanted"] if step not in asked["durable"]]
+    if missing:
+        _say(
+            console,
+            f"{len(missing)} of {_count(len(asked['wanted']), 'checkpoint')} due to storage are not "
+            f"there: {'step' if len(missing) == 1 else 'steps'} {', '.join(map(str, missing))}",
+        )
     found = [recovery for recovery in recoveries(events) if recovery.complete]
     if found:
         table = Table(box=SIMPLE_HEAD, title="Recoveries, seconds (measured)", title_justify="left")
@@ -164,8 +175,9 @@ def print_end(events: list[Event], console: Console) -> None:
         _say(
             console,
             f"Goodput {100 * sums.fraction:.1f} % (measured): of {sums.seconds:.2f} s, "
-            f"{sums.recovering:.2f} s went into recovering and {sums.redone:.2f} s into "
-            f"{_count(sums.steps_redone, 'step')} done again",
+            f"{sums.training:.2f} s are steps that stand; {sums.starting:.2f} s passed before the first, "
+            f"{sums.recovering:.2f} s went into recovering, {sums.redone:.2f} s into "
+            f"{_count(sums.steps_redone, 'step')} done again, and in {sums.waiting:.2f} s there was no step",
         )
 
 
@@ -190,6 +202,7 @@ def summary(events: list[Event]) -> dict[str, Any]:
         ],
         "restored": _restored(events),
         "goodput": asdict(goodput(events)),
+        "stored": stored(events),
         "guarantee": guarantee(events),
     }
 
@@ -204,6 +217,16 @@ def _restored(events: list[Event]) -> list[dict[str, Any]]:
             if event.get("reseeded"):
                 one["reseeded"] = sorted({*one["reseeded"], event["rank"]})
     return list(found.values())
+
+
+def stored(events: list[Event]) -> dict[str, list[int]]:
+    """The steps that were ``wanted`` in storage, and those of them that are ``durable``."""
+    wanted: list[int] = []
+    for event in events:
+        if event["kind"] == WANTED:  # what was wanted later on was of a course that is over
+            wanted = [*(step for step in wanted if step < event["step"]), event["step"]]
+    there = {event["step"] for event in events if event["kind"] == "persisted"}
+    return {"wanted": wanted, "durable": [step for step in wanted if step in there]}
 
 
 def guarantee(events: list[Event]) -> str:

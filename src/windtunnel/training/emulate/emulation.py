@@ -49,7 +49,7 @@ from windtunnel.training.emulate.twin.costs.work import (
     first_tensor,
 )
 from windtunnel.training.emulate.twin.emulate import Timing, WorldCosts, replay_world
-from windtunnel.training.emulate.twin.job import parse_slow
+from windtunnel.training.emulate.twin.job import Slow, parse_slow
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 from windtunnel.training.emulate.twin.memory.profile import CONTEXT_RESERVE, MemoryProfile, emulate_memory
 
@@ -65,24 +65,28 @@ def no_progress(what: str, fraction: float) -> None:
 class Options:
     """How to emulate.
 
-    ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: as in ``host=3:1.3``. ``allocator``: as
+    ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: `Slow`, or as in ``host=3:1.3``. ``alloc_conf``: as
     ``PYTORCH_CUDA_ALLOC_CONF``. ``tokens``: of a step of the whole job, where they cannot be counted.
-    ``reserve_bytes``: device memory that no tensor can have. ``jobs``: ranks captured at once.
+    ``reserve``: bytes of device memory that no tensor can have. ``jobs``: ranks captured at once.
     ``aggregation``: the policy by which switches add all_reduces, beside as many ``neighbours``.
     """
 
     ranks: str = "auto"
-    slow: tuple[str, ...] = ()
+    slow: Sequence[str | Slow] = ()
     jitter: float = 0.0
     seed: int = 0
-    allocator: str = ""
+    alloc_conf: str = ""
     tokens: int | None = None
-    reserve_bytes: float = CONTEXT_RESERVE
+    reserve: float = CONTEXT_RESERVE
     jobs: int = 2
     timeout: float = 900.0
     profile: str | None = None
     aggregation: str = "none"
     neighbours: int = 0
+
+    def __post_init__(self) -> None:
+        given = (self.slow,) if isinstance(self.slow, str | Slow) else self.slow
+        object.__setattr__(self, "slow", tuple(str(one) for one in given))
 
 
 CAPABILITY = "training.emulate"
@@ -128,12 +132,12 @@ def simulate(
     began = time.monotonic()
     for fabric in set(cluster.fabrics) - {one.name for one in alternatives}:
         raise UserError(f"{cluster.name}: {fabric} is not priced here, accepted with `emulate` and `sweep`")
-    allocator = AllocatorConfig.parse(options.allocator)
+    allocator = AllocatorConfig.parse(options.alloc_conf)
     slow = [one for text in options.slow for one in parse_slow(text, cluster)]
     profile = find_profile(options.profile or cluster.host.device.name)
     if options.profile and profile is None:
         raise UserError(
-            f"--profile: there is no profile {options.profile!r}; make it with: windtunnel calibrate"
+            f"`profile`: there is no profile {options.profile!r}; make it with: windtunnel calibrate"
         )
     classes = (take or capture)(program, cluster, options, progress, log)
     captured = time.monotonic() - began
@@ -205,10 +209,21 @@ def capture(
     progress("start PyTorch" if ready else f"build for torch {native_library.torch_version()}, once", 0.0)
     with Session(program, cluster, jobs=options.jobs, timeout=options.timeout, progress=tell) as session:
 
-        def take(ranks: Sequence[int]) -> list[Slice]:
-            return [compiled(slice_) for slice_ in session.capture(ranks)]
+        def was_run(slices: Sequence[Slice | None]) -> None:
+            if log is not None:
+                log.append("run", ranks=sorted(slice_.rank for slice_ in slices if slice_ is not None))
 
-        classes = slice_world(take, cluster.world_size, options.ranks, choose=choose, check=session.check)
+        def take(ranks: Sequence[int]) -> list[Slice]:
+            slices = session.capture(ranks)
+            was_run(slices)
+            return [compiled(slice_) for slice_ in slices]
+
+        def check(ranks: Sequence[int]) -> list[Slice | None]:
+            slices = session.check(ranks)
+            was_run(slices)
+            return slices
+
+        classes = slice_world(take, cluster.world_size, options.ranks, choose=choose, check=check)
         refused = [
             Note(f"rank {rank} could not be checked and is assumed to do what its class does: {why}")
             for rank, why in sorted(session.refused.items())
@@ -243,7 +258,7 @@ def device_memory(
     classes: Classes, row: int, device: Device, allocator: AllocatorConfig, options: Options
 ) -> MemoryProfile:
     """Device memory of one class of ranks; a CPU's memory has no caching allocator and no reserve."""
-    capacity = device.memory_bytes - (options.reserve_bytes if device.kind == "gpu" else 0.0)
+    capacity = device.memory_bytes - (options.reserve if device.kind == "gpu" else 0.0)
     return emulate_memory(classes.classes[row].slice, allocator, capacity)
 
 
@@ -266,7 +281,7 @@ class Work:
     ``hardware_run``: the same without the masked half, which kernels leave out. ``dtype``: that most FLOPs
     are done in."""
 
-    tokens: int
+    tokens: int | None
     model: dict[str, float]
     hardware: dict[str, float]
     model_run: dict[str, float]
@@ -285,7 +300,7 @@ class Work:
 def measure(classes: Classes, tokens: int | None = None) -> Work:
     """The work of a steady step of all ranks.
 
-    Tokens are the entries looked up in the embedding table that is asked most; zero where a job has none,
+    Tokens are the entries looked up in the embedding table that is asked most; None where a job has none,
     unless ``tokens`` gives the number of a step of the whole job.
     """
     flops: list[dict[str, float]] = [defaultdict(float) for _ in range(4)]
@@ -310,7 +325,12 @@ def measure(classes: Classes, tokens: int | None = None) -> Work:
     dtype = max(by_unit, key=lambda name: by_unit[name]) if by_unit else "float32"
     model, hardware, model_run, hardware_run = (dict(total) for total in flops)
     return Work(
-        round(looked_up) if tokens is None else tokens, model, hardware, model_run, hardware_run, dtype
+        (round(looked_up) or None) if tokens is None else tokens,
+        model,
+        hardware,
+        model_run,
+        hardware_run,
+        dtype,
     )
 
 
@@ -385,20 +405,23 @@ def _dtype(op: Operator) -> str:
 def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]) -> float:
     """Entries of sequences looked up, in the table that is asked most.
 
-    On CUDA a look-up is an ``index_select`` like others, so its gradient is counted. Indices without a
-    sequence dimension (bags) are no tokens.
+    Where a table is trained its gradient counts, not the look-up: a teacher with a table like it asks, too.
+    Indices without a sequence dimension (bags) are no tokens.
     """
     count = np.bincount(rows[phases != Phase.RECOMPUTE], minlength=len(slice_.operators))
-    asked: dict[tuple[str, object], float] = defaultdict(float)
+    trained: dict[object, float] = defaultdict(float)
+    asked: dict[object, float] = defaultdict(float)
     for row in np.flatnonzero(count):
         op = slice_.operators[row]
         if not _looks_up(op):
             continue
-        tensors, name = op.tensors(), base_name(op.name)
+        tensors, entries = op.tensors(), float(count[row]) * op.tensors()[1].numel
         # Of the gradient: (gradient, indices, rows of the table, ...); of the look-up: (table, indices).
-        table = op.inputs[2] if name == "embedding_dense_backward" else tensors[0].shape
-        asked[name, table] += float(count[row]) * tensors[1].numel
-    return max(asked.values(), default=0.0)
+        if base_name(op.name) == "embedding_dense_backward":
+            trained[op.inputs[2]] += entries
+        else:
+            asked[tensors[0].shape] += entries
+    return max((trained or asked).values(), default=0.0)
 
 
 def _copies(slice_: Slice) -> int:

@@ -87,7 +87,7 @@ def emulate(
     inputs = {
         "script": program.name, "args": [str(one) for one in program.arguments], "cluster": cluster.name,
         "world_size": cluster.world_size, "ranks": options.ranks, "slow": list(options.slow),
-        "jitter": options.jitter, "allocator": options.allocator,
+        "jitter": options.jitter, "allocator": options.alloc_conf,
     }  # fmt: skip
     if options.aggregation != "none":
         inputs |= {"aggregation": options.aggregation, "neighbours": options.neighbours}

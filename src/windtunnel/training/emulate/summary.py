@@ -32,8 +32,11 @@ from windtunnel.training.emulate.twin.findings import CollectiveUse
 SCHEMA = "windtunnel.emulate/2"
 EARLIER = "windtunnel.emulate/1"
 """Read as well, since stores keep it: there the sets of ranks are lists of numbers."""
-OPTIONS = ("ranks", "slow", "jitter", "seed", "allocator", "tokens", "reserve_bytes")
-"""Those that decide the figures."""
+OPTIONS = {
+    "ranks": "ranks", "slow": "slow", "jitter": "jitter", "seed": "seed", "allocator": "alloc_conf",
+    "tokens": "tokens", "reserve_bytes": "reserve",
+}  # fmt: skip
+"""Those that decide the figures, as a summary calls them."""
 HELD = 12
 """Module paths that are told of what is held at a time."""
 RANKS = ("captured_ranks", "checked_ranks", "assumed_ranks")
@@ -196,8 +199,8 @@ class Summary:
     steps_captured: int
     iteration_time_s: float
     first_iteration_time_s: float
-    tokens_per_iteration: int
-    tokens_per_second_per_device: float
+    tokens_per_iteration: int | None
+    tokens_per_second_per_device: float | None
     model_flops_per_iteration: float
     hardware_flops_per_iteration: float
     flops_dtype: str
@@ -281,7 +284,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         command=Command(
             script=result.program.name,
             args=tuple(str(one) for one in result.program.arguments),
-            options={name: to_plain(getattr(result.options, name)) for name in OPTIONS},
+            options={name: to_plain(getattr(result.options, own)) for name, own in OPTIONS.items()},
         ),
         cluster=ClusterFacts(
             name=cluster.name,
@@ -295,7 +298,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         world_size=world, captured_ranks=tuple(sorted(result.classes.captured)),
         steps_captured=len(result.classes.classes[0].slice.steps), iteration_time_s=seconds,
         first_iteration_time_s=result.first_iteration_s, tokens_per_iteration=work.tokens,
-        tokens_per_second_per_device=work.tokens / seconds / world if seconds > 0 else 0.0,
+        tokens_per_second_per_device=work.tokens / seconds / world if work.tokens and seconds > 0 else None,
         model_flops_per_iteration=work.model_flops, hardware_flops_per_iteration=work.hardware_flops,
         flops_dtype=work.dtype, mfu=used.mfu, hfu=used.hfu,
         cost_per_iteration=_price(result), critical_rank=timing.critical_rank,
@@ -304,16 +307,23 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         ranks=tuple(_rank_class(result, row) for row in range(len(result.classes.classes))),
         collectives=tuple(_collective(result, use) for use in timing.collectives),
         operators=tuple(operator_table(result)),
-        provenance=dict.fromkeys(EMULATED, "emulated") | {
-            "tokens_per_iteration": "emulated" if result.options.tokens is None else "declared",
-            "cluster": "published", "wall_time_s": "measured", "peak_rss_bytes": "measured",
-        },
+        provenance=_provenance(result),
         approximations=tuple(sentences(notes, NoteKind.APPROXIMATION)),
         warnings=tuple(sentences(notes, NoteKind.WARNING)),
         replay=ReplayFacts(timing.simulated, timing.events, result.options.seed), directory=str(directory),
         capture_time_s=result.capture_time_s, wall_time_s=result.wall_time_s, peak_rss_bytes=peak_rss_bytes(),
         checked_ranks=result.classes.checked, assumed_ranks=tuple(result.classes.unseen),
     )  # fmt: skip
+
+
+def _provenance(result: EmulationResult) -> dict[str, str]:
+    """How figures came about; nothing is said of those that are not known."""
+    words = dict.fromkeys(EMULATED, "emulated") | {
+        "tokens_per_iteration": "emulated" if result.options.tokens is None else "declared",
+        "cluster": "published", "wall_time_s": "measured", "peak_rss_bytes": "measured",
+    }  # fmt: skip
+    unknown = () if result.work.tokens else ("tokens_per_iteration", "tokens_per_second_per_device")
+    return {name: word for name, word in words.items() if name not in unknown}
 
 
 def peak_rss_bytes() -> int:

@@ -49,9 +49,9 @@ class FailOn:
             if share is not None:
                 limits.append(float(share[1]) / 100)
             elif word not in ("oom", "hang"):
-                raise UserError(f"--fail-on: {word!r} is not known; {ACCEPTED}")
+                raise UserError(f"`fail_on`: {word!r} is not known; {ACCEPTED}")
         if len(limits) > 1:
-            raise UserError("--fail-on: slower is given twice, give one limit")
+            raise UserError("`fail_on`: slower is given twice, give one limit")
         return cls(tuple(asked), limits[0] if limits else None)
 
     @property
@@ -67,7 +67,7 @@ class FailOn:
         """
         if self.slower is None:
             if named is not None:
-                raise UserError("--baseline: nothing is compared with it, ask for it by --fail-on slower:10%")
+                raise UserError("`baseline`: nothing is compared with it, ask for it by `fail_on` slower:10%")
             return None
         if named is None:
             wanted = [inputs[name] for name in COMPARED]
@@ -81,8 +81,8 @@ class FailOn:
             found = store.newest("training.emulate", alike)
             if found is None:
                 raise UserError(
-                    "--fail-on slower: the store has no run of this script with these arguments on this "
-                    "cluster to compare with, give one by --baseline RUN or --baseline SUMMARY.json"
+                    "`fail_on` slower: the store has no run of this script with these arguments on this "
+                    "cluster to compare with, give one by `baseline`, a run or a SUMMARY.json"
                 )
             return _facts(found.summary, found.id, f"run {found.id}")
         file = Path(named)
@@ -113,13 +113,13 @@ def _read(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"--baseline: {str(file)!r} cannot be read ({error.strerror})") from None
+        raise UserError(f"`baseline`: {str(file)!r} cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise UserError(f"--baseline: {str(file)!r} is not JSON ({error})") from None
+        raise UserError(f"`baseline`: {str(file)!r} is not JSON ({error})") from None
 
 
 def _facts(summary: Any, name: str, words: str) -> BaselineFacts:
     seconds = summary.get("iteration_time_s") if isinstance(summary, Mapping) else None
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
-        raise UserError(f"--baseline: {words} has no time of an iteration, as an emulation that is done has")
+        raise UserError(f"`baseline`: {words} has no time of an iteration, as an emulation that is done has")
     return BaselineFacts(name, float(seconds))

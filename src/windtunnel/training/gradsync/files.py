@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +15,8 @@ from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.gradsync.model import VERSION, Plan, Profile
 
-PLAN, PROFILE = "plan.json", "profile.json"
-"""Where a plan and what it was made for lie beside each other."""
+PLAN, PROFILE, STEPS = "plan.json", "profile.json", "steps.json"
+"""Where a plan and what it was made for lie beside each other; and what this package knows of codecs."""
 T = TypeVar("T", Profile, Plan)
 LARGEST = 1 << 28
 """Bytes of a file; a plan for a million gradients has fewer."""
@@ -22,6 +24,14 @@ RANKS = 1 << 20
 """At most, of a profile."""
 MOST = 2**53
 """No number in a file is larger: beyond it sums of floats lose whole elements."""
+
+
+@cache
+def steps() -> dict[str, float]:
+    """How many steps training needed to a loss with each codec, over those that it needed without: the worse
+    of the jobs of ``python -m benchmarks training.gradsync --only steps``."""
+    found = json.loads(resources.files(__package__).joinpath(STEPS).read_text())["codecs"]
+    return {codec: max(mean for mean, _ in jobs.values()) for codec, jobs in found.items()}
 
 
 def write(path: Path, one: Profile | Plan) -> None:

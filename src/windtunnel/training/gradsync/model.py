@@ -232,11 +232,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predicted seconds of an iteration for a choice, and the bytes that a rank sends in it."""
+    """Predicted seconds of an iteration for a choice, and the bytes that a rank sends in it. ``steps``: that
+    training needs to a loss, over those that it needs without compression."""
 
     choice: str
     seconds: float
     nbytes: int
+    steps: float = 1.0
+
+    @property
+    def to_loss(self) -> float:
+        """Seconds until the loss that training without compression has after one iteration."""
+        return self.seconds * self.steps
 
 
 @dataclass(frozen=True)
@@ -245,7 +252,8 @@ class Plan:
     exactly one. ``order``: the collectives in the order in which all ranks call them, each as (group, step of
     the group's).
     ``forecasts``: of the plan first, then of what it was compared with. ``bound``: seconds where encoding
-    and decoding took none. ``seed``: of all codecs' random numbers."""
+    and decoding took none. ``seed``: of all codecs' random numbers. ``lossy``: codecs that cost steps were
+    allowed."""
 
     groups: tuple[Group, ...]
     order: tuple[tuple[int, int], ...]
@@ -256,6 +264,7 @@ class Plan:
     seed: int = 0
     emulated: str = ""
     notes: tuple[str, ...] = ()
+    lossy: bool = False
     version: int = VERSION
 
     def digest(self) -> str:

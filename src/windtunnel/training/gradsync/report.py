@@ -32,13 +32,15 @@ def show(made: Planned, *, reasons: bool = False) -> None:
     console.print(groups)
     if len(plan.groups) > SHOWN:
         console.print(f"and {len(plan.groups) - SHOWN} more groups", style="dim")
-    forecasts = Table("choice", "iteration", "sent by a rank", title="Predicted", title_justify="left")
+    columns = ("choice", "iteration", "times the steps", "to a loss", "sent by a rank")
+    forecasts = Table(*columns, title="Predicted", title_justify="left")
     ours, *others = plan.forecasts
-    best = sorted(others, key=lambda one: one.seconds)[: SHOWN // 2]
+    best = sorted(others, key=lambda one: one.to_loss)[: SHOWN // 2]
     buckets = [one for one in others if one.choice.endswith("DDP's buckets")]
     for one in dict.fromkeys([ours, *best, *buckets[:1]]):
-        forecasts.add_row(one.choice, f"{one.seconds * 1e3:,.4g} ms", size(one.nbytes))
-    forecasts.add_row("bound: codecs that take no time", f"{plan.bound * 1e3:,.4g} ms", "")
+        seconds, to_loss = (f"{number * 1e3:,.4g} ms" for number in (one.seconds, one.to_loss))
+        forecasts.add_row(one.choice, seconds, f"{one.steps:.3g}", to_loss, size(one.nbytes))
+    forecasts.add_row("bound: codecs that take no time", f"{plan.bound * 1e3:,.4g} ms", "", "", "")
     console.print(forecasts)
     why = f"Why: [bold]windtunnel gradsync explain {made.run}[/]   Files: {escape(str(made.directory))}"
     console.print(why, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -13,9 +14,9 @@ from windtunnel.base.plain import to_plain
 from windtunnel.cluster.load import load_cluster
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
-from windtunnel.training.gradsync.files import PLAN, PROFILE, read, write
+from windtunnel.training.gradsync.files import PLAN, PROFILE, read, steps, write
 from windtunnel.training.gradsync.model import NONE, PLAIN, Plan, Profile
-from windtunnel.training.gradsync.policy import Wanted, decide
+from windtunnel.training.gradsync.policy import Wanted, decide, steps_with
 
 if TYPE_CHECKING:
     from windtunnel.training.emulate.emulation import EmulationResult, Progress
@@ -38,21 +39,47 @@ class Planned:
         """As values of JSON."""
         return {
             "run": self.run, "directory": str(self.directory), "verdict": verdict(self.plan),
-            "plan": to_plain(self.plan),
+            "to_loss_s": self.plan.forecasts[0].to_loss, "plan": to_plain(self.plan),
         }  # fmt: skip
 
 
-def plan(profile: Profile, cluster: str | None = None, *, codecs: Sequence[str] = (), seed: int = 0) -> Plan:
+def plan(
+    profile: Profile, cluster: str | None = None, *, codecs: Sequence[str] = (), seed: int = 0,
+    lossy: bool = False,
+) -> Plan:  # fmt: skip
     """What a profile calls for, on the network that was measured, or on that of ``cluster`` (its file, or its
-    name in the catalogue); ``codecs``: that are allowed, all of the profile's where none are named. The same
-    on all ranks.
+    name in the catalogue); ``codecs``: that are allowed, all of the profile's where none are named; with
+    which training needs more steps to a loss only where ``lossy`` says so. The same on all ranks.
 
     Raises:
         UserError: no such cluster or codec, or a profile without gradients.
     """
-    found = decide(Wanted(_on(profile, cluster), tuple(codecs), seed))
+    found = decide(_wanted(_on(profile, cluster), codecs, seed, lossy))
     assert isinstance(found, Plan)
     return found
+
+
+def _wanted(profile: Profile, codecs: Sequence[str], seed: int, lossy: bool) -> Wanted:
+    """Raises:
+    UserError: a codec has no cost in the profile, or may not be used.
+    """
+    known = {cost.codec: steps_with(cost, steps()) for cost in profile.codecs}
+    for name in codecs:
+        if name not in known:
+            raise UserError(
+                f"--codec {name}: the profile has no cost of it; it has {', '.join(sorted(known))}"
+            )
+        if math.isinf(known[name]):
+            raise UserError(
+                f"--codec {name}: how many steps training needs with it is not measured; accepted are "
+                + ", ".join(sorted(codec for codec, more in known.items() if more < math.inf))
+            )
+        if known[name] > 1 and not lossy:
+            raise UserError(
+                f"--codec {name}: training needs {known[name]:.2g} times as many steps with it to the same "
+                "loss; give --lossy where that may be"
+            )
+    return Wanted(profile, tuple(codecs), seed, steps(), lossy)
 
 
 def _on(profile: Profile, cluster: str | None) -> Profile:
@@ -67,7 +94,7 @@ def _on(profile: Profile, cluster: str | None) -> Profile:
 
 def plan_run(
     program: str | None, arguments: Sequence[str] = (), *, cluster: str | None = None,
-    profile: Path | None = None, codecs: Sequence[str] = (), seed: int = 0,
+    profile: Path | None = None, codecs: Sequence[str] = (), seed: int = 0, lossy: bool = False,
     progress: Progress = lambda *_: None, seen: Callable[[EmulationResult], object] = lambda _: None,
 ) -> Planned:  # fmt: skip
     """Plan for ``program`` emulated on ``cluster`` (``seen`` gets the emulation), or for a ``profile`` that
@@ -83,7 +110,7 @@ def plan_run(
         raise UserError("gradsync plan: --cluster is needed to emulate a script")
     inputs = {
         "script": program, "args": [*arguments], "cluster": cluster,
-        "profile": str(profile) if profile else None, "codecs": [*codecs],
+        "profile": str(profile) if profile else None, "codecs": [*codecs], "lossy": lossy,
     }  # fmt: skip
     where = load_cluster(cluster) if cluster is not None else None
     given = _on(read(profile, Profile), cluster) if profile is not None else None
@@ -101,13 +128,14 @@ def plan_run(
             emulated = simulate(script, where, Options(), progress)
             seen(emulated)
             given = profile_of(emulated)
-        observation = Wanted(given, tuple(codecs), seed)
+        observation = _wanted(given, codecs, seed, lossy)
         found = decide(observation)
         assert isinstance(found, Plan)
         log.decision(CAPABILITY, "search", observation, found)
         write(run.directory / PROFILE, given)
         write(run.directory / PLAN, found)
-    run.finish({"verdict": verdict(found), "iteration_time_s": found.forecasts[0].seconds})
+    ours = found.forecasts[0]
+    run.finish({"verdict": verdict(found), "iteration_time_s": ours.seconds, "to_loss_s": ours.to_loss})
     return Planned(run.id, run.directory, given, found)
 
 
@@ -141,22 +169,23 @@ def buckets(plan: Plan) -> float:
 
 
 def gain(plan: Plan) -> float:
-    """The speed that it is predicted to add to that: 0.1 is a tenth."""
-    return buckets(plan) / plan.forecasts[0].seconds - 1
+    """The speed to a loss that it is predicted to add to that: 0.1 is a tenth."""
+    return buckets(plan) / plan.forecasts[0].to_loss - 1
 
 
 def verdict(plan: Plan) -> str:
     """One sentence: what to do, and what it is worth."""
-    ours, plain = plan.forecasts[0].seconds, buckets(plan)
+    ours, plain = plan.forecasts[0], buckets(plan)
     source = f" (emulated: {plan.emulated})" if plan.emulated else ""
     used = sorted({group.option.codec for group in plan.groups} - {NONE})
     if not used:
         fused = f"; other groups than DDP's gain {gain(plan):.1%}" if gain(plan) >= LITTLE else ""
         bound = plain / plan.bound - 1
         return f"do not compress: nothing makes an iteration shorter by more than {bound:.1%}{fused}{source}"
-    single = min(plan.forecasts[1:], key=lambda one: one.seconds)
+    single = min(plan.forecasts[1:], key=lambda one: one.to_loss)
     return (
-        f"compress with {', '.join(used)}: {ours * 1e3:.4g} ms an iteration in place of {plain * 1e3:.4g} "
-        f"({gain(plan):+.1%} speed); the best single choice, {single.choice}, takes "
-        f"{single.seconds * 1e3:.4g}{source}"
+        f"compress with {', '.join(used)}: {ours.seconds * 1e3:.4g} ms an iteration in place of "
+        f"{plain * 1e3:.4g}, {ours.to_loss * 1e3:.4g} to a loss ({ours.steps:.3g} times the steps, "
+        f"{gain(plan):+.1%} speed); the best single choice, {single.choice}, takes "
+        f"{single.to_loss * 1e3:.4g} to a loss{source}"
     )

@@ -22,6 +22,9 @@ from windtunnel.agents.sandbox.live.effects import (
     NotDone,
     at_most_once,
 )
+from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
+from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.model import Network, SandboxSpec
 from windtunnel.base.errors import UserError
 
 AGENT = """
@@ -180,6 +183,22 @@ def test_forks_share_what_was_before_and_nothing_after(journal: Journal, payment
     journal.retire("root")
     assert pay("left", 3, "before") == before
     assert pay("root", 1, "before") != before, "a new sandbox of the old name"
+
+
+@pytest.mark.parametrize("network", ["off", "proxy"])
+def test_a_fork_shares_what_was_before_in_an_earlier_process(
+    tmp_path: Path, payments: Payments, network: Network
+) -> None:
+    def pay(proxy: HostProxy, box: str) -> Any:
+        return proxy.journal.perform(box, 1, "pay", lambda key: payments.charge(1, key))
+
+    first = HostProxy(Home(tmp_path))
+    before = pay(first, "root")
+    first.close()
+    proxy = HostProxy(Home(tmp_path))
+    proxy.forked("root", SandboxSpec("leaf", network=network), 1)
+    assert pay(proxy, "leaf") == before and len(payments.charges()) == 1
+    proxy.close()
 
 
 def test_forks_settle_an_ancestors_doubt_each_for_itself(journal: Journal) -> None:

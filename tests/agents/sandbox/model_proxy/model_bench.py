@@ -16,7 +16,6 @@ import pytest
 from fake_model import FakeModel
 from fake_turns import FakeBox
 
-from windtunnel.agents.sandbox.live.effects import Journal
 from windtunnel.agents.sandbox.live.model_proxy import (
     Bounds,
     ModelProxy,
@@ -99,9 +98,6 @@ class Bench:
 
     def ask(self, box: FakeBox, body: Any, path: str = "/v1/chat/completions", **headers: str) -> Asked:
         return Asked(self.url(box, path), body, headers)
-
-    def journal(self) -> Journal:
-        return Journal(self.home.path / "effects.sqlite")
 
     def told(self, kind: type) -> list[Any]:
         return [event for event in list(self.events) if isinstance(event, kind)]

@@ -332,6 +332,18 @@ def test_skipping_is_agreed_on(folder: Path) -> None:
     assert together(2, one) == [[0, 1], [0, 1]]
 
 
+def test_what_was_due_to_storage_and_is_not_saved_is_told(folder: Path) -> None:
+    cluster = Cluster(folder, world=1, replicate=False)
+    ck = PeerCheckpointer(FakeJob(cluster, 0), patience=0.2, persist="memory://due", persist_every=2)
+    for step in range(6):
+        ck.step(step, program())
+    ck._settle()
+    told = [(event["kind"], event["step"]) for event in cluster.events if "storage" in event["kind"]]
+    wanted, failed = "storage.wanted", "storage.failed"
+    assert told == [(wanted, 1), (wanted, 3), (failed, 3), (wanted, 5), (failed, 5)]
+    assert cluster.persisted == [1]
+
+
 def test_steps_that_only_some_ranks_saved_do_not_block_for_ever(folder: Path) -> None:
     cluster = Cluster(folder, world=2, replicate=False)
     meet = threading.Barrier(2, timeout=30)

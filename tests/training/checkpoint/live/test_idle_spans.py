@@ -13,6 +13,7 @@ from checkpoint_world import Cluster, FakeJob
 
 from windtunnel.training.checkpoint.live import spans
 from windtunnel.training.checkpoint.live.settings import Settings
+from windtunnel.training.checkpoint.policy.pacing import OPEN
 
 
 class Course:
@@ -147,9 +148,16 @@ def test_what_does_not_fit_makes_checkpoints_rarer_and_says_so_once(folder: Path
 
 def test_without_room_in_any_span_sending_goes_on_beside_the_traffic(folder: Path) -> None:
     memory = Memory()
-    one = sender(folder, memory, [], bandwidth=1e6)
+    one = sender(folder, memory, [100.0], bandwidth=1e6)
+    one.mark(True)
+    memory.wait(lambda told: told[-1] == 0.0)
+    one._plan([])  # the next steps have no idle span
     assert one._always and one.every == 1
+    memory.wait(lambda told: told[-1] > 600.0)
+    one.mark(False)
+    one.mark(True)
     one.close()
+    assert memory.told[-2:] == [OPEN, 0.0]
 
 
 def test_traffic_is_read_from_the_sockets() -> None:

@@ -7,7 +7,14 @@ import threading
 
 import pytest
 
-from windtunnel.training.checkpoint.live.memory.replicate import LONGEST, SMALLEST, Pace, Pacer
+from windtunnel.training.checkpoint.live.memory.replicate import TOLD, Pace, Pacer
+from windtunnel.training.checkpoint.policy.pacing import (
+    LONGEST,
+    SMALLEST,
+    Allowance,
+    Sending,
+    allowance,
+)
 from windtunnel.training.checkpoint.policy.spans import plan_chunks
 
 MB = 1 << 20
@@ -29,11 +36,17 @@ def pacer(**pace: object) -> tuple[Pacer, Clock]:
     return made, clock
 
 
+def allowed(p: Pacer, left: int, now: float) -> tuple[int, float]:
+    """How many bytes, and if none, after how many seconds to ask again."""
+    found = allowance(p.asked(left, now))
+    return found.nbytes, math.inf if found.pause is None else found.pause
+
+
 def sent_in(p: Pacer, clock: Clock, left: int, end: float) -> list[int]:
     """The chunks that are sent until ``end``."""
     chunks = []
     while left:
-        size, pause = p.allowance(left, clock.now)
+        size, pause = allowed(p, left, clock.now)
         if size:
             assert p.take(left, 0.0, NEVER) == size
             chunks.append(size)
@@ -60,7 +73,7 @@ def test_a_bandwidth_is_kept() -> None:
 
 def test_in_idle_mode_chunks_end_before_the_window() -> None:
     p, clock = pacer(mode="idle", chunk=MB, bandwidth=100e6, startup=0.001)
-    assert p.allowance(MB, clock.now) == (0, math.inf)
+    assert allowed(p, MB, clock.now) == (0, math.inf)
     p.window(0, clock.now + 0.045)
     begun = clock.now
     chunks = sent_in(p, clock, 100 * MB, begun + 1)
@@ -87,18 +100,18 @@ def test_a_window_is_open_when_all_ranks_of_the_host_say_so() -> None:
     p, clock = pacer(mode="idle", chunk=MB, bandwidth=100e6)
     p.window(0, clock.now + 5)
     p.window(1, 0.0)
-    assert p.allowance(MB, clock.now)[0] == 0
+    assert allowed(p, MB, clock.now)[0] == 0
     p.window(1, clock.now + 1)
-    assert p.allowance(MB, clock.now)[0] == MB
+    assert allowed(p, MB, clock.now)[0] == MB
     p.forget()
-    assert p.allowance(MB, clock.now)[0] == 0
+    assert allowed(p, MB, clock.now)[0] == 0
 
 
 def test_small_rests_are_sent_and_small_chunks_are_not() -> None:
     p, clock = pacer(mode="idle", chunk=MB, bandwidth=1e6)
     p.window(0, clock.now + 0.01)
-    assert p.allowance(MB, clock.now)[0] == 0
-    assert p.allowance(5000, clock.now)[0] == 5000
+    assert allowed(p, MB, clock.now)[0] == 0
+    assert allowed(p, 5000, clock.now)[0] == 5000
 
 
 def test_an_unknown_bandwidth_is_learned() -> None:
@@ -107,7 +120,7 @@ def test_an_unknown_bandwidth_is_learned() -> None:
     p.window(0, clock.now + 1.0)
     for _ in range(30):
         p.sent(MB, 0.1)
-    size, _ = p.allowance(64 * MB, clock.now)
+    size, _ = allowed(p, 64 * MB, clock.now)
     assert size == pytest.approx(10 * MB * LONGEST, rel=0.01)
 
 
@@ -128,3 +141,29 @@ def test_who_waits_is_woken_by_a_window_and_by_a_cancellation() -> None:
     p.window(0, math.inf)
     threads[0].join(10.0)
     assert got == [0, 1000]
+
+
+def test_the_first_answers_are_told_and_of_waits_in_a_row_one() -> None:
+    told: list[tuple[Sending, Allowance]] = []
+    clock = Clock()
+    p = Pacer(clock, lambda *one: told.append(one))
+    p.configure(Pace(mode="idle", chunk=MB, bandwidth=100e6))
+    for _ in range(3):
+        assert p.take(MB, 0.0, NEVER) == 0
+    p.window(0, math.inf)
+    for _ in range(100):
+        clock.now += 1.0
+        assert p.take(MB, 0.0, NEVER) == MB
+    assert len(told) == TOLD
+    assert [answer.nbytes for _, answer in told[:3]] == [0, MB, MB]
+    assert all(allowance(asked) == answer for asked, answer in told)
+    p.forget()
+    assert p.take(MB, 0.0, NEVER) == 0
+    assert len(told) == TOLD + 1
+
+
+def test_without_a_pace_nothing_is_told() -> None:
+    told: list[object] = []
+    p = Pacer(Clock(), lambda *one: told.append(one))
+    assert p.take(MB, 0.0, NEVER) == MB
+    assert told == []

@@ -125,7 +125,8 @@ def test_one_slot_is_never_safe() -> None:
     found = search(1, 2, always, choose=the_first)
     assert found is not None
     assert "nothing can be restored" in found.why
-    assert not may_overwrite(1, 5, [4], 4)
+    with pytest.raises(UserError, match="slots is 1"):
+        may_overwrite(1, 5, [4], 4)
     with pytest.raises(UserError, match="slots is 1"):
         slot_for(1, 5, [4])
 

@@ -52,8 +52,9 @@ def test_phases_of_one_loss() -> None:
     assert one.tiers == {0: "memory", 1: "peer"} and one.generations == 1
     used = goodput(events)
     assert (used.steps, used.steps_redone, used.step_seconds) == (5, 1, 1.0)
-    assert used.recovering == 5.0 and used.redone == 0.0  # the step done again is in the recovery
-    assert used.fraction == pytest.approx(1 - 5 / 12)
+    assert (used.seconds, used.training, used.starting, used.waiting) == (12.0, 5.0, 1.0, 0.0)
+    assert used.recovering == 5.0 and used.redone == 1.0  # step 2, which was left behind
+    assert used.fraction == pytest.approx(5 / 12)
 
 
 def test_a_loss_during_a_recovery_belongs_to_it() -> None:
@@ -99,6 +100,7 @@ def test_only_a_fault_that_fits_is_the_cause() -> None:
 def test_goodput_of_little() -> None:
     assert goodput([]).fraction == 0.0
     assert goodput([*BEGIN, *steps(1, 1, 0, 1)]).fraction == 1.0
+    assert goodput([*BEGIN, at(9, "finished", 1)]).starting == 9.0
 
 
 def test_a_run_that_fails_and_another_in_the_same_folder() -> None:
@@ -114,7 +116,30 @@ def test_redone_steps_cost_time() -> None:
     (one,) = recoveries(events)
     assert one.steps_lost == 6
     used = goodput(events)
-    assert (used.steps, used.steps_redone, used.redone) == (14, 6, 5.0)
+    assert (used.steps, used.steps_redone, used.redone, used.training) == (14, 6, 6.0, 14.0)
+
+
+def test_time_without_a_step_is_lost_whatever_its_cause() -> None:
+    """Nobody was lost: a launcher was killed, and its successor came 36 s later. One step was in flight."""
+    resumed = [at(36, "started", 1), *steps(40, 1, *range(10, 20))]
+    used = goodput([*BEGIN, *steps(1, 1, *range(10)), *resumed, at(51, "finished", 1, status=0)])
+    assert (used.recoveries, used.recovering, used.redone) == (0, 0.0, 0.0)
+    assert (used.seconds, used.training, used.waiting) == (51.0, 21.0, 30.0)  # 10 → 40: two of 30 s
+    assert used.fraction == pytest.approx(21 / 51)
+
+
+@pytest.mark.parametrize("again", [2, 3])
+def test_what_was_left_behind_does_not_count(again: int) -> None:
+    """Steps 3 and 4 went with a host; whether they are done again does not change that."""
+    after = [at(8, "restored", 2, rank=0, step=2, tier="peer"), *steps(9, 2, *range(3, 3 + again))]
+    used = goodput([*BEGIN, *steps(1, 1, *range(5)), lost(6, 1, 0), at(7, "decided", 2, reason=""), *after])
+    assert (used.redone, used.training) == (2.0, 3.0 + again)
+
+
+def test_a_program_that_counts_each_epoch_anew_leaves_no_step_behind() -> None:
+    events = [*BEGIN, *steps(1, 1, 0, 1, 2, 0, 1, 2), lost(7, 1, 0), *steps(9, 2, 2, 0, 1)]
+    used = goodput(events)
+    assert (used.redone, used.training, used.recovering) == (1.0, 8.0, 2.0)
 
 
 def test_from_a_supervisors_log(tmp_path: Path) -> None:

@@ -120,6 +120,37 @@ def test_what_is_committed_and_stored_is_the_logs_to_say(tmp_path: Path) -> None
         assert len(run.events("persisted")) == 1
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_run_whose_last_checkpoint_is_not_in_storage_has_not_reached_it(
+    tmp_path: Path, there: bool
+) -> None:
+    """The next supervisor knows what was wanted and what failed; another generation's word does not count."""
+    with a_run(tmp_path, 1, deadlines=PATIENT) as run:
+        (agent,) = run.add(1)
+        run.formed(1)
+        for step in (3, 7):
+            agent.say("event", kind="storage.wanted", generation=1, step=step, rank=0)
+        for step, generation in ((7, 0), (3, 1), *(() if there else ((7, 1),))):
+            agent.say("event", kind="storage.failed", generation=generation, step=step, error="it is full")
+        agree(run, "all is said")
+        if there:
+            agent.post("persist/7/1", 0, [])
+            until(lambda: agent.of("decided", key="persist/7/1"), "all shards")
+            agent.say("event", kind="persisted", key="persist/7/1", step=7, course=1, check="c", generation=1)
+        restart(run)
+        back(run, [agent])
+        for step, known in ((3, "storage.failed"), (7, "durable" if there else "storage.failed"), (8, "")):
+            key = f"record/storage/{step}"
+            agent.say("ask", generation=1, key=key)
+            answer = until(lambda k=key: agent.of("answer", key=k), "an answer")  # type: ignore[misc]
+            assert answer[0]["values"] == {"0": known}
+        agent.say("done", generation=1, rank=0)
+        outcome = run.outcome()
+        assert outcome.status == (0 if there else 3)
+        why = "step 7, the last checkpoint that was due to storage, is not there: it is full"
+        assert outcome.reason == ("all ranks are done" if there else why)
+
+
 def test_a_host_that_died_meanwhile_is_lost(tmp_path: Path) -> None:
     deadlines = Deadlines(back=1.5, end=2.0)
     with a_run(tmp_path, 2, deadlines=deadlines, lease=1.5) as run:

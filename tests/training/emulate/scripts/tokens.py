@@ -1,6 +1,7 @@
-"""Ranks that look the same tokens up, and ranks that do not: ``python tokens.py group|mesh|data``.
+"""Ranks that look the same tokens up, and ranks that do not: ``python tokens.py KIND``.
 
-Pairs of ranks hold halves of a vocabulary, in groups without a name or in a mesh; or all ranks are replicas.
+Pairs of ranks hold halves of a vocabulary, in groups without a name (``group``) or in a ``mesh``; or all
+ranks are replicas (``data``) of a model that is ``taught``, whose table is ``frozen``, or that has ``none``.
 """
 
 import os
@@ -32,11 +33,17 @@ class Model(nn.Module):
     def __init__(self, group):
         super().__init__()
         self.group = group
-        self.table = nn.Embedding(64, 16)
+        self.table = None if sys.argv[1] == "none" else nn.Embedding(64, 16)
+        if sys.argv[1] == "frozen":
+            self.table.requires_grad_(False)
         self.out = nn.Linear(16, 16)
 
     def forward(self, tokens):
-        x = self.table(tokens)
+        x = (
+            self.table(tokens)
+            if self.table is not None
+            else tokens.float().mean(1, keepdim=True).expand(-1, 16)
+        )
         return self.out(x if self.group is None else Added.apply(x, self.group))
 
 
@@ -48,11 +55,16 @@ def pair(kind):
 
 
 model = Model(pair(sys.argv[1])).cuda()
-if sys.argv[1] == "data":
+if sys.argv[1] in ("data", "frozen", "none", "taught"):
     model = nn.parallel.DistributedDataParallel(model)
+teacher = Model(None).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
-    loss = model(torch.randint(64, (3, 10), device="cuda")).mean()
+    tokens = torch.randint(64, (3, 10), device="cuda")
+    if sys.argv[1] == "taught":
+        with torch.no_grad():
+            teacher(tokens)
+    loss = model(tokens).mean()
     loss.backward()
     reported = loss.detach()
     dist.all_reduce(reported)

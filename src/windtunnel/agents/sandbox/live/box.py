@@ -280,8 +280,7 @@ class Box:
                 self._gate()  # what the turn's own checkpoint lacks, this one may have
             if allow_less and occasion is Occasion.ASKED:
                 self._line.allowed = self._line.record.turns
-            # where the newest one lacks something, whether that is still so is to be told
-            named = bool(label) or pin or bool(self._line.tip and self._line.tip.lacks)
+            named = bool(label) or pin
             look = self._line.look(self.machine(), occasion, full=full, named=named, most=most)
             keep = self._line.log.decide(look)
 

@@ -268,8 +268,8 @@ def _files(
     with frozen(machine.cgroup) as freeze:
         # what runs in the background may have gone on since the decision, and newer files of its making would
         # not fit the older image of it
-        if keep.again and (now := order.again()).turn_class > keep.turn_class:
-            keep = now
+        if keep.again:
+            keep = order.again()
             if keep.made is TurnClass.FULL:
                 return keep, None, 0.0, ()
         context.pool.snapshot(name, order.id)

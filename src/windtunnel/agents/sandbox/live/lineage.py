@@ -33,6 +33,7 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.policy import READS_EFFECTS, Keep, Less, Look, Occasion
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import to_plain
 
 
 class Lineage:
@@ -112,6 +113,7 @@ class Lineage:
         full: bool = False,
         named: bool = False,
         most: TurnClass = TurnClass.FULL,
+        least: TurnClass = TurnClass.NONE,
     ) -> Look:
         """What the policy has to know; what the sandbox did, only where the answer can depend on it."""
         context, tip = self.context, self.tip
@@ -131,6 +133,8 @@ class Lineage:
             full=full,
             named=named,
             most=most,
+            least=least,
+            has_lacks=tip is not None and bool(tip.lacks),
             memory=machine.cgroup.usage()[1],
             processes=len(machine.cgroup.pids()),
             rules=context.rules,
@@ -178,7 +182,7 @@ class Lineage:
             turn=number,
             keep=keep,
             parent=self.tip,
-            again=lambda: decide(self.look(machine, Occasion.FROZEN, most=look.most)),
+            again=lambda: decide(self.look(machine, Occasion.FROZEN, most=look.most, least=keep.turn_class)),
             undumped=lambda why: decide(
                 replace(look, occasion=Occasion.UNDUMPED, images_possible=False, no_images=why)
             ),
@@ -205,6 +209,7 @@ class Lineage:
         finally:
             self.context.in_use.remove(order.id)
         self.doubt = ""
+        self.log.did(made=to_plain(manifest.made), image=manifest.image is not None)
         self.tip, self.lacks = manifest, manifest.lacks
         self.save(tip=manifest.id)
         self.context.report(

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from windtunnel.agents.sandbox.costs import load_costs
-from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.model import Saved, TurnClass
@@ -18,20 +17,24 @@ def save_all(context: Context, boxes: Mapping[str, Box], seconds: float) -> dict
     """Save ``boxes``, which run, within ``seconds``; of each, what was kept or why it was not."""
     begin = time.monotonic()
     costs = load_costs().costs
-    endangered = []
+    of: dict[str, Endangered] = {}
     for name, box in boxes.items():
         memory, processes = box.machine().cgroup.usage()[1], len(box.machine().cgroup.pids())
         times = costs.estimate_files(), costs.estimate_full(memory, processes)
         # what it needs is seen when its turn comes: to look now would hold the first ones up
-        endangered.append(Endangered(name, TurnClass.FULL, *times))
-    outcome: dict[str, Saved] = {}
+        of[name] = Endangered(name, TurnClass.FULL, *times)
+    outcome = {name: Saved(box.tip, fault="no time is left") for name, box in boxes.items()}
+    saved: list[str] = []
 
     def save(planned: Save) -> None:
         box = boxes[planned.name]
+        saved.append(planned.name)
         before = box.tip
+        late = Notice(seconds - (time.monotonic() - begin), 1, (of[planned.name],))
+        if not (found := log.decide(late, write=False)).saves:  # that there is time is no news
+            log.decided(late, found)
+            return
         try:
-            if time.monotonic() - begin >= seconds:
-                raise SandboxError("no time is left")
             made = box.save(planned.most)
             whole = before if made.lacks and made.id != before else ""
             outcome[box.name] = Saved(made.id, made.lacks, box.refuses(made), whole)
@@ -39,7 +42,9 @@ def save_all(context: Context, boxes: Mapping[str, Box], seconds: float) -> dict
             outcome[box.name] = Saved(box.tip, fault=str(error))
 
     workers = context.engine.workers
-    order = context.log("").decide(Notice(float(seconds), workers, tuple(endangered)))
+    log = context.log("")
+    order = log.decide(Notice(float(seconds), workers, tuple(of.values())))
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(save, order.saves))
+    log.did(saved=saved)
     return outcome

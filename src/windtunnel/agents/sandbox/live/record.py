@@ -122,6 +122,10 @@ class SandboxLog:
         fields = eventlog.decided(CAPABILITY, self._policy, observation, decision)
         self._append("a decision", "decision", fields)
 
+    def did(self, **what: Any) -> None:
+        """What became of a decision."""
+        self._append("an effect", "effect", what)
+
     def turn(self, turn: Turn) -> None:
         """A turn has ended, and its checkpoint, if any, is safe or has failed."""
         self._append(f"turn {turn.number}", "turn", {"turn": to_plain(turn)})

@@ -142,6 +142,7 @@ def _bring_back(
         with contextlib.suppress(*FAULTS):
             Machine.clear(context.home, name)
         raise SandboxError(f"sandbox {name} could not be restored from {manifest.id}: {error}") from error
+    log.did(restored=restored)
     seconds = time.monotonic() - begin
     return machine, RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lacks), seconds)
 

@@ -110,6 +110,8 @@ class Keeper:
     def _drop(self, past: _Past) -> None:
         for one in past.dropped:
             self._context.manifests.remove(one)
+        if past.dropped:
+            self._context.log("").did(dropped=past.dropped)
         for snapshot in past.snapshots:
             if snapshot not in past.needed:
                 self._context.pool.drop_snapshot(snapshot)

@@ -75,8 +75,9 @@ class Look:
 
     ``effects``: what happened since the newest checkpoint; None: nobody looked. ``references``: of the newest
     process image. ``full``: a whole checkpoint is asked for; ``named``: one that gets a label or is pinned.
-    ``most``: the strongest class that time allows. ``memory`` (bytes) and ``processes``: what it holds now,
-    for what a checkpoint would cost.
+    ``most``: the strongest class that time allows; ``least``: what was decided of it before it was frozen.
+    ``has_lacks``: the newest checkpoint lacks something that was there. ``memory`` (bytes) and ``processes``:
+    what it holds now, for what a checkpoint would cost.
     """
 
     occasion: Occasion
@@ -91,6 +92,8 @@ class Look:
     full: bool = False
     named: bool = False
     most: TurnClass = TurnClass.FULL
+    least: TurnClass = TurnClass.NONE
+    has_lacks: bool = False
     memory: int = 0
     processes: int = 0
     rules: Rules = DEFAULT
@@ -235,14 +238,15 @@ def _needed(look: Look) -> tuple[TurnClass, tuple[str, ...]]:
     found, reasons = class_of(look.effects, look.references, look.rules, has_image=look.has_image)
     if found < TurnClass.FULL and look.images_possible and not look.has_image:
         return TurnClass.FULL, ("the newest checkpoint holds no process image", *reasons)
-    return found, reasons
+    return max(found, look.least), reasons
 
 
 def _made(look: Look, needed: TurnClass, reasons: tuple[str, ...]) -> Keep:
     made, lost = needed, ""
     if look.occasion is Occasion.FROZEN:
         made = max(made, TurnClass.FILES)
-    if look.named:
+    asked = look.occasion in (Occasion.ASKED, Occasion.NOTICE)
+    if look.named or (look.has_lacks and asked):  # whether it still lacks that is to be told
         made = max(made, TurnClass.SHELL)
     if not look.images_possible and (made >= TurnClass.FILES or not look.has_image):
         made, lost = min(made, TurnClass.FILES), look.no_images
@@ -256,7 +260,9 @@ def _made(look: Look, needed: TurnClass, reasons: tuple[str, ...]) -> Keep:
 def _saved(notice: Notice) -> SaveOrder:
     """Every sandbox is planned as files first; then, cheapest first, those are made full whose extra time
     still fits. Those that are saved whole come after the others, so that a wrong estimate costs memory images
-    and no files."""
+    and no files. Once no time is left nothing is saved."""
+    if notice.seconds <= 0:
+        return SaveOrder()
     costs = {
         one.name: (one.files, one.full if one.needs is TurnClass.FULL else one.files)
         for one in notice.sandboxes
@@ -315,7 +321,7 @@ def _files(observation: Observation) -> Decision:
         case Look():
             never = replace(observation, images_possible=False, no_images="this policy keeps files alone")
             return _made(never, TurnClass.FILES, ("every turn",))
-        case Notice():
+        case Notice() if observation.seconds > 0:
             names = sorted(one.name for one in observation.sandboxes)
             return SaveOrder(tuple(Save(name, TurnClass.FILES) for name in names))
     return _allowing(observation)

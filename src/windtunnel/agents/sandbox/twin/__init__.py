@@ -13,9 +13,12 @@ from functools import cache
 from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import (
+    Admission,
     BringBack,
+    Ceiling,
     Decision,
     Forget,
+    Growth,
     Keep,
     Less,
     Look,
@@ -25,6 +28,7 @@ from windtunnel.agents.sandbox.policy import (
     Pick,
     Queued,
     Restore,
+    Room,
     SaveOrder,
     Settle,
 )
@@ -36,7 +40,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision costs on a host that has nothing else to do, by this machine's measured costs.
 
     ``seconds`` until it is carried out, and of a checkpoint ``frozen_seconds`` and the ``bytes`` written.
-    Empty where it costs nothing by itself: what comes first, and what is forgotten.
+    Empty where it costs nothing by itself: what comes first, what is forgotten, what room there is.
 
     Raises:
         TypeError: the decision answers another question.
@@ -55,7 +59,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
             return {"seconds": work.seconds}
         case Less(), Settle():
             return {"seconds": decision.pause}
-        case (Queued(), Pick()) | (Past(), Forget()):
+        case (Queued(), Pick()) | (Past(), Forget()) | (Room(), Admission()) | (Growth(), Ceiling()):
             return {}
     raise TypeError(f"{type(decision).__name__} is no answer to {type(observation).__name__}")
 

@@ -88,7 +88,8 @@ class ShardedEmbedding(torch.nn.Module):
     list of parameters; None: the tables do not train. ``init``: of a table, a function from ids to the
     weights they begin with; default: uniform in +-1/sqrt(rows), by ``seed`` and id. ``fast_rows``: of a
     table, how many of a rank's rows lie in memory, the most wanted ones; default all. ``slow``: the folder
-    for files with the others, "memory" for memory of the host. ``log`` gets every decision, from rank 0.
+    for files with the others, "memory" for memory of the host. ``log`` gets every decision, from rank 0,
+    and from each rank how many rows of each table it then has.
 
     Raises:
         UserError: an argument is wrong, or not the same on all ranks; in `forward`, a rank's batch is.
@@ -117,6 +118,12 @@ class ShardedEmbedding(torch.nn.Module):
             self._made(number, *one) for number, one in enumerate(zip(self.layouts, self._ids, strict=True))
         ]
         self._forget()
+        self._placed()
+
+    def _placed(self) -> None:
+        if self._log is not None:
+            rows = {name: tiers.rows for name, tiers in zip(self.names, self.tiers, strict=True)}
+            self._log.append("placed", rank=self.wire.rank, rows=rows)
 
     def _forget(self) -> None:
         """Passes that no step has used."""
@@ -254,6 +261,7 @@ class ShardedEmbedding(torch.nn.Module):
             tiers.close()
             self.tiers[number] = made
         self.layouts, self._ids = new, known
+        self._placed()
 
     def save(self, folder: str | Path) -> None:
         """Every table as one file of `checkpoint`, written by rank 0, for `load` on any ranks and for

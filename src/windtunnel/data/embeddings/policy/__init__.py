@@ -181,7 +181,7 @@ def _check(observation: Wanted) -> None:
 
 def _by(policy: str, observation: Observation) -> Decision:
     if isinstance(observation, Exchange):
-        return replicas.rowwise(observation) if policy == "row-wise" else replicas.decide(observation)
+        return replicas.rowwise(observation) if policy == "row-wise" else decide(observation)
     return decide(replace(observation, policy=policy) if policy in PLACING else observation)
 
 

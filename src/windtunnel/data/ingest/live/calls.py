@@ -16,6 +16,8 @@ def _name(value: Any) -> bool:
 _marks = schema.each(lambda one: isinstance(one, list) and len(one) == 2 and all(map(schema.integer, one)))
 _packed = schema.fields(done=schema.text, next=_marks)
 _client = {"client": _name, "key": _name, "epoch": schema.count}
+_asked = schema.each(lambda one: isinstance(one, list) and len(one) == 4 and _name(one[0])
+                     and all(map(schema.count, one[1:])))  # fmt: skip
 _state = {"held": schema.each(schema.count), "steps": schema.count, "ready": schema.count, "dry": schema.flag,
           "reading": schema.each(schema.count)}  # fmt: skip
 CALLS: schema.Table = {
@@ -25,7 +27,8 @@ CALLS: schema.Table = {
         again=schema.maybe(_packed), epoch=schema.maybe(schema.count),
     ),
     "heartbeat worker": schema.fields(
-        name=_name, made=schema.count, busy=schema.number, cpu=schema.number, open=schema.count
+        name=_name, made=schema.count, busy=schema.number, cpu=schema.number, open=schema.count,
+        asked=_asked,
     ),
     "heartbeat client": schema.fields(
         **_client, **_state, stalled=schema.number, fill=schema.number, uses=schema.each(_name)

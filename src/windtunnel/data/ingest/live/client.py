@@ -613,7 +613,9 @@ class Client:
 
     def _receive(self, stream: _Stream) -> None:
         link = self._to(stream.address)
-        ticket = {"split": stream.split, "epoch": stream.epoch, "first": stream.next}
+        ticket = {
+            "split": stream.split, "epoch": stream.epoch, "first": stream.next, "client": self.name
+        }  # fmt: skip
         with link.errors():
             reader = link.stream(ticket)
             with self._turn:

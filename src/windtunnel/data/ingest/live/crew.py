@@ -18,12 +18,11 @@ from windtunnel.base.processes import Adopted, Identity
 from windtunnel.data.ingest import policy
 from windtunnel.data.ingest.live.calls import Settings
 from windtunnel.data.ingest.live.pool import Pool
-from windtunnel.data.ingest.policy import Load, Scale
+from windtunnel.data.ingest.policy import Fault, GiveUp, Leave, Load, Scale, Surplus
+from windtunnel.data.ingest.policy.autoscaler import Autoscaler
 from windtunnel.store.eventlog import EventLog
 
 CAPABILITY = "data.ingest"
-FALSE_STARTS = 3
-"""Workers in a row that may end before they serve."""
 
 
 @dataclass
@@ -57,7 +56,7 @@ class _Period:
 
 
 class Crew:
-    """``there``: by name, all that serve. ``target``: how many there should be. ``batches``: those taken,
+    """``there``: by name, all that serve. ``scaler``: how many there should be. ``batches``: those taken,
     ``cpu``: seconds of workers, in all. ``again``: workers of a master before may come yet."""
 
     def __init__(self, settings: Settings, pool: Pool | None, log: EventLog, *, again: bool) -> None:
@@ -66,9 +65,9 @@ class Crew:
         self.there: dict[str, Worker] = {}
         self.starting: set[str] = set()
         self._false_starts = self._started = 0
-        self.target = settings.scaling.least if settings.workers is None else settings.workers
-        self.memory = policy.Memory()
-        self._up = self._down = now
+        self._decide = policy.POLICIES[settings.policy]
+        target = settings.scaling.least if settings.workers is None else settings.workers
+        self.scaler = Autoscaler(settings.scaling, target, now, self._decide, self._scaled)
         self._grace = now + (2 * settings.every + 0.5 if again else 0.0)
         self._period = _Period(now)
         self.batches, self.cpu = 0, 0.0
@@ -97,6 +96,8 @@ class Crew:
         self._period.busy += max(0.0, said["busy"] - one.busy)
         self.cpu += max(0.0, said["cpu"] - one.cpu)
         one.made, one.busy, one.cpu = said["made"], said["busy"], said["cpu"]
+        if said["asked"]:
+            self._log.append("asked", worker=said["name"], splits=said["asked"])
         return {"drain": one.drain}
 
     def taken(self, batches: int, stalled: float, fill: float) -> None:
@@ -108,7 +109,7 @@ class Crew:
             self._period.stalled += min(max(0.0, stalled), 2 * self.settings.period)
         elif batches:
             self._begun, self._period = True, _Period(now)
-            self._up = now - self.settings.scaling.start
+            self.scaler.up = now - self.settings.scaling.start
         self._period.fills.append(fill)
 
     def gone(self, now: float) -> list[str]:
@@ -131,7 +132,7 @@ class Crew:
     def fill(self, now: float, load: Counter[str], address: str, *, failed: bool) -> str:
         """Start what is missing for the master at ``address``, unless it has failed, and let go what is too
         much. The answer is why that is in vain, if it is."""
-        pool, why = self._pool, None
+        pool, why, target = self._pool, None, self.scaler.target
         if pool is None or now < self._grace:
             return ""
         for name in list(self.starting):
@@ -139,16 +140,22 @@ class Crew:
                 self.starting.remove(name)
                 self._false_starts += 1
                 self._log.append("worker gone", name=name, why=why)
-                if self._false_starts >= FALSE_STARTS and not failed:
-                    return f"{FALSE_STARTS} workers in a row did not start: {why}"
+                given_up = isinstance(self._decided(Fault("fail", False, self._false_starts)), GiveUp)
+                if given_up and not failed:
+                    return f"{self._false_starts} workers in a row did not start: {why}"
         there = [policy.Worker(name, load[name]) for name, one in self.there.items() if not one.drain]
-        for name in policy.leaving(there, self.target - len(self.starting)):
-            self.there[name].drain = True
-        for _ in range(0 if failed else self.target - len(there) - len(self.starting)):
+        if len(there) > max(0, target - len(self.starting)):
+            made = self._decided(Surplus(tuple(there), target - len(self.starting)))
+            assert isinstance(made, Leave)
+            for name in made.workers:
+                self.there[name].drain = True
+                self._log.append("worker leaves", name=name)
+        for _ in range(0 if failed else target - len(there) - len(self.starting)):
             self._started += 1
             name = f"w{self._started}-{int(time.time()) % 100_000}"
             self.starting.add(name)
             pool.start(name, address)
+            self._log.append("worker starts", name=name)
         return ""
 
     def scale(self, now: float, clients: int) -> None:
@@ -159,20 +166,19 @@ class Crew:
         self._period = _Period(now)
         if self.settings.workers is not None or not clients:
             return
-        load = Load(
-            self.settings.scaling, length, seen.consumed, min(1.0, seen.stalled / (length * clients)),
-            sum(seen.fills) / max(len(seen.fills), 1), seen.made, seen.busy, self.target, self.ready,
-            now - self._up, now - self._down, self.memory,
+        self.scaler.period(
+            now, length, consumed=seen.consumed, stalled=min(1.0, seen.stalled / (length * clients)),
+            buffered=sum(seen.fills) / max(len(seen.fills), 1), made=seen.made, busy=seen.busy,
+            ready=self.ready,
         )  # fmt: skip
-        made = policy.POLICIES[self.settings.policy](load)
-        assert isinstance(made, Scale)
-        self._log.decision(CAPABILITY, self.settings.policy, load, made)
-        self.memory = made.memory
-        if made.workers > self.target:
-            self._up = now
-        elif made.workers < self.target:
-            self._down = now
-        self.target = made.workers
+
+    def _scaled(self, now: float, seen: Load, made: Scale) -> None:
+        self._log.decision(CAPABILITY, self.settings.policy, seen, made, now=now)
+
+    def _decided(self, seen: policy.Observation) -> policy.Decision:
+        made = self._decide(seen)
+        self._log.decision(CAPABILITY, self.settings.policy, seen, made)
+        return made
 
     def end(self) -> None:
         """All of them."""

@@ -54,6 +54,8 @@ from windtunnel.data.ingest.policy import (
     Ahead,
     Ask,
     End,
+    Fault,
+    GiveUp,
     Grant,
     Pace,
     Pad,
@@ -62,9 +64,6 @@ from windtunnel.data.ingest.policy import (
     Wait,
 )  # fmt: skip
 from windtunnel.store.eventlog import NAME, EventLog, LogFailed
-
-TRIES = 3
-"""Workers that may fail to read a split before it is given up."""
 
 
 @dataclass
@@ -283,13 +282,16 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             del self._serves[split]
         if said["error"]:
             self._failures[split] += 1
-            if said["permanent"] or self._failures[split] >= TRIES:
-                return self._give_up(split, said["error"])
+            seen = Fault(self.settings.on_error, said["permanent"], self._failures[split])
+            given_up = policy.POLICIES[self.settings.policy](seen)
+            self.log.decision(CAPABILITY, self.settings.policy, seen, given_up, split=split)
+            if isinstance(given_up, GiveUp):
+                return self._give_up(split, said["error"], given_up.skip)
         made = self._asked(name, one, split, said["worker"])
         return self._told(name, made)
 
-    def _give_up(self, split: int, why: str) -> dict[str, Any]:
-        if self.settings.on_error == "skip":
+    def _give_up(self, split: int, why: str, skip: bool) -> dict[str, Any]:
+        if skip:
             rows = self.splits[split].rows
             self.ledger.write("skip", split=split, why=why[:500])
             self.log.append("skipped", split=split, rows=rows, why=why)
@@ -336,7 +338,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
                    "process": one.process, "drain": one.drain}
             for name, one in sorted(crew.there.items())
         }  # fmt: skip
-        return {"workers": found, "wanted": crew.target, "starting": len(crew.starting)}
+        return {"workers": found, "wanted": crew.scaler.target, "starting": len(crew.starting)}
 
     def _snapshot(self, said: dict[str, Any]) -> dict[str, Any]:
         state, crew = self.ledger.state, self.crew
@@ -347,9 +349,9 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             "clients": {name: {"steps": one.steps, "stalled": one.stalled, "ended": name in state.ended}
                         for name, one in sorted(self._clients.items())},
             "came": len(state.came), "world": max((one.world for one in self._clients.values()), default=0),
-            "workers": len(crew.there), "wanted": crew.target, "demand": crew.memory.demand,
-            "capacity": crew.memory.capacity, "batches": crew.batches, "cpu_seconds": crew.cpu,
-            "failed": state.failed,
+            "workers": len(crew.there), "wanted": crew.scaler.target,
+            "demand": crew.scaler.memory.demand, "capacity": crew.scaler.memory.capacity,
+            "batches": crew.batches, "cpu_seconds": crew.cpu, "failed": state.failed,
             "skipped": [{"split": split, "rows": self.splits[split].rows, "why": why}
                         for split, why in state.skipped.items()],
         }  # fmt: skip
@@ -401,9 +403,10 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         )  # fmt: skip
         if not self._todo and split is None:
             load.update(worker for _, worker in self._ahead.values())
-        first = self._first(name) if split is None else split
+        own = self._own(name) if split is None else split
+        first = split if split is not None else self._sequence[self._todo[0]] if self._todo else -1
         left = len(self._todo) if split is None else 1
-        client, kept = self._ahead.get((state.epoch, first), ("", ""))
+        client, kept = self._ahead.get((state.epoch, own), ("", ""))
         coming = state.epoch + 1
         after = next((one for one in self._coming if (coming, one) not in self._ahead), -1)
         ahead = sum(it == name and at == coming for (at, _), (it, _) in self._ahead.items())
@@ -414,10 +417,12 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             self.settings.ends, one.world, len(state.came), one.reading if split is None else 0, one.steps,
             one.dry, first, left, self._open(), workers, peers, last=last,
             kept=kept if client == name else "", after=after, ahead=ahead,
+            own=own,
         )  # fmt: skip
         made = policy.POLICIES[self.settings.policy](seen)
         if not (isinstance(made, Wait) and one.waits):
-            self.log.decision(CAPABILITY, self.settings.policy, seen, made, client=name)
+            epoch = state.epoch + isinstance(made, Ahead)
+            self.log.decision(CAPABILITY, self.settings.policy, seen, made, client=name, epoch=epoch)
         one.waits = isinstance(made, Wait)
         if isinstance(made, Grant):
             if split is None:
@@ -468,14 +473,12 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
     def _sequence_of(self, epoch: int) -> list[int]:
         return reader.order(self.session, len(self.splits), epoch)
 
-    def _first(self, name: str) -> int:
-        """The split that a client gets next, in the epoch's order: one that it has read ahead or that nobody
-        has, if possible; -1 where none is left."""
-        for place in self._todo:
-            split = self._sequence[place]
-            if self._ahead.get((self.ledger.state.epoch, split), (name,))[0] == name:
-                return split
-        return self._sequence[self._todo[0]] if self._todo else -1
+    def _own(self, name: str) -> int:
+        """The first split in the epoch's order that the client has read ahead or that nobody has; -1 where
+        there is none."""
+        splits = (self._sequence[place] for place in self._todo)
+        epoch = self.ledger.state.epoch
+        return next((one for one in splits if self._ahead.get((epoch, one), (name,))[0] == name), -1)
 
     def _free(self, splits: list[int]) -> None:
         self.ledger.write("free", splits=splits)

@@ -60,6 +60,8 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
         self._turn = threading.Lock()
         self._open = self._making = self._made = 0
         self._busy = self._since = 0.0
+        self._asked: list[tuple[str, int, int, int]] = []
+        """Client, epoch, split and first batch of what was asked for since it was told."""
         self._session: Session | None = None
         self._every = 0.25
         self._register()
@@ -96,10 +98,11 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
         with self._turn:
             self._clock(0)
             made, busy = self._made, self._busy
+            asked, self._asked = self._asked, []
         try:
             return self._link.persist(
                 "heartbeat", self._patience, self._stop, role="worker", name=self.name, made=made, busy=busy,
-                cpu=time.process_time(), open=self._open,
+                cpu=time.process_time(), open=self._open, asked=asked,
             )  # fmt: skip
         except Refused:
             return {}
@@ -110,6 +113,8 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
         try:
             split = from_plain(Split, asked["split"])
             epoch, first = int(asked["epoch"]), int(asked["first"])
+            with self._turn:
+                self._asked.append((str(asked["client"]), epoch, split.number, first))
         except (KeyError, TypeError, ValueError) as error:
             raise fl.FlightServerError("a ticket is not understood") from error
         ahead = max(2, 2 * reader.BLOCK // self._session.batch) if self._session else 2

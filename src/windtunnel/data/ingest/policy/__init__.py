@@ -18,6 +18,10 @@ with ``drop`` each may begin as many steps as every rank has batches for, in han
 once nothing is left to be given out and the one that has fewest gets no more: what others have beyond that is
 dropped; with ``uneven`` each ends when all is consumed.
 
+Faults. A split that a worker could not read is tried by `TRIES` workers, by one where the error is of the
+data; then it is left out (``on_error`` is skip), or the session fails. So it fails after as many workers in a
+row that ended before they served.
+
 Workers. Demand D is what is consumed a second, over the share of time in which trainers are not stalled;
 capacity mu is what a worker makes in a busy second; both are smoothed. There should be ceil(1.1 D / mu)
 workers, and one more than there are where trainers were stalled in a period in which all workers were busy:
@@ -43,6 +47,8 @@ SATURATED = 0.6
 """Share of a period for which workers were busy from which on they may be what is waited for: sending is not
 counted. Measured: those that are all that is waited for are busy for 0.75 to 0.9 of the time, one that is so
 now and then for less."""
+TRIES = 3
+"""Workers that may fail to read a split, or to start, before it is given up."""
 MOST_STALLED = 0.9
 """A share of stalls above this says no more about demand: the trainer would have taken ten times as much."""
 
@@ -136,10 +142,11 @@ class Peer:
 class Ask:
     """A client wants a split (``held``: those it is sent now), or to know whether it may go on.
 
-    ``clients``: how many have come, of the ``world`` that must. ``split``: the first that is left; ``left``:
-    how many are. ``open``: splits that are not consumed to their end. ``last``: the worker that just failed
-    the client, to be had only where there is no other. ``kept``: the worker that sends ``split`` already, as
-    it was read ahead. ``after``: the first split of the next epoch that nobody reads ahead, -1 where there is
+    ``clients``: how many have come, of the ``world`` that must. ``split``: the first that is left; ``own``:
+    the first of those that the client has read ahead or nobody has, -1 where there is none; ``left``: how
+    many are. ``open``: splits that are not consumed to their end. ``last``: the worker that just failed the
+    client, to be had only where there is no other. ``kept``: the worker that sends ``own`` already, as it was
+    read ahead. ``after``: the first split of the next epoch that nobody reads ahead, -1 where there is
     none; ``ahead``: how many this client does."""
 
     ends: str
@@ -158,6 +165,7 @@ class Ask:
     kept: str = ""
     after: int = -1
     ahead: int = 0
+    own: int = -1
 
 
 @dataclass(frozen=True)
@@ -172,7 +180,24 @@ class Pace:
     left: int
 
 
-Observation = Load | Ask | Pace
+@dataclass(frozen=True)
+class Fault:
+    """A worker could not read a split, or start, the ``failures``-th time; ``permanent``: any would fail."""
+
+    on_error: str
+    permanent: bool
+    failures: int
+
+
+@dataclass(frozen=True)
+class Surplus:
+    """There are more ``workers`` than are ``wanted``."""
+
+    workers: tuple[Worker, ...]
+    wanted: int
+
+
+Observation = Load | Ask | Pace | Fault | Surplus
 
 
 @dataclass(frozen=True)
@@ -223,14 +248,41 @@ class Until:
     last: bool = False
 
 
-Decision = Scale | Until | Grant | Ahead | Wait | Pad | End
+@dataclass(frozen=True)
+class Retry:
+    """By another worker."""
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """``skip``: the split is left out; else the session fails."""
+
+    skip: bool
+
+
+@dataclass(frozen=True)
+class Leave:
+    """These workers end when they send nothing any more."""
+
+    workers: tuple[str, ...]
+
+
+Decision = Scale | Until | Grant | Ahead | Wait | Pad | End | Retry | GiveUp | Leave
 
 
 def decide(seen: Observation) -> Decision:
-    """How many workers, what a client that asks gets, or how far ranks go together."""
-    if isinstance(seen, Pace):
-        return together(seen)
-    return scaled(seen) if isinstance(seen, Load) else answered(seen)
+    """All rules of the master."""
+    match seen:
+        case Pace():
+            return together(seen)
+        case Load():
+            return scaled(seen)
+        case Ask():
+            return answered(seen)
+        case Fault(on_error, permanent, failures):
+            return GiveUp(on_error == "skip") if permanent or failures >= TRIES else Retry()
+        case Surplus(workers, wanted):
+            return Leave(tuple(leaving(workers, wanted)))
 
 
 def share(workers: int, slots: int, clients: int) -> int:
@@ -255,7 +307,8 @@ def answered(seen: Ask) -> Decision:
         return Wait("others have fewer")
     if not worker and not seen.held:
         worker = _worker(seen, full=True)
-    return Grant(seen.split, worker) if worker else Wait("no worker is free")
+    split = seen.own if seen.own >= 0 else seen.split
+    return Grant(split, worker) if worker else Wait("no worker is free")
 
 
 def _worker(seen: Ask, *, full: bool = False) -> str:

@@ -30,7 +30,9 @@ from windtunnel.network.aggregation.policy import (
     LATER,
     TAKE,
     Arrived,
+    Asked,
     Merged,
+    Waiting,
     is_due,
     merge,
 )
@@ -43,8 +45,14 @@ JOB = np.dtype([("token", "u8"), *((name, "i8") for name in (
     "full", "window", "direct", "floor", "newest", "last",
 ))])  # fmt: skip
 ENTRY = np.dtype([(name, "i8") for name in ("sequence", "have", "since", "asked", "op", "flags")])
-COUNTS = np.dtype([(name, "i8") for name in ("refused", "reminders", "logged", "logs", "whole", "parts")])
-LOG = np.dtype([(name, "i8") for name in ("bits", "have", "full", "action", "after")])
+COUNTS = np.dtype([(name, "i8") for name in (
+    "refused", "reminders", "logged", "logs", "whole", "parts", "waits",
+)])  # fmt: skip
+LOG = np.dtype([(name, "i8") for name in (
+    "bits", "have", "full", "action", "after", "job", "place", "did_have", "sent",
+)])  # fmt: skip
+"""A sum that came, what was decided, and then the workers that the server has, and the datagrams that go."""
+WAITS = np.dtype([(name, "i8") for name in ("waited", "patience", "asked", "later", "enough")])
 
 
 class Memory(NamedTuple):
@@ -56,6 +64,7 @@ class Memory(NamedTuple):
     floats: NDArray[np.float64]
     counts: Array
     log: Array
+    waits: Array
     came: Batch
     packets: Array
     goes: Batch
@@ -104,6 +113,7 @@ def handle(m: Memory, k: int, time_: int, count: int) -> int:
     if counts.logged < counts.logs:
         row = m.log[counts.logged]
         row.bits, row.have, row.full, row.action, row.after = bits, entry.have, job.full, action, have
+        row.job, row.place = number, place
         counts.logged += 1
     if action in (ADD, COMPLETE, TAKE):
         if action == TAKE:
@@ -164,7 +174,13 @@ def remind(m: Memory, number: int, time_: int, patience: int, count: int) -> int
             continue
         if count >= len(m.spare):
             break
-        if is_due(time_ - entry.since, patience, entry.asked, job.last - sequence, LATER):
+        waited, later = time_ - entry.since, job.last - sequence
+        if is_due(waited, patience, entry.asked, later, LATER):
+            if m.counts[0].waits < len(m.waits):  # that it is not is no news
+                row = m.waits[m.counts[0].waits]
+                row.waited, row.patience, row.asked, row.later = waited, patience, entry.asked, later
+                row.enough = LATER
+                m.counts[0].waits += 1
             missing = job.full & ~entry.have if entry.asked else 0
             wire.head(m.spare[count], wire.REMINDER, 0, 0, 0, job.token, sequence, 0, missing, number)
             datagrams.put(m.goes, count, m.spare.ctypes.data + count * LONG, SHORT, 0)
@@ -183,7 +199,11 @@ def loop(m: Memory, fd: int, patience: int, until: int) -> None:
         time_ = datagrams.now(m.came)
         count = 0
         for k in range(found):
+            logged = m.counts[0].logged
             made = handle(m, k, time_, count)
+            if m.counts[0].logged > logged:
+                row = m.log[logged]
+                row.did_have, row.sent = m.entries[row.job, row.place].have, made - count
             if made < 0:
                 m.counts[0].refused += 1
             else:
@@ -211,6 +231,7 @@ class Server:
         self.memory = Memory(
             np.zeros(wire.MOST_JOBS, JOB), np.zeros(ring, ENTRY), np.zeros((*ring, VALUES), np.int32),
             np.zeros((*ring, VALUES)), np.zeros(1, COUNTS), np.zeros(TOLD if log is not None else 0, LOG),
+            np.zeros(TOLD if log is not None else 0, WAITS),
             datagrams.batch(BATCH, packets), packets, datagrams.batch(2 * MOST_WINDOW),
             np.zeros(2 * MOST_WINDOW, PACKET), np.zeros(BATCH, PACKET),
         )  # fmt: skip
@@ -237,7 +258,13 @@ class Server:
             seen = Arrived(int(row["bits"]), int(row["have"]), int(row["full"]))
             made = Merged(ACTIONS[row["action"]], int(row["after"]))
             log.decision("network.aggregation", "decide", seen, made)
-        counts["logged"] = 0
+            log.append("effect", have=int(row["did_have"]), sent=int(row["sent"]))
+        for row in self.memory.waits[: int(counts["waits"])]:
+            waiting = Waiting(*(int(row[name]) for name in WAITS.names or ()))
+            log.decision("network.aggregation", "decide", waiting, Asked(True))
+        if counts["waits"]:
+            log.append("effect", reminders=int(counts["reminders"]))
+        counts["logged"] = counts["waits"] = 0
 
     def told(self) -> dict[str, int]:
         """What it has done."""

@@ -61,7 +61,11 @@ COUNTS = np.dtype([
 ])  # fmt: skip
 """``refused``: packets that were not the protocol, or not from whom they said."""
 _ASKED = ("bits", "full", "priority", "resent", "late", "held", "mine", "behind", "whole", "there", "level")
-LOG = np.dtype([(name, "i8") for name in (*_ASKED, "action", "after", "level_after")])
+_DID = ("there", "level", "held", "sent")
+LOG = np.dtype([(name, "i8") for name in (
+    *_ASKED, "action", "after", "level_after", "slot", *("did_" + name for name in _DID),
+)])  # fmt: skip
+"""A decision, and then what the slot holds when the packet was dealt with, and how many datagrams go out."""
 _JOB, _WORKERS = JOB.itemsize, int(JOB.fields["workers"][1])  # type: ignore[index]
 
 
@@ -180,7 +184,7 @@ def handle(m: Memory, k: int, rules: int, share: int, direct: bool, count: int) 
         row.bits, row.full, row.priority, row.resent, row.late = bits, job.full, priority, resent, late
         row.held, row.mine, row.behind, row.whole = held, mine, behind, whole
         row.there, row.level = there, level
-        row.action, row.after, row.level_after = action, after, level_after
+        row.action, row.after, row.level_after, row.slot = action, after, level_after, at
         counts.logged += 1
     server = m.server.ctypes.data
     if action == RAW:
@@ -232,7 +236,12 @@ def loop(m: Memory, fd: int, rules: int, share: int, direct: bool, until: int) -
         for k in range(found):
             if thrown(counts):
                 continue
+            logged = counts.logged
             made = handle(m, k, rules, share, direct, count)
+            if counts.logged > logged:
+                row, slot = m.log[logged], m.slots[m.log[logged].slot]
+                row.did_there, row.did_level, row.did_held = slot.bits, slot.level, slot.held
+                row.did_sent = made - count
             if made < 0:
                 counts.refused += 1
             else:
@@ -324,6 +333,7 @@ class Switch:
                 given |= {name: bool(given[name]) for name in truths}
                 made = Placed(ACTIONS[row["action"]], int(row["after"]), int(row["level_after"]))
                 self._log.decision("network.aggregation", self.policy, Offered(self.rules, **given), made)
+                self._log.append("effect", **{name: int(row["did_" + name]) for name in _DID})
             counts["logged"] = 0
 
     def _told(self, head: Any, origin: int, now: float) -> None:

@@ -114,9 +114,9 @@ def alternatives(cluster: Cluster, policy: str, neighbours: int) -> list[Alterna
         UserError: there is no such policy, or there are more neighbours than a switch has jobs.
     """
     if policy not in ("none", *RULES):
-        raise UserError(f"--aggregation: {policy!r} is unknown, accepted are none, {', '.join(RULES)}")
+        raise UserError(f"`aggregation`: {policy!r} is unknown, accepted are none, {', '.join(RULES)}")
     if not 0 <= neighbours <= MOST_NEIGHBOURS:
-        raise UserError(f"--neighbours: {neighbours} jobs, accepted are 0 to {MOST_NEIGHBOURS}")
+        raise UserError(f"`neighbours`: {neighbours} jobs, accepted are 0 to {MOST_NEIGHBOURS}")
     if policy == "none":
         return []
     host, topology = cluster.host, cluster.topology

@@ -59,6 +59,16 @@ class Outcome:
 
 
 @dataclass
+class Did:
+    """What became of a decision, in order: (job, task, bytes/s) of every flow that is shaped, (job, task) of
+    those that were begun, and of computing tasks that were."""
+
+    rates: list[tuple[str, str, float]] = field(default_factory=list)
+    sent: list[Key] = field(default_factory=list)
+    begun: list[Key] = field(default_factory=list)
+
+
+@dataclass
 class _Task:
     """One that has not ended, of a job that has come. ``open``: numbers of its flows that have not ended, or
     its own."""
@@ -73,11 +83,13 @@ class _Task:
 def run(
     jobs: Iterable[Job], resources: Mapping[str, float], schedule: str, *,
     told: Callable[[Observation, Decision], None] | None = None,
+    did: Callable[[Did], object] = lambda _: None,
 ) -> Outcome:  # fmt: skip
     """Let all jobs end. ``resources``: of host H the processors (``H``) and the bytes/s of its link
     (``H.out``, ``H.in``). A computing task without a command spins for its seconds of CPU.
 
-    ``told``: gets every decision beside what it was made of; what it raises ends the run.
+    ``told``: gets every decision beside what it was made of, ``did`` then what became of it; what they raise
+    ends the run.
 
     Raises:
         UserError: jobs that are none, or that cannot be run here; this host has no namespaces or no HTB.
@@ -102,7 +114,7 @@ def run(
             " accepted without is the twin"
         ) from error
     with closing(hosts):
-        return _Session(hosts, known, flows, numbers).run(coming, schedule, told)
+        return _Session(hosts, known, flows, numbers).run(coming, schedule, told, did)
 
 
 def _numbered(jobs: Iterable[Job]) -> tuple[list[Flow], dict[Key, list[int]]]:
@@ -165,8 +177,9 @@ class _Session:
         return time.monotonic() - self.origin
 
     def run(
-        self, coming: list[Job], schedule: str, told: Callable[[Observation, Decision], None] | None
-    ) -> Outcome:
+        self, coming: list[Job], schedule: str, told: Callable[[Observation, Decision], None] | None,
+        did: Callable[[Did], object],
+    ) -> Outcome:  # fmt: skip
         """Until all jobs have ended."""
         keys = {number: key for key, own in self.numbers.items() for number in own}
         began, woken = {job.name: job.begins for job in coming}, self.now()
@@ -183,7 +196,7 @@ class _Session:
                     decision = decide(seen)
                     if told is not None:
                         told(seen, decision)
-                    self._apply(decision)
+                    did(self._apply(decision))
                     self.made.decisions += 1
                     self.made.deciding = max(self.made.deciding, self.now() - woken)
                     until = min(until, max(decision.until, self.now() + SOONEST))
@@ -219,20 +232,23 @@ class _Session:
             done = self.hosts.counts[min(one.open)] * 1e-9
         return shown.under_way(done)
 
-    def _apply(self, decision: Decision) -> None:
+    def _apply(self, decision: Decision) -> Did:
         """Flows first: they can be late by less."""
+        made = Did()
         loads = {key: one.true.loads for key, one in self.here.items()}
         rates, shapes, begin = filled(decision.shares, loads, self.known), {}, []
         for share in decision.shares:
             key, one = (share.job, share.task), self.here[share.job, share.task]
             for number, flow in one.flows.items():
                 shapes[number] = rates[key] * flow.times, share.cap * flow.times
+                made.rates.append((*key, shapes[number][0]))
                 if one.began is None:
-                    begin.append((number, _bytes(one.true, flow)))
+                    begin.append((key, number, _bytes(one.true, flow)))
             one.began = self.now() if one.began is None else one.began
         self.hosts.shape(shapes)
-        for number, size in begin:
+        for key, number, size in begin:
             self.hosts.send(number, size)
+            made.sent.append(key)
         for key in decision.begin:
             one = self.here[key]
             host, number, one.began = one.true.loads[0][0], min(one.open), self.now()
@@ -241,6 +257,8 @@ class _Session:
                 self.hosts.ask(host, "run", number, one.true.command, said)
             else:
                 self.hosts.ask(host, "spin", number, one.true.size)
+            made.begun.append(key)
+        return made
 
     def _received(self, key: Key, number: int) -> None:
         one = self.here[key]

@@ -33,8 +33,6 @@ def forecast(seen: Observation, rule: Callable[[Observation], Decision], most: f
             here[key] = replace(here[key], begun=True)
         rates = filled(made.shares, loads, seen.resources)
         rates |= {key: 1.0 for key, one in here.items() if one.begun}
-        if not any(rates.values()):
-            return inf  # of what it waits for nothing is known
         step = min(here[key].left / rate if rate else inf for key, rate in rates.items())
         step = min(step, max(made.until - seen.now - now, FULL * step))
         now += step

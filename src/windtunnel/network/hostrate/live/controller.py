@@ -31,7 +31,9 @@ class Holder(Protocol):
     """Who counts what entities send, and holds them back."""
 
     def counts(self) -> tuple[native.Array, native.Array]: ...
-    def give(self, shares: tuple[Share, ...], round_: int, holds: float) -> None: ...
+    def give(self, shares: tuple[Share, ...], round_: int, holds: float) -> list[list[int]]:
+        """Lets the shares hold for ``holds`` seconds; what is then in force for each entity, as it holds."""
+        ...
 
 
 def run(
@@ -79,9 +81,10 @@ def control(
             seen = meter.look(time.monotonic(), backlog, *holder.counts())
             made = decide(seen)
             meter.took(made)
-            holder.give(made.shares, meter.round, max(HOLDS, TURNS * spec.period))
+            given = holder.give(made.shares, meter.round, max(HOLDS, TURNS * spec.period))
             if events is not None and _differs(made, told):
                 events.decision(CAPABILITY, policy, seen, made)
+                events.append("effect", given=given)
                 told = made
     finally:
         queue.close()

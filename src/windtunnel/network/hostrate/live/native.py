@@ -73,8 +73,9 @@ class Senders:
         found = np.frombuffer(self._loaded.maps["counts"].all(), COUNTS)[1:]
         return found["acked"].astype(np.int64), found["seen"].astype(np.int64)
 
-    def give(self, shares: tuple[Share, ...], round_: int, holds: float) -> None:
-        """Let these shares hold for so many seconds."""
+    def give(self, shares: tuple[Share, ...], round_: int, holds: float) -> list[list[int]]:
+        """Let these shares hold for so many seconds; of each entity what `ALLOWED` names, as the kernel has
+        it."""
         rows = np.zeros(len(shares) + 1, ALLOWED)
         # what the line carries of a packet beside what TCP counts: headers, and Ethernet's
         payload = (self._spec.packet - 52) / (self._spec.packet + 14)
@@ -84,6 +85,7 @@ class Senders:
                 rows[place] = (*one.each, one.turn, one.flows, pace, 0)
         self._loaded.maps["allowed"].put(np.arange(len(rows), dtype="<u4").tobytes(), rows.tobytes())
         self._common(time.monotonic_ns() + int(1e9 * holds), round_)
+        return [list(map(int, row)) for row in np.frombuffer(self._loaded.maps["allowed"].all(), ALLOWED)[1:]]
 
     def _common(self, until: int, round_: int) -> None:
         row = np.array([(until, round_, BY[self._spec.by], self.name.encode())], COMMON)

@@ -59,18 +59,21 @@ class OwnSockets:
             self._had[plug] = (received, seen)
         return self._acked.copy(), self._seen.copy()
 
-    def give(self, shares: tuple[Share, ...], round_: int, holds: float) -> None:
-        """Clamp what every socket tells its sender."""
+    def give(self, shares: tuple[Share, ...], round_: int, holds: float) -> list[list[int]]:
+        """Clamp what every socket tells its sender; of each entity the clamps of its sockets, bytes."""
+        clamps: list[list[int]] = [[] for _ in shares]
         self._round, numbers = round_, [0] * len(shares)
         for plug, place in self._known():
             share = shares[place]
             packets = share.of_flow(numbers[place]) if share.pace is None else LEAST
             numbers[place] += 1
             clamp = _UNCLAMPED if share.free else max(LEAST, packets) * self._payload
+            clamps[place].append(clamp)
             if self._clamps.get(plug) != clamp:
                 self._clamps[plug] = clamp
                 with suppress(OSError):  # it was closed meanwhile
                     plug.setsockopt(6, socket.TCP_WINDOW_CLAMP, clamp)
+        return clamps
 
     def release(self) -> None:
         """Let all tell what they like."""

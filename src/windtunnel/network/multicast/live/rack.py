@@ -136,6 +136,7 @@ class Take:
                 waiting.register(self._plain.fileno(), select.POLLIN | bool(self._answers) * select.POLLOUT)
                 for fd, _ in waiting.poll(5 if self._got < self._count else 100):
                     if fd == self._control.fileno() and not self._command():
+                        self._did(feeder=self._rules["feeder"], relayed=self._told["relayed"])
                         return self._told | {"op": "ended"}
                     if fd in self._ins:
                         self._take(self._ins[fd])
@@ -222,18 +223,23 @@ class Take:
         if made.ask == WAIT:
             return
         if self._log is not None:
-            self._log.decision("network.multicast", "packed", seen, made)
+            self._log.decision("network.multicast", "packed", seen, made, rack=self._rack)
         if made.ask == GIVE_UP:
             raise TimeoutError(f"{self._asked} requests for what it lacks were in vain")
         self._asked, self._since = self._asked + 1, time.monotonic()
         self._told["asked"] += len(made.packets)
         head = HEAD.pack(MAGIC, self._spec["token"], REQUEST, self._rack)
+        wanted = struct.pack(f"!{len(made.packets)}I", *made.packets)
+        self._did(ask=made.ask, packets=_numbers(wanted))
         with suppress(OSError):  # lost, as datagrams are
-            self._plain.sendto(head + struct.pack(f"!{len(missing)}I", *missing), (address(made.ask), PORT))
+            self._plain.sendto(head + wanted, (address(made.ask), PORT))
+
+    def _did(self, **what: Any) -> None:
+        if self._log is not None:
+            self._log.append("effect", rack=self._rack, **what)
 
     def _answer(self, rack: int, packet: bytes) -> None:
-        body = packet[HEAD.size :]
-        for number in struct.unpack(f"!{len(body) // 4}I", body[: len(body) // 4 * 4]):
+        for number in _numbers(packet[HEAD.size :]):
             if number < self._count and self._have[number] and len(self._answers) < WAITING:
                 self._answers.append((rack, number))
 
@@ -251,6 +257,11 @@ class Take:
                     self._told["relayed" if out is self._out else "answered"] += 1
             except BlockingIOError:
                 pass
+
+
+def _numbers(wanted: bytes) -> tuple[int, ...]:
+    """The packets that a request asks for."""
+    return struct.unpack(f"!{len(wanted) // 4}I", wanted[: len(wanted) // 4 * 4])
 
 
 def _received(one: socket.socket) -> bytes | None:

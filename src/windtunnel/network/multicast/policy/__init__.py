@@ -2,7 +2,9 @@
 
 A multicast is a *tree*: the source sends, and of every relay group whose racks are needed one rack that has
 the data relays it to the p racks that the group feeds. So each rack hears it once, N / p transmissions reach
-all, and with the earliest relays it takes at most 2k - 1 hops. Which member of a group relays is the lever:
+all, and with the earliest relays a broadcast takes 2k - 1 hops. In its first k hops, though, each group has
+only one rack with the data: where that one relays another tree of the round, or has failed, it takes one hop
+more, and more where several have failed. Which member of a group relays is the lever:
 the one that has the data first and, of those, has relayed least; one whose transmitter or fibre has failed is
 left out, so that a rack is lost only when all p racks that feed it are. Where no one relay reaches all racks
 that its group has to feed, several do, and each rack listens to one of them.

@@ -111,7 +111,7 @@ def electrical(requests: Sequence[Request], racks: int, world: World, arm: str) 
             under_way[flow] = (number, -1, -1)
             ends[number] = pipelined(len(senders), world)
         elif arm == "unicast":
-            turns[number][one.source] = list(one.members)
+            turns[number][one.source] = line[1:]
         else:
             half = 1 << max(len(line) - 1, 0).bit_length()
             while half := half >> 1:  # the far half first: it has most left to do

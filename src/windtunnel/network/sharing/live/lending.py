@@ -73,6 +73,8 @@ def lend(
                 continue
             if events is not None and _differs(made, told):
                 events.decision(CAPABILITY, policy, seen, made)
+                allowed = native.read(found.maps, "allowed")
+                events.append("effect", lent=allowed["lent"][allowed["rate"] > 0].tolist())
                 told = made
         _end(found)
         return "stopped"

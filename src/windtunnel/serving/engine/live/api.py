@@ -9,14 +9,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0), "presence_penalty": (None, 0), "repetition_penalty": (None, 1),
-    "logit_bias": (None, {}), "top_k": (None, 0, -1), "min_p": (None, 0), "min_tokens": (None, 0),
+    "logit_bias": (None, {}), "min_p": (None, 0), "min_tokens": (None, 0),
     "tools": (None, []), "tool_choice": (None, "none", "auto"), "functions": (None, []),
     "response_format": (None, {"type": "text"}),
     "suffix": (None, ""), "echo": (None, False), "best_of": (None, 1), "modalities": (None, ["text"]),
@@ -54,8 +56,9 @@ _ERROR = {"content": {"application/json": {"schema": {
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": what, **_ERROR}
     for status, what in (
-        (400, "Wrong or not served"), (404, "No such model"), (413, "Too large"), (422, "Never sent"),
-        (429, "Refused for now"), (500, "Failed"), (503, "Not ready"),
+        (400, "Wrong or not served"), (401, "Without the key"), (404, "No such model"),
+        (413, "Too large"), (422, "Never sent"), (429, "Refused for now"), (500, "Failed"),
+        (503, "Not ready"),
     )
 }  # fmt: skip
 STREAM: dict[int | str, dict[str, Any]] = {
@@ -102,8 +105,9 @@ class _Both(Strict):
     stop: str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 30)] | None = None
     ignore_eos: bool = False
     branches: Branched | None = None
     objective: Promised | None = None
@@ -118,6 +122,11 @@ class _Both(Strict):
             for name, value in given.items()
             if name not in IGNORED and not (name in NEUTRAL and _among(value, NEUTRAL[name]))
         }
+
+    @property
+    def drawn(self) -> tuple[float | None, float | None, int | None]:
+        """How tokens are, as far as the request says."""
+        return self.temperature, self.top_p, self.top_k
 
     @property
     def stops(self) -> list[str]:
@@ -182,6 +191,13 @@ class Chat(_Both):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
+    @field_validator("top_logprobs")
+    @classmethod
+    def _with_logprobs(cls, given: int | None, info: ValidationInfo) -> int | None:
+        if given is not None and not info.data.get("logprobs"):
+            raise PydanticCustomError("alone", "logprobs must be set to true if this parameter is used")
+        return given
+
     @property
     def most(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -192,8 +208,20 @@ class Chat(_Both):
 
 
 Asked = Completion | Chat
-Logprobs = list[tuple[str, float, list[tuple[str, float]]]]
-"""Of each token: its text, log-probability, and the likeliest ones."""
+Named = tuple[str, list[int] | None, float]
+"""A token's text, its bytes, where they are known, and its log-probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Of a token, and of the likeliest ones. ``offset``: of its choice's text, the characters before it."""
+
+    token: Named
+    top: list[Named]
+    offset: int
+
+
+Logprobs = list[Logprob]
 
 
 class Answer:
@@ -224,16 +252,16 @@ class Answer:
         told: dict[str, Any] | None = None
         if self._told and self._chat:
             tokens = [
-                {**_token(one, value), "top_logprobs": [_token(*other) for other in top]}
-                for one, value, top in logprobs
+                {**_token(*one.token), "top_logprobs": [_token(*other) for other in one.top]}
+                for one in logprobs
             ]
             told = {"refusal": None, "content": tokens}
         elif self._told:
             told = {
-                "tokens": [one for one, _, _ in logprobs],
-                "token_logprobs": [value for _, value, _ in logprobs],
-                "top_logprobs": [dict(top) for _, _, top in logprobs],
-                "text_offset": [],
+                "tokens": [one.token[0] for one in logprobs],
+                "token_logprobs": [one.token[2] for one in logprobs],
+                "top_logprobs": [{text: value for text, _, value in one.top} for one in logprobs],
+                "text_offset": [one.offset for one in logprobs],
             }
         return {"index": index, **said, "logprobs": told, "finish_reason": reason}
 
@@ -266,5 +294,5 @@ def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
 
 
-def _token(text: str, value: float) -> dict[str, Any]:
-    return {"token": text, "logprob": value, "bytes": list(text.encode())}
+def _token(text: str, raw: list[int] | None, value: float) -> dict[str, Any]:
+    return {"token": text, "logprob": value, "bytes": raw}

@@ -66,7 +66,9 @@ class Executor:
     def __init__(self, model: Any, support: Support | None = None) -> None:
         """Raises `UserError` where the model cannot be served, by name."""
         self.ready, self.support = adapter.prepare(model), support or Support()
-        self.device: torch.device = next(model.parameters()).device
+        weight = next(model.parameters())
+        self.device: torch.device = weight.device
+        self.dtype: torch.dtype = weight.dtype
         self.vocabulary: int = self.ready.config.vocab_size
         self.limit: int | None = getattr(self.ready.config, "max_position_embeddings", None)  # tokens at most
         if self.device.type == "cpu":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence as Ordered
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -96,45 +97,64 @@ def tiny(family: str, **other: Any) -> Any:
     return AutoConfig.for_model(family, **{**_SMALL, **TINY[family], **other})
 
 
-def build(config: Any, seed: int = 0, device: str | torch.device = "cpu") -> Any:
-    """A model of ``config`` with random weights, float32."""
+def build(
+    config: Any, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> Any:
+    """A model of ``config`` with random weights: those that it has in float32, as ``dtype`` has them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    for name, each in chain(model.named_parameters(), model.named_buffers()):
+        if each.is_floating_point() and "inv_freq" not in name:  # positions are float32 in every model
+            each.data = each.data.to(dtype)
     return model.to(device).eval()
 
 
 def load(
-    source: str | Path, device: str | torch.device = "cpu", seed: int = 0, dtype: torch.dtype = torch.float32
+    source: str | Path, device: str | torch.device = "cpu", seed: int = 0, dtype: torch.dtype | None = None
 ) -> Executor:
     """An executor over a checked model: of a directory with weights, of a ``config.json`` (random weights by
-    ``seed``), of `SIZES`, or ``tiny-FAMILY``. Nothing is downloaded. Raises `UserError` in a sentence."""
+    ``seed``), of `SIZES`, or ``tiny-FAMILY``. Nothing is downloaded. ``dtype``: of its weights, by which
+    caches and states go; that of its config by default. Raises `UserError` in a sentence."""
     path, name = Path(source), str(source)
     family, fields = SIZES.get(name, (name.removeprefix("tiny-"), {}))
     try:
         if path.is_dir():
             model = _from_directory(path, dtype).to(device).eval()
         elif path.is_file():
-            model = build(AutoConfig.from_pretrained(path, local_files_only=True), seed, device).to(dtype)
+            config = AutoConfig.from_pretrained(path, local_files_only=True)
+            model = build(config, seed, device, dtype or config.dtype or torch.float32)
         elif name in SIZES or (name.startswith("tiny-") and family in TINY):
-            model = build(tiny(family, vocab_size=VOCABULARY, **fields), seed, device).to(dtype)
+            config = tiny(family, vocab_size=VOCABULARY, **fields)
+            model = build(config, seed, device, dtype or torch.float32)
         else:
             known = (*SIZES, *(f"tiny-{one}" for one in TINY))
             raise UserError(f"serve: {name} is no directory, no config.json, and none of {', '.join(known)}")
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{name} cannot be loaded: {_line(error)}") from error
+    what = f"{name} cannot be served in {str(model.dtype).removeprefix('torch.')}"
     try:
-        return Executor(model, check(model))
+        served = Executor(model, check(model))
+        finite = _tried(served)
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise UserError(
-            f"{name} cannot be served: {type(error).__name__} in its own code, {_line(error)}"
-        ) from error
+        raise UserError(f"{what}: {type(error).__name__} in its own code, {_line(error)}") from error
+    if not finite:
+        raise UserError(f"{what}: what it computes are not finite numbers")
+    return served
 
 
-def _from_directory(path: Path, dtype: torch.dtype) -> Any:
+def _tried(served: Executor) -> bool:
+    """Whether a token that is read and one that is decoded give numbers."""
+    row = served.new()
+    found = torch.stack([served.prefill(row, [0])[0], served.decode([row], [0])[0]])
+    served.free(row)
+    return bool(found.isfinite().all())
+
+
+def _from_directory(path: Path, dtype: torch.dtype | None) -> Any:
     """The model whose weights lie there: all of them, where Transformers would make up what is missing."""
     model, found = AutoModelForCausalLM.from_pretrained(
-        path, local_files_only=True, dtype=dtype, output_loading_info=True
+        path, local_files_only=True, dtype=dtype or "auto", output_loading_info=True
     )
     if lacking := sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]])):
         raise UserError(f"{path} lacks {len(lacking)} weights of its model, {lacking[0]} first")

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Any
 
 import torch
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import to_plain
+from windtunnel.base.policyfile import Policy
 from windtunnel.serving.engine.live.executor import Executor, Snapshot
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.sampling import Sampled, Sampling, sample
@@ -31,6 +33,8 @@ ROUNDED, EDGES = 1.5, 64
 their bytes, and so many tokens more a unit or a copied state."""
 Tell = Callable[[list[tuple[int, int]]], None]
 """Of requests and their cached tokens."""
+Note = Callable[..., object]
+"""(kind, fields): an event of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +120,15 @@ class _Running:
 
 class Engine:
     """An executor that serves. ``kv``: bytes for the requests' keys, values and states; ``prefixes``: what
-    keeps them afterwards; ``admitted`` is told who takes part from now on, before a step is computed. Not
-    for several threads at once."""
+    keeps them afterwards; ``own``: a user's policies by capability; ``admitted`` is told who takes part from
+    now on, before a step is computed. ``log`` gets every decision, ``note`` what comes from outside and what
+    a step did. Not for several threads at once."""
 
     def __init__(
         self, executor: Executor, time_of: StepTime, *, rows: int, kv: int, chunk: int = 512,
         queue: int = 1024, prefixes: Prefixes | None = None, log: Log | None = None,
-        clock: Callable[[], float] = time.monotonic, admitted: Tell = lambda those: None, **policies: Any,
+        clock: Callable[[], float] = time.monotonic, admitted: Tell = lambda those: None,
+        note: Note | None = None, own: Mapping[str, Policy] = {}, **policies: Any,
     ) -> None:  # fmt: skip
         self.executor, self.prefixes, self.clock, self._tell = executor, prefixes, clock, admitted
         token = max(1.0, executor.token_bytes * ROUNDED)
@@ -132,7 +138,10 @@ class Engine:
         )  # fmt: skip
         executor.bound = kv + (prefixes.tree.capacity[0] if prefixes is not None else 0)
         lookup = self._lookup if prefixes is not None else None
-        self.scheduler = Scheduler(self.limits, time_of, lookup=lookup, log=log)
+        self.scheduler = Scheduler(self.limits, time_of, lookup=lookup, log=log, own=own)
+        self._note = note
+        if note is not None:
+            note("engine", limits=to_plain(self.limits), time=to_plain(time_of))
         self._running: dict[int, _Running] = {}
         self._ending: set[Unit] = set()
         self._told = Report()
@@ -155,6 +164,8 @@ class Engine:
         why = self.refusal(job)
         if not why and not self.scheduler.arrive(job.request(), job.again):
             why = "queue"
+        if self._note is not None:
+            self._note("arrives", request=to_plain(job.request()), again=job.again, refused=why)
         if why:
             self._told.refused.append((job.id, why))
         else:
@@ -187,12 +198,14 @@ class Engine:
             self._drop(self._running.pop(number))
             told.refused.append((number, "late"))
         if not step.work:
+            self._did(step, began, told, {})
             return told
         if step.admitted:
             found = [(number, self._running[number].found) for number in step.admitted]
             self._tell([(number, one.depth if one else 0) for number, one in found])
+        did: dict[str, Any] = {}
         try:
-            self._compute(step, told)
+            did = self._compute(step, told)
         except (RuntimeError, UserError, MemoryError) as error:
             parts = (
                 {number for number, _ in step.rows} | {one.request for one in step.prefill} | {*step.admitted}
@@ -204,6 +217,7 @@ class Engine:
                 (number, f"the step that it took part in failed: {error}") for number in sorted(parts)
             ]
         computed, self.taken = self.clock(), step
+        self._did(step, computed, told, did)
         stopped = {
             (number, unit) for number, unit, one in told.tokens if one.token in self._running[number].job.stop
         }
@@ -220,7 +234,15 @@ class Engine:
         self.deciding += planned - began + ended - computed
         return told
 
-    def _compute(self, step: Step, told: Report) -> None:
+    def _did(self, step: Step, ended: float, told: Report, did: Mapping[str, Any]) -> None:
+        """What the log says of a step: ``admitted`` requests and the tokens that they begin with,
+        ``computed`` (request, unit, tokens); neither where it failed."""
+        if self._note is not None:
+            refused = [number for number, why in told.refused if why == "late"]
+            self._note("step", began=step.began, ended=ended, refused=refused, **did)
+
+    def _compute(self, step: Step, told: Report) -> dict[str, Any]:
+        """What of it was done, for `_did`."""
         for number in step.admitted:
             running = self._running[number]
             running.streams[0] = (
@@ -228,6 +250,7 @@ class Engine:
                 if self.prefixes is not None and running.found is not None
                 else self.executor.new()
             )
+        begun = [(number, self._running[number].streams[0].depth) for number in step.admitted]
         for number in step.joins:
             self._join(self._running[number])
         for number, units in step.forks:
@@ -241,7 +264,14 @@ class Engine:
         rows = [
             (one.streams[unit], one.known[unit][-1]) for one, (_, unit) in zip(parts, step.rows, strict=True)
         ]
+        chunks_and_rows = [(one.request, one.unit) for one in step.prefill] + list(step.rows)
+        streams = [stream for stream, _ in (*chunks, *rows)] if self._note is not None else []
+        before = [stream.depth for stream in streams]
         logits = self.executor.step(chunks, rows)
+        computed = [
+            (*unit, stream.depth - depth)
+            for unit, stream, depth in zip(chunks_and_rows, streams, before, strict=False)
+        ]
         ends = [at for at, chunk in enumerate(step.prefill) if chunk.samples]
         sampled = [(step.prefill[at].request, step.prefill[at].unit) for at in ends] + list(step.rows)
         if sampled:
@@ -253,6 +283,8 @@ class Engine:
             if running.found and chunk.end in running.found.keep:
                 running.kept[chunk.end] = self.executor.snapshot(running.streams[0])
             if chunk.end == len(running.job.prompt):
+                if self._note is not None:
+                    self._note("copied", request=chunk.request, depths=list(running.kept))
                 self.prefixes.put(running.job.prompt, running.kept, running.streams[0], self.clock())
                 running.kept = {}
         for one, (_, unit) in zip(parts, step.rows, strict=True):
@@ -260,6 +292,7 @@ class Engine:
                 for gone in one.kept.values():
                     self.executor.free(gone)
                 one.kept = {one.streams[0].depth: self.executor.snapshot(one.streams[0])}
+        return {"admitted": begun, "computed": computed}
 
     def _sampled(self, logits: torch.Tensor, units: list[Unit], told: Report) -> None:
         parts = [self._running[number] for number, _ in units]
@@ -293,11 +326,10 @@ class Engine:
         assert self.prefixes is not None
         if running.found is not None:
             self.prefixes.leave(running.found)
-        found = self.prefixes.look(running.job.prompt, self.clock())
         copies = (self.limits.kv - self.scheduler.most(request)) // self.limits.state - 1
-        if copies < len(found.keep):  # who fills the room alone copies no states
-            found = replace(found, keep=found.keep[: max(0, copies)], end=found.end if copies >= 0 else 0)
-        running.found = found
+        running.found = found = self.prefixes.look(running.job.prompt, self.clock(), copies)
+        if self._note is not None:
+            self._note("looked", request=request.id, cached=found.depth, stops=found.keep, end=found.end)
         return found.depth, found.keep
 
     def _keep_end(self, running: _Running) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -19,28 +20,29 @@ from windtunnel.serving.engine.live.adapter import States
 from windtunnel.serving.engine.live.disk import Disk
 from windtunnel.serving.engine.live.executor import Executor, Snapshot
 from windtunnel.serving.engine.live.segments import Sequence as Stream
-from windtunnel.serving.prefixcache.policy import POLICIES, changes, tree
+from windtunnel.serving.prefixcache.policy import MANY, POLICIES, changes, tree
 from windtunnel.serving.prefixcache.policy.rules import RULES
 from windtunnel.serving.prefixcache.policy.shapes import Shape, shape
 
 Log = Callable[[str, str, object, object], None]
+Note = Callable[..., object]
 
 
 class Prefixes:
     """What ``executor`` has computed for earlier prompts, ``capacity`` bytes of it, by the rules of that
     name. What goes is put on ``disk``, ``room`` bytes of it, where reading it is faster than computing it
     anew at ``rate`` FLOP/s. What cannot be written makes that room as small as what is there; what cannot be
-    read is forgotten: both are told once, and counted."""
+    read is forgotten: both are told once, and counted. ``note`` gets what became of each piece."""
 
     def __init__(
         self, executor: Executor, rules: str, capacity: int, log: Log | None = None, disk: Disk | None = None,
-        room: int = 0, rate: float = 1e12,
+        room: int = 0, rate: float = 1e12, note: Note | None = None,
     ) -> None:  # fmt: skip
         if rules not in RULES:
             raise UserError(f"--prefix-cache: {rules!r} is unknown; accepted are {', '.join(RULES)}")
         if not executor.support.prefixes and not RULES[rules].empty:
             raise UserError(f"--prefix-cache: {executor.support.reason}")
-        self.executor, self.disk = executor, disk
+        self.executor, self.disk, self._note = executor, disk, note
         lower = [changes.Tier("disk", room, disk.bandwidth, disk.latency, rate)] if disk else []
         self.tree = tree.PrefixCache(
             shape_of(executor), capacity, RULES[rules], tiers=lower, decide=POLICIES[rules],
@@ -53,20 +55,21 @@ class Prefixes:
         self._aside = ThreadPoolExecutor(1)  # where alphas are tried, while requests are served
         self._tuning: Future[tuple[float, ...]] | None = None
 
-    def look(self, tokens: Sequence[int], now: float) -> changes.Found:
+    def look(self, tokens: Sequence[int], now: float, copies: int = MANY) -> changes.Found:
         """What of a prompt is there, see `changes.Found`, brought back if it was away. It stays until
-        `leave`."""
+        `leave`. ``copies``: states that there is room for beside it."""
         self._forget_lost()
-        found = self.tree.look(tokens, now)
+        # what was decoded is kept only where it gives the states that reading it gives
+        decoded = self.executor.ready.limits is None
+        found = self.tree.look(tokens, now, copies=copies, decoded=decoded)
         if found.away:
             there, change = self.tree.restore(found, now)
             self._do(change)
             if any((self._forget_lost(), self._bound(now), not there)):
-                found = self.tree.look(tokens, now, near=True)
+                found = self.tree.look(tokens, now, near=True, copies=copies, decoded=decoded)
         if found.depth:
             self.tree.pin(found.node)
-        # what was decoded is kept only where it gives the states that reading it gives
-        return found if self.executor.ready.limits is None else replace(found, end=0)
+        return found
 
     def leave(self, found: changes.Found) -> None:
         """Who looked for it is done."""
@@ -144,6 +147,16 @@ class Prefixes:
                         self._read(node, what, parent, end)
                 case changes.Move(node, what, _, parent):
                     self._write(node, what, parent)
+        if self._note is not None and change:
+            self._note("prefixes", pieces=[self._piece(one) for one in change])
+
+    def _piece(self, one: changes.Op) -> dict[str, Any]:
+        """Of a node what was to happen, and whether its keys and values, and its state, are in memory now."""
+        node = one.gone if isinstance(one, changes.Merge) else one.node
+        held = self._held.get(node)
+        do = f"{one.what} to {one.tier}" if isinstance(one, changes.Move) else type(one).__name__.lower()
+        state = held is not None and bool(held.states)
+        return {"do": do, "node": node, "kv": held is not None, "state": state}
 
     def _write(self, node: int, what: str, parent: int) -> None:
         """From memory to the disk."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,15 +16,17 @@ import uvicorn
 
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.web import Server, listen
-from windtunnel.serving.branching.policy import POLICIES as BRANCHING
+from windtunnel.serving.engine import own
+from windtunnel.serving.engine.live.defaults import Defaults, defaults
 from windtunnel.serving.engine.live.link import Link
 from windtunnel.serving.engine.live.server import GRACE, Service, build
 from windtunnel.serving.engine.live.tokens import tokenizer
-from windtunnel.serving.engine.policy import POLICIES as ADMISSION
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Store
 
 CAPABILITY = "serving.engine"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""Of weights; auto: as the model's config has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,9 @@ class Served:
     what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache, whose lower
     tier has ``disk_bytes`` below the directory ``prefix_disk`` ("": none). ``every``: of
     so many steps one's decisions are logged (0: none). ``ttft`` and ``tpot``: promised to who does not say,
-    seconds. ``silent``: seconds after which a worker that has work and says nothing hangs."""
+    seconds. ``threads``: 0 for `worker.idle_cores`. ``dtype``: of `DTYPES`.
+    ``api_key_file``: "" for no key. ``silent``: seconds after which a worker that has work and says nothing
+    hangs."""
 
     model: str
     name: str = ""
@@ -50,6 +55,8 @@ class Served:
     disk_bytes: int = 16 << 30
     device: str = "cpu"
     threads: int = 0
+    dtype: str = "auto"
+    api_key_file: str = ""
     seed: int = 0
     every: int = 10
     ttft: float | None = None
@@ -64,20 +71,17 @@ def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: N
         UserError: the model cannot be served, or nobody may listen there.
         HostError: there is no worker any more.
     """
-    for field, given, known in (
-        ("--policy", served.branching, BRANCHING),
-        ("--admission", served.admission, ADMISSION),
-    ):
-        if given not in known:
-            raise UserError(f"serve: {field} {given!r} is unknown; accepted are {', '.join(known)}")
+    own.chosen(served.branching, served.admission)
+    if served.dtype not in DTYPES:
+        raise UserError(f"serve: --dtype {served.dtype!r} is unknown; accepted are {', '.join(DTYPES)}")
+    given, key = defaults(served.model), _key(served.api_key_file) if served.api_key_file else None
     if served.prefix_disk:
         _made(Path(served.prefix_disk))
     sock = listen("serve", served.host, served.port)
     run = Store.open().begin(CAPABILITY, {"command": "serve", **asdict(served)}, served.seed)
     with sock, run.failing():
-        run.finish(
-            asyncio.run(_serve(served, sock, run.directory / eventlog.NAME, lambda url: ready(url, run.id)))
-        )
+        events = run.directory / eventlog.NAME
+        run.finish(asyncio.run(_serve(served, sock, events, given, key, lambda url: ready(url, run.id))))
 
 
 def _made(folder: Path) -> None:
@@ -90,16 +94,33 @@ def _made(folder: Path) -> None:
         raise UserError(f"serve: --prefix-disk {folder} cannot be used ({error.strerror})") from error
 
 
+def _key(file: str) -> bytes:
+    try:
+        key = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise UserError(f"serve: --api-key-file {file} cannot be read ({error.strerror})") from error
+    if not key or not all(32 < sign < 127 for sign in key):
+        raise UserError(f"serve: --api-key-file {file} holds no key: accepted is one line without spaces")
+    return key
+
+
 async def _serve(
-    served: Served, sock: socket.socket, events: Path, ready: Callable[[str], None]
-) -> dict[str, Any]:
+    served: Served, sock: socket.socket, events: Path, given: Defaults, key: bytes | None,
+    ready: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
     link = Link({**asdict(served), "events": str(events)})
     try:
         await link.start()
         name = served.name or Path(served.model).name
-        service = Service(link, tokenizer(served.model), name, (served.ttft, served.tpot))
+        service = Service(link, tokenizer(served.model), name, (served.ttft, served.tpot), given)
+        about = f"weights are {link.about['dtype']}, threads: {link.about['threads']}"
+        print(f"windtunnel serve: {about}", file=sys.stderr, flush=True)
         config = uvicorn.Config(
-            build(service), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE
+            build(service, key),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=GRACE,
         )
         server = Server(config)
         server.end_when_told()

@@ -4,6 +4,7 @@ random."""
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from windtunnel.base.errors import UserError
 
 SPECIAL = 3
 """Of `ByteTokens`: padding, beginning and end come before the bytes."""
+BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""A byte's own token, as SentencePiece names it."""
 Message = Mapping[str, str]
 
 
 class ByteTokens:
     """Token b + 3 is the byte b; what a larger vocabulary has beyond means bytes again, the first three
     nothing. ``further`` gives the text that is certain with one more token, ``begin`` what it keeps between
-    the tokens of one text."""
+    the tokens of one text, ``raw`` a token's bytes, where they are known."""
 
     def encode(self, text: str) -> list[int]:
         return [byte + SPECIAL for byte in text.encode("utf-8", "surrogatepass")] or [1]
@@ -30,6 +33,9 @@ class ByteTokens:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._bytes(tokens).decode(errors="replace")
+
+    def raw(self, token: int) -> list[int] | None:
+        return list(self._bytes([token]))
 
     def begin(self) -> Any:
         return codecs.getincrementaldecoder("utf-8")("replace")
@@ -46,7 +52,9 @@ class LocalTokens:
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+        self._signs = {sign: byte for byte, sign in bytes_to_unicode().items()}  # of byte-level BPE
         try:
             self._of: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # its code is the directory's family's, and raises what it likes
@@ -76,6 +84,15 @@ class LocalTokens:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._of.decode(tokens, skip_special_tokens=True))
+
+    def raw(self, token: int) -> list[int] | None:
+        """Those of a part of a character are told by the token's name alone."""
+        if "\ufffd" not in (text := self.decode([token])):
+            return list(text.encode())
+        name = self._of.convert_ids_to_tokens(token)
+        if BYTE.fullmatch(name):
+            return [int(name[3:5], 16)]
+        return [self._signs[sign] for sign in name] if self._signs.keys() >= set(name) else None
 
     def begin(self) -> Any:
         return [[], 0]
@@ -114,10 +131,16 @@ class Text:
         self._tokens, self._stops, self._state = tokens, stops, tokens.begin()
         self._held = ""
         self.stopped = False
+        self.length = 0
+        """Characters until now, those among them that are not told yet."""
 
     def add(self, token: int, last: bool = False) -> str:
         """What may be told with one more token; nothing more after a stop."""
-        return "" if self.stopped else self._released(self._tokens.further(self._state, token, last))
+        if self.stopped:
+            return ""
+        new = self._tokens.further(self._state, token, last)
+        self.length += len(new)
+        return self._released(new)
 
     def rest(self) -> str:
         """What was held back when there is nothing to come."""

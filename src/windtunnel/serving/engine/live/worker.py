@@ -20,12 +20,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from windtunnel.base import wire
-from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.base.errors import WindtunnelError
 
 if TYPE_CHECKING:  # PyTorch and the libraries around it are imported when they have been silenced
     from windtunnel.serving.engine.live.loop import Engine, Tell
 
+LOOK, IDLE = 0.3, 90.0
+"""Seconds for which cores are looked at, and the percentage of these in which an idle one does nothing."""
 TOLD_EVERY = 0.25
 """Seconds between facts, while there are steps."""
 
@@ -66,7 +70,12 @@ def main(number: int) -> None:
                     return
             if not engine.busy:
                 wire.send(sock, {"facts": engine.facts()})
-        report = engine.step()
+        try:
+            report = engine.step()
+        except WindtunnelError as error:  # of a user's policy: another worker would come no further
+            print(error.details, file=sys.stderr, flush=True)
+            wire.send(sock, {"wrong": str(error)})
+            return
         if report is None:
             continue
         out: dict[str, Any] = {name: getattr(report, name) for name in report.__slots__}
@@ -88,6 +97,7 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
     """The engine as told, and what the front must know of it."""
     import torch
 
+    from windtunnel.serving.engine import own
     from windtunnel.serving.engine.live.executor import CHUNK
     from windtunnel.serving.engine.live.families import load
     from windtunnel.serving.engine.live.loop import Engine
@@ -95,14 +105,15 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
     from windtunnel.serving.engine.live.timing import step_time
     from windtunnel.store.eventlog import EventLog
 
-    if settings["threads"]:
-        torch.set_num_threads(settings["threads"])
-    executor = load(settings["model"], settings["device"], settings["seed"])
-    probe = executor.new()
-    finite = bool(executor.prefill(probe, [0])[0].isfinite().all())
-    executor.free(probe)
-    if not finite:
-        raise UserError(f"{settings['model']} cannot be served: what it computes are not finite numbers")
+    threads, why = settings["threads"], ""
+    if not threads:
+        idle, cores = idle_cores()
+        threads = max(1, min(torch.get_num_threads(), idle))
+        why = f" ({idle} of {cores} cores were idle)"
+    torch.set_num_threads(threads)
+    dtype = None if settings["dtype"] == "auto" else getattr(torch, settings["dtype"])
+    executor = load(settings["model"], settings["device"], settings["seed"], dtype)
+    named, policies = own.chosen(settings["branching"], settings["admission"])
     log = _Sampled(EventLog(Path(settings["events"])), settings["every"]) if settings["every"] else None
     time_of = step_time(executor, settings["rows"], settings["chunk"])
     prefixes = None
@@ -110,24 +121,41 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
         disk = _disk(settings["prefix_disk"]) if settings["prefix_disk"] else None
         rate = shape_of(executor).flops(0, CHUNK) / time_of.of(0, 0, [(CHUNK, CHUNK)])
         prefixes = Prefixes(
-            executor, settings["rules"], settings["prefix_bytes"], log, disk, settings["disk_bytes"], rate
+            executor,
+            settings["rules"],
+            settings["prefix_bytes"],
+            log,
+            disk,
+            settings["disk_bytes"],
+            rate,
+            log.note if log is not None else None,
         )
     engine = Engine(
         executor, time_of, rows=settings["rows"], kv=settings["kv"], chunk=settings["chunk"],
-        queue=settings["queue"], prefixes=prefixes, log=log, branching=settings["branching"],
-        admission=settings["admission"], admitted=admitted,
+        queue=settings["queue"], prefixes=prefixes, log=log, own=policies, branching=named[own.BRANCHING],
+        admission=named[own.ADMISSION], admitted=admitted, note=log.note if log is not None else None,
     )  # fmt: skip
     if log is not None:
         log.engine = engine
     config = executor.ready.config
     ends = config.eos_token_id
     return engine, {
+        "dtype": str(executor.dtype).removeprefix("torch."), "threads": f"{threads}{why}",
         "limit": executor.limit, "vocabulary": executor.vocabulary, "prefixes": executor.support.prefixes,
         "stop": [] if ends is None else ends if isinstance(ends, list) else [ends],
         "kv_tokens": engine.limits.kv,
         "time": asdict(time_of),
         "token_bytes": executor.token_bytes, "state_bytes": executor.state_bytes,
     }  # fmt: skip
+
+
+def idle_cores() -> tuple[int, int]:
+    """How many of the cores that this process may use are idle, and how many there are. A thread that waits
+    at every product for one whose core others use makes a step many times as long: so none gets a core that
+    somebody has."""
+    spent = psutil.cpu_times_percent(LOOK, percpu=True)
+    own = [spent[core] for core in os.sched_getaffinity(0) if core < len(spent)]
+    return sum(one.idle + one.iowait >= IDLE for one in own), len(own)
 
 
 def _disk(folder: str) -> Any:
@@ -142,7 +170,7 @@ def _disk(folder: str) -> Any:
 
 
 class _Sampled:
-    """The log of the decisions of every so many steps."""
+    """The log of the decisions, and what came of them, of every so many steps."""
 
     def __init__(self, log: Any, every: int) -> None:
         self._log, self._every = log, every
@@ -151,6 +179,11 @@ class _Sampled:
     def __call__(self, capability: str, policy: str, seen: object, made: object) -> None:
         if self.engine is None or self.engine.steps % self._every == 0:
             self._log.decision(capability, policy, seen, made)
+
+    def note(self, kind: str, **fields: object) -> None:
+        """What came from outside, or was done, in these steps."""
+        if self.engine is None or self.engine.steps % self._every == 0:
+            self._log.append(kind, **fields)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,12 @@ none begins after `Step.until`: the outcome is that of single steps.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import chain, islice
 from math import inf
+from typing import Any
 
 from windtunnel.serving.branching import policy as branching
 from windtunnel.serving.engine import policy as admission
@@ -91,7 +92,7 @@ def _stop(stops: Depths, begin: int, end: int) -> int:
 class Scheduler:
     """See the module. ``lookup`` says of a request that might be admitted now how many tokens of its prompt
     a cache holds, and at which depths its prefill has to stop, ascending; else it is ``request.cached`` and
-    nowhere."""
+    nowhere. ``own``: a user's policies by capability, in place of those that ``limits`` names."""
 
     def __init__(
         self,
@@ -100,12 +101,13 @@ class Scheduler:
         *,
         lookup: Callable[[Request], tuple[int, Depths]] | None = None,
         log: Log | None = None,
+        own: Mapping[str, Callable[[Any], Any]] = {},
     ) -> None:
         self.limits, self.time = limits, time
         self.predictor = branching.Predictor()
         self._lookup, self._log = lookup, log
-        self._admit = admission.POLICIES[limits.admission]
-        self._extend = branching.POLICIES[limits.branching]
+        self._admit = own.get("serving.engine") or admission.POLICIES[limits.admission]
+        self._extend = own.get("serving.branching") or branching.POLICIES[limits.branching]
         self._waiting: deque[tuple[Request, admission.Waiting]] = deque()
         self._deferred: deque[tuple[Request, admission.Waiting]] = deque()  # late ones, behind all others
         self._found: dict[int, tuple[int, Depths]] = {}  # what `lookup` said in this step

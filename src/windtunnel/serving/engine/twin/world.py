@@ -15,6 +15,7 @@ from math import floor, inf, nan, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.policyfile import Policy
 from windtunnel.serving.engine.model import Request, StepTime
 from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
 from windtunnel.serving.engine.policy.step import Depths, Finished, Limits, Step
@@ -56,15 +57,16 @@ class Served:
 def serve(
     requests: Sequence[Request], limits: Limits, model: StepTime, *, truth: StepTime | None = None,
     jitter: float = 0.0, random: np.random.Generator | None = None, prefixes: Prefixes | None = None,
-    log: Log | None = None, every: int = 1, jump: bool = True,
+    log: Log | None = None, every: int = 1, jump: bool = True, own: Mapping[str, Policy] = {},
     enough: Callable[[Finished], bool] = lambda done: False,
 ) -> Served:  # fmt: skip
     """Serve ``requests``, sorted by arrival, until all are done with.
 
     ``model``: what the scheduler believes of steps; ``truth``: how long they take, ``model`` by default,
     times a factor whose logarithm is normal with deviation ``jitter``, drawn from ``random`` (the steps of a
-    jump share one). ``log`` is told of the decisions of every ``every``-th planned step. ``jump``: False to
-    take each step by itself. It ends early when ``enough`` says so of a request that is done.
+    jump share one). ``own``: a user's policies by capability. ``log`` is told of the decisions of every
+    ``every``-th planned step. ``jump``: False to take each step by itself. It ends early when ``enough`` says
+    so of a request that is done.
 
     Raises:
         ValueError: the requests are not sorted, or two have one id.
@@ -84,7 +86,7 @@ def serve(
             log(capability, policy, seen, made)
 
     lookup = prefixes.look if prefixes is not None else None
-    scheduler = Scheduler(limits, model, lookup=lookup, log=logged if log is not None else None)
+    scheduler = Scheduler(limits, model, lookup=lookup, log=logged if log is not None else None, own=own)
     first, end = np.full(count, nan), np.full(count, nan)
     tokens, steps, cached = (np.zeros(count, np.int64) for _ in range(3))
     refused = np.zeros(count, bool)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from windtunnel.serving.prefixcache.policy.rules import RULES, Rules
 
 __all__ = [
-    "POLICIES", "Alpha", "Candidate", "Decision", "Eviction", "Keep", "Lookup", "Observation", "Restore",
-    "Return", "Trials", "Victim", "decide", "scores",
+    "MANY", "POLICIES", "Alpha", "Candidate", "Decision", "Eviction", "Keep", "Lookup", "Observation",
+    "Restore", "Return", "Trials", "Victim", "decide", "scores",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -30,15 +30,23 @@ SOON = 1e-3
 """Seconds: what was used less long ago counts as if it were as long."""
 
 
+MANY = 1 << 30
+"""More states than a prefill copies."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A prompt of ``prompt`` symbols, of which the cache knows ``matched``, and can use ``usable``."""
+    """A prompt of ``prompt`` symbols, of which the cache knows ``matched``, and can use ``usable``.
+    ``copies``: states that there is room for beside the request, which fills the room alone where that is
+    below 0; ``decoded``: whether what is decoded may be kept."""
 
     rules: Rules
     unit: int
     prompt: int
     matched: int
     usable: int
+    copies: int = MANY
+    decoded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +151,8 @@ def _keep(seen: Lookup) -> Keep:
     grid = max(1, rules.grid // seen.unit)
     depths = {depth // grid * grid for depth in found}
     end = 1 if "end" in rules.points else block if {"last", "every"} & set(rules.points) else 0
-    return Keep(tuple(sorted(depth for depth in depths if depth > seen.usable)), end)
+    kept = tuple(sorted(depth for depth in depths if depth > seen.usable))
+    return Keep(kept[: max(0, seen.copies)], end if seen.decoded and seen.copies >= 0 else 0)
 
 
 def _victim(seen: Eviction) -> Victim:

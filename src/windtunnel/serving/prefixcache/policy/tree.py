@@ -85,11 +85,14 @@ class PrefixCache:
 
     # what callers ask
 
-    def look(self, symbols: ArrayLike, now: float, most: int | None = None, *, near: bool = False) -> Found:
+    def look(
+        self, symbols: ArrayLike, now: float, most: int | None = None, *, near: bool = False,
+        copies: int = policy.MANY, decoded: bool = True,
+    ) -> Found:  # fmt: skip
         """What of a prompt can be used, and which states its prefill is to copy.
 
         ``most``: symbols that may be used; by default all but the last token, whose logits must be computed.
-        ``near``: only what lies in the first tier.
+        ``near``: only what lies in the first tier. ``copies`` and ``decoded``: as of `Lookup`.
         """
         prompt = np.asarray(symbols, np.int64).reshape(-1)
         self._now = now
@@ -112,7 +115,10 @@ class PrefixCache:
                 self._ages.note(self._group(one), now - one.used, True)
             one.uses += 1
             self._touch(one)
-        keep = self._ask(Lookup(self.rules, self.unit, len(prompt), min(matched, most), depth), policy.Keep)
+        keep = self._ask(
+            Lookup(self.rules, self.unit, len(prompt), min(matched, most), depth, copies, decoded),
+            policy.Keep,
+        )
         depths, end = (keep.depths, keep.end) if self._state else ((), 0)
         ids = tuple(one.id for one in used)
         return Found(depth, node.id if node else 0, matched, depths, end, ids, away, seconds)

@@ -20,6 +20,7 @@ import psutil
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import to_plain
 from windtunnel.serving.variants.live.cluster import Cluster, Remote
 from windtunnel.serving.variants.live.registry import Entry
 from windtunnel.serving.variants.live.replica import Died, Failed, Replica, preload
@@ -75,23 +76,26 @@ class Served:
 
 
 class Service:
-    """Used with ``async with``. ``pinned``: by architecture the variant that the baselines use."""
+    """Used with ``async with``. ``pinned``: by architecture the variant that the baselines use. ``log`` gets
+    every decision, what came of it, and what else the desk was told; ``second``: how long one is."""
 
     def __init__(
         self, entries: Sequence[Entry], *, policy: str = "cheapest", log: EventLog | None = None,
-        pinned: dict[str, str] | None = None, cluster: Cluster | None = None,
+        pinned: dict[str, str] | None = None, cluster: Cluster | None = None, second: float = 1.0,
     ) -> None:  # fmt: skip
         if policy not in POLICIES:
             raise UserError(
                 f"variants serve: --policy {policy!r} is unknown; accepted are {', '.join(POLICIES)}"
             )
-        self.policy, self._log = policy, log
+        self.policy, self._log, self._second = policy, log, second
         self.desk = Desk([one.variant for one in entries], self._decide, pinned=pinned, grows=False)
         self._start: Callable[[Path, int], Replica | Remote] = cluster.replica if cluster else Replica
         self._free = cluster.free if cluster else _free
         cores = cluster.cores if cluster else os.cpu_count()
         host = Hosted(name=HERE, hardware=CPU, cores=cores or 1, free=self._free())
         self.desk.hosts[HERE] = self._host = host
+        variants = [to_plain(one.variant) for one in entries]
+        self._note("service", variants=variants, cores=host.cores, free=host.free, pinned=pinned)
         preload(*(one.variant.framework for one in entries))
         self.groups = {
             one.variant.name: Served(one, self.desk.group(one.variant.name, HERE)) for one in entries
@@ -130,6 +134,16 @@ class Service:
             self._log.decision(NAME, self.policy, seen, made)
         return made
 
+    def _note(self, kind: str, **fields: Any) -> None:
+        if self._log is not None:
+            self._log.append(kind, **fields)
+
+    def _told(self, kind: str, one: Served, batch: Sequence[Request] = (), **fields: Any) -> float:
+        """The desk will be told this of a variant, now: the time."""
+        now = time.monotonic()
+        self._note(kind, variant=one.variant.name, now=now, requests=_numbers(batch), **fields)
+        return now
+
     def named(self, name: str) -> list[Served]:
         """Of a task, an architecture or a variant.
 
@@ -166,16 +180,19 @@ class Service:
         answer: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
         request = Request(query, time.monotonic(), (inputs, answer), lengths(inputs))
         self._open.add(answer)
+        self._note("arrives", query=to_plain(query), now=request.came, alike=request.kind)
         self._do(self.desk.ask(request, request.came))
         try:
             made = await answer
         except asyncio.CancelledError:
+            self._note("leaves", request=query.id)
             self.desk.leave(request)
             raise
         finally:
             self._open.discard(answer)
         assert request.group is not None
         who = self.groups[request.group.variant.name]
+        self._note("responds", request=query.id, variant=who.variant.name)
         found = dict(zip(names, zip(who.entry.signature.outputs, made, strict=True), strict=True))
         return who.variant.name, [found[one] for one in wanted or names]
 
@@ -188,6 +205,7 @@ class Service:
                     here = self.groups[group.variant.name]
                     replica = here.idle.pop()
                     here.replicas.remove(replica)
+                    self._note("stops", variant=here.variant.name)
                     self._threads.submit(replica.end)
                 case Run(group, batch):
                     here = self.groups[group.variant.name]
@@ -196,10 +214,13 @@ class Service:
                     if not request.work[1].done():
                         fault = Infeasible(reason) if refused else Unanswered(reason, after)
                         request.work[1].set_exception(fault)
+                        after, kind = getattr(fault, "after", 0.0), type(fault).__name__
+                        self._note("fails", request=request.query.id, error=kind, after=after)
 
     async def _load(self, one: Served, due: float) -> None:
         loop = asyncio.get_running_loop()
         made: Replica | Remote | None = None
+        self._note("loads", variant=one.variant.name, due=due)
         try:
             file, threads = one.entry.file, one.variant.threads
             made = begun = await loop.run_in_executor(self._threads, self._start, file, threads)
@@ -208,14 +229,16 @@ class Service:
             if made is not None:
                 made.end()
             why = f"a replica of {one.variant.name} does not start: {fault}"
-            self._do(self.desk.unloadable(one.group, due, why, time.monotonic()))
+            now = self._told("unloadable", one, due=due, why=why)
+            self._do(self.desk.unloadable(one.group, due, why, now))
             return
         one.replicas.append(begun)
         one.idle.append(begun)
-        self._do(self.desk.loaded(one.group, due, time.monotonic()))
+        self._do(self.desk.loaded(one.group, due, self._told("loaded", one, due=due)))
 
     async def _run(self, one: Served, replica: Replica | Remote, batch: list[Request]) -> None:
         group = one.group
+        self._note("runs", variant=one.variant.name, requests=_numbers(batch))
         inputs = joined([request.work[0] for request in batch])
         try:
             made, seconds = await asyncio.get_running_loop().run_in_executor(
@@ -225,10 +248,11 @@ class Service:
             one.replicas.remove(replica)
             replica.end()
             words = f"{ATTEMPTS} replicas of {one.variant.name} died of it"
-            self._do(self.desk.died(group, batch, words, time.monotonic()))
+            self._do(self.desk.died(group, batch, words, self._told("died", one, batch, why=words)))
         except Failed as fault:
             one.idle.append(replica)
-            self._do(self.desk.refused(group, batch, str(fault), time.monotonic()))
+            now = self._told("refused", one, batch, why=str(fault))
+            self._do(self.desk.refused(group, batch, str(fault), now))
         else:
             one.idle.append(replica)
             self.busy += seconds * one.variant.threads
@@ -236,18 +260,20 @@ class Service:
             for request, part in zip(batch, parts, strict=True):
                 if not request.work[1].done():
                     request.work[1].set_result(part)
-            self._do(self.desk.answered(group, batch, seconds, time.monotonic()))
+            now = self._told("answered", one, batch, seconds=seconds)
+            self._do(self.desk.answered(group, batch, seconds, now))
 
     async def _seconds(self) -> None:
         while True:
             began, busy = time.monotonic(), self.busy
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(self._second)
             now = time.monotonic()
             loading = sum(
                 len(one.group.loading) * one.variant.memory for one in self.groups.values()
             )  # not taken yet
             self._host.free = max(0, self._free() - loading)
             used = min(1.0, (self.busy - busy) / ((now - began) * self._host.cores))
+            self._note("second", now=now, free=self._host.free, used=used)
             self._do(self.desk.second(now, {HERE: used}))
 
     def pids(self) -> list[int]:
@@ -256,6 +282,10 @@ class Service:
             pid for one in self.groups.values() for replica in one.replicas
             if isinstance(replica, Replica) and (pid := replica.process.pid) and replica.process.is_alive()
         ]  # fmt: skip
+
+
+def _numbers(batch: Sequence[Request]) -> list[int]:
+    return [one.query.id for one in batch]
 
 
 def _free() -> int:

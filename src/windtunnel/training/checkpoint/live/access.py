@@ -54,7 +54,6 @@ class Access:
         self.start_from = settings.start_from
         self._stored = Stored(settings.persist)
         self._slots: dict[str, list[Any]] = {}
-        self._due = -1
 
     def writes(self, shard: str) -> bool:
         """Whether this rank writes ``shard``: its own, and for its host what all hold alike."""
@@ -156,19 +155,10 @@ class Access:
                 if not one.path.exists():
                     raise MemoryLost(f"{one.path} is gone")
 
-    def persist_due(self, step: int, interval: int) -> None:
-        """Have the agent write ``step`` to storage, if it is time to. ``interval``: steps from one save to
-        the next; the first save at or after each ``persist_every`` steps goes."""
-        chosen = self._settings
-        if chosen.persist and (step + 1) % chosen.persist_every < interval:
-            self._job.at("before_persist", step)
-            self.memory.persist(step, chosen.persist)
-            self._due = step
-
-    def stored_newest(self) -> bool:
-        """Whether the newest step that was due is a checkpoint in storage."""
-        found = Stored(self._settings.persist).stored()
-        return self._due < 0 or any(one.step >= self._due for one in found)
+    def persist(self, step: int) -> None:
+        """Have the agent write ``step`` to storage."""
+        self._job.at("before_persist", step)
+        self.memory.persist(step, self._settings.persist)
 
     def copies(self) -> Sequence[Copy]:
         """What this host's memory holds."""

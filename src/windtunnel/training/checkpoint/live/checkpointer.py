@@ -53,6 +53,7 @@ from windtunnel.training.checkpoint.live.state import State, walk
 from windtunnel.training.checkpoint.model import SHARED, Health
 from windtunnel.training.checkpoint.policy import Slot, SlotWanted, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, WHY
+from windtunnel.training.elastic.policy.checkpoints import FAILED, PENDING, WANTED
 
 _RECHECK = 64  # saves between two comparisons of what all ranks hold alike
 _PAUSE = 0.002
@@ -92,6 +93,7 @@ class PeerCheckpointer:
         self._begun = False
         self._ended = False
         self._base = -1  # what all went back to, where copies of it are still to be made
+        self._due = EMPTY  # the newest step that is to go to storage
         self._calls = 0  # of `step` that saved or should have: alike on all ranks
         self._restores = 0
         self._beside = False  # copies are made beside the next step
@@ -172,6 +174,11 @@ class PeerCheckpointer:
             self._idle.step_ended()
         if self._passes(step):
             return
+        # the first save at or after each `persist_every` steps goes to storage
+        if chosen.persist and (step + 1) % chosen.persist_every < self._interval():
+            self._due = step
+            if self.job.rank == 0:
+                self.job.event(WANTED, step=step, url=chosen.persist)
         found, others = walk(state, chosen.rng)
         tensors: snapshot.Tensors = found
         packed = objects.pack(others)
@@ -257,16 +264,16 @@ class PeerCheckpointer:
 
     def _last(self) -> None:
         """The training function has returned: what was due to storage is to be there when the job ends."""
-        if self._access is None or self._ended:
+        if self._access is None:
             return
-        self.flush()
+        if not self._ended:  # what was closed before was flushed
+            self.flush()
         end = time.monotonic() + self.settings.stored
-        while not self._access.stored_newest():
+        while self._due != EMPTY and self.job.stored(self._due) == PENDING:
             self.job.check()
             if time.monotonic() > end:
-                self.job.event(
-                    "note", text=f"the last checkpoint was not in storage after {self.settings.stored:g} s"
-                )
+                why = f"it was not there {self.settings.stored:g} s after the last step"
+                self.job.event(FAILED, step=self._due, error=why)
                 return
             time.sleep(_SLICE)
 
@@ -389,6 +396,8 @@ class PeerCheckpointer:
         self._tell_slot(step)
         newest = self.committed()
         self.job.event("note", text=f"step {step} was not saved: step {newest} is the newest committed one")
+        if step == self._due:
+            self.job.event(FAILED, step=step, error="it was not saved in memory")
 
     def _put_objects(self, packed: bytes, slot: int) -> None:
         assert self._access is not None and self._plan is not None
@@ -462,7 +471,8 @@ class PeerCheckpointer:
         self._held[slot] = step
         if self._idle is not None:
             self._idle.saved(step)
-        self._access.persist_due(step, self._interval())
+        if step == self._due:
+            self._access.persist(step)
 
     def _store(self, step: int, program: State) -> None:
         """Without an agent: to storage, by this process, all ranks together."""

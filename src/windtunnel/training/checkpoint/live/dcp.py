@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import HostError, UserError
 from windtunnel.training.checkpoint.live import objects, snapshot, storage
 from windtunnel.training.checkpoint.live.layout import (
     Layout,
@@ -46,7 +47,7 @@ def export(folder: str | Path, layouts: Sequence[Layout], fetch: Fetch) -> list[
     out: they are each rank's own.
 
     Raises:
-        UserError: a tensor is not whole in the shards.
+        UserError: a tensor is not whole in the shards. HostError: it cannot be written.
     """
     wholes: dict[str, torch.Tensor] = {}
     others: dict[str, Any] = {}
@@ -69,8 +70,12 @@ def export(folder: str | Path, layouts: Sequence[Layout], fetch: Fetch) -> list[
             if not _own(name):
                 others.setdefault(name, value)
     packed = torch.frombuffer(bytearray(objects.pack(others)), dtype=torch.uint8)
-    with _quiet():
-        dcp_save({**wholes, OBJECTS: packed}, checkpoint_id=str(folder), no_dist=True)
+    try:
+        with _quiet():
+            dcp_save({**wholes, OBJECTS: packed}, checkpoint_id=str(folder), no_dist=True)
+    except CheckpointException as error:
+        why, _ = next(iter(error.failures.values()))
+        raise HostError(f"the checkpoint in {folder} is not whole: {why!s:.200}") from error
     return sorted(wholes)
 
 

@@ -248,7 +248,7 @@ def restore(
         job.event("note", text=told)
     seconds = time.monotonic() - begin
     how = {"tier": loaded.tier, "seconds": seconds, "reason": plan.reason, "reseeded": stood_in}
-    job.event("restored", step=plan.step, **how)
+    job.event("restored", step=plan.step, read=load.read, **how)
     return Restored(plan.step, shards)
 
 
@@ -310,6 +310,7 @@ class _Load:
         self._blobs: dict[str, bytes] = {}
         self._kept: dict[str, Kept] = {}
         self._tier: Tier = "memory"
+        self.read: dict[str, int | None] = {}
 
     def run(self) -> _Loaded:
         """Raises:
@@ -429,6 +430,7 @@ class _Load:
                 self._strike(source, shard)
                 continue
             self._tier = max(self._tier, source.tier, key=_TIERS.index)
+            self.read[shard] = source.place
             if shard in (f"rank{self._job.rank}", SHARED):
                 about = (self._world, SHARED in self._sources, self.course, source.tier == "memory")
                 self._kept[shard] = Kept(shard, data, checksum, self._blobs[shard], *about)

@@ -3,10 +3,8 @@
 A training step uses the network the same way each time. A thread reads the byte counters of the process
 group's sockets (TCP_INFO) every millisecond or two. The first steps give a profile: after how many bytes of a
 step the network falls quiet, and for how long. These first checkpoints are waited for, so that none of their
-own traffic is in it. From then on, when the network falls quiet at a place that is in the profile, the agent
-is given a window of the safe part of that span, and it is closed as soon as traffic is seen. A pause in the
-middle of a collective is at no such place. When the network stays quiet for much longer than any span, a
-window is open until it no longer is: then training waits, perhaps for this very checkpoint.
+own traffic is in it. From then on each look goes to the policy (`policy.pacing`), which opens and closes
+windows for the agent at the places that are in the profile.
 
 Whether a checkpoint fits the spans of a step is the chunk plan's word (`policy.spans`). Where it does not,
 checkpoints are made every so many steps instead, and the run's events say so. The ranks agree on it, now and
@@ -27,15 +25,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from windtunnel.training.checkpoint.live.memory.replicate import LONGEST
+from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live.settings import Settings
+from windtunnel.training.checkpoint.policy import Looked, Window, decide
+from windtunnel.training.checkpoint.policy.pacing import LONGEST, OPEN
 from windtunnel.training.checkpoint.policy.spans import plan_chunks
 from windtunnel.training.elastic import group_sockets
 
 PERIOD = 0.0015  # seconds between two looks at the sockets
-_OPEN = 3600.0  # a window without an end
-_QUIET = 2  # looks without traffic that make an idle span
-_STALLED = 1.5  # times the longest span: no idle span of training any more
+TOLD = 32  # changes of the window that are written down
 _WINDOW = 16  # newest steps that the profile is made of
 _NEAR = 0.01  # of the bytes of a step: places so close are the same one
 _NEAREST = 4096  # bytes
@@ -181,8 +179,7 @@ class IdleSender:
         self._marked = False
         self._marked_so_far = 0
         self._quiet = 0
-        self._opened = True  # until the profile is known
-        self._stalled = False  # and opened for that
+        self._opened = self._endless = True  # until the profile is known
         self._always = False
         self._rates: list[float] = []
         self._sent: tuple[int, float] | None = None
@@ -190,7 +187,8 @@ class IdleSender:
         self._plans = 0
         self._serial = serials[job.generation] = serials.get(job.generation, -1) + 1
         self._stop = threading.Event()
-        memory.open_window(_OPEN)
+        self._told = 0
+        memory.open_window(OPEN)
         self._thread = threading.Thread(target=self._run, name="windtunnel-idle", daemon=True)
         self._thread.start()
 
@@ -201,7 +199,7 @@ class IdleSender:
             self._marked = True
             self._marked_so_far += _MARK if busy else 0
             if busy and self._profile.expected is not None:
-                self._close()
+                self._look(True)
 
     def step_ended(self) -> None:
         """A step of training ended; once the profile is known, and now and then, decide how often to save.
@@ -216,7 +214,7 @@ class IdleSender:
             expected = self._profile.expected
             self._quiet = 0
             if known:
-                self._close()
+                self._look(True)
         if expected is not None and self._profile.complete:
             self._plan(expected)
 
@@ -298,27 +296,28 @@ class IdleSender:
 
     def _window(self, busy: bool) -> None:
         with self._lock:
-            expected, since = self._profile.expected, self._profile.idle_since
-            if expected is None or self._always:
-                return
-            if busy:
-                self._quiet = 0
-                self._close()
-                return
-            self._quiet += 1
-            if since is None or self._quiet < _QUIET:
-                return
-            idle, here = self._clock() - since, self._profile.here()
-            if here is not None and not self._opened:
-                left = self._settings.safety * here.seconds - idle
-                if left > self._settings.startup:
-                    self._opened = True
-                    self._memory.open_window(left)
-            if not self._stalled and idle > _STALLED * max((span.seconds for span in expected), default=0.0):
-                self._opened = self._stalled = True
-                self._memory.open_window(_OPEN)
+            if self._profile.expected is not None:
+                self._look(busy)
 
-    def _close(self) -> None:
-        if self._opened and not self._always:
-            self._opened = self._stalled = False
+    def _look(self, busy: bool) -> None:
+        """Do with the window what the policy says. One rank tells the first times that it changes."""
+        since, here = self._profile.idle_since, self._profile.here()
+        self._quiet = 0 if busy or since is None else self._quiet + 1
+        chosen, expected = self._settings, self._profile.expected or ()
+        looked = Looked(
+            busy, self._quiet, 0.0 if since is None else self._clock() - since,
+            here.seconds if here is not None else None, max((span.seconds for span in expected), default=0.0),
+            self._always, self._opened, self._endless, chosen.safety, chosen.startup,
+        )  # fmt: skip
+        decision = decide(looked)
+        assert isinstance(decision, Window)
+        if decision.act == "keep":
+            return
+        self._opened, self._endless = decision.act == "open", decision.endless
+        if self._told < TOLD and self._job.rank == 0:
+            self._told += 1
+            self._job.event("decision", **eventlog.decided("training.checkpoint", "newest", looked, decision))
+        if decision.act == "open":
+            self._memory.open_window(decision.seconds)
+        else:
             self._memory.close_window()

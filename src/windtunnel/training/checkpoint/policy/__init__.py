@@ -1,8 +1,8 @@
-"""What checkpoints in memory ask: which step a job goes on from, and which slot may be overwritten.
+"""What checkpoints in memory ask: which step a job goes on from, which slot may be overwritten, when to send.
 
 Observations hold all that the answer depends on; live writes them beside the answers to the run's events.
-Where copies lie (`placement`) and how often they are made (`interval`) is settled before a run begins, unless
-a bound is set on what they may cost: then after some steps (`cadence`).
+How often copies are made (`interval`) is settled before a run begins, unless a bound is set on what they may
+cost: then after some steps (`cadence`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,35 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from windtunnel.training.checkpoint.model import Copy, Log, RestorePlan, Twins
+from windtunnel.training.checkpoint.model import Copy, Log, Placement, RestorePlan, Twins
 from windtunnel.training.checkpoint.policy.cadence import every_for
+from windtunnel.training.checkpoint.policy.pacing import (
+    Allowance,
+    CopiesWanted,
+    Looked,
+    Sending,
+    Window,
+    allowance,
+    holders,
+    window,
+)
 from windtunnel.training.checkpoint.policy.restore import BadCopy, StoredStep, plan_restore
 from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
 
 __all__ = [
     "POLICIES",
+    "Allowance",
     "Cadence",
+    "CopiesWanted",
     "Decision",
     "Inventory",
+    "Looked",
     "Observation",
+    "Sending",
     "Slot",
     "SlotWanted",
     "StepTimes",
+    "Window",
     "decide",
 ]
 
@@ -82,12 +97,13 @@ class Cadence:
     more: float
 
 
-Observation = Inventory | SlotWanted | StepTimes
-Decision = RestorePlan | Slot | Cadence
+Observation = Inventory | SlotWanted | StepTimes | CopiesWanted | Sending | Looked
+Decision = RestorePlan | Slot | Cadence | Placement | Allowance | Window
 
 
 def decide(observation: Observation) -> Decision:
-    """The newest step that every shard has a good copy of, the slot to write to, or how often to save."""
+    """The newest step that every shard has a good copy of, the slot to write to, how often to save, where
+    copies lie, and when they are sent."""
     match observation:
         case Inventory(copies, stored, bad, log, restart, twins):
             return plan_restore(copies, stored, frozenset(bad), log, restart, twins)
@@ -97,6 +113,12 @@ def decide(observation: Observation) -> Decision:
         case StepTimes(share, plain, saving):
             alone = median(plain)
             return Cadence(every_for(share, plain, saving), alone, median(saving) - alone)
+        case CopiesWanted():
+            return holders(observation)
+        case Sending():
+            return allowance(observation)
+        case Looked():
+            return window(observation)
 
 
 def _from_storage(observation: Observation) -> Decision:

@@ -62,9 +62,10 @@ def may_overwrite(slots: int, step: int, held: Sequence[int], committed: int) ->
 
     ``committed``: the newest committed step that the writer knows of, -1 for none. Where the answer is no,
     wait for a later commit and ask again.
+
+    Raises:
+        UserError: fewer than two slots.
     """
-    if slots < 2:
-        return False
     kept = held[slot_for(slots, step, held)]
     return kept == EMPTY or kept >= step or kept < committed
 

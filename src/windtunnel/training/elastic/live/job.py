@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -13,7 +14,7 @@ from windtunnel.training.elastic.faults import POINTS
 from windtunnel.training.elastic.live.inject import Injector
 from windtunnel.training.elastic.live.link import Link
 from windtunnel.training.elastic.model import Membership
-from windtunnel.training.elastic.policy.checkpoints import RECORD
+from windtunnel.training.elastic.policy.checkpoints import PENDING, RECORD, STORING
 
 T = TypeVar("T")
 
@@ -110,6 +111,14 @@ class Job:
         found = self._link.ask(self.generation, RECORD, self.timeout)
         assert found is not None
         return dict(found[0])
+
+    def stored(self, step: int) -> str:
+        """What the run's log says of a step that is to go to storage (`Checkpoints.stored`): still pending
+        while nobody answers, too."""
+        with contextlib.suppress(TimeoutError):
+            found = self._link.ask(self.generation, f"{STORING}{step}", self.timeout) if self._link else None
+            return str(found[0]) if found is not None else PENDING
+        return PENDING
 
     def check(self) -> None:
         """Come here now and then in long work outside the process group.

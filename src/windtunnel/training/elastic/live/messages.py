@@ -23,6 +23,7 @@ from windtunnel.base.schema import (
     positive,
     text,
 )
+from windtunnel.training.elastic.policy.checkpoints import FAILED, WANTED
 
 HOST = fields(id=count, address=text, memory=text, domain=text)
 MEMBERSHIP = fields(
@@ -39,7 +40,7 @@ POST = fields(generation=count, key=text, rank=count, value=anything)
 
 def _event(kind: Check) -> Check:
     about = fields(kind=kind, t=maybe(number), generation=maybe(count))
-    needs = {"grouped": "rank", "step": "step"}
+    needs = {"grouped": "rank", "step": "step", WANTED: "step", FAILED: "step"}
 
     def passes(message: Any) -> bool:
         if not about(message) or "self" in message:

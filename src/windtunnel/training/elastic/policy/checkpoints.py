@@ -5,6 +5,9 @@ Memory services post ``checkpoint/{step}/{term}`` for each rank whose copies are
 ranks went back to a checkpoint in it, since they may come to the same step again. When all ranks have posted,
 the step is committed: that is in the log before anybody hears of it. A restore believes this record alone
 (see `training.checkpoint.policy.restore`); nobody but the supervisor writes it.
+
+``storage.wanted`` is the event of a step that is to go to storage, ``storage.failed`` of one that will not be
+there. A run whose last wanted step is not durable has not reached what was asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ from typing import Any, TypeVar
 COMMIT, STORED = "checkpoint/", "persist/"
 RECORD = "record/checkpoints"
 """The key under which a rank asks for the record."""
+STORING = "record/storage/"
+"""With a step: that under which a rank asks what became of it there."""
+WANTED, FAILED = "storage.wanted", "storage.failed"
+DURABLE, PENDING = "durable", ""
 KEPT_COMMITTED = 256
 """Of the newest steps alone there are copies in memory."""
 KEPT_PERSISTED = 4096
@@ -31,12 +38,15 @@ class Checkpoints:
     """``committed``: by step and course (the generation that its copies carry), whether what all ranks should
     hold alike was so; ``persisted``: by the same, the checksum of the manifest in storage. ``newest``: that
     was ever committed. ``storing``: steps whose shards are all in storage, and whose manifest may be written.
+    ``wanted``: the last step that is to be in storage; ``failed``: why a step is not.
     """
 
     committed: OrderedDict[tuple[int, int], bool] = field(default_factory=OrderedDict)
     persisted: OrderedDict[tuple[int, int], str] = field(default_factory=OrderedDict)
     newest: int = -1
     storing: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    wanted: int = -1
+    failed: OrderedDict[int, str] = field(default_factory=OrderedDict)
 
     def sealed(self, key: str, values: Mapping[int, Any]) -> dict[str, Any] | None:
         """All ranks have posted ``key``: the fields of the event ``committed``, where it is one."""
@@ -58,14 +68,35 @@ class Checkpoints:
         return self.storing.pop(key, self) is None
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """An event of the log: ``committed`` or ``persisted``."""
-        at = int(event["step"]), int(event["course"])
-        if event["kind"] == "committed":
+        """An event of the log: ``committed``, ``persisted``, `WANTED` or `FAILED`."""
+        kind, step = event["kind"], int(event["step"])
+        if kind == WANTED:
+            self.wanted = step
+            self.failed.pop(step, None)
+            return
+        if kind == FAILED:
+            _keep(self.failed, step, str(event.get("error", "")), KEPT_STORED)
+            return
+        at = step, int(event["course"])
+        if kind == "committed":
             self.newest = max(self.newest, at[0])
             alike = bool(event["alike"]) or self.committed.get(at, False)  # it is saved again as it was
             _keep(self.committed, at, alike, KEPT_COMMITTED)
         else:
             _keep(self.persisted, at, str(event["check"]), KEPT_PERSISTED)
+
+    def stored(self, step: int) -> str:
+        """Of a step that was wanted in storage: `DURABLE`, `FAILED`, or `PENDING`."""
+        if any(one == step for one, _ in self.persisted):
+            return DURABLE
+        return FAILED if step in self.failed else PENDING
+
+    def missing(self) -> str:
+        """What of storage was wanted and is not reached, in a sentence; "" where all is well."""
+        if self.wanted < 0 or self.stored(self.wanted) == DURABLE:
+            return ""
+        why = self.failed.get(self.wanted, "it was not complete when the job ended")
+        return f"step {self.wanted}, the last checkpoint that was due to storage, is not there: {why}"
 
     def plain(self) -> dict[str, Any]:
         """As values of JSON; fields as in `training.checkpoint.model.Log`."""

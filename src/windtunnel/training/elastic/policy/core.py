@@ -506,7 +506,8 @@ class Core:
             self.done[rank] = result
             self.record("done", rank=rank, result=result)
         if len(self.done) == membership.world:
-            self.finish(0, "all ranks are done", now)
+            missing = self.checkpoints.missing()
+            self.finish(NOT_REACHED if missing else 0, missing or "all ranks are done", now)
 
     # hosts
 

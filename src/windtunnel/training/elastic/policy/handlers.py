@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from windtunnel.training.elastic.policy.checkpoints import RECORD
+from windtunnel.training.elastic.policy.checkpoints import FAILED, RECORD, STORING, WANTED
 from windtunnel.training.elastic.policy.core import Core, Message
 from windtunnel.training.elastic.policy.state import DURABLE, LiveHost
 
@@ -173,6 +173,8 @@ def _event(core: Core, host: LiveHost, message: Message) -> None:
         return
     elif kind == "step" and generation == core.generation:
         core.stepped(int(fields["step"]))
+    elif kind in (WANTED, FAILED) and generation == core.generation:
+        core.checkpoints.apply({"kind": kind, **fields})
     fields.setdefault("host", host.member.id)
     core.effects.record(kind, generation, t, **fields)
 
@@ -202,7 +204,13 @@ def _post(core: Core, host: LiveHost, message: Message, now: float) -> None:
 
 def _ask(core: Core, host: LiveHost, message: Message) -> None:
     key = str(message["key"])
-    values = {0: core.checkpoints.plain()} if key == RECORD else core.agreements.ask(key)
+    step = key.removeprefix(STORING)
+    if key == RECORD:
+        values: dict[int, Any] | None = {0: core.checkpoints.plain()}
+    elif step != key and step.isdigit():
+        values = {0: core.checkpoints.stored(int(step))}
+    else:
+        values = core.agreements.ask(key)
     answer = {**message, "op": "answer", "values": values}
     if host.link is not None:
         core.send(host.link, answer)

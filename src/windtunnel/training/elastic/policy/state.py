@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from windtunnel.training.elastic.model import MemberHost, Membership
-from windtunnel.training.elastic.policy.checkpoints import Checkpoints
+from windtunnel.training.elastic.policy.checkpoints import FAILED, WANTED, Checkpoints
 from windtunnel.training.elastic.policy.rules import Decision, Observation
 
 
@@ -352,3 +352,5 @@ def _apply(state: Past, event: dict[str, Any]) -> None:
             state.grouped.add(event["rank"])
         elif kind == "done":
             state.done[event["rank"]] = event["result"]
+        elif kind in (WANTED, FAILED):
+            state.checkpoints.apply(event)

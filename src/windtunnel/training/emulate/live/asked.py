@@ -19,9 +19,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 from windtunnel.training.emulate.graph import Place
-from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live import failure, machine
 
-VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
+VARIABLES = (*machine.RANK, *machine.LOCAL, *machine.HOST)
 """Of the environment, that differ from rank to rank."""
 THROUGH = ("os.py", "<frozen os>", "_collections_abc.py", "<frozen _collections_abc>")
 """Files of Python through which the environment is read."""

@@ -13,15 +13,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from torch.distributed.algorithms.join import Join
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from windtunnel.training.emulate.graph import OUTLINED, Slice
+from windtunnel.training.emulate.graph import OUTLINED, NoteKind, Slice
 from windtunnel.training.emulate.live.observe import Observer
 
 FURTHER = 2
 """Steps that are run at most beyond those that were needed to see the steady one."""
 LENGTH = 3
 """A run is left when it is this many times as long, in events, as it was at the end of the steady step."""
+UNEVEN = (
+    "Join: every rank is taken to have inputs left; what one without does, and what follows the Join, is"
+    " not emulated"
+)
 
 
 @dataclass
@@ -54,6 +59,25 @@ class Ending:
         observer.max_steps = len(observer.steps) + FURTHER + self.to_end  # one more than the one that ended
         observer.on_steady = self._step
         register_module_forward_pre_hook(self._module)
+
+    def install(self) -> None:
+        """Leave where a rank comes to the end of a ``Join``. Call once, before the script runs."""
+        join: Any = Join
+        leave = join.__exit__
+
+        def enter(context: Any) -> None:
+            if context._enable:
+                self.observer.note(UNEVEN, NoteKind.APPROXIMATION)
+
+        def exit(context: Any, kind: Any, *error: Any) -> Any:
+            if context._enable and kind is None:
+                if self._slice is None:
+                    self.observer.program_ended()
+                    self.write(self.observer.slice())
+                self.leave()
+            return leave(context, kind, *error)
+
+        join.__enter__, join.__exit__ = enter, exit
 
     def ended(self) -> None:
         """The script has come to its end."""

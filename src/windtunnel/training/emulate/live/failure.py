@@ -20,6 +20,11 @@ WITHOUT_DRIVER = (
     "Found no NVIDIA driver", "No CUDA GPUs are available", "0 active drivers",
 )  # fmt: skip
 """How a CUDA build complains that there is no driver or, where it is kept from it, no device."""
+LACKING = {
+    "flash_attn": "use torch.nn.functional.scaled_dot_product_attention",
+    "transformer_engine": "use torch.nn's layers",
+}
+"""Packages of CUDA kernels that are not emulated, and what is."""
 REFUSED = 72
 """Exit status of a rank that was only to be checked, and calls what cannot be emulated."""
 
@@ -57,6 +62,14 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, NotImplementedError) and str(error).startswith(SIGN)
 
 
+def lacking(error: BaseException) -> str:
+    """Which of the `LACKING` packages could not be imported, or was missed by another; or nothing."""
+    if not isinstance(error, ImportError):
+        return ""
+    said = f"{error.name} {error}".lower().replace(" ", "").replace("flashattention", "flash_attn")
+    return next((package for package in LACKING if package in said), "")
+
+
 def sentence(error: BaseException) -> str:
     """What went wrong and where, in one line."""
     lines = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
@@ -65,6 +78,9 @@ def sentence(error: BaseException) -> str:
         return where(error) + message.removeprefix(SIGN)
     if isinstance(error, WouldHang):
         return where(error) + message
+    if package := lacking(error):
+        text = f"{package} cannot be emulated because its kernels are not known; {LACKING[package]}"
+        return where(error) + text
     backend = re.match(r"Could not run '(\S+)' with arguments from the '(\w+)' backend", message)
     if backend is not None:
         operator, kind = backend.groups()
@@ -76,7 +92,10 @@ def sentence(error: BaseException) -> str:
 
 
 def show(error: BaseException) -> None:
-    """Print the script's traceback to standard error, with the user's and the libraries' frames only."""
+    """Print the script's traceback to standard error, with the user's and the libraries' frames only; none
+    where the sentence says all."""
+    if lacking(error):
+        return
     told = traceback.TracebackException.from_exception(error)
     one: traceback.TracebackException | None = told
     while one is not None:

@@ -37,7 +37,7 @@ SOURCES = (
     "recurrent",
     "collectives",
 )
-MORE_OPERATORS = ("convolution",)
+MORE_OPERATORS = ("convolution", "embedding")
 """Recorded whole, as cost tables know them, though a CUDA build takes them apart first."""
 TRIED = ((2, 11), (2, 15))
 """The first and the last minor version of torch that was tried, as CPU or CUDA build."""
@@ -181,11 +181,10 @@ def operator_names() -> bytes:
     Which operators decompose before they reach the device, and into what, is decided by them: they are read
     from the operator table that ships with torch. A CUDA build may have registered more.
     """
-    names = _table()
+    names = dict.fromkeys([*_table().decode().split(), *MORE_OPERATORS])
     if is_cuda_build():
-        known = set(names.decode().split())
-        names += "".join(f"{name}\n" for name in registered_operators() if name not in known).encode()
-    return names
+        names |= dict.fromkeys(registered_operators())
+    return "".join(f"{name}\n" for name in names).encode()
 
 
 def _table() -> bytes:
@@ -241,7 +240,7 @@ def read_operator_table() -> bytes:
         return "CUDA" in [key.strip() for keys in dispatch for key in keys.split(",")]
 
     names = [name for name, entry in functions.items() if has_cuda(entry)]
-    return "\n".join([*names, *MORE_OPERATORS, ""]).encode()
+    return "\n".join([*names, ""]).encode()
 
 
 def main() -> None:

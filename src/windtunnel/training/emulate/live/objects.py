@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from windtunnel.training.emulate.graph import NoteKind
-from windtunnel.training.emulate.live.world import WorldView
+from windtunnel.training.emulate.live.world import WorldView, replace
 from windtunnel.training.emulate.policy.groups import ranks_words
 
 
@@ -160,5 +159,4 @@ def install(world: WorldView) -> None:
 
     objects = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)
     for function in (*objects, send_object_list, recv_object_list):
-        for module in (dist, c10d):
-            setattr(module, function.__name__, function)
+        replace(function)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import marshal
 import os
 import pickle
 import signal
@@ -13,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 from windtunnel.base.errors import HangError, ScriptError, UserError
@@ -78,14 +80,26 @@ class Function:
 
     def pickled(self) -> bytes:
         """The function and its arguments, for the worker."""
-        import cloudpickle
+        from cloudpickle import CloudPickler
 
+        class Pickler(CloudPickler):  # type: ignore[misc]
+            """Code goes whole: some versions of cloudpickle leave out the name of its file."""
+
+            dispatch_table = CloudPickler.dispatch_table.new_child({CodeType: _code})
+
+        data = io.BytesIO()
         try:
-            return bytes(cloudpickle.dumps((self.call, self.arguments)))
+            Pickler(data).dump((self.call, self.arguments))
+            return data.getvalue()
         except Exception as error:
             raise UserError(
                 f"{self.name} cannot be sent to the process that emulates it: {type(error).__name__}: {error}"
             ) from None
+
+
+def _code(code: CodeType) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+    """How code is pickled for the same Python."""
+    return marshal.loads, (marshal.dumps(code),)
 
 
 Program = Script | Module | Function

@@ -45,8 +45,8 @@ BEGAN = time.time()
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OF_RANKS = (
-    "answers", "asked", "ending", "extensions", "flex", "host", "kernels", "mailbox", "names", "objects",
-    "observe", "saving", "substitutes", "surface", "tritons", "values", "world",
+    "answers", "asked", "ending", "extensions", "flex", "host", "kernels", "machine", "mailbox", "names",
+    "objects", "observe", "saving", "substitutes", "surface", "tritons", "values", "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
 OPTIONAL = ("numpy.ma", "safetensors.torch", "torch.profiler._cupti_monitor", "triton")
@@ -268,6 +268,7 @@ def _prepare(
         flex,
         host,
         kernels,
+        machine,
         names,
         objects,
         saving,
@@ -286,14 +287,7 @@ def _prepare(
     torch.set_num_threads(1)
     directory = Path(request.directory)
     local = rank % request.devices_per_host
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(request.world_size),
-        LOCAL_WORLD_SIZE=str(min(request.devices_per_host, request.world_size)),
-        GROUP_RANK=str(rank // request.devices_per_host),
-        ROLE_RANK=str(rank), ROLE_WORLD_SIZE=str(request.world_size),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
-        TORCHELASTIC_RUN_ID="windtunnel", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
-    )  # fmt: skip
+    machine.launch(rank, request.world_size, request.devices_per_host)
 
     def tell(want: Want | None) -> None:
         os.write(pipe, json.dumps((rank, None if want is None else asdict(want))).encode() + b"\n")
@@ -318,6 +312,7 @@ def _prepare(
     if device.kind == "gpu":
         surface.install(surface.Surface(native, device, request.devices_per_host))
         answers.install(native)
+        machine.install(device, request.devices_per_host, directory / f"programs-{rank}")
         native.wt_device(request.devices_per_host, device.capability[0] * 10 + device.capability[1], local)
         world.install(the_world, native, "cuda")
     else:
@@ -326,6 +321,7 @@ def _prepare(
     questions = asked.Asked()
     observer = Observer(native, the_world, device.name, request.max_steps, ending.steady, request.settled)
     ending.observer = observer
+    ending.install()
     the_world.note = observer.note
     observer.install()
     objects.install(the_world)

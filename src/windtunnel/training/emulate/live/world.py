@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,16 @@ def install(world: WorldView, native: ctypes.CDLL, device_type: str) -> None:
     _batch_messages(native)
     _agree_on_shapes(world)
     _trust_replicas()
+
+
+def replace(function: Callable[..., Any]) -> None:
+    """Put ``function`` in the place of c10d's function of its name, also where another module of PyTorch took
+    that by name: a device mesh makes the default group itself where there is none."""
+    name = function.__name__
+    original = getattr(c10d, name)
+    for path, module in list(sys.modules.items()):
+        if path.startswith("torch.distributed") and vars(module).get(name) is original:
+            setattr(module, name, function)
 
 
 class _AnyFake(type):
@@ -109,9 +120,7 @@ def _start_without_peers(world: WorldView, device_type: str) -> None:
         original(backend, store=HashStore(), rank=world.rank, world_size=world.size, **kept)
         world.add(tuple(range(world.size)), "world", c10d._get_default_group().group_name)
 
-    for module in (dist, c10d):
-        m: Any = module
-        m.init_process_group = init_process_group
+    replace(init_process_group)
 
 
 def _list_groups(world: WorldView) -> None:
@@ -153,9 +162,7 @@ def _list_groups(world: WorldView) -> None:
                 mine = group if members == parent.ranks and world.rank in ranks else mine
         return mine
 
-    for module in (dist, c10d, torch.distributed.device_mesh):
-        m: Any = module
-        m.split_group = split_group
+    replace(split_group)
 
 
 def _batch_messages(native: ctypes.CDLL) -> None:
@@ -172,9 +179,7 @@ def _batch_messages(native: ctypes.CDLL) -> None:
         finally:
             native.wt_batch(-1)
 
-    for module in (dist, c10d):
-        m: Any = module
-        m.batch_isend_irecv = batch_isend_irecv
+    replace(batch_isend_irecv)
 
 
 def _agree_on_shapes(world: WorldView) -> None:
@@ -222,7 +227,7 @@ def _agree_on_shapes(world: WorldView) -> None:
         raise NotImplementedError(
             f"windtunnel: pipeline stage {self.stage_index} learns its input shapes from stage {src_stage}, "
             f"which cannot be emulated because rank {sender} is not captured before rank {world.rank}; use "
-            "--ranks auto, or pass input_args and output_args to PipelineStage"
+            "`ranks` auto, or pass input_args and output_args to PipelineStage"
         )
 
     pipeline: Any = schedules._PipelineSchedule
@@ -243,6 +248,16 @@ def _trust_replicas() -> None:
             module._verify_param_shape_across_processes = verified  # type: ignore[attr-defined]
     if hasattr(dist, "_verify_params_across_processes"):
         dist._verify_params_across_processes = verified  # type: ignore[assignment]
+
+    # In a Join, the last rank that has inputs gives its buffers to the others: here all have some.
+    model: Any = ddp.DistributedDataParallel
+    find = model._find_common_rank
+
+    def find_last(self: Any, rank: int, condition: bool) -> int:
+        find(self, rank, condition)
+        return dist.get_world_size(self.process_group) - 1
+
+    model._find_common_rank = find_last
 
     # DTensor's random numbers: every rank is given the state of the first, and compares it with its own on
     # the device.

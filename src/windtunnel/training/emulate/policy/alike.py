@@ -24,6 +24,7 @@ from windtunnel.training.emulate.graph import (
     EventKind,
     Operator,
     Slice,
+    TensorMeta,
 )
 from windtunnel.training.emulate.policy.groups import POINT_TO_POINT, Families
 
@@ -40,9 +41,10 @@ def digest(slice_: Slice, families: Families) -> str:
     return hashlib.blake2b(columns.tobytes(), digest_size=16).hexdigest()
 
 
-def canonical(slice_: Slice, families: Families) -> Longs:
-    """The events that count, one row each, in names that belong to no rank; int64[n, 6]."""
-    events = _counted(slice_)
+def canonical(slice_: Slice, families: Families, *, reads: bool = True) -> Longs:
+    """The events that count, one row each, in names that belong to no rank; int64[n, 6]. ``reads``: also
+    those by which the host sees what the device has."""
+    events = _counted(slice_, reads)
     kind = events["kind"]
     ref = events["ref"].astype(np.int64)
     value = np.zeros(len(events), np.int64)
@@ -71,21 +73,41 @@ def canonical(slice_: Slice, families: Families) -> Longs:
 
 
 def difference(one: Slice, other: Slice, families: Families) -> str:
-    """In a few words, what ``other`` does that ``one`` does not, for a reader who wants to know why."""
+    """In a few words, what ``other`` does that ``one`` does not, for a reader who wants to know why; nothing
+    where the words would be the same, or one of them only reads (a loss to print)."""
     ours, theirs = _parameter_bytes(one), _parameter_bytes(other)
-    if ours != theirs:
+    if _mebibytes(ours) != _mebibytes(theirs):
         size = "smaller" if theirs < ours else "larger"
-        return f"a {size} shard ({theirs / 2**20:.2f} MiB of parameters instead of {ours / 2**20:.2f} MiB)"
-    a, b = canonical(one, families), canonical(other, families)
+        return f"a {size} shard ({_mebibytes(theirs)} of parameters instead of {_mebibytes(ours)})"
+    a, b = (canonical(slice_, families, reads=False) for slice_ in (one, other))
     shared = min(len(a), len(b))
-    unequal = np.flatnonzero((a[:shared] != b[:shared]).any(axis=1))
-    if not len(unequal):
-        return f"{len(b)} events instead of {len(a)}"
-    return f"another graph ({_words(other, int(unequal[0]))} instead of {_words(one, int(unequal[0]))})"
+    events = _counted(one, reads=False), _counted(other, reads=False)
+    for row in np.flatnonzero((a[:shared] != b[:shared]).any(axis=1)).tolist():
+        was, is_now = _words(one, events[0][row]), _words(other, events[1][row])
+        if was != is_now:
+            return f"another graph ({is_now} instead of {was})"
+    return f"{len(b)} events instead of {len(a)}" if len(a) != len(b) else ""
 
 
-def _counted(slice_: Slice) -> Events:
-    return slice_.events[~np.isin(slice_.events["kind"], (EventKind.CALL, EventKind.FREE))]
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:.2f} MiB"
+
+
+def _counted(slice_: Slice, reads: bool = True) -> Events:
+    events = slice_.events
+    counted = ~np.isin(events["kind"], (EventKind.CALL, EventKind.FREE))
+    if not reads:
+        reading = np.array([_reads(operator) for operator in slice_.operators] or [False], np.bool_)
+        operators = events["kind"] == EventKind.OP
+        counted &= ~((events["kind"] == EventKind.SYNC) | (operators & reading[events["ref"] * operators]))
+    return events[counted]
+
+
+def _reads(operator: Operator) -> bool:
+    """Whether it only lets the host see what the device has."""
+    into = {tensor.device for tensor in operator.outputs if isinstance(tensor, TensorMeta)}
+    copies = "cuda" not in into and any(tensor.device == "cuda" for tensor in operator.tensors())
+    return copies or operator.name in ("aten.detach.default", "aten._local_scalar_dense.default")
 
 
 def _operator_text(operator: Operator) -> str:
@@ -93,8 +115,7 @@ def _operator_text(operator: Operator) -> str:
     return repr((operator.name, inputs, operator.outputs, operator.region))
 
 
-def _words(slice_: Slice, position: int) -> str:
-    event = _counted(slice_)[position]
+def _words(slice_: Slice, event: Any) -> str:
     kind, ref = EventKind(int(event["kind"])), int(event["ref"])
     if kind == EventKind.OP:
         return slice_.operators[ref].name
@@ -102,7 +123,7 @@ def _words(slice_: Slice, position: int) -> str:
         row = slice_.collectives[ref]
         return f"{row.kind} of {max(row.in_bytes, row.out_bytes)} bytes"
     if kind == EventKind.ALLOC:
-        return f"{int(event['value']) / 2**20:.2f} MiB of memory"
+        return f"{_mebibytes(int(event['value']))} of memory"
     return kind.name.lower().replace("_", " ")
 
 

@@ -230,7 +230,7 @@ def _doubt(seen: Seen, assumed: Longs) -> Note:
     parts = [axis.name for axis in seen.axes.axes if axis.positional]
     return Note(
         f"{ranks_words(assumed)} have places in {' and '.join(parts)} that no captured rank has;"
-        " the nearest captured ranks stand in for them (use --ranks auto to capture one of each)",
+        " the nearest captured ranks stand in for them (use `ranks` auto to capture one of each)",
         NoteKind.APPROXIMATION,
     )
 
@@ -254,4 +254,4 @@ def _note(seen: Seen, slice_: Slice, members: Longs, rank_class: NDArray[np.int3
     base = seen.slice_of[seen.digest_of[origin]]
     verb = "differs" if len(members) == 1 else "differ"
     why = difference(base, slice_, seen.families)
-    return f"{ranks_words(members)} {verb} from rank {origin}: {why}"
+    return f"{ranks_words(members)} {verb} from rank {origin}: {why}" if why else ""

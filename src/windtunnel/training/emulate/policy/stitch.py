@@ -83,7 +83,7 @@ def stitch(classes: Classes) -> StitchedWorld:
 def _doubt(classes: Classes) -> str:
     if not len(classes.assumed):
         return ""
-    return f" (but {ranks_words(classes.assumed)} were not captured; use --ranks auto to be sure)"
+    return f" (but {ranks_words(classes.assumed)} were not captured; use `ranks` auto to be sure)"
 
 
 def _first_break(classes: Classes, calls: list[Calls]) -> _Break | None:

@@ -116,7 +116,7 @@ def _emulate_in_processes(
         except BrokenProcessPool:
             raise ScriptError(
                 "a process of the sweep ended unexpectedly (out of memory?); run the same command again to "
-                "go on, with fewer --jobs where memory is short"
+                "go on, with fewer `jobs` where memory is short"
             ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -267,7 +267,7 @@ def emulate_on_ray(
         import ray
     except ImportError:
         raise UserError(
-            f"--ray is {address!r}, but Ray is not installed, get it by: pip install 'windtunnel[control]'"
+            f"`ray` is {address!r}, but Ray is not installed, get it by: pip install 'windtunnel[control]'"
         ) from None
     shared = {
         name: os.environ[name] for name in ("WINDTUNNEL_HOME", "WINDTUNNEL_STORE") if name in os.environ
@@ -284,7 +284,7 @@ def emulate_on_ray(
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            f"--ray is {address!r}, but no Ray cluster answers there ({reason}), accepted is HOST:PORT, "
+            f"`ray` is {address!r}, but no Ray cluster answers there ({reason}), accepted is HOST:PORT, "
             "ray://HOST:PORT, auto or local"
         ) from None
     try:

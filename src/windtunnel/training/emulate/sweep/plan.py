@@ -173,14 +173,14 @@ def _clusters(path: Path, spec: SweepSpec) -> list[Cluster]:
 def _options(path: Path, spec: OptionsSpec, clusters: Iterable[Cluster]) -> Options:
     """The options of every point; what depends on the cluster is checked on each."""
     options = Options(
-        ranks=spec.ranks, slow=tuple(spec.slow), jitter=spec.jitter, seed=spec.seed,
-        allocator=spec.alloc_conf, tokens=spec.tokens, timeout=spec.timeout, profile=spec.profile,
+        ranks=spec.ranks, slow=spec.slow, jitter=spec.jitter, seed=spec.seed,
+        alloc_conf=spec.alloc_conf, tokens=spec.tokens, timeout=spec.timeout, profile=spec.profile,
         aggregation=spec.aggregation, neighbours=spec.neighbours,
     )  # fmt: skip
     if spec.reserve is not None:
-        options = dataclasses.replace(options, reserve_bytes=spec.reserve * 2**20)
+        options = dataclasses.replace(options, reserve=spec.reserve * 2**20)
     try:
-        AllocatorConfig.parse(options.allocator)
+        AllocatorConfig.parse(options.alloc_conf)
         if options.profile and find_profile(options.profile) is None:
             raise UserError(f"profile: there is no profile {options.profile!r}")
         for cluster in clusters:

@@ -76,7 +76,7 @@ def result(rows: list[Row]) -> SweepResult:
     """
     done = [row for row in rows if row["status"] == "done"]
     tokens = {row["tokens_per_iteration"] for row in done}
-    plain = SweepResult(rows, len(tokens) > 1 and 0 not in tokens, done[0]["cost_unit"] if done else "price")
+    plain = SweepResult(rows, len(tokens) > 1 and all(tokens), done[0]["cost_unit"] if done else "price")
     fitting = [row for row in done if row["fits"]]
     values = [(plain.time(row), row["peak_reserved_bytes"], plain.cost(row)) for row in fitting]
     front = pareto_front(np.array(values).reshape(-1, 3))

@@ -19,7 +19,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -268,38 +267,48 @@ _FORM = re.compile(r"(host|rank|link|nic)=(?:host)?(\d+):([0-9.eE+-]+)")
 _ACCEPTED = "accepted are host=3:1.3, rank=17:1.5, link=host3:4 or nic=3:4"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slow:
-    """``what`` number ``index`` is ``factor`` times slower."""
+    """The host or the rank of this number, or the NICs of this host (``link``), is ``factor`` times slower:
+    one of them."""
 
-    what: Literal["host", "rank", "link"]
-    index: int
     factor: float
+    host: int | None = None
+    rank: int | None = None
+    link: int | None = None
+
+    def __post_init__(self) -> None:
+        if [self.host, self.rank, self.link].count(None) != 2:
+            raise UserError(f"{self!r}: accepted is one of host, rank and link")
+
+    def __str__(self) -> str:
+        given = {"host": self.host, "rank": self.rank, "link": self.link}
+        return next(f"{what}={number}:{self.factor}" for what, number in given.items() if number is not None)
 
 
-def parse_slow(text: str, cluster: Cluster) -> list[Slow]:
-    """Read the value of ``--slow``: one or more forms, separated by commas.
+def parse_slow(slow: str | Slow, cluster: Cluster) -> list[Slow]:
+    """Read a value of ``slow``: one or more forms, separated by commas.
 
     Raises `UserError` for another form, a host or rank that the cluster has not, or a factor that is not a
     finite number greater than zero.
     """
     found = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in filter(None, (part.strip() for part in str(slow).split(","))):
         match = _FORM.fullmatch(part)
         if not match or (match[1] == "rank" and "=host" in part):
-            raise UserError(f"--slow: {part!r} is not understood; {_ACCEPTED}")
+            raise UserError(f"`slow`: {part!r} is not understood; {_ACCEPTED}")
         what, index = match[1].replace("nic", "link"), int(match[2])
         last = (cluster.world_size if what == "rank" else cluster.hosts) - 1
         if index > last:
             kind = "rank" if what == "rank" else "host"
-            raise UserError(f"--slow: {part!r} names {kind} {index}, cluster {cluster.name} has 0 to {last}")
+            raise UserError(f"`slow`: {part!r} names {kind} {index}, cluster {cluster.name} has 0 to {last}")
         try:
             factor = float(match[3])
         except ValueError:
             factor = math.nan
         if not (0 < factor < math.inf):
-            raise UserError(f"--slow: {match[3]!r} in {part!r} is no factor; accepted is a number above 0")
-        found.append(Slow(what, index, factor))  # type: ignore[arg-type]
+            raise UserError(f"`slow`: {match[3]!r} in {part!r} is no factor; accepted is a number above 0")
+        found.append(Slow(factor=factor, **{what: index}))  # type: ignore[arg-type]
     return found
 
 
@@ -318,11 +327,11 @@ def slowness(slow: Sequence[Slow], cluster: Cluster, world_size: int) -> Slownes
     compute, host = np.ones(world_size), np.ones(world_size)
     link = np.ones(max(cluster.hosts, int(host_of.max(initial=0)) + 1))
     for one in slow:
-        if one.what == "link":
-            link[one.index] *= one.factor
+        if one.link is not None:
+            link[one.link] *= one.factor
             continue
-        ranks = np.arange(world_size) == one.index if one.what == "rank" else host_of == one.index
+        ranks = np.arange(world_size) == one.rank if one.host is None else host_of == one.host
         compute[ranks] *= one.factor
-        if one.what == "host":
+        if one.host is not None:
             host[ranks] *= one.factor
     return Slowness(compute, host, link)

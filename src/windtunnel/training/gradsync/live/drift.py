@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from windtunnel.base.errors import UserError
 from windtunnel.store.eventlog import decided
+from windtunnel.training.gradsync.files import steps
 from windtunnel.training.gradsync.live.costs import measure
 from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.profile import network
@@ -60,7 +61,8 @@ def check(handle: Handle) -> Keep:
     now = replace(job, network=carried(job, links), codecs=codecs(job))
     made = None
     if dist.get_rank(group) == 0:
-        made = _decided(handle, Wanted(now, handle.codecs, handle.plan.seed))
+        wanted = Wanted(now, handle.codecs, handle.plan.seed, steps(), handle.plan.lossy)
+        made = _decided(handle, wanted)
     handle.profile, made = Peers(group, handle.deadline).told((now, made))[0]
     assert isinstance(made, Plan)
     expected = price(handle.plan, handle.profile)

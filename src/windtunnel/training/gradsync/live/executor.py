@@ -217,6 +217,11 @@ class Executor:
             thread.start()
         atexit.register(self.close)
 
+    @property
+    def options(self) -> list[Option]:
+        """What each group is synchronised by."""
+        return [one.option for one in self._groups]
+
     def begin(self, group: int, row: Tensor, done: Done) -> None:
         """Synchronise a group whose gradients are in ``row`` (1-D, contiguous; or COO for a sparse sum)."""
         run = _Run(group, self._groups[group].begin(row), done)

@@ -1,6 +1,6 @@
 """A plan applied to a model: `apply` registers a communication hook with DistributedDataParallel.
 
-    plan = decide(Wanted(profile))
+    plan = gradsync.plan(profile)
     handle = apply(ddp, plan, profile=profile)   # on all ranks
     ...                                          # train as before; a plan whose times drift is made anew
 
@@ -112,6 +112,9 @@ class Handle:
             ddp.register_comm_hook(self, _hook)
         else:
             self._feedback = Feedback([{name: one.numel()} for name, one in self._parameters.items()])
+        if self.event is not None and dist.get_rank(ddp.process_group) == 0:
+            runs = self._executor.options if self._executor is not None else [PLAIN] * len(plan.groups)
+            self.event("plan", digest=self.plan.digest(), runs=[one.words() for one in runs])
 
     def replace(self, plan: Plan) -> None:
         """Have ``plan`` go on where the present one stands, with what waits. All ranks call it at once,
@@ -281,7 +284,8 @@ def apply(
     ``deadline``: seconds that a collective may take before the step ends with `HostError`. ``profile``, and
     the ``codecs`` that are allowed (none named: all of it): what the plan was made for. With it
     `Handle.check` can make another, and is called every ``check_every`` iterations (0: never), before the
-    next forward. ``event``: gets what is decided, as ``job.event`` or ``EventLog(path).append`` take it.
+    next forward. ``event``: gets what is decided, and which plan runs, as ``job.event`` or
+    ``EventLog(path).append`` take it.
 
     Raises:
         UserError: plan or profile is of another model or number of ranks, ranks have different plans or

@@ -70,9 +70,10 @@ def applied(ddp: DistributedDataParallel, file: Path, given: str, every: int) ->
     apply(ddp, plan, profile=profile, check_every=every, event=_tell)
 
 
-def _tell(kind: str, *, decision: dict[str, Any], observation: dict[str, Any], **_: Any) -> None:
+def _tell(kind: str, **told: Any) -> None:
     """What became of a plan whose times have drifted."""
-    if observation["is"] == "Renewed":
+    if kind == "decision" and told["observation"]["is"] == "Renewed":
+        decision = told["decision"]
         done = "stays" if decision["keep"] else "is made anew"
         print(f"windtunnel: the plan {done}: {decision['reason']}", file=sys.stderr, flush=True)
 

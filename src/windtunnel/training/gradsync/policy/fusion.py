@@ -42,8 +42,6 @@ def best_cuts(
 ) -> tuple[float, list[int]]:
     """Seconds until the device and the network are done, and where the groups end: positions, ascending, the
     last is ``len(numels)``."""
-    if not numels:
-        return forward, []
     computed = forward + np.concatenate([[0.0], np.cumsum(np.asarray(backward, float))])
     elements = np.concatenate([[0.0], np.cumsum(np.asarray(numels, float))])
     seconds, most, last = _programme(computed, elements, *encode, *send)

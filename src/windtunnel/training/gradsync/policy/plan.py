@@ -10,10 +10,11 @@ as they are is the first of them, and it is taken unless the gain exceeds what t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, groupby, pairwise, product
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,21 +53,16 @@ FUSED = 6
 """Options whose own best way to cut is tried, those that take least in DDP's buckets or alone."""
 
 
-def make_plan(profile: Profile, codecs: Sequence[str] = (), seed: int = 0) -> Plan:
-    """The best plan found. ``codecs``: those that may be used; all of the profile where it is empty.
+def make_plan(profile: Profile, seed: int = 0, steps: Mapping[str, float] = MappingProxyType({})) -> Plan:
+    """The plan found whose iteration takes least, with whatever codecs the profile has. ``steps``: that
+    training needs with them to a loss, over those that it needs without (1 where it is not there).
 
     Raises:
-        UserError: a codec that the profile has no cost of, or no gradients.
+        UserError: the profile has no gradients.
     """
     if not profile.tensors:
         raise UserError("profile: it has no tensors; a model with parameters that need gradients is accepted")
-    known = sorted({cost.codec for cost in profile.codecs})
-    for name in codecs:
-        if name not in known:
-            raise UserError(f"--codec {name}: the profile has no cost of it; it has {', '.join(known)}")
-    if codecs:
-        profile = replace(profile, codecs=tuple(one for one in profile.codecs if one.codec in codecs))
-    job = _Job(profile, _worth(profile))
+    job = _Job(profile, _worth(profile), steps)
     notes: tuple[str, ...] = ()
     doubt = 1 + max((one.error for one in profile.network.collectives), default=0.0)
     found = _gentlest(job, _Job(paced(profile, doubt), job.options) if doubt > 1 else job)
@@ -163,8 +159,14 @@ class _Found:
 class _Job:
     """A profile with what its ``options`` cost, worked out once for each size."""
 
-    def __init__(self, profile: Profile, allowed: Sequence[Option]) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        allowed: Sequence[Option],
+        steps: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self.profile, self.tensors, self.options = profile, profile.tensors, list(allowed)
+        self.steps = steps
         self.sparse = {
             # what takes least by itself first
             place: sorted(choices(one, profile), key=lambda way: sum(task.seconds for task in way[1]))
@@ -330,9 +332,11 @@ class _Job:
         )  # fmt: skip
 
     def forecast(self, name: str, found: _Found) -> Forecast:
-        return Forecast(
-            name, found.seconds, round(sum(task.sent for _, work in self.chosen(found) for task in work))
-        )
+        chosen = self.chosen(found)
+        # what a part of the gradients costs is not known: they are priced as if all had the worst codec
+        steps = max(self.steps.get(one.codec, 1.0) for one, _ in chosen)
+        sent = round(sum(task.sent for _, work in chosen for task in work))
+        return Forecast(name, found.seconds, sent, steps)
 
     def _order(self, found: _Found) -> tuple[tuple[int, int], ...]:
         """The collectives by when the timeline begins them."""

@@ -67,8 +67,6 @@ def blocks(numels: Sequence[int], options: Sequence[int]) -> list[list[int]]:
 def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: int = BUDGET) -> Ints:
     """The best choice found from all ``starts``; ``numels`` are the groups' sizes. Deterministic."""
     groups = len(numels)
-    if groups == 0:
-        return np.zeros(0, np.int64)
     sets = blocks(numels, costs.options.tolist())
     flat = np.array([one for members in sets for one in members], np.int64)
     ends = np.cumsum([len(members) for members in sets])

@@ -17,9 +17,10 @@ __all__ = ["cost", "profile_of"]
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:
-    """``seconds`` of an iteration with a plan, and ``bytes`` that a rank sends in it; {} for what is none."""
+    """``seconds`` of an iteration with a plan, those ``to_loss``, and ``bytes`` that a rank sends; or {}."""
     if isinstance(observation, Wanted) and isinstance(decision, Plan):
-        return {"seconds": decision.forecasts[0].seconds, "bytes": float(decision.forecasts[0].nbytes)}
+        ours = decision.forecasts[0]
+        return {"seconds": ours.seconds, "to_loss": ours.to_loss, "bytes": float(ours.nbytes)}
     return {}
 
 

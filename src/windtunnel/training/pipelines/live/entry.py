@@ -5,7 +5,7 @@ All hosts do the same calculation on the same data, which they agree on over the
 1. each says what it holds, which step it has prepared, and which layout it knows (`commit.Standing`);
 2. the step in doubt is settled: those who prepared it apply it, or all drop it;
 3. the newest layout that anybody knows, less the hosts that are gone, plus those that came, gives the new
-   one (`policy.after_change`);
+   one (`policy.decide`);
 4. layers go to where they are needed now. A layer that nobody holds is built anew if no step was applied yet;
    else all go back to the newest checkpoint that can be read whole, or the job ends with the layer's name;
 5. when all have what they need they say so, and what is not needed any more is dropped: a failure before
@@ -28,9 +28,9 @@ from windtunnel.base.errors import UserError
 from windtunnel.store import eventlog
 from windtunnel.training.pipelines.live.team import Team, assigned, make_team
 from windtunnel.training.pipelines.live.transfer import copy_layers, plan_transfers, read_layer, saved_steps
-from windtunnel.training.pipelines.model import Layout
-from windtunnel.training.pipelines.policy import Decision, HostsChanged, InDoubt, Observation, after_change
-from windtunnel.training.pipelines.policy.commit import Resolution, Standing, commit_key, resolve
+from windtunnel.training.pipelines.model import Layout, Reconfiguration
+from windtunnel.training.pipelines.policy import Decision, HostsChanged, InDoubt, Observation, decide
+from windtunnel.training.pipelines.policy.commit import Resolution, Standing, commit_key
 
 if TYPE_CHECKING:
     from windtunnel.training.elastic import Job
@@ -50,9 +50,8 @@ def enter(trainer: PipelineTrainer, job: Job, prefix: str) -> Team:
     """
     begin = time.monotonic()
     standings = _meet(trainer, job, prefix)
-    doubt = InDoubt(standings, len(trainer.specs))
-    resolution = resolve(doubt.standings, doubt.layers)
-    _tell(trainer, job, doubt, resolution)
+    resolution = _decided(trainer, job, InDoubt(standings, len(trainer.specs)))
+    assert isinstance(resolution, Resolution)
     _settle(trainer, job, standings, resolution)
     ranks = {standing.host: rank for rank, standing in standings.items()}
     nbytes = _sizes(standings)
@@ -84,7 +83,8 @@ def enter(trainer: PipelineTrainer, job: Job, prefix: str) -> Team:
     for index in set(trainer.layers) - set(needed.get(job.rank, ())):
         del trainer.layers[index]
     team = make_team(trainer.templates, layout, ranks, job.rank)
-    job.event("restored", step=trainer.version, tier=tier, seconds=time.monotonic() - begin)
+    layers = sorted(trainer.layers)
+    job.event("restored", step=trainer.version, tier=tier, seconds=time.monotonic() - begin, layers=layers)
     if job.rank == 0:
         job.event(
             "layout", how=how, pipelines=layout.pipelines, microbatches=layout.microbatches,
@@ -164,19 +164,21 @@ def _layout(
         seconds_per_byte=trainer.seconds_per_byte,
         search=trainer.search,
     )
-    found = after_change(changed)
-    _tell(trainer, job, changed, found)
+    found = _decided(trainer, job, changed)
+    assert isinstance(found, Reconfiguration)
     if not found.layout.pipelines:
         count, least = len(changed.present), trainer.templates.n0
         raise UserError(f"{count} hosts are left; the model needs {least} (the smallest template)")
     return found.layout, found.how
 
 
-def _tell(trainer: PipelineTrainer, job: Job, observation: Observation, decision: Decision) -> None:
+def _decided(trainer: PipelineTrainer, job: Job, observation: Observation) -> Decision:
     """All decide alike; one says it in the run's events."""
+    decision = decide(observation)
     if job.rank == 0:
         policy = "search" if trainer.search else "local"
         job.event("decision", **eventlog.decided("training.pipelines", policy, observation, decision))
+    return decision
 
 
 def _take(trainer: PipelineTrainer, index: int, block: Tensor) -> None:

@@ -243,8 +243,6 @@ class _Problem:
     def packed(self, time: int) -> tuple[int, ...] | None:
         """Sizes that finish all microbatches by ``time``, None where there are none."""
         rooms = self.rooms(time)
-        if not rooms:
-            return None
         main, best = rooms[0]
         for size, room in rooms:
             if room * main > best * size:

@@ -14,7 +14,7 @@ numbers of stages are made for different numbers of microbatches); of equal ones
 stage, then the fewest stages, then the earliest cuts.
 
 Oobleck (Jang et al., SOSP 2023, section 4.2) splits the layers recursively and keeps one best plan of each
-part (`bench.planner` has it). That is not optimal, since which half is best depends on where the slowest
+part. That is not optimal, since which half is best depends on where the slowest
 stage of the whole will be: for layers of 13, 2, 3, 1, 1, 2, 2, 1, 20, 1 in 3 stages it finds 277 where 268 is
 possible. Here the slowest stage's time is guessed instead: every range of layers gives a candidate, and for
 each one two tables hold the rest (`fill`). A lower bound ends the guesses early. Times are rounded to

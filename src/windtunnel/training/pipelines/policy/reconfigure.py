@@ -121,8 +121,6 @@ def _local(
             how = "merge" if how == "merge" else "borrow"
             continue
         others = [pipeline for pipeline in pipelines if pipeline is not needy]
-        if not others:
-            return None
         # Short ones come first here, the shortest of all: fewer hosts change their layers.
         partner = min(others, key=lambda pipeline: (len(pipeline), min(pipeline)))
         pipelines = [pipeline for pipeline in others if pipeline is not partner] + [needy + partner]

@@ -324,14 +324,33 @@ def kept(folder: Path) -> None:
 
 
 def recorded(folder: Path) -> None:
-    """Two decisions, the second for tables that are asked for otherwise."""
-    log = EventLog(folder / "events.jsonl") if dist.get_rank() == 0 else None
+    """Decisions, each for tables that are asked for otherwise, or by another policy, and the ids of the rows
+    that a rank has then: each begins as its id."""
+    log = EventLog(folder / "events.jsonl")
     curve = {"ranks": (0, 2, 41), "shares": (0.0, 0.9, 1.0)}
     tables = (replace(TABLES[0], **curve), *TABLES[1:])  # type: ignore[arg-type]
     seen = exchange(tables, 64, intra=1e9, inter=1e8, devices=1, distinct=False)
-    module = ShardedEmbedding(seen, log=log)
-    module.reshard(replace(seen, tables=TABLES))
-    dist.barrier()
+    init = {one.name: partial(_numbered, one.dim) for one in tables}
+    module = ShardedEmbedding(seen, log=log, init=init)
+    for wanted, decide in (
+        (seen, "flexshard"),
+        (replace(seen, tables=TABLES), "flexshard"),
+        (replace(seen, distinct=True, memory=6e4), "recshard"),
+        (seen, "row-wise"),
+        (replace(seen, samples=9), "flexshard"),
+    ):
+        if wanted is not seen or decide != "flexshard":
+            module.reshard(wanted, decide=decide)
+        rows = {
+            name: one.read(torch.arange(one.rows))[:, 0].int().tolist()
+            for name, one in zip(module.names, module.tiers, strict=True)
+        }
+        log.append("holds", rank=dist.get_rank(), rows=rows)
+        dist.barrier()
+
+
+def _numbered(dim: int, ids: torch.Tensor) -> torch.Tensor:
+    return ids[:, None].float().expand(-1, dim).contiguous()
 
 
 def main() -> None:

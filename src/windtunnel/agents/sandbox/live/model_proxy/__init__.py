@@ -1,12 +1,11 @@
 """The model proxy: turn boundaries, the gate, and replay, for agents that know nothing of it.
 
 ``ModelProxy`` is what a host uses. ``classify`` says which requests end a turn, ``gate`` holds replies,
-``conversation`` records them, ``effect_gate`` keeps effects outside from happening twice.
+``conversation`` records them.
 """
 
 from windtunnel.agents.sandbox.live.model_proxy.classify import AGENTS, AgentRules
 from windtunnel.agents.sandbox.live.model_proxy.conversation import Conversation
-from windtunnel.agents.sandbox.live.model_proxy.effect_gate import EffectService
 from windtunnel.agents.sandbox.live.model_proxy.events import (
     Bounds,
     Classified,
@@ -24,7 +23,6 @@ __all__ = [
     "Bounds",
     "Classified",
     "Conversation",
-    "EffectService",
     "Failed",
     "ModelProxy",
     "ProxyEvent",

@@ -2,7 +2,7 @@
 
 A sandbox whose network is ``proxy`` finds the model API at ``http://127.0.0.1:7080``, a socket that the host
 made inside the sandbox's network namespace; nothing else is reachable from there. The proxy starts with the
-first such sandbox. Its journal of effects is one for the host, outside every sandbox, so no rollback takes it
+first such sandbox. The journal of effects is one for the host, outside every sandbox, so no rollback takes it
 back.
 """
 
@@ -82,13 +82,15 @@ class HostProxy:
     def journal(self) -> Journal:
         """The effects that sandboxes of this host had outside."""
         with self._lock:
-            return self._opened_journal()
+            if self._journal is None:
+                self._journal = Journal(self._home.path / JOURNAL)
+            return self._journal
 
     def proxy(self) -> ModelProxy:
         """The model proxy, started now if it was not yet."""
         with self._lock:
             if self._proxy is None:
-                self._proxy = ModelProxy(self._home, on_event=self._on_event, journal=self._opened_journal())
+                self._proxy = ModelProxy(self._home, on_event=self._on_event)
             return self._proxy
 
     def serve(self, box: Turning, spec: SandboxSpec, netns: Path) -> None:
@@ -150,11 +152,11 @@ class HostProxy:
         (proxy.rolled_back if on_purpose else proxy.restored)(spec.name, turn)
 
     def forked(self, source: str, spec: SandboxSpec, turn: int) -> None:
-        """Before a fork of ``source`` runs: it has the conversation up to ``turn``."""
+        """Before a fork of ``source`` runs: it has the conversation, and the effects, up to ``turn``."""
         if spec.network == "proxy":
             self.proxy().forked(source, spec.name, turn)
-        elif self._journal is not None:
-            self._journal.fork(source, spec.name, turn)
+        if (self._home.path / JOURNAL).exists():
+            self.journal.fork(source, spec.name, turn)
 
     def close(self) -> None:
         """Answer what is under way, then end."""
@@ -166,8 +168,3 @@ class HostProxy:
                 self._journal.close()
             self._proxy = self._journal = None
             self._served.clear()
-
-    def _opened_journal(self) -> Journal:
-        if self._journal is None:
-            self._journal = Journal(self._home.path / JOURNAL)
-        return self._journal

@@ -40,9 +40,6 @@ CREATE TABLE IF NOT EXISTS records (
     body BLOB NOT NULL DEFAULT x'', arrived REAL NOT NULL, answered REAL NOT NULL DEFAULT 0,
     aside INTEGER NOT NULL DEFAULT 0, served INTEGER NOT NULL DEFAULT -1
 );
-CREATE TABLE IF NOT EXISTS received (
-    effect TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, turn INTEGER NOT NULL
-) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS parts (digest BLOB PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
@@ -95,11 +92,6 @@ class Conversation:
         rows = self._file.execute("SELECT request, digest, turn, aside, served FROM records ORDER BY id")
         for request, digest, turn, aside, served in rows:
             self._add(Entry(request, digest, turn, True, bool(aside), served))
-
-        self._received: dict[str, tuple[int, int]] = {
-            effect: (incarnation, turn)
-            for effect, incarnation, turn in self._file.execute("SELECT * FROM received")
-        }
 
     def find(self, digest: str) -> Entry | None:
         """The oldest reply to such a request that this incarnation has not received yet."""
@@ -168,23 +160,6 @@ class Conversation:
             self._file.execute(
                 "UPDATE records SET served = ? WHERE request = ?", (incarnation, entry.request)
             )
-
-    def receive(self, effect: str, turn: int) -> tuple[int, int]:
-        """The sandbox received the answer of an effect outside, in that turn of this incarnation. Only in
-        memory, until what this returns is written by ``received``."""
-        self._received[effect] = (self.incarnation, turn)
-        return self._received[effect]
-
-    def received(self, effect: str, incarnation: int, turn: int) -> None:
-        with self._lock, self._file:
-            self._file.execute(
-                "INSERT OR REPLACE INTO received VALUES (?, ?, ?)", (effect, incarnation, turn)
-            )
-
-    def has_received(self, effect: str) -> bool:
-        """Whether the sandbox, as it is now, knows the answer of that effect."""
-        incarnation, turn = self._received.get(effect, (-1, 0))
-        return incarnation == self.incarnation or (incarnation >= 0 and turn <= self.covered)
 
     def reply(self, entry: Entry) -> Reply:
         with self._lock:

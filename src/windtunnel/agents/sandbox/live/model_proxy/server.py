@@ -13,7 +13,7 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +21,8 @@ import httpx
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from windtunnel.agents.sandbox.live.effects import Journal
 from windtunnel.agents.sandbox.live.model_proxy.classify import AGENTS, AgentRules
 from windtunnel.agents.sandbox.live.model_proxy.conversation import Conversation
-from windtunnel.agents.sandbox.live.model_proxy.effect_gate import EffectGate, EffectService, checked
 from windtunnel.agents.sandbox.live.model_proxy.events import (
     Bounds,
     Failed,
@@ -54,9 +52,8 @@ def conversation_file(home: Home, box: str) -> Path:
 class ModelProxy:
     """The model proxy of a host's sandboxes.
 
-    ``journal``: needed for sandboxes that act on services outside through the proxy. ``on_event`` is called
-    on the model proxy's own thread and must not block. ``trust_env``: use the host's proxy settings to reach
-    the model service.
+    ``on_event`` is called on the model proxy's own thread and must not block. ``trust_env``: use the host's
+    proxy settings to reach the model service.
     """
 
     def __init__(
@@ -65,14 +62,11 @@ class ModelProxy:
         *,
         bounds: Bounds | None = None,
         on_event: Callable[[ProxyEvent], None] = lambda event: None,
-        journal: Journal | None = None,
         trust_env: bool = True,
     ) -> None:
         self._home = home
         self._bounds = bounds or Bounds()
         self._on_event = on_event
-        self._journal = journal
-        self._effects = EffectGate(journal, self._bounds, trust_env=trust_env) if journal else None
         self._sessions: dict[str, AgentSession] = {}
         self._servers: dict[str, tuple[uvicorn.Server, asyncio.Task[None]]] = {}
         self._open = 0
@@ -93,7 +87,6 @@ class ModelProxy:
         listener: socket.socket | None = None,
         agent: str = "generic",
         rules: AgentRules | None = None,
-        services: Mapping[str, EffectService] | None = None,
         lasting: Lasting | None = None,
     ) -> None:
         """Be the model API of a sandbox, on ``listener`` (which is the model proxy's from then on) and on the
@@ -102,7 +95,6 @@ class ModelProxy:
         if rules is None and agent not in AGENTS:
             raise UserError(f"model proxy: agent {agent!r} is not known; known are {', '.join(AGENTS)}")
         where = Upstream(upstream) if isinstance(upstream, str) else upstream
-        declared = checked(services or {}, self._journal)
         conversation = self._conversation(box.name)
 
         async def begin() -> None:
@@ -117,8 +109,6 @@ class ModelProxy:
                 rules=rules or AGENTS[agent],
                 bounds=self._bounds,
                 tell=self._tell,
-                effects=self._effects,
-                services=declared,
             )
             if listener is not None:
                 await self._listen(listener, box.name, lasting)
@@ -171,8 +161,6 @@ class ModelProxy:
         else:
             with contextlib.closing(self._conversation(source)) as conversation:
                 conversation.copy_to(there)
-        if self._journal is not None:
-            self._journal.fork(source, name, turn)
         self._begin_anew(name, turn, replay=fast_forward)
 
     def share(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
@@ -212,8 +200,6 @@ class ModelProxy:
                 2 * self._bounds.ending + ENDING_SECONDS
             )
         finally:
-            if self._effects is not None:
-                self._effects.close()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

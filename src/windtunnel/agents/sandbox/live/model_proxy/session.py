@@ -12,7 +12,7 @@ import contextlib
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -31,7 +31,6 @@ from windtunnel.agents.sandbox.live.model_proxy.classify import (
     shape_of,
 )
 from windtunnel.agents.sandbox.live.model_proxy.conversation import Conversation, Entry, Headers, Reply
-from windtunnel.agents.sandbox.live.model_proxy.effect_gate import HARMLESS, PREFIX, EffectGate, EffectService
 from windtunnel.agents.sandbox.live.model_proxy.events import (
     Bounds,
     Classified,
@@ -82,8 +81,6 @@ class AgentSession:
         rules: AgentRules,
         bounds: Bounds,
         tell: Callable[[ProxyEvent], None],
-        effects: EffectGate | None,
-        services: Mapping[str, EffectService],
     ) -> None:
         self.name = box.name
         self.open = 0
@@ -94,8 +91,6 @@ class AgentSession:
         self._rules = rules
         self._bounds = bounds
         self._tell = tell
-        self._effects = effects
-        self._services = services
         self._gate = Gate(box, seconds=bounds.gate)
         self._windows: OrderedDict[str, Window] = OrderedDict()
         self._under_way: dict[str, Exchange] = {}
@@ -109,9 +104,6 @@ class AgentSession:
 
     async def answer(self, asking: Asking, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it is."""
-        if self._effects is not None and asking.path.startswith(PREFIX):
-            await self._effect(self._effects, asking, receive, send)
-            return
         stays_below(self._upstream, asking)
         kind, asked = await self._judge(asking)
         if kind == "main" and asked is not None:
@@ -156,29 +148,6 @@ class AgentSession:
             self._tell(Failed(self.name, "", str(fault)))
             if not started:
                 await send_fault(send, fault.status, fault.kind, str(fault))
-
-    async def _effect(self, gate: EffectGate, asking: Asking, receive: Receive, send: Send) -> None:
-        service, asking = gate.route(asking, self._services)
-        if asking.method in HARMLESS:
-            await self._serve(receive, self._through(asking, send, service.upstream))
-            return
-        made, incarnation = "", self._conversation.incarnation
-
-        async def perform() -> None:
-            nonlocal made
-            turn = self._box.turns + 1
-            try:
-                key, reply = await gate.perform(self.name, turn, service, asking, self._conversation)
-            except UpstreamFault as fault:
-                await send_fault(send, fault.status, fault.kind, str(fault))
-                return
-            await send_whole(send, reply.status, reply.headers, reply.body)
-            made = key
-
-        whole = await self._serve(receive, perform())
-        if whole and made and self._conversation.incarnation == incarnation:
-            known = self._conversation.receive(made, self._box.turns + 1)
-            self._write(self._conversation.received, made, *known)
 
     async def _main(self, asking: Asking, asked: Asked, receive: Receive, send: Send) -> None:
         conversation, incarnation = self._conversation, self._conversation.incarnation

@@ -34,13 +34,12 @@ NOT_KEPT = frozenset({"set-cookie", "set-cookie2"})
 
 
 class UpstreamFault(Exception):
-    """The service could not be reached, or broke off. ``sent``: it may have seen the request."""
+    """The service could not be reached, or broke off."""
 
-    def __init__(self, status: int, kind: str, words: str, *, sent: bool = True) -> None:
+    def __init__(self, status: int, kind: str, words: str) -> None:
         super().__init__(words)
         self.status = status
         self.kind = kind
-        self.sent = sent
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def request_headers(asking: Asking, upstream: Upstream) -> Headers:
             key = read_key(upstream.key_file)
         except UserError as error:
             words = str(error).removeprefix("model proxy: ")
-            raise UpstreamFault(503, "key_unreadable", words, sent=False) from None
+            raise UpstreamFault(503, "key_unreadable", words) from None
         name, value = key_header(key, asking.route, frozenset(dict(asking.headers)))
         own[name], replaced = value, CREDENTIALS
     left = replaced | _named_in_connection(asking.headers) | {"host", "content-length", "expect"} | own.keys()
@@ -135,11 +134,11 @@ def fault_of(error: Exception, upstream: Upstream) -> UpstreamFault:
     where = httpx.URL(upstream.url).host
     words = str(error) or type(error).__name__
     if isinstance(error, httpx.PoolTimeout):
-        return UpstreamFault(503, "overloaded", "too many requests are under way", sent=False)
+        return UpstreamFault(503, "overloaded", "too many requests are under way")
     if isinstance(error, httpx.ConnectTimeout):
-        return UpstreamFault(504, "upstream_timeout", f"{where} cannot be reached: {words}", sent=False)
+        return UpstreamFault(504, "upstream_timeout", f"{where} cannot be reached: {words}")
     if isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol | httpx.InvalidURL):
-        return UpstreamFault(502, "upstream_unreachable", f"{where} cannot be reached: {words}", sent=False)
+        return UpstreamFault(502, "upstream_unreachable", f"{where} cannot be reached: {words}")
     if isinstance(error, httpx.TimeoutException):
         return UpstreamFault(504, "upstream_timeout", f"{where} did not answer in time: {words}")
     return UpstreamFault(502, "upstream_broke_off", f"{where} broke off: {words}")

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from functools import partial
 
 from windtunnel.base import handshake, wire
+from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
@@ -20,7 +21,8 @@ from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Pace,
 from windtunnel.training.checkpoint.live.memory.state import Board, Ledger, Spec, State
 from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Refused
 from windtunnel.training.checkpoint.live.slot import CopyError, Header, Slot
-from windtunnel.training.checkpoint.policy.placement import Kind, place
+from windtunnel.training.checkpoint.model import Placement
+from windtunnel.training.checkpoint.policy import CopiesWanted, Decision, Observation, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, explain, needed, require
 from windtunnel.training.elastic.model import MemberHost
 
@@ -33,7 +35,7 @@ class Owner:
     """The handlers of these requests, and the senders."""
 
     def __init__(self, state: State) -> None:
-        self._state, self._pacer = state, Pacer()
+        self._state, self._pacer = state, Pacer(tell=self._tell)
         self._senders: dict[int, Sender] = {}
         self._traffic: dict[int, list[int]] = {}
         self.handlers: dict[str, Handler] = {
@@ -87,7 +89,11 @@ class Owner:
         nbytes: dict[str, int] = message["nbytes"]
         require(message["slots"])
         with state.changed:
-            holders = self._holders(rank, message)
+            asked = self._asked(message)
+            placement = decide(asked)
+            assert isinstance(placement, Placement) and state.membership is not None
+            hosts, place = state.membership.hosts, rank // state.membership.per_host
+            holders = tuple(hosts[at].id for at in placement.holders[place][1:])
             spec = state.specs.get(rank) or Spec({}, frozenset(), 0, 0, ())
             shards = frozenset(nbytes)
             spec = Spec(
@@ -99,6 +105,8 @@ class Owner:
             )
             if holders:
                 self._pacer.configure(Pace(**message["pace"]))
+        if rank == 0:
+            self._tell(asked, placement)
         told = self._require(rank, spec)
         state.folder.keep_layout(message["layout"], layout, generation)
         paths = {}
@@ -112,21 +120,18 @@ class Owner:
             state.specs[rank] = spec
         return {"paths": paths, "needs": told}
 
-    def _holders(self, rank: int, message: Message) -> tuple[int, ...]:
-        """Ids of the hosts that hold the rank's copies, the own host left out."""
-        membership = self._state.membership
+    def _asked(self, message: Message) -> CopiesWanted:
+        membership, wanted = self._state.membership, message["placement"]
         assert membership is not None
-        count = len(membership.hosts)
-        kind: Kind = message["placement"].get("kind", "mixed")
-        # A job that has shrunk goes on with what is possible.
-        copies = min(message["copies"], count)
-        if kind == "group" and count % copies:
-            kind = "mixed"
-        domains = message["placement"].get("domains") or [host.domain for host in membership.hosts]
-        if kind == "domains" and len(domains) != count:
-            domains = [host.domain for host in membership.hosts]
-        holders = place(count, copies, kind, domains).holders[rank // membership.per_host]
-        return tuple(membership.hosts[at].id for at in holders[1:])
+        kind, domains = wanted.get("kind", "mixed"), tuple(wanted.get("domains") or ())
+        own = tuple(host.domain for host in membership.hosts)
+        return CopiesWanted(len(own), message["copies"], kind, domains, own)
+
+    def _tell(self, observation: Observation, decision: Decision) -> None:
+        """All hosts decide alike; the first one says it in the run's events."""
+        if self._state.place == 0:
+            told = eventlog.decided("training.checkpoint", "newest", observation, decision)
+            self._state.context.event("decision", **told)
 
     def _require(self, rank: int, spec: Spec) -> str:
         """Refuse what will not fit, taking for granted that peers' shards are as large as the own ones; the

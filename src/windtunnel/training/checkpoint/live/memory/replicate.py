@@ -5,13 +5,8 @@ very copy), ``layout`` (send that first), ``wait`` (its slot may not be overwrit
 ``go`` the chunks; after the last one its verdict, ``complete`` or ``torn``. What fails on the way is tried
 again, on a new connection, for as long as the membership names that host.
 
-When the next bytes go, and how many, is the `Pacer`'s word: the sender's side of idle-span scheduling. In
-mode ``idle`` bytes go only while a *window* is open (GEMINI, section 5: the network idle spans of a training
-step, which the trainer opens and closes), in chunks that end before the window does: a chunk of s bytes takes
-``startup + s / bandwidth``. Nor does a chunk take longer than `LONGEST`: a window that closes before its time
-is not heard of in the middle of one. After each chunk the link is taken to be busy for that long (a token
-bucket of one chunk), so that nothing of ours queues in front of the training's own traffic. Other modes send
-at once, slowed down only by a ``bandwidth`` where one is given.
+When the next bytes go, and how many, the `Pacer` asks the policy (`policy.pacing`): in mode ``idle`` bytes go
+only while a *window* is open, so that nothing of ours queues in front of the training's own traffic.
 
 All senders of a host share one `Pacer`, since they share its network card; so do its ranks: a window is open
 while it is open for every rank that has ever opened one.
@@ -35,16 +30,15 @@ from windtunnel.base import handshake, wire
 from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.slot import Header, Slot
+from windtunnel.training.checkpoint.policy import Allowance, Sending, decide
+from windtunnel.training.checkpoint.policy.pacing import ENDLESS, SMALLEST
 from windtunnel.training.elastic.model import MemberHost
 
-SMALLEST = 16 << 10
-"""No chunk is cut below this, unless it is the last: its fixed cost would be most of it."""
-ENDLESS = 600.0
-"""A window of so many seconds is no idle span, but leave to send the rest."""
-LONGEST = 0.02
-"""Seconds."""
+TOLD = 32
+"""Answers in a generation that are written down where there is a pace to keep; of those in a row that say to
+wait, the first."""
 _LEARNING = 0.3
-_FIRST_GUESS = 50e6
+Tell = Callable[[Sending, Allowance], object]
 
 
 @dataclass(frozen=True)
@@ -60,11 +54,12 @@ class Pace:
 
 
 class Pacer:
-    """Decides for all senders of a host. ``clock``: seconds, monotonic and common to the processes of the
-    host."""
+    """Asks for all senders of a host. ``clock``: seconds, monotonic and common to the processes of the host.
+    ``tell``: gets the first answers of a generation; is not called under a lock."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, tell: Tell = lambda *_: None) -> None:
+        self._clock, self._tell = clock, tell
+        self._told, self._waits = 0, False
         self._changed = threading.Condition()
         self._pace = Pace()
         self._until: dict[int, float] = {}
@@ -99,25 +94,15 @@ class Pacer:
         with self._changed:
             self._until.clear()
             self._busy_until = 0.0
+            self._told, self._waits = 0, False
             self._changed.notify_all()
 
-    def allowance(self, left: int, now: float) -> tuple[int, float]:
-        """How many of ``left`` bytes may be sent at ``now``; and if none, after how many seconds to ask again
-        (``inf``: when a window opens)."""
-        pace = self._pace
-        if now < self._busy_until:
-            return 0, self._busy_until - now
-        most = min(left, pace.chunk)
-        if pace.mode != "idle":
-            return most, 0.0
-        bandwidth = pace.bandwidth or self._measured or _FIRST_GUESS
-        most = min(most, max(SMALLEST, int(LONGEST * bandwidth)))
-        room = min(self._until.values(), default=0.0) - now
-        if room > ENDLESS:
-            return most, 0.0
-        fits = int((room - pace.startup) * bandwidth)
-        size = min(most, fits)
-        return (size, 0.0) if size >= min(left, SMALLEST) else (0, math.inf)
+    def asked(self, left: int, now: float) -> Sending:
+        """What is to be decided at ``now``, of ``left`` bytes."""
+        pace, until = self._pace, min(self._until.values(), default=0.0)
+        room = None if math.isinf(until) else max(0.0, until - now)
+        bandwidth, busy = pace.bandwidth or self._measured, max(0.0, self._busy_until - now)
+        return Sending(pace.mode, left, pace.chunk, bandwidth, pace.startup, room, busy)
 
     def inside(self) -> bool:
         """Whether bytes that are sent now go into a window with an end."""
@@ -125,19 +110,32 @@ class Pacer:
 
     def take(self, left: int, patience: float, cancelled: threading.Event) -> int:
         """Wait for leave to send, at most ``patience`` seconds; how many bytes, 0 for none yet."""
+        told: list[tuple[Sending, Allowance]] = []
         with self._changed:
             end = self._clock() + patience
             while True:
                 now = self._clock()
-                size, pause = self.allowance(left, now)
+                asked = self.asked(left, now)
+                answer = decide(asked)
+                assert isinstance(answer, Allowance)
+                size = answer.nbytes
+                paced = self._pace.mode == "idle" or self._pace.bandwidth
+                if paced and self._told < TOLD and (size or not self._waits):
+                    told.append((asked, answer))
+                    self._told += 1
+                self._waits = not size
                 if size:
                     # Taken before it is sent: several senders must not use the same room twice.
                     if self._pace.bandwidth:
                         self._busy_until = now + self._pace.startup + size / self._pace.bandwidth
-                    return size
+                    break
                 if now >= end or cancelled.is_set():
-                    return 0
+                    break
+                pause = math.inf if answer.pause is None else answer.pause
                 self._changed.wait(min(pause, end - now))
+        for decision in told:
+            self._tell(*decision)
+        return size
 
     def sent(self, nbytes: int, seconds: float) -> None:
         """A chunk took so long, until the peer had it."""

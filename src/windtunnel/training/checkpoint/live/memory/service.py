@@ -42,6 +42,7 @@ from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
 from windtunnel.training.checkpoint.model import SHARED
 from windtunnel.training.elastic.model import Membership
+from windtunnel.training.elastic.policy.checkpoints import FAILED
 
 _LONGEST_SOCKET_NAME = 100
 
@@ -226,7 +227,7 @@ class Persister:
         self._state.context.post(key, rank, [header.layout for header, _ in copied])
 
     def _not_written(self, step: int, url: str, error: Exception) -> None:
-        self._state.context.event("note", text=f"step {step} is not written to {url}: {error}")
+        self._state.context.event(FAILED, step=step, error=f"it is not written to {url}: {error}")
 
     def _committed(self, step: int, term: str) -> bool:
         state = self._state
@@ -267,7 +268,7 @@ class Persister:
             }
             made = storage.complete_step(url, header.step, layouts=blobs, **header.course)
         except Exception as error:
-            state.context.event("note", text=f"step {header.step} in {url} is not completed: {error}")
+            self._not_written(header.step, url, error)
             return
         about = {"course": header.generation, "check": storage.check_of(made)}
         state.context.event("persisted", key=key, step=header.step, url=url, **about)

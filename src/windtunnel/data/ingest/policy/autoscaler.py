@@ -1,0 +1,39 @@
+"""The autoscaler's memory from one period to the next: the same live and in the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from windtunnel.data.ingest.policy import Decision, Load, Memory, Observation, Scale, Scaling
+
+
+class Autoscaler:
+    """``target``: how many workers there should be. ``up`` and ``down``: when that changed last, in seconds
+    of the caller's clock. ``log`` gets each decision of a period."""
+
+    def __init__(
+        self, settings: Scaling, target: int, now: float, decide: Callable[[Observation], Decision],
+        log: Callable[[float, Load, Scale], None] = lambda now, seen, made: None,
+    ) -> None:  # fmt: skip
+        self.settings, self.target, self.memory = settings, target, Memory()
+        self.up = self.down = now
+        self._decide, self._log = decide, log
+
+    def period(
+        self, now: float, seconds: float, *, consumed: int, stalled: float, buffered: float, made: int,
+        busy: float, ready: int,
+    ) -> None:  # fmt: skip
+        """A period is over, in which this was seen, as of `Load`."""
+        seen = Load(
+            self.settings, seconds, consumed, stalled, buffered, made, busy, self.target, ready,
+            now - self.up, now - self.down, self.memory,
+        )  # fmt: skip
+        scale = self._decide(seen)
+        assert isinstance(scale, Scale)
+        self._log(now, seen, scale)
+        self.memory = scale.memory
+        if scale.workers > self.target:
+            self.up = now
+        elif scale.workers < self.target:
+            self.down = now
+        self.target = scale.workers

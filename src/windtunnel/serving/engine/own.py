@@ -1,0 +1,84 @@
+"""A user's own policy in the engine, live and emulated: the file is loaded, and what it decides is held
+against what it may decide, so that a wrong rule is a sentence and no request's fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base import policyfile
+from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.base.policyfile import Policy
+from windtunnel.serving.branching import policy as branching
+from windtunnel.serving.engine import policy as admission
+
+BRANCHING, ADMISSION = "serving.branching", "serving.engine"
+
+
+def chosen(policy: str, late: str) -> tuple[dict[str, str], dict[str, Policy]]:
+    """Who decides, for what ``--policy`` and ``--admission`` say: names by capability, and of these the
+    functions that are a user's. A file that does not say what it is for decides which branches take part;
+    one for admission leaves these to the default.
+
+    Raises:
+        UserError: a name is unknown, or the file cannot be used.
+        ScriptError: the file failed.
+    """
+    named, own = {BRANCHING: policy, ADMISSION: late}, dict[str, Policy]()
+    if policy.endswith(policyfile.ENDING):
+        path = Path(policy).absolute()
+        decide, mine = policyfile.load(path)
+        mine = BRANCHING if mine is None else mine
+        if mine not in named:
+            raise UserError(f"{path}: CAPABILITY {mine!r} is not accepted, use {' or '.join(named)}")
+        named |= {BRANCHING: "taper", mine: str(path)}
+        own[mine] = _checked(path, decide, *_RULES[mine])
+    for option, name, known in (
+        ("--policy", BRANCHING, branching.POLICIES), ("--admission", ADMISSION, admission.POLICIES),
+    ):  # fmt: skip
+        if name not in own and named[name] not in known:
+            more = ", or a file ending in .py" if name == BRANCHING else ""
+            raise UserError(
+                f"serve: {option} {named[name]!r} is unknown; accepted are {', '.join(known)}{more}"
+            )
+    return named, own
+
+
+def _checked(path: Path, decide: Policy, kind: type, right: Callable[[Any, Any], bool]) -> Policy:
+    def checked(seen: Any) -> Any:
+        made = decide(seen)
+        if not isinstance(made, kind):
+            raise ScriptError(f"{path}: decide answered {made!r}, accepted is a {kind.__module__}.Decision")
+        if not right(seen, made):
+            raise ScriptError(f"{path}: decide answered {made!r}, which is not possible here")
+        return made
+
+    return checked
+
+
+def _admitted(seen: branching.Observation, made: branching.Decision) -> bool:
+    """Whether these branches are there, each once, and there is room for them."""
+    known = {(one.request, one.unit) for one in seen.candidates}
+    return len(set(made.admitted) & known) == len(made.admitted) <= seen.room and made.holds >= 1
+
+
+def _planned(seen: admission.Observation, made: admission.Decision) -> bool:
+    """Whether these requests wait, those that are admitted fit, and what is prefilled is to be prefilled."""
+    waiting = {one.request: one for one in seen.waiting}
+    moved = [*made.admit, *made.refuse, *made.defer]
+    taken = [waiting[one] for one in made.admit if one in waiting]
+    stops = {(one.request, one.unit): one.stop for one in seen.filling}
+    stops |= {(one.request, 0): one.stop for one in taken}
+    return (
+        len(set(moved) & waiting.keys()) == len(moved)
+        and len(taken) <= seen.slots
+        and sum(one.reserve for one in taken) <= seen.free
+        and len({part[:2] for part in made.prefill}) == len(made.prefill)
+        and all(1 <= tokens <= stops.get((one, unit), 0) for one, unit, tokens in made.prefill)
+    )
+
+
+_RULES: dict[str, tuple[type, Callable[[Any, Any], bool]]] = {
+    BRANCHING: (branching.Decision, _admitted), ADMISSION: (admission.Decision, _planned),
+}  # fmt: skip

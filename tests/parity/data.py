@@ -1,0 +1,282 @@
+"""Ingestion and embeddings: sessions of real masters, workers and clients, and tables on real ranks."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from parity import Event, Mutant, Parity
+from parity.questions import embeddings_questions, ingest_questions
+from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.data.embeddings import policy as embeddings
+from windtunnel.data.ingest import policy as ingest
+from windtunnel.data.ingest.policy.autoscaler import Autoscaler
+from windtunnel.store import eventlog
+from windtunnel.store.eventlog import EventLog
+
+SMALL = ingest.Scaling(1, 2, start=0.1, cooldown=0.1)
+SESSIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("pad", {"scaling": SMALL}),
+    ("drop", {"workers": 3, "policy": "static"}),
+    ("uneven", {"workers": 2}),
+)
+"""Ways to end an epoch, and workers."""
+
+
+def sessions(folder: Path) -> Iterator[Path]:
+    """The log of each session: two ranks for two epochs, the second of them slower. In the first a worker
+    goes, or the bounds of their number are raised; they are lowered in the second."""
+    from support import ingest as support
+    from windtunnel.data.ingest.live.calls import Settings
+    from windtunnel.data.ingest.live.client import Client
+
+    for ends, more in SESSIONS:
+        (folder / ends).mkdir()
+        log = folder / ends / "session" / eventlog.NAME
+        session = replace(support.table(folder / ends, 4000), epochs=2, batch=32, split_rows=250)
+        settings = Settings(ends=ends, worker_lease=0.5, **{**support.QUICK, **more})
+        with support.serving(session, log.parent, settings) as master:
+
+            def feed(client: Client, epoch: int, master: Any = master) -> None:
+                for taken in count():
+                    if client.next() is None:
+                        return
+                    if client.name == "1":
+                        threading.Event().wait(0.01)
+                        if taken == 10:
+                            _change(master, epoch)
+
+            clients = [Client(master.address, support.KEYS, str(rank), 2, buffer=2) for rank in range(2)]
+            for epoch in range(2):
+                _together(partial(feed, client, epoch) for client in clients)
+                if not epoch:
+                    _together(client.begin for client in clients)
+            last = time.monotonic() + 5.0  # where something is wrong it never comes
+            while ingest_effects(eventlog.read(log)) and time.monotonic() < last:
+                time.sleep(0.05)
+            for client in clients:
+                client.close()
+        yield log
+
+
+def _together(work: Iterable[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=one) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+
+
+def _change(master: Any, epoch: int) -> None:
+    with master._turn:
+        crew = master.crew
+        if master.settings.workers is None:
+            crew.scaler.settings = replace(SMALL, least=1, most=1) if epoch else replace(SMALL, least=2)
+        elif not epoch:
+            crew._pool.kill(next(iter(master._serves.values()), ""))
+
+
+def ingest_effects(events: Sequence[Event]) -> list[str]:
+    """Workers were asked for the splits that clients were to have from them, and started and ended as
+    decided."""
+    wrong: list[str] = []
+    told, asked = set[tuple[Any, ...]](), set[tuple[Any, ...]]()
+    holders: dict[int, str] = {}
+    running, leaving, gone = set[str](), set[str](), set[str]()
+    for event in events:
+        made, seen = event.get("decision") or {}, event.get("observation") or {}
+        match event["kind"], made.get("is"):
+            case "master", _:
+                wrong += _missing(told, asked, gone, leaving)
+                for some in (told, asked, running, leaving, gone, holders):
+                    some.clear()
+            case "decision", "Grant" | "Ahead" if "client" in event:
+                told.add((made["worker"], event["client"], event["epoch"], made["split"]))
+            case "asked", _:
+                for client, epoch, split, _ in event["splits"]:
+                    asked.add((event["worker"], client, epoch, split))
+            case "decision", "Scale" if "now" in event:
+                if len(running) != seen["workers"]:
+                    wrong.append(f"{sorted(running)} run, decided {seen['workers']}")
+            case "decision", "Leave":
+                leaving.update(made["workers"])
+            case "worker starts", _:
+                running.add(event["name"])
+            case "worker leaves", _:
+                running.discard(event["name"])
+                if event["name"] not in leaving:
+                    wrong.append(f"{event['name']} was told to leave, decided {sorted(leaving)}")
+            case "worker gone", _:
+                running.discard(event["name"])
+                gone.add(event["name"])
+            case "drawn", _:
+                break
+    return wrong + _missing(told, asked, gone, leaving)
+
+
+def _missing(
+    told: set[tuple[Any, ...]], asked: set[tuple[Any, ...]], gone: set[str], leaving: set[str]
+) -> list[str]:
+    """What was asked for without a decision, and the other way round; and who was to leave, and did not."""
+    other = [f"{one} asked for, which was not decided" for one in sorted(asked - told)]
+    # one that was killed told no more of what it was asked for
+    never = [one for one in sorted(told - asked) if one[0] not in gone - leaving]
+    stays = [f"{name} was to leave, and did not" for name in sorted(leaving - gone)]
+    return other + [f"{one} decided, which was not asked for" for one in never] + stays
+
+
+def ingest_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
+    """How many workers there should be, by what live saw in each period."""
+    pairs: list[tuple[Any, Any]] = []
+    scaler: Autoscaler | None = None
+    for event in events:
+        if event["kind"] == "master":
+            scaler = None
+        if event["kind"] != "decision" or "now" not in event:
+            continue
+        seen = from_plain(
+            ingest.Load, {key: value for key, value in event["observation"].items() if key != "is"}
+        )
+        if scaler is None:
+            made: list[ingest.Scale] = []
+            scaler = Autoscaler(
+                seen.settings, seen.workers, event["now"], ingest.POLICIES[event["policy"]],
+                lambda now, seen, scale: made.append(scale),  # noqa: B023
+            )  # fmt: skip
+            scaler.up, scaler.down = event["now"] - seen.up, event["now"] - seen.down
+            scaler.memory = seen.memory
+        scaler.settings = seen.settings
+        scaler.period(
+            event["now"], seen.period, consumed=seen.consumed, stalled=seen.stalled, buffered=seen.buffered,
+            made=seen.made, busy=seen.busy, ready=seen.ready,
+        )  # fmt: skip
+        pairs.append((event["decision"], to_plain(made.pop(), tag=True)))
+    return pairs
+
+
+def _ingest(folder: Path) -> Sequence[Path]:
+    log = EventLog(folder / "drawn.jsonl")
+    log.append("drawn")
+    for seen in ingest_questions():
+        policy = "static" if isinstance(seen, ingest.Load) and seen.consumed % 4 == 0 else "starvation"
+        log.decision("data.ingest", policy, seen, ingest.POLICIES[policy](seen))
+    log.close()
+    return [*sessions(folder), log.path]
+
+
+def _embeddings(folder: Path) -> Sequence[Path]:
+    from support.embeddings import spread
+    from windtunnel.data.embeddings.live.build import build
+
+    log = EventLog(spread(folder))
+    for seen in embeddings_questions():
+        policy = random.Random(repr(seen)).choice(list(embeddings.POLICIES))
+        try:
+            made = embeddings.POLICIES[policy](seen)
+        except UserError:  # there is no room
+            continue
+        log.decision("data.embeddings", policy, seen, made)
+        if isinstance(seen, embeddings.Wanted) and isinstance(made, embeddings.Placed):
+            statistics: Any = SimpleNamespace(folder=folder, tables=seen.tables, order=lambda name: None)
+            shards = [
+                [device, one.name, one.dim, one.fast_rows]
+                for device in range(seen.devices)
+                for one in build(made, statistics, device).values()
+            ]
+            log.append("built", shards=shards)
+    log.close()
+    return [log.path]
+
+
+def embeddings_effects(events: Sequence[Event]) -> list[str]:
+    """Hot rows lie on every rank, warm ones once in every host, cold ones once; devices have the shards of
+    the plan."""
+    wrong: list[str] = []
+    held, placed = defaultdict[int, list[Any]](list), defaultdict[int, list[Any]](list)
+    seen, made, spread = dict[str, Any](), dict[str, Any](), list[tuple[Any, Any]]()
+    for event in events:
+        match event["kind"]:
+            case "decision":
+                seen, made = event["observation"], event["decision"]
+                if seen["is"] == "Exchange":
+                    spread.append((seen, made))
+            case "placed":
+                placed[event["rank"]].append(event["rows"])
+            case "holds":
+                held[event["rank"]].append(event["rows"])
+            case "built":
+                dims = {one["name"]: one["dim"] for one in seen["tables"]}
+                decided = []
+                for one in sorted(made["shards"], key=lambda one: one["device"]):
+                    first, last, name = one["first"], one["last"], one["table"]
+                    named = name if last - first == dims[name] else f"{name}[{first}:{last}]"
+                    decided.append([one["device"], named, last - first, one["fast_rows"]])
+                if event["shards"] != decided:
+                    wrong.append(f"{event['shards']} were built, decided {decided}")
+    # ranks write in no order: their n-th lines belong to the n-th decision
+    for (seen, made), *rows in zip(spread, *(held[rank] for rank in sorted(held)), strict=False):
+        wrong += _spread_otherwise(seen, made, dict(enumerate(rows)))
+    for rank, told in placed.items():
+        counts = [{name: len(rows) for name, rows in some.items()} for some in held[rank]]
+        wrong += [f"rank {rank} has {counts} rows, and said {told}"] * (counts != told)
+    return wrong
+
+
+def _spread_otherwise(seen: Any, made: Any, held: dict[int, dict[str, list[int]]]) -> list[str]:
+    wrong = []
+    for table, cuts in zip(seen["tables"], made["tables"], strict=True):
+        for row in range(table["rows"]):
+            on = [rank for rank in held if row in held[rank][table["name"]]]
+            hosts = sorted(rank // seen["devices"] for rank in on)
+            if row < cuts["hot"]:
+                right = len(on) == len(held)
+            elif row < cuts["warm"]:
+                right = hosts == list(range(seen["hosts"]))
+            else:
+                right = len(on) == 1
+            if not right:
+                wrong.append(f"row {row} of {table['name']} lies on ranks {on}, decided {cuts}")
+    return wrong[:5]
+
+
+PARITY = {
+    # beyond: what is done where a solver ends without any solution
+    "data.embeddings": Parity(
+        _embeddings, embeddings_effects, beyond=("return None, lower", "break", "return False")
+    ),
+    "data.ingest": Parity(_ingest, ingest_effects, ingest_twin),
+}
+INGEST, EMBEDDINGS = "data/ingest/", "data/embeddings/"
+MUTANTS = (
+    Mutant(
+        "data.ingest", INGEST + "policy/__init__.py",
+        "if seen.held and (seen.held >= most or seen.left <= empty):", "if seen.held and seen.held >= most:",
+    ),
+    Mutant(
+        "data.ingest", INGEST + "live/master.py",
+        '"address": self.crew.there[worker].address', '"address": min(self.crew.there.items())[1].address',
+        live=True,
+    ),
+    Mutant(
+        "data.ingest", INGEST + "live/crew.py", 'return {"drain": one.drain}', 'return {"drain": False}',
+        live=True,
+    ),
+    Mutant(
+        "data.embeddings", EMBEDDINGS + "policy/greedy.py", "sums[device] += weights[place]",
+        "sums[device] += 1.0",
+    ),
+    Mutant(
+        "data.embeddings", EMBEDDINGS + "live/sharded.py", "where = layouts(decision.tables,",
+        "where = layouts(decision.tables[::-1],", live=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,342 @@
+"""Networks: a live run of each, and drawn observations for the rules that so short a run does not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parity import Event, Mutant, Parity
+from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain
+from windtunnel.capabilities import CAPABILITIES
+from windtunnel.network.aggregation.policy import (
+    RULES,
+    Arrived,
+    Asked,
+    Merged,
+    Offered,
+    Rules,
+    Waiting,
+)
+from windtunnel.network.dag import generate, twin
+from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Pending
+from windtunnel.network.dag.policy.forecast import filled
+from windtunnel.network.hostrate import policy as hostrate
+from windtunnel.network.multicast import policy as multicast
+from windtunnel.network.multicast.policy.repair import MOST, TRIES, Lacking, Repair
+from windtunnel.network.multicast.policy.shuffle import Shuffle
+from windtunnel.network.sharing import policy as sharing
+from windtunnel.network.sharing.policy.units import rate_units
+from windtunnel.store.eventlog import NAME, EventLog, decided
+
+Draw = np.random.Generator
+UNPACED = 2**32 - 1
+POLICIES = {one.name: one.room("policy") for one in CAPABILITIES if one.name.startswith("network.")}
+
+
+def _drawn(folder: Path, capability: str, observations: Iterable[tuple[str, Any]]) -> Path:
+    """A log of what the policies of ``capability`` decide of these, each beside the name of its policy."""
+    log = EventLog(folder / "drawn" / NAME)
+    for policy, seen in observations:
+        made = POLICIES[capability].POLICIES[policy](seen)
+        log.append("decision", t=0.0, drawn=True, **decided(capability, policy, seen, made))
+    log.close()
+    return log.path
+
+
+def _done(events: Sequence[Event]) -> Iterator[tuple[Any, Any, Event]]:
+    """Each decision of live as observation and decision, and the effect that follows it in the log, or what
+    else does."""
+    for event, after in pairwise([*events, {"kind": "the end"}]):
+        if event["kind"] == "decision" and "drawn" not in event:
+            policy = POLICIES[event["capability"]]
+            seen = from_plain(policy.Observation, event["observation"])
+            yield seen, from_plain(policy.Decision, event["decision"]), after
+
+
+def _told(made: Any, wanted: Any, after: Event) -> list[str]:
+    """What live did other than it is wanted to."""
+    did = {name: value for name, value in after.items() if name in wanted}
+    return [] if did == wanted and after["kind"] == "effect" else [f"of {made} came {after}, not {wanted}"]
+
+
+def _of(draw: Draw, *values: Any) -> Any:
+    return values[int(draw.integers(len(values)))]
+
+
+# --- sharing: the rates that the kernel's program holds packets to
+
+
+def share(folder: Path) -> list[Path]:
+    from support.sharing import lent
+
+    return [lent(folder), _drawn(folder, "network.sharing", _shares(np.random.default_rng(1)))]
+
+
+def _shares(draw: Draw) -> Iterator[tuple[str, Any]]:
+    for number in range(150):
+        entities = tuple(
+            sharing.Entity(
+                f"e{place}", float(draw.integers(1, 4)), _of(draw, None, None, 5e6),
+                float(_of(draw, 0, 1e3, 4e6, 2e7, 6e7)), _of(draw, None, 0.0, 0.1, 0.2, 0.3),
+            )
+            for place in range(int(draw.integers(1, 5)))
+        )  # fmt: skip
+        yield "fixed" if number % 10 == 0 else "lend", sharing.Observation(1e8, entities)
+
+
+def shared(events: Sequence[Event]) -> list[str]:
+    faults = []
+    for _, made, after in _done(events):
+        wanted = [max(map(rate_units, pair)) for pair in zip(made.own, made.lent, strict=True)]
+        faults += _told(made, {"lent": wanted}, after)
+    return faults
+
+
+# --- hostrate: the windows that the kernel's congestion control keeps to
+
+
+def hold(folder: Path) -> list[Path]:
+    from support.hostrate import held_back
+
+    return [held_back(folder), _drawn(folder, "network.hostrate", _queues(np.random.default_rng(2)))]
+
+
+def _queues(draw: Draw) -> Iterator[tuple[str, Any]]:
+    for number in range(300):
+        upper = _of(draw, 8, 25)
+        settings = hostrate.Settings(1.25e7, float(_of(draw, 2e-4, 5e-3)), upper=upper, lower=upper // 2)
+        entities = tuple(
+            hostrate.Entity(
+                f"e{place}", float(draw.integers(1, 4)), float(_of(draw, 0, 0, 100, 2000, 8000)),
+                int(draw.integers(0, 20)), int(draw.integers(0, 4)),
+            )
+            for place in range(int(draw.integers(1, 4)))
+        )  # fmt: skip
+        backlog = float(_of(draw, 0, upper / 2 - 1, upper / 2, upper, upper + 1, 60))
+        total = int(_of(draw, 0, 5, settings.least, 40, 64 * settings.least, 200 * settings.least))
+        policy = _of(draw, "published", "free") if number % 10 == 0 else "weights"
+        yield policy, hostrate.Observation(settings, backlog, total, entities)
+
+
+def held(events: Sequence[Event]) -> list[str]:
+    faults = []
+    for seen, made, after in _done(events):
+        payload = (seen.settings.packet - 52) / (seen.settings.packet + 14)
+        wanted = [
+            [0] * 6
+            if one.free
+            else [*one.each, one.turn, one.flows, UNPACED if one.pace is None else int(one.pace * payload), 0]
+            for one in made.shares
+        ]
+        faults += _told(made, {"given": wanted}, after)
+    return faults
+
+
+# --- aggregation: what the switch and the server hold after a packet, and what they send
+
+
+def add(folder: Path) -> list[Path]:
+    from support.aggregation import recorded
+
+    return [*recorded(folder), _drawn(folder, "network.aggregation", _packets(np.random.default_rng(3)))]
+
+
+def _packets(draw: Draw) -> Iterator[tuple[str, Any]]:
+    for _ in range(700):
+        rules = _of(draw, *RULES.values(), Rules(preempt=True), Rules(hold=True, ageing=True))
+        level, there = int(draw.integers(0, 6)), int(draw.integers(0, 8))
+        mine, whole, late, resent = (bool(draw.random() < chance) for chance in (0.4, 0.2, 0.1, 0.15))
+        offered = Offered(
+            rules, int(draw.integers(1, 8)), 7, int(draw.integers(0, 6)), resent, late,
+            bool(draw.random() < 0.8), mine, int(_of(draw, 0, 0, 1, 2)), whole, 7 if whole else there, level,
+        )  # fmt: skip
+        yield "decide", offered
+    yield from (("decide", Arrived(bits, have, 7)) for bits in range(8) for have in range(8))
+    for _ in range(100):
+        waited, asked, later = int(draw.integers(0, 60)), int(draw.integers(0, 5)), int(draw.integers(0, 5))
+        yield "decide", Waiting(waited, 10, asked, later, 3)
+
+
+SENT = {"complete": 1, "raw": 1, "swap": 1, "flush": 2}
+"""Datagrams of a switch whose results the server sends."""
+
+
+def added(events: Sequence[Event]) -> list[str]:
+    faults, asked, reminders = [], 0, 0
+    for seen, made, after in _done(events):
+        match made:
+            case Asked():  # all that came at once are followed by how often it has asked by then
+                asked += 1
+                reminders = after.get("reminders", reminders)
+            case Merged(action="answer", have=have):  # to whom asks again, and to nobody else
+                faults += _told(made, {"have": have}, after)
+            case Merged(action, have):
+                faults += _told(made, {"have": have, "sent": int(action in ("take", "complete"))}, after)
+            case _ if made.action == "flush" and not seen.whole:
+                faults += _told(made, {"held": 0, "sent": 2}, after)
+            case _:
+                rest = {"there": made.there, "level": made.level, "sent": SENT.get(made.action, 0)}
+                held = {"take": 1, "add": 1, "swap": 1, "complete": 0}.get(made.action, int(seen.held))
+                faults += _told(made, {**rest, "held": held}, after)
+    return faults + [f"{asked} reminders were decided and {reminders} sent"] * (asked != reminders)
+
+
+# --- dag: rates of flows, and the order in which they and computing tasks begin
+
+
+def order(folder: Path) -> list[Path]:
+    from support.dag import recorded
+
+    return [recorded(folder), _drawn(folder, "network.dag", _instants(np.random.default_rng(4)))]
+
+
+def _instants(draw: Draw) -> Iterator[tuple[str, Observation]]:
+    """Of jobs on the twin under every schedule; then of one with too many tasks to look ahead."""
+    for schedule in SCHEDULES:
+        for _ in range(8 if schedule == "mxdag" else 2):
+            jobs = [generate.random_graph(f"j{k}", draw, hosts=2, tasks=6, begins=k / 2) for k in range(3)]
+            jobs.append(generate.mapreduce("m", draw, hosts=2, maps=2, reduces=2, begins=0.5))
+            yield from ((schedule, seen) for seen in islice(_looks(jobs, schedule), 20))
+    jobs = [generate.random_graph("many", draw, hosts=2, tasks=20)]
+    yield "mxdag", next(seen for seen in _looks(jobs, "mxdag") if any(one.ready for one in seen.pending))
+
+
+def _looks(jobs: list[Job], schedule: str) -> Iterator[Observation]:
+    seen: list[Observation] = []
+    twin.emulate(jobs, generate.hosts(2), schedule, told=lambda one, _: seen.append(one))
+    return iter(seen)
+
+
+def ordered(events: Sequence[Event]) -> list[str]:
+    faults, under_way = [], set()
+    for seen, made, after in _done(events):
+        loads = {(one.job, one.task.name): one.task.loads for one in seen.pending}
+        rates = filled(made.shares, loads, seen.resources)
+        keys = [(one.job, one.task) for one in made.shares]
+        faults += _told(made, {
+            "rates": [[*key, rates[key] * max(times for _, times in loads[key])] for key in keys],
+            "sent": [list(key) for key in keys if key not in under_way],
+            "begun": [list(key) for key in made.begin],
+        }, after)  # fmt: skip
+        under_way |= set(keys)
+    return faults
+
+
+def in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
+    """Jobs that come when they came live: who begins, and who goes before whom, as often as that changes."""
+    jobs: dict[str, tuple[float, list[Pending]]] = {}
+    live: list[tuple[Observation, Decision]] = [(seen, made) for seen, made, _ in _done(events)]
+    for seen, _ in live:
+        for job in {one.job for one in seen.pending} - jobs.keys():
+            jobs[job] = seen.now, [one for one in seen.pending if one.job == job]
+    coming = [Job(name, tuple(one.task for one in tasks), begins) for name, (begins, tasks) in jobs.items()]
+    there: list[Decision] = []
+    first = live[0][0]
+    twin.emulate(coming, first.resources, first.schedule, told=lambda _, made: there.append(made))
+
+    def changes(decisions: Iterable[Decision]) -> list[Any]:
+        found: list[Any] = [None]
+        for made in decisions:
+            ranks = [(one.job, one.task, one.priority) for one in made.shares]
+            found += [(made.begin, ranks)] * (bool(made.begin) or found[-1] is None or found[-1][1] != ranks)
+        return found[1:]
+
+    theirs, own = changes(made for _, made in live), changes(there)
+    length = max(len(theirs), len(own))
+    return list(zip(*(found + [None] * (length - len(found)) for found in (theirs, own)), strict=True))
+
+
+# --- multicast: who relays, and what is asked for again
+
+
+def relay(folder: Path) -> list[Path]:
+    from support.multicast import sent
+
+    return [sent(folder), _drawn(folder, "network.multicast", _fabrics(np.random.default_rng(5)))]
+
+
+def _fabrics(draw: Draw) -> Iterator[tuple[str, Any]]:
+    for number in range(160):
+        shuffle = Shuffle(*_of(draw, (2, 2), (2, 3), (3, 2)))
+        racks = list(range(shuffle.racks))
+        sources = draw.choice(racks, int(draw.integers(1, 4))).tolist()
+        requests = tuple(
+            multicast.Request(
+                one, tuple(to for to in racks if to != one and draw.random() < _of(draw, 0.2, 1))
+            )
+            for one in sources
+        )
+        dead = tuple(one for one in racks if one not in sources and draw.random() < _of(draw, 0, 0.1))
+        cut = tuple((one, to) for one in racks for to in shuffle.fed_by(one) if draw.random() < 0.1)
+        seen = multicast.Fabric(shuffle.p, shuffle.k, requests, dead, _of(draw, (), cut))
+        try:
+            multicast.decide(seen)
+        except UserError:
+            continue  # a rack is cut off
+        yield "serial" if number % 8 == 0 else "packed", seen
+    for _ in range(200):
+        missing = tuple(range(int(_of(draw, 1, 3, MOST + 5))))
+        hop, asked = int(draw.integers(1, 5)), int(_of(draw, 0, 1, 2, 3, 4, TRIES - 1, TRIES))
+        lost, gone = bool(draw.random() < 0.5), _of(draw, (), (), (1,), (0,), (0, 1))
+        quiet = float(draw.integers(1, 41)) / 100
+        yield _of(draw, "packed", "serial"), Lacking(0, 1, hop, missing, lost, quiet, asked, 0.01, gone)
+
+
+def relayed(events: Sequence[Event]) -> list[str]:
+    """Racks write the same log at once, so each one's events are in order, but not beside each other."""
+    faults: list[str] = []
+    asked: dict[int, Any] = {}
+    tree: Any = None
+    for event in events:
+        if event["kind"] == "decision" and "drawn" not in event:
+            made: Any = from_plain(multicast.Decision, event["decision"])
+            if isinstance(made, Repair):
+                if event["rack"] in asked:
+                    faults.append(f"rack {event['rack']} did not do {asked[event['rack']]}")
+                asked[event["rack"]] = made
+            else:
+                ((tree,),) = made.rounds
+        elif event["kind"] == "effect" and "ask" in event:
+            wanted = asked.pop(event["rack"], None)
+            faults += _told(wanted, {"ask": wanted.ask, "packets": list(wanted.packets)}, event)
+        elif event["kind"] == "effect":
+            feeders = {rack: feeder for rack, feeder, _ in tree.heard}
+            rack, relays = event["rack"], event["rack"] in tree.transmitters
+            faults += _told(tree, {"feeder": feeders.get(rack, -1)}, event)
+            if bool(event["relayed"]) != relays:
+                faults.append(f"rack {rack} sent {event['relayed']} packets; it is to relay: {relays}")
+    return faults + [f"rack {rack} did not do {made}" for rack, made in asked.items()]
+
+
+PARITY = {
+    "network.sharing": Parity(share, shared, root=True),
+    "network.aggregation": Parity(add, added),
+    "network.dag": Parity(order, ordered, in_twin, root=True),
+    "network.hostrate": Parity(hold, held, root=True),
+    "network.multicast": Parity(relay, relayed, root=True),
+}
+
+
+def _mutant(name: str, file: str, rule: str, other: str, *, live: bool = False) -> Mutant:
+    return Mutant(f"network.{name}", f"network/{name}/{file}", rule, other, live)
+
+
+MUTANTS = (
+    _mutant("aggregation", "live/switch.py", "slot.level = level_after\n        datagrams", "datagrams",
+            live=True),
+    _mutant("aggregation", "policy/__init__.py", "level >> 1 if rules & AGEING else level", "level"),
+    _mutant("aggregation", "policy/__init__.py", "priority > level or not", "priority >= level or not"),
+    _mutant("sharing", "live/lending.py", "for rate in made.lent]", "for rate in made.own]", live=True),
+    _mutant("sharing", "policy/__init__.py", "one.held < HELD and", "one.held <= HELD and"),
+    _mutant("dag", "live/__init__.py", "filled(decision.shares, loads",
+            "filled([replace(one, priority=0) for one in decision.shares], loads", live=True),
+    _mutant("dag", "policy/__init__.py", "return own > over, rest", "return own > 0, rest"),
+    _mutant("hostrate", "policy/__init__.py", "return max(least, seen.total + int(off))", "return least"),
+    _mutant("multicast", "policy/__init__.py", "load[rack], rack))", "rack))"),
+    _mutant("multicast", "policy/repair.py", "2 ** min(seen.asked, 3)", "2 ** min(seen.asked, 4)"),
+)  # fmt: skip

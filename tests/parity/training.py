@@ -1,0 +1,582 @@
+"""Training: live runs with kills, what they did, and twins that are driven by what happened to them.
+
+A log is of live runs first. After them stand decisions on observations that are drawn (`parity.drawn`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import windtunnel as wt
+from parity import Event, Mutant, Parity
+from parity.drawn import (
+    checkpoint_drawn,
+    drawn,
+    elastic_drawn,
+    emulate_drawn,
+    gradsync_drawn,
+    pipelines_drawn,
+)
+from parity.programs import EMULATED, FAILING, KEPT, SLOW
+from support import quick
+from support.ranks import run_ranks
+from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.store import eventlog
+from windtunnel.training.checkpoint import policy as checkpoint
+from windtunnel.training.checkpoint.model import Placement
+from windtunnel.training.checkpoint.policy import pacing
+from windtunnel.training.checkpoint.policy.slots import slot_for
+from windtunnel.training.elastic.policy import handlers, rules
+from windtunnel.training.elastic.policy.core import Core
+from windtunnel.training.elastic.policy.state import Past, Settings
+from windtunnel.training.gradsync import policy as gradsync
+from windtunnel.training.gradsync.model import (
+    Plan,
+    Profile,
+)
+from windtunnel.training.gradsync.policy.plan import price
+from windtunnel.training.pipelines.model import TemplateSet
+from windtunnel.training.pipelines.policy.transfers import layers_by_host
+
+ROOT = Path(__file__).parent.parent.parent
+Pairs = list[tuple[Any, Any]]
+
+
+def trained(folder: Path, *words: str | Path) -> Path:
+    """The log of ``windtunnel train``, whose hosts and faults ``words`` give."""
+    done = quick.windtunnel("train", "--out", folder, *words, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / eventlog.NAME
+
+
+def runs(events: Sequence[Event]) -> list[list[Event]]:
+    """The live runs of a log, each from its event ``started``."""
+    found: list[list[Event]] = []
+    for event in events:
+        if event["kind"] == "started":
+            found.append([])
+        if found and "drawn" not in event:
+            found[-1].append(event)
+    return found
+
+
+def decisions(events: Sequence[Event], capability: str, *kinds: str) -> list[Event]:
+    """The decisions of a capability on observations of these kinds."""
+    return [
+        event for event in events
+        if event["kind"] == "decision" and event["capability"] == capability
+        and (not kinds or event["observation"]["is"] in kinds)
+    ]  # fmt: skip
+
+
+# -- elastic
+
+
+def elastic_record(folder: Path) -> list[Path]:
+    """Three hosts and two spares: two hosts are killed, the program fails by itself, a process ends, and once
+    the spares are used up a host is ordered. Then a job that shrinks."""
+    (folder / "train.py").write_text(FAILING)
+    faults = ("kill:host=1,step=2", "exit:rank=1,step=5,status=3", "kill:host=0,step=6", "kill:host=2,step=7")
+    words = [word for fault in faults for word in ("--inject", fault)]
+    replaced = trained(
+        folder / "replace", "--hosts", "3", "--spares", "2", "--lease", "5", *words, folder / "train.py"
+    )
+    (folder / "other.py").write_text(FAILING)
+    shrunk = trained(
+        folder / "shrink", "--hosts", "3", "--lease", "5", "--on-loss", "shrink",
+        "--inject", "kill:host=1,step=2", folder / "other.py",
+    )  # fmt: skip
+    return [replaced, shrunk, drawn(folder, "training.elastic", elastic_drawn())]
+
+
+def elastic_effects(events: Sequence[Event]) -> list[str]:
+    """The generation that was formed has the decided hosts in their places, and processes arrive on these;
+    as many hosts are ordered; who is fenced or blamed is lost so."""
+    faults: list[str] = []
+    for run in runs(events):
+        due: dict[str, Any] = {}
+        hosts: dict[int, list[int]] = {}
+        for event in run:
+            match event["kind"]:
+                case "decision" if event["capability"] == "training.elastic":
+                    if due:
+                        faults.append(f"nothing came of {due}")
+                    due = event["decision"]
+                    if due["is"] in ("Keep", "Look", "Regroup") or due.get("order") == 0:
+                        due = {}
+                case "decided":
+                    formed = event["membership"]
+                    hosts[event["generation"]] = ids = [host["id"] for host in formed["hosts"]]
+                    wanted = (due.get("places"), due.get("restart_all"), due.get("own_failures"))
+                    if wanted != (ids, event["restart_all"], event["own_failures"]):
+                        faults.append(f"generation {event['generation']} of hosts {ids} is formed for {due}")
+                    due = {}
+                case "ordered":
+                    if event["count"] != due.get("order"):
+                        faults.append(f"{event['count']} hosts are ordered for {due}")
+                    due = {}
+                case "lost" if event["what"] == "worker" and event["evidence"] == "exit":
+                    if event["own"] != due.get("own"):
+                        faults.append(f"rank {event['rank']} is lost, own {event['own']}, for {due}")
+                    due = {}
+                case "arrived":
+                    ids = hosts[event["generation"]]
+                    if event["host"] != ids[event["rank"] // run[0]["config"]["per_host"]]:
+                        faults.append(f"rank {event['rank']} arrives on host {event['host']} of {ids}")
+    return faults
+
+
+class _Decided:
+    """Effects of a `Core` without a world: what it decides is kept."""
+
+    def __init__(self) -> None:
+        self.decisions: list[Any] = []
+
+    def decision(self, generation: int, policy: str, observation: Any, decision: Any) -> None:
+        self.decisions.append((type(observation).__name__, to_plain(decision, tag=True)))
+
+    def send(self, *_: Any, **__: Any) -> None:
+        """Nobody hears."""
+
+    drop = record = order = strike = send
+
+
+def elastic_twin(events: Sequence[Event]) -> Pairs:
+    """The supervisor's `Core`, in emulated time, is told of the hosts that came and went, of processes that
+    ended, and of what ranks said."""
+    return [pair for run in runs(events) for pair in _elastic_twin(run)]
+
+
+def _elastic_twin(run: Sequence[Event]) -> Pairs:
+    config, now = run[0]["config"], float(run[0]["t"])
+    settings = Settings(config["hosts"], config["per_host"], lease=config["lease"])
+    effects = _Decided()
+    core = Core(settings, from_plain(rules.Rules, config["rules"]), effects, 1, Past(), now)
+    live = decisions(run, "training.elastic")
+    for event in run[1:]:
+        now = max(now, float(event["t"]))
+        for host in core.hosts.live.values():
+            core.hosts.renew(host, now)
+        _told(core, event, now)
+    expected = [(one["observation"]["is"], one["decision"]) for one in live]
+    return list(zip_longest(expected, effects.decisions))
+
+
+def _told(core: Core, event: Event, now: float) -> None:
+    """What an event of the log says of the world, told to ``core``; time passes where live decided."""
+    rank = event.get("rank")
+    about = {"rank": rank, "generation": event.get("generation")}
+    match event["kind"]:
+        case "host.joined":
+            handlers.hello(core, event["host"], {**event, "host": None}, now)
+        case "store":
+            core.store_up(event["address"], now)
+        case "lost" if event["what"] == "host" and event["evidence"] != "cut":
+            core.tick(now - 1e-3)
+            core.hosts.live[event["host"]].lease_ends = now - 1e-6
+            core.tick(now)
+        case "lost" if event["evidence"] == "frozen" and rank not in core.lost:
+            handlers.message(core, event["host"], {"op": "worker", "what": "frozen", **about}, now)
+        case "grouped" | "step":
+            handlers.message(core, event["host"], {**event, "op": "event"}, now)
+        case "suspected" | "done":
+            told = {"op": event["kind"].replace("ed", ""), **about, "error": event.get("error")}
+            handlers.message(core, _host_of(core, rank), told, now)
+        case "decision" if event["capability"] == "training.elastic":
+            seen = event["observation"]
+            if seen["is"] == "Ended":
+                told = {"op": "worker", "what": "ended", "rank": seen["rank"], "generation": core.generation}
+                told |= {"status": seen["status"], "error": seen["error"], "less": seen["less"]}
+                handlers.message(core, _host_of(core, seen["rank"]), told, now)
+                return
+            if seen["is"] == "Reached" and core.round is not None:
+                answers = {one: [b for a, b in seen["silent"] if a == one] for one in seen["told"]}
+                core.round.told.update({one: tuple(silent) for one, silent in answers.items()})
+            core.tick(now + core.settings.settle)
+
+
+def _host_of(core: Core, rank: Any) -> int:
+    assert core.membership is not None
+    return core.membership.hosts[core.place(rank)].id
+
+
+# -- checkpoint
+
+
+def checkpoint_record(folder: Path) -> list[Path]:
+    """Hosts are killed one by one, so that steps come from memory and from peers, then two at once, so that
+    one comes from storage. Two more jobs keep to a budget, and send in idle spans."""
+    faults = ("kill:host=1,step=2", "kill:host=0,step=5", "kill:host=0,step=8", "kill:host=1,step=8")
+    words: list[str | Path] = ["--persist", folder / "stored", "--persist-every", "2", "--spares", "4"]
+    words += [word for fault in faults for word in ("--inject", fault)]
+    logs = []
+    for name, hosts, numel, steps, options, more in (
+        ("kept", "3", 8, 11, 'mode="blocking"', words),
+        ("budget", "2", 8, 30, "budget=0.01", []),
+        ("idle", "2", 1 << 20, 30, 'mode="idle", profile=3, bandwidth=2e8', []),
+    ):
+        script = folder / f"{name}.py"
+        stored = 8 if more else -1
+        script.write_text(KEPT.format(numel=numel, options=options, steps=steps, stored=stored))
+        logs.append(trained(folder / name, "--hosts", hosts, "--lease", "5", *more, script))
+    return [*logs, drawn(folder, "training.checkpoint", checkpoint_drawn())]
+
+
+def checkpoint_effects(events: Sequence[Event]) -> list[str]:
+    """A step lies in the slot that it was to go to; every rank went back to the planned step, and read its
+    shard where that said first; the newest committed step is found with its holders; as many bytes as allowed
+    are sent; the windows that the sender knows are those that were opened; saves are as far apart as is
+    decided."""
+    faults: list[str] = []
+    for run in runs(events):
+        hosts: list[int] = []
+        plan: dict[str, Any] = {}
+        slot: Event | None = None
+        sent: Event | None = None
+        holders: dict[int, list[set[int]]] = {}
+        placed: dict[str, Any] = {}
+        longest, every = 0.0, 1
+        for event in run:
+            seen, answer = event.get("observation") or {}, event.get("decision") or {}
+            match event["kind"], seen.get("is"):
+                case "decided", _:
+                    hosts, slot, sent = [one["id"] for one in event["membership"]["hosts"]], None, None
+                case "decision", "CopiesWanted":
+                    placed = answer
+                case "committed", _ if len(placed["holders"]) == len(hosts):
+                    holders[event["step"]] = [{hosts[at] for at in row} for row in placed["holders"]]
+                case "decision", "SlotWanted":
+                    if slot is not None and slot["decision"]["free"]:
+                        index, step = slot["decision"]["index"], slot["observation"]["step"]
+                        if seen["held"][index] != step:
+                            faults.append(f"step {step} was to go to slot {index}, held is {seen['held']}")
+                        if seen["step"] - step < every:
+                            faults.append(
+                                f"step {seen['step']} is saved after {step}, {every} apart is decided"
+                            )
+                    slot = event
+                case "decision", "StepTimes":
+                    every, slot = answer["every"], None
+                case "decision", "Inventory":
+                    plan = answer
+                    faults += _misplaced(seen, hosts, holders)
+                case "restored", _:
+                    faults += _read_elsewhere(event, plan, hosts)
+                case "decision", "Looked":
+                    longest = max(longest, answer["seconds"])
+                case "decision", "Sending":
+                    if sent is not None and seen["left"] < sent["observation"]["left"]:
+                        went = sent["observation"]["left"] - seen["left"]
+                        if went != sent["decision"]["nbytes"]:
+                            faults.append(f"{went} bytes went, allowed were {sent['decision']}")
+                    sent = event
+                    if seen["room"] is not None and longest < seen["room"] < pacing.ENDLESS:
+                        faults.append(f"a window of {seen['room']} s is open, opened were {longest} at most")
+    return faults
+
+
+def _misplaced(seen: dict[str, Any], hosts: list[int], holders: dict[int, list[set[int]]]) -> list[str]:
+    """Shards of the newest committed step that a host was to hold, lives, and does not have."""
+    newest = max(holders, default=-1)
+    has = {(copy["shard"], hosts[copy["place"]]) for copy in seen["copies"] if copy["step"] == newest}
+    return [
+        f"host {host} was to hold rank{rank} of step {newest}"
+        for rank, row in enumerate(holders.get(newest, ()))
+        for host in row & set(hosts) if (f"rank{rank}", host) not in has
+    ]  # fmt: skip
+
+
+def _read_elsewhere(event: Event, plan: dict[str, Any], hosts: list[int]) -> list[str]:
+    sources = {shard: [one["place"] for one in row] for shard, row in plan["sources"]}
+    mine = hosts.index(event["host"])
+    first = {shard: mine if mine in places else places[0] for shard, places in sources.items()}
+    read = {shard: place for shard, place in event["read"].items() if first[shard] != place}
+    if event["step"] != plan["step"] or read:
+        return [f"rank {event['rank']} restored step {event['step']}, reading {read}, for {plan}"]
+    return []
+
+
+def checkpoint_twin(events: Sequence[Event]) -> Pairs:
+    """The first job, which waits for each commit: from its memberships, commits and what is left after a
+    loss, the memory that rank 0 has for its shard, what is asked of it, and the step that all go back to."""
+    pairs: Pairs = []
+    memory: dict[int, list[int]] = {}  # by host, the step in each slot
+    hosts: list[int] = []
+    holders: dict[int, list[set[int]]] = {}
+    placed = Placement("", 0, ())
+    committed = base = -1
+    persisted: list[int] = []
+    for event in runs(events)[0]:
+        seen = event.get("observation") or {}
+        match event["kind"], seen.get("is"):
+            case "decided", _:
+                hosts = [one["id"] for one in event["membership"]["hosts"]]
+                committed = base = -1
+            case "committed", _:
+                committed = max(committed, event["step"])
+                holders[event["step"]] = [{hosts[at] for at in row} for row in placed.holders]
+            case "persisted", _:
+                persisted.append(event["step"])
+            case "decision", "CopiesWanted":
+                asked = checkpoint.CopiesWanted(len(hosts), 2, "mixed", (), ("",) * len(hosts))
+                found = checkpoint.decide(asked)
+                assert isinstance(found, Placement)
+                placed = found
+                pairs.append((event["decision"], to_plain(placed, tag=True)))
+            case "decision", "Inventory":
+                here = [
+                    copy["step"] for copy in seen["copies"] if (copy["place"], copy["shard"]) == (0, "rank0")
+                ]
+                held = memory.get(hosts[0], [-1, -1])
+                memory[hosts[0]] = held = [step if step in here else -1 for step in held]
+                last = sorted(holders)[-2:]  # others are overwritten
+                whole = [step for step in last if all(row & set(hosts) for row in holders[step])]
+                base = max([*persisted, *whole], default=-1)
+                holders = {step: rows for step, rows in holders.items() if step <= base}
+                pairs.append((event["decision"]["step"], base if base >= 0 else None))
+                if base >= 0 and base not in held:
+                    held[slot_for(2, base, held)] = base
+            case "decision", "SlotWanted":
+                held = memory.setdefault(hosts[0], [-1, -1])
+                asked_slot = checkpoint.SlotWanted(2, seen["step"], tuple(held), committed, base)
+                slot = checkpoint.decide(asked_slot)
+                assert isinstance(slot, checkpoint.Slot)
+                pairs.append((event["decision"], to_plain(slot, tag=True)))
+                held[slot.index] = seen["step"]
+    return pairs
+
+
+# -- pipelines
+
+
+def pipelines_record(folder: Path) -> list[Path]:
+    """Of five hosts two are killed, one after the other, and those that are left go on."""
+    words = ("--on-loss", "shrink", "--inject", "kill:host=1,step=2", "--inject", "kill:host=0,step=4")
+    log = trained(folder / "run", "--hosts", "5", *words, "examples/train_pipeline.py", "--steps", "6")
+    return [log, drawn(folder, "training.pipelines", pipelines_drawn())]
+
+
+def pipelines_effects(events: Sequence[Event]) -> list[str]:
+    """The decided layout is entered, each host has the layers of its place in it, and the version is the
+    one that was settled, the step in doubt applied."""
+    faults: list[str] = []
+    for run in runs(events):
+        settled: dict[str, Any] = {}
+        layout: dict[str, Any] = {}
+        needed: dict[int, list[int]] = {}
+        for event in run:
+            seen = event.get("observation") or {}
+            match event["kind"], seen.get("is"):
+                case "decision", "InDoubt":
+                    settled = event["decision"]
+                case "decision", "HostsChanged":
+                    layout = event["decision"]
+                    templates = from_plain(TemplateSet, seen["templates"])
+                    needed = {
+                        host: sorted(layers)
+                        for row in layout["layout"]["pipelines"]
+                        for host, layers in zip(row, layers_by_host(templates.of(len(row))), strict=True)
+                    }
+                case "layout", _:
+                    wanted = layout["layout"]
+                    for name, value in (*wanted.items(), ("how", layout["how"])):
+                        if name != "is" and event[name] != value:
+                            faults.append(f"{name} {event[name]} is entered for {layout}")
+                case "restored", _:
+                    if event["layers"] != needed.get(event["host"], []):
+                        faults.append(f"host {event['host']} has layers {event['layers']}, not {needed}")
+                    if event["step"] != (settled["version"] or 0):
+                        faults.append(f"host {event['host']} goes on at {event['step']}, not as in {settled}")
+    return faults
+
+
+# -- gradsync
+
+
+def gradsync_record(folder: Path) -> list[Path]:
+    """Two ranks run a plan for a network a thousand times as slow as theirs, until that is noticed."""
+    (folder / "slow.py").write_text(SLOW)
+    log = folder / "live.jsonl"
+    done = run_ranks([folder / "slow.py", log], 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [log, drawn(folder, "training.gradsync", gradsync_drawn())]
+
+
+def gradsync_effects(events: Sequence[Event]) -> list[str]:
+    """The plan that runs is the one that was decided last, group by group."""
+    faults: list[str] = []
+    for run in runs(events):
+        due: Plan | None = None
+        first = True
+        for event in run:
+            seen = event.get("observation") or {}
+            match event["kind"], seen.get("is"):
+                case "decision", "Wanted" if first:
+                    first = False
+                    due = from_plain(Plan, event["decision"])
+                case "decision", "Renewed" if not event["decision"]["keep"]:
+                    if due is not None:
+                        faults.append(f"no plan of digest {due.digest()} ran")
+                    due = from_plain(Plan, seen["made"])
+                case "plan", _:
+                    words = [] if due is None else [one.option.words() for one in due.groups]
+                    if due is None or (event["digest"], event["runs"]) != (due.digest(), words):
+                        faults.append(f"{event['runs']} runs, decided is {words}")
+                    due = None
+                case "decision", "Drift" if due is not None:
+                    faults.append(f"no plan of digest {due.digest()} ran")
+                    due = None
+    return faults
+
+
+def gradsync_twin(events: Sequence[Event]) -> Pairs:
+    """The checks of a handle, told of profiles and of times that were measured."""
+    pairs: Pairs = []
+    plan: Plan | None = None
+    made: Plan | None = None
+    for run in runs(events):
+        pause = gradsync.PAUSE
+        for event in run:
+            seen = event.get("observation") or {}
+            asked: gradsync.Observation
+            match event["kind"], seen.get("is"):
+                case "decision", "Wanted":
+                    profile = from_plain(Profile, seen["profile"])
+                    asked = gradsync.Wanted(profile, tuple(seen["codecs"]), seen["seed"])
+                case "decision", "Drift":
+                    assert plan is not None
+                    asked = gradsync.Drift(
+                        plan.forecasts[0].seconds, tuple(seen["measured"]), seen["since"], pause
+                    )
+                case "decision", "Renewed":
+                    assert plan is not None and made is not None
+                    expected = price(plan, profile)
+                    asked = gradsync.Renewed(plan, made, expected, seen["measured"], pause)
+                case _:
+                    continue
+            decision = gradsync.decide(asked)
+            pairs.append((event["decision"], to_plain(decision, tag=True)))
+            if isinstance(decision, Plan):
+                made = decision
+                plan = plan or made
+            elif isinstance(asked, gradsync.Renewed) and made is not None:
+                pause = decision.pause
+                if not decision.keep or made.digest() == asked.plan.digest():
+                    plan = made
+    return pairs
+
+
+# -- emulate
+
+
+def emulate_record(folder: Path) -> list[Path]:
+    """A script on sixteen ranks, whose condition on one of them has to be checked."""
+    (folder / "train.py").write_text(EMULATED)
+    with pytest.MonkeyPatch.context() as patch, quick.captures():
+        patch.setenv("WINDTUNNEL_HOME", str(folder))
+        run = wt.emulate(folder / "train.py", cluster="h100-sxm:2x8", report=False)
+    return [run.directory / eventlog.NAME, drawn(folder, "training.emulate", emulate_drawn())]
+
+
+def emulate_effects(events: Sequence[Event]) -> list[str]:
+    """The ranks that were wanted, and no others, are run next."""
+    faults: list[str] = []
+    due: list[int] | None = None
+    for event in events:
+        if "drawn" in event:
+            break
+        if event["kind"] == "decision":
+            if due:
+                faults.append(f"ranks {due} were not run")
+            due = sorted(event["decision"].get("ranks", ()))
+        elif event["kind"] == "run":
+            if event["ranks"] != due:
+                faults.append(f"ranks {event['ranks']} were run, wanted are {due}")
+            due = None
+    return faults
+
+
+PARITY: dict[str, Parity] = {
+    "training.elastic": Parity(elastic_record, elastic_effects, elastic_twin),
+    "training.checkpoint": Parity(checkpoint_record, checkpoint_effects, checkpoint_twin),
+    "training.pipelines": Parity(pipelines_record, pipelines_effects),
+    "training.gradsync": Parity(gradsync_record, gradsync_effects, gradsync_twin),
+    "training.emulate": Parity(
+        emulate_record,
+        emulate_effects,
+        beyond=("stands[rank] = other", "return np.arange(observation.world_size)"),
+    ),
+}
+MUTANTS = (
+    Mutant(
+        "training.elastic", "training/elastic/policy/rules.py",
+        "order = max(0, missing - now.coming)", "order = missing",
+    ),
+    Mutant(
+        "training.elastic", "training/elastic/policy/rules.py",
+        "spares = iter(now.spares)", "spares = iter(now.spares[::-1])",
+    ),
+    Mutant("training.elastic", "training/elastic/policy/rules.py", "if missing <= 0:", "if missing < 0:"),
+    Mutant(
+        "training.elastic", "training/elastic/policy/core.py",
+        "member for host in decision.places),", "member for host in decision.places[::-1]),", live=True,
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/policy/slots.py",
+        "kept >= step or kept < committed", "kept >= step or kept <= committed",
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/policy/restore.py",
+        "k.world, k.has_shared), reverse=True)", "k.world, k.has_shared))",
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/policy/pacing.py",
+        "left = now.safety * (now.here or 0.0)", "left = (now.here or 0.0)",
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/live/checkpointer.py",
+        "return slot.index\n", "return (slot.index + 1) % self.settings.slots\n", live=True,
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/live/restore.py",
+        "for source in list(self._sources[shard]):", "for source in self._sources[shard][::-1]:", live=True,
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/live/memory/owner.py",
+        "placement.holders[place][1:]", "placement.holders[(place + 1) % len(hosts)][1:]", live=True,
+    ),
+    Mutant(
+        "training.pipelines", "training/pipelines/policy/commit.py",
+        "if has == version:", "if has != version:",
+    ),
+    Mutant(
+        "training.pipelines", "training/pipelines/policy/reconfigure.py",
+        "if len(giver) > n0:", "if len(giver) > n0 + 1:",
+    ),
+    Mutant(
+        "training.pipelines", "training/pipelines/live/entry.py",
+        "return found.layout, found.how",
+        "return Layout(found.layout.pipelines[::-1], found.layout.microbatches[::-1]), found.how", live=True,
+    ),
+    Mutant(
+        "training.gradsync", "training/gradsync/policy/__init__.py",
+        "keep = low <= 1 + TOLERATED and high >= 1 - TOLERATED", "keep = True",
+    ),
+    Mutant(
+        "training.gradsync", "training/gradsync/live/executor.py",
+        "_Group(place, one.option, codec", "_Group(place, Option(), codec", live=True,
+    ),
+    Mutant(
+        "training.emulate", "training/emulate/policy/search.py",
+        "return Capture((0,),", "return Capture((1,),",
+    ),
+    Mutant(
+        "training.emulate", "training/emulate/policy/checks.py",
+        "_first_of_each(cases, run)[: max(room, 0)]", "_first_of_each(cases, run)[:1]",
+    ),
+)  # fmt: skip

@@ -1,0 +1,293 @@
+"""``windtunnel serve --model DIR`` with what the directory says, with a key, and with a user's own policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from support import preloaded
+from support.serving import MODULES, WORKER, Served, served
+from windtunnel.base.errors import HostError, ScriptError, UserError
+from windtunnel.replay import replay
+from windtunnel.serving import simulate
+from windtunnel.serving.engine.live import families, worker
+from windtunnel.serving.engine.live import link as links
+from windtunnel.serving.engine.live.defaults import Defaults, defaults
+from windtunnel.serving.engine.live.link import Token
+from windtunnel.serving.engine.live.serve import Served as Settings
+from windtunnel.serving.engine.live.serve import serve
+from windtunnel.serving.engine.live.server import _Choice
+from windtunnel.serving.engine.live.tokens import ByteTokens, LocalTokens
+from windtunnel.store import runs
+
+ENDS = list(range(3, families.VOCABULARY, 5))
+SAID = {"eos_token_id": ENDS, "do_sample": True, "temperature": 0.7, "top_k": 1, "bos_token_id": 1}
+PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+OWN = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "# mine.py" in code)
+KEY = "sk-of-this-test"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in bfloat16 whose end tokens stand in its ``generation_config.json`` alone."""
+    folder = tmp_path_factory.mktemp("model")
+    config = families.tiny("qwen3", vocab_size=families.VOCABULARY, eos_token_id=None)
+    families.build(config, dtype=torch.bfloat16).save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(SAID))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Served]:
+    (folder / "mine.py").write_text(OWN)
+    (folder / "key").write_text(f"{KEY}\n")
+    words = ["--name", "m", "--policy", f"{folder}/mine.py", "--log", "1", "--prefix-cache", "none"]
+    words += ["--api-key-file", f"{folder}/key"]
+    with served(folder / "home", *words, model=("--model", str(folder)), key=KEY) as found:
+        yield found
+
+
+def _tokens(server: Served, **fields: Any) -> tuple[list[str], str]:
+    """Of one answer, and why it ended."""
+    asked = {"model": "m", "prompt": "The wing", "max_tokens": 40, "logprobs": 0, **fields}
+    (choice,) = server.post("completions", **asked)["choices"]
+    return choice["logprobs"]["tokens"], choice["finish_reason"]
+
+
+def test_a_model_whose_end_tokens_stand_in_its_generation_config_stops(server: Served) -> None:
+    whole, reason = _tokens(server, temperature=0, ignore_eos=True)
+    assert reason == "length" and len(whole) == 40
+    ends = {ByteTokens().decode([one]) for one in ENDS}
+    place = next(at for at, one in enumerate(whole) if one in ends)
+    assert _tokens(server, temperature=0) == (whole[:place], "stop")
+
+
+def test_what_a_request_does_not_say_of_sampling_its_model_says(server: Served) -> None:
+    greedy, _ = _tokens(server, temperature=0, ignore_eos=True)
+    assert _tokens(server, ignore_eos=True, seed=1)[0] == greedy, "top_k is 1"
+    own = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "ignore_eos": True}
+    drawn = [_tokens(server, **own, seed=seed)[0] for seed in (1, 1, 2)]
+    assert greedy != drawn[0] == drawn[1] != drawn[2]
+
+
+def test_what_is_said_of_sampling_counts_where_it_is_sampled(tmp_path: Path) -> None:
+    assert defaults("tiny-hybrid") == Defaults() and Defaults().sampling == (1.0, 1.0, 0)
+    assert Defaults(do_sample=False, temperature=0.2, top_k=9).sampling == (1.0, 1.0, 0)
+    assert Defaults(do_sample=True, temperature=0.2, top_k=9).sampling == (0.2, 1.0, 9)
+    assert Defaults(eos_token_id=7).stop == [7] and Defaults().stop == []
+    for text, said in (
+        ('{"eos_token_id": "end"}', r"eos_token_id is 'end', accepted is a token or a list"),
+        ('{"top_p": 7}', "field top_p is 7, accepted is above 0"),
+        ("{", "generation_config.json cannot be read"),
+    ):
+        (tmp_path / "generation_config.json").write_text(text)
+        with pytest.raises(UserError, match=said):
+            defaults(str(tmp_path))
+
+
+def test_only_who_has_the_key_is_answered(server: Served, tmp_path: Path) -> None:
+    for key in ("", "sk-of-this-tesT", f"{KEY}x", "\u00e9".encode().decode("latin-1")):
+        with pytest.raises(urllib.error.HTTPError) as told:
+            Served(server.url, server.run, server.home, server.process, key).post("completions", prompt="a")
+        with told.value as error:
+            said = json.loads(error.read())["error"]
+        assert error.code == 401 and error.headers["WWW-Authenticate"] == "Bearer"
+        assert (said["code"], said["type"]) == ("invalid_api_key", "invalid_request_error")
+    for path in ("/v1/models", "/openapi.json"):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            server.get(path)
+    assert server.get("/health")["status"] == "ok" and server.facts()["windtunnel_steps"] >= 0
+    (tmp_path / "key").write_text("two words")
+    for name, said in (("key", "holds no key"), ("none", "cannot be read")):
+        with pytest.raises(UserError, match=rf"--api-key-file .*{name} {said}"):
+            serve(Settings("tiny-attention", port=0, api_key_file=str(tmp_path / name)))
+
+
+def test_top_logprobs_without_logprobs_are_refused(server: Served) -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    with pytest.raises(urllib.error.HTTPError) as told:
+        server.post("chat/completions", **asked, top_logprobs=2)
+    with told.value as error:
+        said = json.loads(error.read())["error"]
+    assert error.code == 400 and said["param"] == "top_logprobs"
+    assert said["message"] == "top_logprobs: logprobs must be set to true if this parameter is used"
+    answer = server.post("chat/completions", **asked, logprobs=True, top_logprobs=2, ignore_eos=True)
+    first = answer["choices"][0]["logprobs"]["content"][0]
+    assert len(first["top_logprobs"]) == 2 and len(first["bytes"]) == 1
+
+
+def test_weights_are_as_the_config_has_them_and_a_policy_of_ones_own_decides(
+    server: Served, folder: Path
+) -> None:
+    """The last test of this server: it is gone after it."""
+    more = {"max_tokens": 6, "n": 4, "ignore_eos": True}
+    assert len(server.post("completions", model="m", prompt="a", **more)["choices"]) == 4
+    assert server.stop() == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINDTUNNEL_HOME", str(server.home))
+        run = runs.Store.open().get(server.run)
+    assert run.summary is not None and run.summary["model"]["dtype"] == "bfloat16"
+    parts = {part.capability: part for part in replay(server.log).parts}
+    own = parts["serving.branching"]
+    assert own.recorded_by == {str(folder / "mine.py"): own.decisions} and own.same == own.decisions > 0
+    assert {one.made["admitted"].__len__() for one in replay(server.log, "eager").parts[-1].differences} > {1}
+
+
+def test_caches_and_states_have_the_type_of_the_weights(folder: Path) -> None:
+    for dtype, wanted in ((None, torch.bfloat16), (torch.float16, torch.float16), (torch.float32,) * 2):
+        found = families.load(folder, dtype=dtype)
+        assert found.dtype == wanted
+        held = {each.dtype for slots in found.store.slots.values() for each in slots.tensors.values()}
+        assert held == {wanted}
+    assert families.load("tiny-lfm2", dtype=torch.bfloat16).pool.tensors["conv", 0, 0].dtype == torch.bfloat16
+    assert families.load("tiny-attention").dtype == torch.float32
+
+
+def test_a_type_that_a_model_cannot_have_is_refused_in_a_sentence(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = families.build(families.tiny("qwen3"))
+    model.model.norm.weight.data.mul_(1e5)
+    model.save_pretrained(tmp_path)
+    assert families.load(tmp_path).dtype == torch.float32
+    with pytest.raises(UserError, match="cannot be served in float16: what it computes are not finite"):
+        families.load(tmp_path, dtype=torch.float16)
+    plain = torch.nn.functional.silu
+
+    def silu(given: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        if given.dtype == torch.bfloat16:
+            raise RuntimeError("no such kernel")
+        return plain(given, inplace)
+
+    monkeypatch.setattr(torch.nn.functional, "silu", silu)
+    with pytest.raises(UserError, match="in bfloat16: RuntimeError in its own code, no such kernel"):
+        families.load(folder)
+    with pytest.raises(UserError, match=r"--dtype 'int8' is unknown; accepted are auto, float32, bfloat16"):
+        serve(Settings("tiny-attention", port=0, dtype="int8"))
+
+
+def test_threads_are_as_many_as_there_are_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [SimpleNamespace(idle=idle, iowait=3.0) for idle in (96.0, 88.0, 86.0, 0.0)]
+    monkeypatch.setattr(psutil, "cpu_times_percent", lambda interval, percpu: looks)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    assert worker.idle_cores() == (2, 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3})
+    assert worker.idle_cores() == (0, 2)
+
+
+def _file(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_trace_is_emulated_with_a_policy_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,37,40\n0.5,300,40\n")
+    asked = {"trace": trace, "step_time": "base=0.01,row=1e-4,token=1e-4", "every": 1}
+    asked["branches"] = "share=1,count=4-4,tokens=30"
+    mine = tmp_path / "mine.py"
+    made = simulate(branching=_file(mine, OWN), **asked)
+    assert made.summary["finished"] == 2
+    assert made.summary["steps"] != simulate(branching="eager", **asked).summary["steps"]
+    (part,) = (one for one in _replayed(made.run) if one.capability == "serving.branching")
+    assert set(part.recorded_by) == {str(mine)} and part.same == part.decisions > 0
+
+    late = (
+        "from windtunnel.serving.engine.policy import decide as plain\nCAPABILITY = 'serving.engine'\n"
+        "def decide(seen):\n    return plain(seen, 'wait')\n"
+    )
+    made = simulate(branching=_file(mine, late), ttft=1e-3, **asked)
+    assert made.summary["refused"] == 0 < simulate(branching="taper", ttft=1e-3, **asked).summary["refused"]
+
+    head = "from windtunnel.serving.branching.policy import Decision\ndef decide(seen):\n    "
+    for kind, text, said in (
+        (ScriptError, head + "return 1 / 0", r"mine\.py: decide failed: division by zero"),
+        (ScriptError, head + "return 7", r"decide answered 7, accepted is a windtunnel\.serving\.branching"),
+        (ScriptError, head + "return Decision(((99, 1),))", "which is not possible here"),
+        (ScriptError, late.replace("'wait')", "'wait').__class__((7,))"), "which is not possible here"),
+        (ScriptError, "1 / 0", r"mine\.py failed: division by zero"),
+        (UserError, "x = 1", r"defines no function decide"),
+        (UserError, f"CAPABILITY = 'network.dag'\n{head}pass", r"CAPABILITY 'network\.dag' is not accepted"),
+    ):
+        with pytest.raises(kind, match=said):
+            simulate(branching=_file(mine, text), **asked)
+    with pytest.raises(UserError, match=r"there is no file .*none\.py"):
+        simulate(branching=str(tmp_path / "none.py"), **asked)
+
+
+def _replayed(run: str) -> list[Any]:
+    return replay(runs.Store.open().get(run).directory / "events.jsonl").parts
+
+
+@pytest.mark.slow
+def test_a_policy_that_fails_ends_the_server_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    monkeypatch.setattr(links, "subprocess", preloaded.Subprocess(WORKER, MODULES))
+    mine = _file(tmp_path / "mine.py", "CAPABILITY = 'serving.engine'\ndef decide(seen):\n    return 1 / 0\n")
+    statuses: list[tuple[int, str]] = []
+    clients: list[threading.Thread] = []
+
+    def ask(url: str) -> None:
+        data = json.dumps({"model": "tiny-attention", "prompt": "a"}).encode()
+        asked = urllib.request.Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as told:
+            urllib.request.urlopen(asked, timeout=60)
+        with told.value as error:
+            statuses.append((error.code, json.loads(error.read())["error"]["message"]))
+
+    def ready(url: str, run: str) -> None:
+        clients.append(threading.Thread(target=ask, args=(url,)))
+        clients[0].start()
+
+    with pytest.raises(HostError, match=r"mine\.py: decide failed: division by zero") as told:
+        serve(Settings("tiny-attention", port=0, threads=1, branching=mine), ready)
+    clients[0].join(60)
+    ((status, said),) = statuses
+    assert status == 500 and "decide failed: division by zero" in said and told.value.status == 1
+
+
+def test_parts_of_a_character_have_their_own_bytes_and_every_token_its_place() -> None:
+    choice, tokens = _Choice(ByteTokens(), []), ByteTokens().encode("aé風!")
+    for token in tokens:
+        choice.add(Token(1, 0, token, -0.5, ((token, -0.5),)))
+    assert bytes(byte for one in choice.logprobs for byte in one.token[1] or ()).decode() == "aé風!"
+    assert [one.top[0][1] for one in choice.logprobs] == [one.token[1] for one in choice.logprobs]
+    assert [one.offset for one in choice.logprobs] == [0, 1, 1, 2, 2, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["byte level", "byte fallback"])
+def test_a_tokenizers_bytes_are_those_of_its_tokens(tmp_path: Path, kind: str) -> None:
+    import tokenizers
+    import transformers
+
+    if kind == "byte level":
+        signs = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        made = tokenizers.Tokenizer(tokenizers.models.BPE({one: at for at, one in enumerate(signs)}, []))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = tokenizers.decoders.ByteLevel()
+    else:
+        names = ["a", *(f"<0x{byte:02X}>" for byte in range(256))]
+        vocabulary = {one: at for at, one in enumerate(names)}
+        made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True))
+        made.decoder = tokenizers.decoders.ByteFallback()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(tmp_path)
+    local, words = LocalTokens(tmp_path), "aé風\U0001f600"
+    found = [local.raw(one) or [] for one in local.encode(words)]
+    assert max(map(len, found)) == 1 and bytes(byte for (byte,) in found).decode() == words

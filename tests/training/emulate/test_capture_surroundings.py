@@ -1,0 +1,257 @@
+"""What a program finds around it: the default group, the launcher's variables, its host, its devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.base.errors import ScriptError
+from windtunnel.cluster.load import load_cluster
+from windtunnel.training.emulate.graph import Slice
+from windtunnel.training.emulate.live.session import Script, Session
+from windtunnel.training.emulate.policy.classes import slice_world
+from windtunnel.training.emulate.policy.stitch import stitch
+from windtunnel.training.emulate.run import emulate
+
+MESH = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+class Toy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(10, 32), nn.Linear(32, 5)
+
+    def forward(self, x):
+        return self.out(self.into(x).relu())
+
+mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))
+plan = {"into": ColwiseParallel(), "out": RowwiseParallel()}
+model = parallelize_module(Toy().cuda(), mesh, plan)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.25, foreach=True)
+for step in range(10):
+    torch.manual_seed(step)
+    model(torch.rand(20, 10, device="cuda")).sum().backward()
+    optimizer.step()
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
+"""Tensor parallelism as PyTorch's tutorial has it: the mesh makes the default group."""
+
+
+def run(program: str, folder: Path, ranks: list[int], cluster: str = "h100-sxm:2x2") -> list[Slice]:
+    script = folder / "job.py"
+    script.write_text(program)
+    with Session(Script(script), load_cluster(cluster), timeout=60.0) as session:
+        return session.capture(ranks)
+
+
+def test_a_mesh_without_a_default_group_meets_the_emulated_one(tmp_path: Path) -> None:
+    first, last = run(MESH, tmp_path, [0, 3])
+    assert first.world_groups[0].ranks == last.world_groups[0].ranks == (0, 1, 2, 3)
+    assert {(call.kind, call.backend) for call in first.collectives} >= {("all_reduce", "nccl")}
+
+
+JOIN = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+
+dist.init_process_group("nccl")
+rank, local = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local)
+layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).cuda()
+model = nn.parallel.DistributedDataParallel(layers, device_ids=[local])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Join([model], throw_on_early_termination=THROW):
+    for _ in range(3 + rank % 2):
+        model(torch.randn(4, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("throw", ["False", "True"])
+def test_uneven_inputs_in_a_join_are_no_hang(tmp_path: Path, throw: str) -> None:
+    slices = run(JOIN.replace("THROW", throw), tmp_path, [0, 1, 2, 3])
+    by_rank = {slice_.rank: slice_ for slice_ in slices}
+    stitch(slice_world(lambda ranks: [by_rank[rank] for rank in ranks], 4, "all"))
+    assert {call.peer for call in slices[0].collectives if call.kind == "broadcast"} >= {3}  # its buffers
+    assert any("Join: every rank is taken to have inputs left" in note.text for note in slices[0].notes)
+
+
+LOSS = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    loss = model(torch.randn(4, 8, device="cuda")).sum()
+    loss.backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        WHAT
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "warnings"),
+    [("print(loss.item())", 0), ("print(loss.detach().cpu())", 0), ("loss.mul(2)", 1)],
+)
+def test_what_rank_0_alone_prints_is_no_warning(tmp_path: Path, what: str, warnings: int) -> None:
+    slices = run(LOSS.replace("WHAT", what), tmp_path, [0, 1, 2, 3])
+    by_rank = {slice_.rank: slice_ for slice_ in slices}
+    classes = slice_world(lambda ranks: [by_rank[rank] for rank in ranks], 4, "all")
+    assert len(classes.classes) == 2
+    assert len(classes.notes) == warnings
+
+
+STEP = """
+import torch
+x = torch.ones(4, 4, device="cuda" if torch.cuda.is_available() else "cpu")
+x @ x
+"""
+
+
+def say(program: str, folder: Path, rank: int, cluster: str = "h100-sxm:2x2") -> Any:
+    """What a rank's program, which leaves it in ``said``, says. ``folder`` has what it imports."""
+    result = folder / "said.json"
+    ending = f"import json\nwith open({str(result)!r}, 'w') as file:\n    json.dump(said, file)\n"
+    run(f"{program}\n{ending}{STEP}", folder, [rank], cluster)
+    return json.loads(result.read_text())
+
+
+def test_all_launchers_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "9")  # of the shell that the emulation is started from
+    said = say("import os\nsaid = dict(os.environ)", tmp_path, 3)
+    for names, number in (
+        ("RANK SLURM_PROCID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK", 3),
+        ("LOCAL_RANK SLURM_LOCALID OMPI_COMM_WORLD_LOCAL_RANK GROUP_RANK SLURM_NODEID", 1),
+        ("WORLD_SIZE SLURM_NTASKS OMPI_COMM_WORLD_SIZE PMI_SIZE", 4),
+        (
+            "LOCAL_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE SLURM_NNODES SLURM_JOB_NUM_NODES",
+            2,
+        ),
+    ):
+        assert {said[name] for name in names.split()} == {str(number)}
+    assert (said["SLURM_JOB_NODELIST"], said["SLURMD_NODENAME"]) == ("host[0-1]", "host1")
+
+
+ODD = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+x = torch.ones(8, device="cuda")
+for _ in range(4):
+    dist.all_reduce(x)
+if int(os.environ["SLURM_PROCID"]) == 5:
+    dist.barrier()
+"""
+
+
+def test_a_condition_on_what_a_launcher_says_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    script = tmp_path / "job.py"
+    script.write_text(ODD)
+    with pytest.raises(ScriptError, match="would hang: rank 5 waits in barrier"):
+        emulate(script, (), "h100-sxm:2x8", pictures=False)
+
+
+HOSTS = """
+import os, platform, socket
+name = socket.gethostname()
+said = [name, platform.node(), os.uname().nodename, socket.getfqdn(), socket.gethostbyname(name)]
+said.append(socket.getaddrinfo("host0", 80, type=socket.SOCK_STREAM)[0][4][0])
+"""
+
+
+def test_ranks_are_on_hosts_of_their_own_name(tmp_path: Path) -> None:
+    assert say(HOSTS, tmp_path, 3) == ["host1"] * 4 + ["127.0.0.1"] * 2
+    assert say(HOSTS, tmp_path, 1, "cpu:2x1")[:4] == ["host1"] * 4
+
+
+SMI = """
+import subprocess
+said = []
+for words in ("-L", "--query-gpu=index,name,memory.total,power.draw --format=csv,noheader",
+              "--query-gpu=memory.total,count --format=csv,nounits --id=1", "", "-q"):
+    done = subprocess.run(f"nvidia-smi {words}", shell=True, capture_output=True, text=True)
+    said.append([done.returncode, *(done.stdout + done.stderr).splitlines()])
+"""
+
+
+def test_nvidia_smi_knows_the_emulated_devices(tmp_path: Path) -> None:
+    device = load_cluster("h100-sxm:2x2").host.device
+    name, memory = device.torch_name, int(device.memory_bytes) >> 20
+    listed, asked, one, plain, more = say(SMI, tmp_path, 3)
+    assert listed == [0, f"GPU 0: {name}", f"GPU 1: {name}"]
+    assert asked == [0, *(f"{index}, {name}, {memory} MiB, [N/A]" for index in (0, 1))]
+    assert one == [0, "memory.total [MiB], count", f"{memory}, 2"]
+    assert plain == [0, *(f"GPU {index}: {name} ({memory} MiB)" for index in (0, 1))]
+    assert (
+        more[0] == 1 and more[1].startswith("windtunnel: nvidia-smi -q cannot be emulated") and len(more) == 2
+    )
+
+
+PYNVML = """
+class NVMLError(Exception): pass
+def nvmlInit(): raise NVMLError("no driver")
+nvmlShutdown = nvmlDeviceGetCount = nvmlDeviceGetHandleByIndex = nvmlDeviceGetName = nvmlInit
+nvmlDeviceGetMemoryInfo = nvmlDeviceGetPowerUsage = nvmlInit
+"""
+NVML = """
+import pynvml
+pynvml.nvmlInit()
+handle = pynvml.nvmlDeviceGetHandleByIndex(1)
+total = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+said = [pynvml.nvmlDeviceGetCount(), pynvml.nvmlDeviceGetName(handle), total]
+pynvml.nvmlShutdown()
+"""
+
+
+def test_nvml_knows_the_emulated_devices(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text(PYNVML)
+    device = load_cluster("h100-sxm:2x2").host.device
+    assert say(NVML, tmp_path, 0) == [2, device.torch_name, int(device.memory_bytes)]
+    with pytest.raises(ScriptError, match=r"job\.py:4 .*pynvml\.nvmlDeviceGetPowerUsage cannot be emulated"):
+        say("import pynvml\npynvml.nvmlInit()\n\nsaid = pynvml.nvmlDeviceGetPowerUsage(0)", tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("program", "package"),
+    [
+        ("from flash_attn import flash_attn_func", "flash_attn"),
+        ("import transformer_engine.pytorch as te", "transformer_engine"),
+        ("raise ImportError('the package for FlashAttention2 is not there')", "flash_attn"),
+    ],
+)
+def test_a_package_of_kernels_that_is_not_there_is_one_sentence(
+    tmp_path: Path, program: str, package: str
+) -> None:
+    with pytest.raises(ScriptError) as caught:
+        run(f"try:\n    import {package}\nexcept ImportError:\n    pass\n{program}", tmp_path, [0])
+    said = (
+        f"job.py:5 in <module>: {package} cannot be emulated because its kernels are not known; use torch.nn"
+    )
+    assert str(caught.value).startswith(said)
+    assert "Traceback" not in caught.value.details
