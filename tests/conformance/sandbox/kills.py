@@ -1,4 +1,4 @@
-"""Random kills over the programs of the matrix: ``python -m benchmarks agents.sandbox --only kills``.
+"""Random kills over the programs of the matrix.
 
 A program in the middle of its work is forked from its checkpoint, writes a mark and is checkpointed; then, at
 an instant drawn by chance, something dies by SIGKILL: the whole sandbox, the daemon, CRIU, or one process

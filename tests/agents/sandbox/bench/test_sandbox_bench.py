@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.agents.sandbox import harness, overhead, recovery, volume
 from benchmarks.agents.sandbox.overhead import Ran
-from benchmarks.agents.sandbox.recovery import KINDS, Reference
+from benchmarks.agents.sandbox.recovery import Reference
 from benchmarks.agents.sandbox.volume import Bytes
 from benchmarks.harness.measure import side_by_side
 from support import small_image
@@ -86,28 +85,21 @@ def test_a_session_that_fails_before_the_start_ends_those_that_wait_for_it() -> 
 # --- recovery -----------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 60), st.integers(0, 5))
-def test_kills_are_of_all_kinds_and_within_their_sessions(kills: int, seed: int) -> None:
+def test_kills_are_within_their_sessions() -> None:
     references = [Reference(generate(12, seed=number), Observation()) for number in range(3)]
-    made = recovery.plan(references, kills, seed)
-    assert made == recovery.plan(references, kills, seed)
-    counts = Counter(kill.kind for kill in made)
-    assert max(counts.values()) - min((counts[kind] for kind in KINDS), default=0) <= 1
-    for kill in made:
-        turns = kill.reference.trace.turns
-        assert 1 <= kill.after <= len(turns) - (kill.kind == "inside a turn")
-        if kill.kind == "inside a checkpoint":
-            assert turns[kill.after - 1].true_class != NONE
-        assert not kill.criu or kill.kind == "inside a checkpoint"
+    made = recovery.plan(references, 30)
+    assert made == recovery.plan(references, 30)
+    assert {kill.reference.trace.name for kill in made} == {one.trace.name for one in references}
+    assert all(1 <= kill.after <= len(kill.reference.trace.turns) for kill in made)
+    assert len({kill.after for kill in made}) > 5
 
 
 def test_a_wrong_recovery_is_counted_and_told() -> None:
     (kill, *_) = recovery.plan([Reference(generate(6), Observation())], 1)
-    good = recovery.KillOutcome(kill, True, (), True)
-    bad = recovery.KillOutcome(kill, False, ("file /a: absent",), True)
+    good = recovery.KillOutcome(kill, True, ())
+    bad = recovery.KillOutcome(kill, False, ("file /a: absent",))
     row = recovery.correct_row("semantic", "semantic", 1.0, [good, good, good, bad])
-    assert (row.measured, row.met) == (0.75, False)
-    assert "3 of 4 end of turn" in row.note and "file /a: absent" in row.note
+    assert (row.measured, row.met) == (0.75, False) and "file /a: absent" in row.note
     assert recovery.correct_row("files", "files", 0.42, [bad]).met is None
 
 
@@ -201,7 +193,7 @@ def test_nothing_is_left_when_a_run_is_broken_off() -> None:
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_two_kills_of_each_kind_lose_nothing_under_the_semantic_policy(
+def test_two_kills_lose_nothing_under_the_semantic_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if why := harness.missing():
@@ -212,8 +204,8 @@ def test_two_kills_of_each_kind_lose_nothing_under_the_semantic_policy(
         with harness.opened(home, policy="conversation") as host:
             first, second = (recovery.faultless(host, trace) for _ in range(2))
         reference = Reference(trace, agreed(trace, first, second))
-        kills = recovery.plan([reference], 6)
+        kills = recovery.plan([reference], 2)
         with harness.opened(home) as host:
             outcomes = [recovery.killed(host, "semantic", kill) for kill in kills]
-    assert [outcome.differences for outcome in outcomes] == [()] * 6
+    assert [outcome.differences for outcome in outcomes] == [()] * 2
     assert all(outcome.correct and not outcome.unreadable for outcome in outcomes)
