@@ -8,7 +8,7 @@ SECTIONS = {
     "freeze": "latency.freeze_rows", "fork": "latency.fork_rows", "peer": "latency.peer_rows",
     "calls": "calls.calls_rows", "loaded": "calls.loaded_rows", "recovery": "recovery.recovery_rows",
     "false-none": "volume.false_none_rows", "bytes": "volume.bytes_rows",
-    "shares": "volume.shares_rows", "overhead": "overhead.overhead_rows",
+    "overhead": "overhead.overhead_rows",
     "thinking": "overhead.thinking_rows", "twin": "overhead.twin_rows",
 }  # fmt: skip
 run = runner(__name__, SECTIONS, missing="harness.missing")

@@ -17,8 +17,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.figures import figure
 from benchmarks.harness.measure import scratch, spread
 from benchmarks.harness.rows import Row
@@ -28,7 +26,6 @@ from windtunnel.agents.sandbox.live.checkpoint import quiesce
 from windtunnel.agents.sandbox.live.criu import find_criu
 from windtunnel.agents.sandbox.live.criu.process import is_tmpfs
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import BoxInfo, Manifest, SandboxSpec, Turn, TurnResult
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces import shipped
@@ -94,20 +91,6 @@ _numbers = count(1)
 def new_name(stem: str) -> str:
     """A name that no other sandbox of this run has."""
     return f"{stem}-{next(_numbers)}"
-
-
-def processes_of(home: Home, box: str, of: int | None = None) -> list[psutil.Process]:
-    """CRIU programs that this process (or the one with pid ``of``) runs for one sandbox: they name its
-    control group, or the folder of its restore."""
-    group, folder = f"windtunnel-{home.tag}/{box}", f".{box}."
-    found = []
-    for child in psutil.Process(of).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if child.name() == "criu" and any(
-                word.endswith(group) or folder in word for word in child.cmdline()
-            ):
-                found.append(child)
-    return found
 
 
 PROGRAMS = "usr"

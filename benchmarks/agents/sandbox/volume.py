@@ -4,9 +4,6 @@
 what they added to the page store), file data that a snapshot holds and the one before does not, and
 manifests. The first image of each session counts, for every policy.
 
-``shares`` counts the classes that were decided. Published: more than 75 % of turns leave nothing that
-recovery needs (Crab, arXiv 2604.28138).
-
 ``false-none`` holds every turn against two independent judges. The referee compares two full looks at the
 sandbox, before and after the turn, taken from the host: every file, descriptor, process, port and shell. The
 generator (and whoever wrote the shipped sessions) knows the true class of each turn, also where only memory
@@ -31,7 +28,6 @@ from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.model import Manifest, Turn, TurnClass
 from windtunnel.agents.sandbox.policy import PolicyName
-from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.replay import Output, replay
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
@@ -100,32 +96,6 @@ def _all(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> Bytes:
             for manifest, size in played(host, trace, new_name("bytes")).manifests:
                 total += bytes_of(manifest, size)
     return total
-
-
-def shares_rows(quick: bool) -> Iterator[Row]:
-    traces = sessions(quick)
-    with own_home() as home, opened(home) as host:
-        found = [played(host, trace, new_name("shares")) for trace in traces]
-    own = {trace.name for trace in shipped()}
-    for words, generated in (("shipped sessions", False), ("generated sessions", True)):
-        chosen = [one for one in found if (one.trace.name not in own) is generated]
-        decided = [line.wanted for one in chosen for line in one.turns]
-        true = [turn.true_class for one in chosen for turn in one.trace.turns if turn.true_class is not None]
-        yield from class_rows(words, decided, true, published=not generated)
-
-
-def class_rows(
-    words: str, decided: Sequence[TurnClass], true: Sequence[TurnClass], *, published: bool
-) -> Iterator[Row]:
-    """Shares of the classes as they were decided, with the true ones in the notes."""
-    for one in TurnClass:
-        none = one is TurnClass.NONE
-        truth = true.count(one) / max(1, len(true))
-        yield figure(
-            "shares", f"turns of class {one.word}, {words}", "", decided.count(one) / max(1, len(decided)),
-            published=0.75 if none and published else None, source=f"{SOURCE}: more, on its own traces",
-            note=f"{decided.count(one)} of {len(decided)} turns; true {truth:.1%}",
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)

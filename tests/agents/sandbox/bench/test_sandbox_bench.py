@@ -129,14 +129,6 @@ def test_parts_that_a_checkpoint_takes_over_cost_nothing() -> None:
     assert volume.bytes_of(manifest("c", 3, image="a", files="b"), 7) == Bytes(manifests=7)
 
 
-def test_shares_are_of_the_turns_whose_class_is_known() -> None:
-    decided, true = [NONE, NONE, NONE, FILES], [NONE, NONE, SHELL, SHELL]
-    rows = list(volume.class_rows("s", decided, true, published=True))
-    assert [row.measured for row in rows] == [0.75, 0.0, 0.25, 0.0]
-    assert [row.published for row in rows] == [0.75, None, None, None]
-    assert "true 50.0%" in rows[0].note and "true 50.0%" in rows[1].note
-
-
 # --- overhead -----------------------------------------------------------------------------------------------
 
 
