@@ -7,7 +7,7 @@ from benchmarks.harness.rows import runner
 SECTIONS = {
     "freeze": "latency.freeze_rows", "fork": "latency.fork_rows", "peer": "latency.peer_rows",
     "calls": "calls.calls_rows", "loaded": "calls.loaded_rows", "recovery": "recovery.recovery_rows",
-    "false-none": "volume.false_none_rows", "bytes": "volume.bytes_rows",
+    "bytes": "volume.bytes_rows",
     "overhead": "overhead.overhead_rows",
     "thinking": "overhead.thinking_rows", "twin": "overhead.twin_rows",
 }  # fmt: skip

@@ -12,7 +12,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,17 @@ from benchmarks.harness.measure import scratch, spread
 from benchmarks.harness.rows import Row
 from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
 from windtunnel.agents.sandbox.live.box import Box
-from windtunnel.agents.sandbox.live.checkpoint import quiesce
 from windtunnel.agents.sandbox.live.criu import find_criu
 from windtunnel.agents.sandbox.live.criu.process import is_tmpfs
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.model import BoxInfo, Manifest, SandboxSpec, Turn, TurnResult
+from windtunnel.agents.sandbox.model import BoxInfo, SandboxSpec, Turn, TurnResult
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import generate
-from windtunnel.agents.sandbox.traces.observe import Observation, digest, listening, observe, tree
-from windtunnel.agents.sandbox.traces.replay import Output, replay
+from windtunnel.agents.sandbox.traces.observe import Observation, observe
+from windtunnel.agents.sandbox.traces.replay import Output
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.base import paths
-from windtunnel.linux.processes import command_line, state
 
 KEEP_ALL = Retention(keep=100_000)
 SOURCE = "arXiv 2604.28138"
@@ -140,56 +138,11 @@ class Seat:
 
     def look(self, trace: Trace, outputs: tuple[Output, ...]) -> Observation:
         """What the end of a session shows; the probes run commands."""
-        return observe(self, self.root, outputs=outputs, probes=trace.probes, only=self._written())
+        return observe(self, self.root, outputs=outputs, probes=trace.probes, only=self.written())
 
-    def _written(self) -> list[str]:
+    def written(self) -> list[str]:
         """Top-level folders that a session may write to: all but those of programs, which are the bulk."""
         return [name for name in os.listdir(self.root) if name != PROGRAMS]
-
-    def programs(self) -> str:
-        """A hash over the folder that looks leave out."""
-        return digest(tree(self.root, (PROGRAMS,)))
-
-    def watch(self) -> Observation:
-        """All that can be seen from the host without running anything inside, for the referee."""
-        machine = self.box.machine()
-        quiesce(machine.shells())
-        pids = {pid: command_line(pid) for pid in machine.cgroup.pids() if state(pid) != "Z"}
-        seen = observe(
-            self, self.root, processes=machine.commands, ports=False, only=self._written(),
-            pids={pid: command for pid, command in pids.items() if command},
-            shells={state.name: state.fingerprint for state in machine.shell_states()},
-        )  # fmt: skip
-        tables = [Path(f"/proc/{machine.pid}/net/{name}") for name in ("tcp", "tcp6")]
-        text = "\n".join(table.read_text() for table in tables if table.exists())
-        return replace(seen, ports=listening(text))
-
-
-@dataclass(frozen=True)
-class Played:
-    """A session that was played to its end, with its log, all its checkpoints and the bytes of each one's
-    manifest."""
-
-    trace: Trace
-    turns: tuple[Turn, ...]
-    manifests: tuple[tuple[Manifest, int], ...]
-
-
-def played(host: Host, trace: Trace, name: str) -> Played:
-    """Play ``trace`` on a new sandbox with a checkpoint after the opening and after every turn that needs
-    one. The sandbox is removed, its checkpoints with it."""
-    seat = Seat.new(host, name)
-    lines: list[Turn] = []
-    try:
-        replay(trace, seat, on_open=seat.save, on_turn=lambda *_: lines.append(seat.end_turn()))
-        manifests = [
-            (one, sum(file.stat().st_size for file in (host.home.checkpoints / one.id).iterdir()))
-            for one in seat.box.log().checkpoints
-            if one.box == name
-        ]
-    finally:
-        host.remove(name)
-    return Played(trace, tuple(lines), tuple(manifests))
 
 
 def times(section: str, name: str, seconds: Sequence[float], goal: str = "", note: str = "") -> Row:

@@ -1,37 +1,23 @@
-"""What checkpoints hold: bytes, how many turns need which class, and whether a class is ever too weak.
-
-``bytes``: a session's bytes are those of all its checkpoints: process images (raw as CRIU writes them, or
-what they added to the page store), file data that a snapshot holds and the one before does not, and
-manifests. The first image of each session counts, for every policy.
-
-``false-none`` holds every turn against two independent judges. The referee compares two full looks at the
-sandbox, before and after the turn, taken from the host: every file, descriptor, process, port and shell. The
-generator (and whoever wrote the shipped sessions) knows the true class of each turn, also where only memory
-changed.
+"""What checkpoints hold, in bytes: process images (raw as CRIU writes them, or what they added to the page
+store), file data that a snapshot holds and the one before does not, and manifests. The first image of each
+session counts, for every policy.
 """
 
 from __future__ import annotations
 
 import operator
-import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, opened, own_home, played, sessions
+from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, opened, own_home, sessions
 from benchmarks.figures import figure
-from benchmarks.harness.measure import side_by_side
 from benchmarks.harness.rows import Row
-from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.model import Manifest, Turn, TurnClass
+from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.policy import PolicyName
-from windtunnel.agents.sandbox.traces.observe import Observation
-from windtunnel.agents.sandbox.traces.replay import Output, replay
-from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
-from windtunnel.agents.sandbox.traces.score import weaker
+from windtunnel.agents.sandbox.traces.replay import replay
+from windtunnel.agents.sandbox.traces.schema import Trace
 
 POLICIES: tuple[PolicyName, ...] = ("semantic", "full")
 
@@ -93,85 +79,13 @@ def _all(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> Bytes:
     total = Bytes()
     for trace in traces:
         with opened(home / policy / trace.name, policy=policy) as host:
-            for manifest, size in played(host, trace, new_name("bytes")).manifests:
-                total += bytes_of(manifest, size)
+            seat = Seat.new(host, new_name("bytes"))
+            replay(trace, seat, on_open=seat.save, on_turn=partial(_end, seat))
+            for manifest in seat.box.log().checkpoints:
+                folder = host.home.checkpoints / manifest.id
+                total += bytes_of(manifest, sum(file.stat().st_size for file in folder.iterdir()))
     return total
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A turn, what was decided, what is true, and the referee's objection (empty: none)."""
-
-    trace: str
-    turn: TraceTurn
-    decided: Turn
-    objection: str
-
-    @property
-    def words(self) -> str:
-        truth = self.turn.true_class.word if self.turn.true_class is not None else "unknown"
-        return (
-            f"{self.trace} turn {self.turn.turn} ({self.turn.command.splitlines()[0][:60]!r}): "
-            f"{self.decided.wanted.word}, in truth {truth}"
-        )
-
-
-def false_none_rows(quick: bool) -> Iterator[Row]:
-    with own_home() as home, opened(home) as host:
-        traces = sessions(quick, generated=8)
-        found = side_by_side([partial(judged, host, trace) for trace in traces], os.cpu_count() or 1)
-    yield from judged_rows([one for session in found for one in session])
-
-
-def judged_rows(turns: list[Judged]) -> Iterator[Row]:
-    objected = [one for one in turns if one.objection]
-    known = [one for one in turns if one.turn.true_class is not None]
-    weak = [one for one in known if one.decided.wanted < (one.turn.true_class or TurnClass.NONE)]
-    strong = [one for one in known if one.decided.wanted > (one.turn.true_class or TurnClass.NONE)]
-    for name, of, found, goal, note in (
-        ("weaker than two full looks allow", turns, objected, "0", _told(objected)),
-        ("weaker than the true class", known, weak, "0", _told(weak)),
-        ("stronger than the true class", known, strong, "", causes(strong)),
-    ):
-        yield figure("false-none", f"{name}, of {len(of)} turns", "turns", len(found), goal, note=note)
-
-
-def _told(turns: Sequence[Judged]) -> str:
-    return "; ".join(f"{one.words} {one.objection}" for one in turns[:8])
-
-
-def causes(strong: list[Judged]) -> str:
-    """Why classes were stronger than needed, the most frequent cause first."""
-    counts: Counter[str] = Counter()
-    for one in strong:
-        truth, reasons = one.turn.true_class or TurnClass.NONE, one.decided.reasons or ("no reason",)
-        counts[f"{truth.word} as {one.decided.wanted.word}: {reasons[0]}"] += 1
-    return "; ".join(f"{number} × {cause}" for cause, number in counts.most_common(4))
-
-
-def judged(host: Host, trace: Trace) -> list[Judged]:
-    """Play ``trace``; judge each turn by what the host sees before and after it."""
-    seat = Seat.new(host, new_name("judged"))
-    found: list[Judged] = []
-    before: list[Observation] = []
-    programs = ""
-
-    def open_() -> None:
-        nonlocal programs
-        seat.save()
-        programs = seat.programs()
-        before.append(seat.watch())
-
-    def end(turn: TraceTurn, _: Output) -> None:
-        line = seat.end_turn()
-        after = seat.watch()
-        found.append(Judged(trace.name, turn, line, weaker(line.wanted, before.pop(), after)))
-        before.append(after)
-
-    try:
-        replay(trace, seat, on_open=open_, on_turn=end)
-        if seat.programs() != programs:
-            raise SandboxError(f"session {trace.name} wrote where the referee does not look")
-    finally:
-        host.remove(seat.box.name)
-    return found
+def _end(seat: Seat, *_: object) -> None:
+    seat.end_turn()

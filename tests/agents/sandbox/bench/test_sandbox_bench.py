@@ -22,7 +22,6 @@ from windtunnel.agents.sandbox.live.files import host_image
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation
-from windtunnel.agents.sandbox.traces.schema import TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed
 
 NONE, SHELL, FILES, FULL = TurnClass
@@ -101,21 +100,6 @@ def test_a_wrong_recovery_is_counted_and_told() -> None:
     row = recovery.correct_row("semantic", "semantic", 1.0, [good, good, good, bad])
     assert (row.measured, row.met) == (0.75, False) and "file /a: absent" in row.note
     assert recovery.correct_row("files", "files", 0.42, [bad]).met is None
-
-
-# --- classes ------------------------------------------------------------------------------------------------
-
-
-def test_classes_weaker_and_stronger_than_the_truth_are_counted() -> None:
-    def judged(truth: TurnClass | None, decided: TurnClass, objection: str = "") -> volume.Judged:
-        turn = TraceTurn(1, "echo x", true_class=truth)
-        return volume.Judged("t", turn, line(1, decided, "why"), objection)
-
-    turns = [judged(NONE, NONE), judged(FULL, FILES, "a process"), judged(None, NONE), judged(SHELL, FULL)]
-    looks, weak, strong = volume.judged_rows(turns)
-    assert (looks.measured, looks.met) == (1, False) and "a process" in looks.note
-    assert (weak.measured, weak.met) == (1, False) and "files, in truth full" in weak.note
-    assert strong.measured == 1 and strong.met is None and "1 × shell as full: why" in strong.note
 
 
 # --- bytes and shares ---------------------------------------------------------------------------------------
