@@ -28,8 +28,8 @@ from windtunnel.agents.sandbox.model import SandboxSpec
 
 CLI = (sys.executable, "-c", "from windtunnel.cli.main import main; main()", "sandbox")
 TIMES, QUICK_TIMES = 20, 5
-TARBALL, QUICK_TARBALL = 870 << 20, 0
-"""Bytes of the image's tarball at least: the programs of this host, and zeros."""
+ZEROS = 680 << 20
+"""Bytes of the image's tarball beside the programs of this host."""
 HELD = """python3 -c '
 import time
 held = bytearray(33 << 20)
@@ -47,7 +47,7 @@ BUSY = "for loop in 1 2; do sh -c 'while :; do :; done' & done"
 def calls_rows(quick: bool) -> Iterator[Row]:
     count, busy = QUICK_TIMES if quick else TIMES, conditions()
     with own_home() as home:
-        tarball = _tarball(home, QUICK_TARBALL if quick else TARBALL)
+        tarball = _tarball(home, 0 if quick else ZEROS)
         with _served(home) as client:
             client.create(SandboxSpec(new_name("warm")))
             used = [_call(home, "ls", "--json")[0] for _ in range(count + 1)][1:]
@@ -123,8 +123,8 @@ def _created(home: Path, client: Client, times: int, *options: str) -> list[floa
     return seconds[1:]
 
 
-def _tarball(home: Path, least: int) -> Path:
-    """The image ``host`` as a tarball of at least so many bytes, beside the home's own folders."""
+def _tarball(home: Path, zeros: int) -> Path:
+    """The image ``host`` with so many bytes more as a tarball, beside the home's own folders."""
     path = home / "image.tar"
     with opened(home) as host, contextlib.ExitStack() as closing:
         pool, name = host.context.pool, new_name("image")
@@ -132,17 +132,7 @@ def _tarball(home: Path, least: int) -> Path:
         closing.callback(pool.drop_box, name)
         root = pool.mount(name)
         closing.callback(pool.unmount, name)
-        _ran(["tar", "-C", str(root), "-cf", str(path), "."])
-        if (missing := least - path.stat().st_size) > 0:
-            filler = home / "zeros"
-            with filler.open("wb") as file:
-                file.truncate(missing)
-            closing.callback(filler.unlink)
-            _ran(["tar", "-C", str(home), "-rf", str(path), filler.name])
+        with (root / "zeros").open("wb") as file:
+            file.truncate(zeros)
+        subprocess.run(["tar", "-C", str(root), "-cf", str(path), "."], check=True, timeout=300)
     return path
-
-
-def _ran(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode != 0:
-        raise SandboxError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()}")
