@@ -1,27 +1,23 @@
-"""Fluid flows: how fast rates are found, beside SimGrid where it is installed, and how far packets are off.
+"""Fluid flows: how fast rates are found, and how far completion times are off those of packets.
 
-The network is a leaf-spine of 1,024 hosts with 3,072 directed links; flows between random pairs of hosts, of
-random sizes, all begin at 0. SimGrid (Debian's python3-simgrid) runs the same flows over the same links by
-its CM02 model, in which flows without latency share links as these do, so both must end at the same moment.
+The network of the first is a leaf-spine of 1,024 hosts with 3,072 directed links; flows between random pairs
+of hosts, of random sizes, all begin at 0.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
-import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, quantile
-from benchmarks.harness.rows import Row, left_out, runner
+from benchmarks.harness.rows import Row, runner
 from windtunnel.engines.flows import World
 from windtunnel.engines.packets import Flow, Link, Queue, Simulation
 
 HOSTS, LEAVES, SPINES, RATE = 1024, 32, 16, 12.5e9
-SIMGRID = "/usr/bin/python3"  # Debian's bindings are those of Debian's Python
 Transfer = tuple[float, list[int]]
 
 
@@ -60,99 +56,18 @@ def ours(flows: list[Transfer]) -> tuple[float, float, World]:
 
 
 def speed_rows(quick: bool) -> Iterator[Row]:
-    """CPU seconds, events and solves a second, and memory."""
+    """CPU seconds, events and solves a second."""
     ours(transfers(16))  # compiled by now
-    for count in (1024, 2048) if quick else (1024, 2048, 8192):
+    for count in (1024,) if quick else (1024, 8192):
         flows = transfers(count)
         runs = [ours(flows) for _ in range(1 if quick else 3)]
-        seconds = min(run[0] for run in runs)
-        solves, reached = runs[0][2].solves
+        seconds, (solves, reached) = min(run[0] for run in runs), runs[0][2].solves
         name = f"{count:,} flows over {HOSTS:,} hosts"
-        goal = {"target": "<= 13 CPU s", "met": seconds <= 13.0} if count == 8192 else {}
-        spread = f"{', '.join(f'{run[0]:.2f}' for run in runs)} CPU s; {conditions()}"
-        yield Row("speed", name, "s", measured=seconds, note=spread, **goal)  # type: ignore[arg-type]
-        yield Row("speed", f"{name}: events", "1/s", measured=count / seconds)
+        note = f"{', '.join(f'{run[0]:.2f}' for run in runs)} CPU s; {conditions()}"
+        yield figure("speed", name, "s", seconds, "<= 13 CPU s" if count == 8192 else "", note=note)
+        yield figure("speed", f"{name}: events", "1/s", count / seconds)
         note = f"{solves} solves reached {reached / solves:.0f} flows each"
-        yield Row("speed", f"{name}: solves", "1/s", measured=solves / seconds, note=note)
-        world = World(capacities())
-        for size, route in flows:
-            world.start(size, route)
-        world.solve()
-        began, repeats = time.process_time(), 20
-        for _ in range(repeats):
-            world.solve()
-        taken = (time.process_time() - began) / repeats
-        yield Row("speed", f"{name}: solved anew", "1/s", measured=1.0 / taken)
-        tracemalloc.start()
-        ours(flows)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        yield Row("speed", f"{name}: memory", "bytes", measured=float(peak))
-
-
-PEER = """
-import json, sys, time
-from simgrid import Comm, Engine, Actor, LinkInRoute, NetZone
-given = json.load(sys.stdin)
-options = ["network/model:CM02", "network/TCP-gamma:0", "network/weight-S:0", "network/crosstraffic:0",
-           "network/bandwidth-factor:1", "network/latency-factor:1", "surf/precision:1e-12"]
-engine = Engine(["bench", "--log=root.threshold:critical"] + ["--cfg=" + option for option in options])
-zone = NetZone.create_full_zone("zone")
-hosts = [zone.create_host("h%d" % i, 1e9) for i in range(given["hosts"])]
-links = [zone.create_link("l%d" % i, rate).set_latency(0).seal() for i, rate in enumerate(given["links"])]
-known = set()
-for size, route in given["flows"]:
-    ends = (route[0], route[-1] - given["hosts"])
-    if ends not in known:
-        known.add(ends)
-        path = [LinkInRoute(links[i]) for i in route]
-        zone.add_route(hosts[ends[0]].netpoint, hosts[ends[1]].netpoint, None, None, path, False)
-zone.seal()
-def all_of_them():
-    Comm.wait_all([Comm.sendto_async(hosts[route[0]], hosts[route[-1] - given["hosts"]], int(size))
-                   for size, route in given["flows"]])
-Actor.create("all", hosts[0], all_of_them)
-began = time.process_time()
-engine.run()
-print(json.dumps([time.process_time() - began, engine.clock]))
-"""
-
-
-def peer_rows(quick: bool) -> Iterator[Row]:
-    """SimGrid on the same flows: its CPU seconds over ours, and whether both end at the same moment."""
-    ours(transfers(16))
-    for count in (1024,) if quick else (1024, 2048, 8192):
-        flows = transfers(count)
-        given = json.dumps({"hosts": HOSTS, "links": capacities(), "flows": flows})
-        name = f"{count:,} flows"
-        try:
-            done = subprocess.run(
-                [SIMGRID, "-c", PEER], input=given, capture_output=True, text=True, timeout=1200, check=True
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            told = getattr(error, "stderr", "") or str(error)
-            lines = told.strip().splitlines() or [type(error).__name__]
-            why = next((line for line in lines if "Error" in line), lines[-1])
-            yield left_out("peer", f"{name}: SimGrid", f"needs Debian's python3-simgrid: {why}")
-            return
-        theirs, last = json.loads(done.stdout.splitlines()[-1])
-        seconds, end, _ = ours(flows)
-        yield Row("peer", f"{name}: SimGrid", "s", measured=theirs, note=conditions())
-        yield Row("peer", f"{name}: ours", "s", measured=seconds)
-        goal = {"target": ">= 10", "met": theirs / seconds >= 10.0} if count == 8192 else {}
-        yield Row("peer", f"{name}: faster by", "x", measured=theirs / seconds, **goal)  # type: ignore[arg-type]
-        equal = abs(end - last) <= 1e-6 * last
-        note = f"ours {end:.9g} s, SimGrid {last:.9g} s"
-        yield Row(
-            "peer",
-            f"{name}: makespan",
-            "s",
-            measured=last,
-            emulated=end,
-            target="equal",
-            met=equal,
-            note=note,
-        )
+        yield figure("speed", f"{name}: solves", "1/s", solves / seconds, note=note)
 
 
 def packet_rows(quick: bool) -> Iterator[Row]:
@@ -187,18 +102,12 @@ def packet_rows(quick: bool) -> Iterator[Row]:
             large += error[sizes >= 1e6].tolist()
         note = f"{len(errors):,} flows of {hosts} hosts at {load:.0%} load, lognormal sizes of 10 kB to 10 MB"
         for which, found in (("", errors), (" from 1 MB", large)):
-            figures = (
-                ("mean", float(np.mean(found))),
-                ("p90", quantile(found, 0.9)),
-                ("p99", quantile(found, 0.99)),
-            )
-            for name, figure in figures:
+            parts = {"mean": float(np.mean(found))} | {
+                f"p{share}": quantile(found, share / 100) for share in (90, 99)
+            }
+            for name, off in parts.items():
                 row = f"completion times{which} off {sender} packets', {name}"
-                yield Row("packets", row, "", emulated=figure, note=note if name == "mean" else "")
+                yield figure("packets", row, "", emulated=off, note=note if name == "mean" else "")
 
 
-SECTIONS = {
-    "speed": "flows.speed_rows", "peer": "flows.peer_rows", "packets": "flows.packet_rows",
-}  # fmt: skip
-
-run = runner("benchmarks.engines", SECTIONS)
+run = runner("benchmarks.engines", {"speed": "flows.speed_rows", "packets": "flows.packet_rows"})

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.network import traffic
 from windtunnel.base.errors import HostError
 from windtunnel.linux import namespaces, network
-from windtunnel.network import traffic
 
 
 def test_a_program_that_ends_early_is_named_with_its_status() -> None:
     with (
-        traffic.started(None, "-c", "import sys; print('half', end=''); sys.exit(3)", own=False) as process,
-        pytest.raises(HostError, match=r"sys\.exit\(3\): ended with status 3 and has not said"),
+        traffic.started(None, "ask", "nowhere.invalid", 0, 0) as process,
+        pytest.raises(HostError, match=r"ask nowhere\.invalid 0 0: ended with status 1 and has not said"),
     ):
         traffic.line(process)
 

@@ -1,27 +1,24 @@
-"""What one call costs: the command line before any work, and making, restoring and forking a sandbox.
+"""What one call costs: the command line before any work, and making a sandbox.
 
-``calls``: the figures of the command line are of whole processes of it, in front of a daemon, with what the
-shell of a user or an agent pays: CPU time (user and system) of ``ls``, and from the start to the end of
-``create``. A tarball that is given as the image again has not changed. Restores and forks are of a sandbox
-with a shell and a web server, and counted by the client of the daemon.
+``calls``: the figures are of whole processes of the command line, in front of a daemon, with what the shell
+of a user or an agent pays: CPU time (user and system) of ``ls``, and from the start to the end of ``create``.
+A tarball that is given as the image again has not changed.
 
-``loaded``: the same sandbox with 33 MiB that it touches all the time, while others want all CPUs: two busy
-loops for each CPU, in as many sandboxes. It stands still for a checkpoint, and must not wait for them.
+``loaded``: a sandbox with 33 MiB that it touches all the time, while others want all CPUs: two busy loops for
+each CPU, in as many sandboxes. It stands still for a checkpoint, and must not wait for them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.agents.sandbox.harness import new_name, opened, own_home
-from benchmarks.agents.sandbox.latency import SERVER, around
+from benchmarks.agents.sandbox.harness import new_name, opened, own_home, times
 from benchmarks.harness.measure import conditions
 from benchmarks.harness.rows import Row
 from windtunnel.agents.sandbox.client import Client, connect
@@ -31,9 +28,8 @@ from windtunnel.agents.sandbox.model import SandboxSpec
 
 CLI = (sys.executable, "-c", "from windtunnel.cli.main import main; main()", "sandbox")
 TIMES, QUICK_TIMES = 20, 5
-TARBALL, QUICK_TARBALL = 870 << 20, 0
-"""Bytes of the image's tarball at least: the programs of this host, and zeros."""
-CPU, CREATE, IMAGE, RESTORE, FORK = 0.150, 0.300, 0.500, 0.080, 0.075
+ZEROS = 680 << 20
+"""Bytes of the image's tarball beside the programs of this host."""
 HELD = """python3 -c '
 import time
 held = bytearray(33 << 20)
@@ -49,69 +45,42 @@ BUSY = "for loop in 1 2; do sh -c 'while :; do :; done' & done"
 
 
 def calls_rows(quick: bool) -> Iterator[Row]:
-    times, busy = QUICK_TIMES if quick else TIMES, conditions()
+    count, busy = QUICK_TIMES if quick else TIMES, conditions()
     with own_home() as home:
-        tarball = _tarball(home, QUICK_TARBALL if quick else TARBALL)
+        tarball = _tarball(home, 0 if quick else ZEROS)
         with _served(home) as client:
             client.create(SandboxSpec(new_name("warm")))
-            used = [_call(home, "ls", "--json")[0] for _ in range(times + 1)][1:]
-            yield _row("CPU of a command before any work (ls)", used, CPU, busy)
-            yield _row(
-                "create, warm", _created(home, client, times), CREATE, "from start to end of the command"
-            )
-            size = tarball.stat().st_size
+            used = [_call(home, "ls", "--json")[0] for _ in range(count + 1)][1:]
+            yield times("calls", "CPU of a command before any work (ls)", used, "<= 150 ms", busy)
+            taken, note = _created(home, client, count), "from start to end of the command"
+            yield times("calls", "create, warm", taken, "<= 300 ms", note)
             # what is as new as the clock's tick is read again
             time.sleep(max(0.0, tarball.stat().st_ctime + TICK + 0.1 - time.time()))
-            made = _created(home, client, times, "--image", str(tarball))
-            note = f"a tarball of {size / 1e6:.0f} MB that is known"
-            yield _row("create --image of an unchanged tarball", made, IMAGE, note)
-            box = client.create(SandboxSpec(new_name("serving")))
-            box.run(SERVER, timeout=60)
-            checkpoint = box.checkpoint(full=True).id
-            restored = [box.restore(checkpoint).seconds for _ in range(times + 1)][1:]
-            yield _row("restore of a warm checkpoint", restored, RESTORE, "shell and web server")
-            forked = []
-            for _ in range(times + 1):
-                begin = time.monotonic()
-                (fork,) = client.fork(checkpoint)
-                forked.append(time.monotonic() - begin)
-                fork.remove()
-            yield _row("fork of a warm checkpoint", forked[1:], FORK, "shell and web server")
+            taken = _created(home, client, count, "--image", str(tarball))
+            note = f"a tarball of {tarball.stat().st_size / 1e6:.0f} MB that is known"
+            yield times("calls", "create --image of an unchanged tarball", taken, "<= 500 ms", note)
 
 
 def loaded_rows(quick: bool) -> Iterator[Row]:
-    times, cpus = QUICK_TIMES if quick else TIMES, os.cpu_count() or 1
+    count, cpus = QUICK_TIMES if quick else TIMES, os.cpu_count() or 1
     with own_home() as home, opened(home) as host:
         box = host.create(SandboxSpec(new_name("held")))
         box.run(HELD, timeout=60)
         others = [host.create(SandboxSpec(new_name("busy"))) for _ in range(cpus)]
         for words in ("", f", {2 * cpus} busy loops on {cpus} CPUs"):
             taken, frozen, back = [], [], []
-            for _ in range(times + 1):
+            for _ in range(count + 1):
                 begin = time.monotonic()
                 manifest = box.checkpoint(full=True)
                 taken.append(time.monotonic() - begin)
                 frozen.append(manifest.freeze_seconds)
                 back.append(box.restore(manifest.id).seconds)
-            yield _row(f"full checkpoint of 33 MiB{words}", taken[1:], None, "until it is safe", "loaded")
-            yield _row(f"… it stands still for{words}", frozen[1:], None, "", "loaded")
-            yield _row(f"restore of 33 MiB{words}", back[1:], None, "", "loaded")
+            yield times("loaded", f"full checkpoint of 33 MiB{words}", taken[1:], note="until it is safe")
+            yield times("loaded", f"… it stands still for{words}", frozen[1:])
+            yield times("loaded", f"restore of 33 MiB{words}", back[1:])
             if not words:
                 for other in others:
                     other.run(BUSY)
-
-
-def _row(name: str, seconds: list[float], target: float | None, note: str, section: str = "calls") -> Row:
-    middle = statistics.median(seconds)
-    return Row(
-        section,
-        name,
-        "s",
-        measured=middle,
-        target="" if target is None else f"<= {target * 1e3:.0f} ms",
-        met=None if target is None else middle <= target,
-        note="; ".join(filter(None, (f"median of {len(seconds)}", around(seconds), note))),
-    )
 
 
 @contextlib.contextmanager
@@ -154,8 +123,8 @@ def _created(home: Path, client: Client, times: int, *options: str) -> list[floa
     return seconds[1:]
 
 
-def _tarball(home: Path, least: int) -> Path:
-    """The image ``host`` as a tarball of at least so many bytes, beside the home's own folders."""
+def _tarball(home: Path, zeros: int) -> Path:
+    """The image ``host`` with so many bytes more as a tarball, beside the home's own folders."""
     path = home / "image.tar"
     with opened(home) as host, contextlib.ExitStack() as closing:
         pool, name = host.context.pool, new_name("image")
@@ -163,17 +132,7 @@ def _tarball(home: Path, least: int) -> Path:
         closing.callback(pool.drop_box, name)
         root = pool.mount(name)
         closing.callback(pool.unmount, name)
-        _ran(["tar", "-C", str(root), "-cf", str(path), "."])
-        if (missing := least - path.stat().st_size) > 0:
-            filler = home / "zeros"
-            with filler.open("wb") as file:
-                file.truncate(missing)
-            closing.callback(filler.unlink)
-            _ran(["tar", "-C", str(home), "-rf", str(path), filler.name])
+        with (root / "zeros").open("wb") as file:
+            file.truncate(zeros)
+        subprocess.run(["tar", "-C", str(root), "-cf", str(path), "."], check=True, timeout=300)
     return path
-
-
-def _ran(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode != 0:
-        raise SandboxError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()}")

@@ -9,36 +9,33 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import statistics
 import tempfile
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import psutil
-
-from benchmarks.harness.measure import scratch
+from benchmarks.figures import figure
+from benchmarks.harness.measure import scratch, spread
+from benchmarks.harness.rows import Row
 from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
 from windtunnel.agents.sandbox.live.box import Box
-from windtunnel.agents.sandbox.live.checkpoint import quiesce
 from windtunnel.agents.sandbox.live.criu import find_criu
 from windtunnel.agents.sandbox.live.criu.process import is_tmpfs
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.model import BoxInfo, Manifest, SandboxSpec, Turn, TurnResult
+from windtunnel.agents.sandbox.model import BoxInfo, SandboxSpec, Turn, TurnResult
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import generate
-from windtunnel.agents.sandbox.traces.observe import Observation, digest, listening, observe, tree
-from windtunnel.agents.sandbox.traces.replay import Output, replay
+from windtunnel.agents.sandbox.traces.observe import Observation, observe
+from windtunnel.agents.sandbox.traces.replay import Output
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.base import paths
-from windtunnel.linux.processes import command_line, state
 
-T = TypeVar("T")
 KEEP_ALL = Retention(keep=100_000)
+SOURCE = "arXiv 2604.28138"
 
 
 def missing() -> str:
@@ -94,49 +91,6 @@ def new_name(stem: str) -> str:
     return f"{stem}-{next(_numbers)}"
 
 
-def processes_of(home: Home, box: str, of: int | None = None) -> list[psutil.Process]:
-    """CRIU programs that this process (or the one with pid ``of``) runs for one sandbox: they name its
-    control group, or the folder of its restore."""
-    group, folder = f"windtunnel-{home.tag}/{box}", f".{box}."
-    found = []
-    for child in psutil.Process(of).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if child.name() == "criu" and any(
-                word.endswith(group) or folder in word for word in child.cmdline()
-            ):
-                found.append(child)
-    return found
-
-
-class MemoryMeter:
-    """The most memory that this process and its helpers held within the block; sandboxes are no helpers."""
-
-    def __init__(self, every: float = 0.2) -> None:
-        self.peak = 0
-        self._every = every
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="bench-memory", daemon=True)
-
-    def __enter__(self) -> MemoryMeter:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        own = psutil.Process()
-        while True:
-            held = 0
-            for process in (own, *own.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    held += process.memory_info().rss
-            self.peak = max(self.peak, held)
-            if self._end.wait(self._every):
-                return
-
-
 PROGRAMS = "usr"
 WAIT = 120.0
 """Seconds that a checkpoint may take before the run is given up."""
@@ -184,62 +138,15 @@ class Seat:
 
     def look(self, trace: Trace, outputs: tuple[Output, ...]) -> Observation:
         """What the end of a session shows; the probes run commands."""
-        return observe(self, self.root, outputs=outputs, probes=trace.probes, only=self._written())
+        return observe(self, self.root, outputs=outputs, probes=trace.probes, only=self.written())
 
-    def _written(self) -> list[str]:
+    def written(self) -> list[str]:
         """Top-level folders that a session may write to: all but those of programs, which are the bulk."""
         return [name for name in os.listdir(self.root) if name != PROGRAMS]
 
-    def programs(self) -> str:
-        """A hash over the folder that looks leave out."""
-        return digest(tree(self.root, (PROGRAMS,)))
 
-    def watch(self) -> Observation:
-        """All that can be seen from the host without running anything inside, for the referee."""
-        machine = self.box.machine()
-        quiesce(machine.shells())
-        pids = {pid: command_line(pid) for pid in machine.cgroup.pids() if state(pid) != "Z"}
-        seen = observe(
-            self,
-            self.root,
-            processes=machine.commands,
-            pids={pid: command for pid, command in pids.items() if command},
-            shells={state.name: state.fingerprint for state in machine.shell_states()},
-            ports=False,
-            only=self._written(),
-        )
-        tables = [Path(f"/proc/{machine.pid}/net/{name}") for name in ("tcp", "tcp6")]
-        text = "\n".join(table.read_text() for table in tables if table.exists())
-        return replace(seen, ports=listening(text))
-
-
-@dataclass(frozen=True)
-class Played:
-    """A session that was played to its end, with its log and all its checkpoints."""
-
-    trace: Trace
-    turns: tuple[Turn, ...]
-    manifests: tuple[Manifest, ...]
-
-
-def played(host: Host, trace: Trace, name: str, sizes: dict[str, int] | None = None) -> Played:
-    """Play ``trace`` on a new sandbox with a checkpoint after the opening and after every turn that needs
-    one. ``sizes`` is filled with the bytes of each manifest. The sandbox is removed, its checkpoints with
-    it."""
-    seat = Seat.new(host, name)
-    lines: list[Turn] = []
-    try:
-        replay(
-            trace,
-            seat,
-            on_open=seat.save,
-            on_turn=lambda *_: lines.append(seat.end_turn()),
-        )
-        manifests = [one for one in seat.box.log().checkpoints if one.box == name]
-        if sizes is not None:
-            for one in manifests:
-                folder = host.home.checkpoints / one.id
-                sizes[one.id] = sum(file.stat().st_size for file in folder.iterdir())
-    finally:
-        host.remove(name)
-    return Played(trace, tuple(lines), tuple(manifests))
+def times(section: str, name: str, seconds: Sequence[float], goal: str = "", note: str = "") -> Row:
+    """The median of so many seconds."""
+    around = f"least {min(seconds) * 1e3:.1f} ms, 95th percentile {spread(seconds).p95 * 1e3:.1f} ms"
+    note = f"median of {len(seconds)}; {around}{note and '; '}{note}"
+    return figure(section, name, "s", statistics.median(seconds), goal, note=note)

@@ -1,8 +1,8 @@
 """How long a fork, a restore and the freeze of a checkpoint take: one sandbox with a shell and a web server.
 
-Medians of twenty. Between two checkpoints the server is asked once, so that it has memory to save. A fork
-counts until ``fork`` returns, which is when it takes commands; and a second time until its server has
-answered. Published: forks in 88 ms on average by the authors of Crab (arXiv 2604.28138), on 32 CPUs.
+Between two checkpoints the server is asked once, so that it has memory to save. A fork counts until ``fork``
+returns, which is when it takes commands; and a second time until its server has answered. Published: forks in
+88 ms on average by the authors of Crab (arXiv 2604.28138), on 32 CPUs.
 
 ``peer``: the same load under ``runc checkpoint`` and ``runc restore``, in the same run, with the same CRIU.
 runc saves the processes only: no snapshot of the files, no page store, no manifest. Here all of that is in
@@ -19,19 +19,19 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from benchmarks.agents.sandbox.harness import Seat, new_name, opened, own_home
-from benchmarks.harness.measure import conditions, spread
+from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, opened, own_home, times
+from benchmarks.figures import figure
+from benchmarks.harness.measure import conditions
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.host import Host
 
 TIMES, QUICK_TIMES = 20, 6
-PEER_TIMES, QUICK_PEER_TIMES = 10, 3
-FORK, FREEZE = 0.088, 0.060
 SERVER = """cat > /workspace/server.py <<'END'
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -65,96 +65,44 @@ def asked(box: Box, expected: int) -> None:
 
 
 def fork_rows(quick: bool) -> Iterator[Row]:
-    times, busy = QUICK_TIMES if quick else TIMES, conditions()
+    count, busy = QUICK_TIMES if quick else TIMES, conditions()
+    ready, answered, restored = [], [], []
     with own_home() as home, opened(home) as host:
         box = serving(host)
         checkpoint = box.checkpoint(full=True).id
-        for lazy in (False, True):
-            ready, answered = [], []
-            for number in range(times + 1):
-                begin = time.monotonic()
-                (fork,) = host.fork(checkpoint, lazy=lazy)
-                forked = time.monotonic()
-                asked(fork, 2)
-                done = time.monotonic()
-                host.remove(fork.name)
-                if number:
-                    ready.append(forked - begin)
-                    answered.append(done - begin)
-            words = ", lazy memory" if lazy else ""
-            middle = statistics.median(ready)
-            yield Row(
-                "fork",
-                f"fork of a warm checkpoint{words}",
-                "s",
-                measured=middle,
-                published=None if lazy else FORK,
-                source="" if lazy else "arXiv 2604.28138, the mean",
-                target="" if lazy else "<= 88 ms",
-                met=None if lazy else middle <= FORK,
-                note=f"median of {times}; {around(ready)}; {busy}",
-            )
-            yield Row(
-                "fork",
-                f"fork{words}, until its server has answered",
-                "s",
-                measured=statistics.median(answered),
-            )
-        seconds = []
-        for _ in range(times):
-            seconds.append(box.restore(checkpoint).seconds)
+        for _ in range(count + 1):
+            begin = time.monotonic()
+            (fork,) = host.fork(checkpoint)
+            ready.append(time.monotonic() - begin)
+            asked(fork, 2)
+            answered.append(time.monotonic() - begin)
+            host.remove(fork.name)
+        for _ in range(count):
+            restored.append(box.restore(checkpoint).seconds)
             asked(box, 2)
-        yield Row(
-            "fork",
-            "restore of a warm checkpoint",
-            "s",
-            measured=statistics.median(seconds),
-            note=f"median of {times}, from the sandbox's death to its going on; {around(seconds)}",
-        )
+    row = times("fork", "fork of a warm checkpoint", ready[1:], "<= 75 ms", busy)
+    yield replace(row, published=0.088, source=f"{SOURCE}, the mean")
+    yield times("fork", "fork, until its server has answered", answered[1:])
+    note = "from the sandbox's death to its going on"
+    yield times("fork", "restore of a warm checkpoint", restored, "<= 80 ms", note)
 
 
 def freeze_rows(quick: bool) -> Iterator[Row]:
-    times, busy = QUICK_TIMES if quick else TIMES, conditions()
+    busy = conditions()
     frozen, total, decided = [], [], []
     with own_home() as home, opened(home) as host:
         box = serving(host)
         box.checkpoint(full=True)
-        for number in range(times):
+        for number in range(QUICK_TIMES if quick else TIMES):
             asked(box, number + 2)
             manifest = box.checkpoint(full=True)
             frozen.append(manifest.freeze_seconds)
             total.append(manifest.total_seconds)
             box.run("true")
             decided.append(box.end_turn().wait().decide_seconds)
-    middle = statistics.median(frozen)
-    yield Row(
-        "freeze",
-        "freeze of a full checkpoint",
-        "s",
-        measured=middle,
-        target="<= 60 ms",
-        met=middle <= FREEZE,
-        note=f"shell and web server, median of {times}; {around(frozen)}; {busy}",
-    )
-    yield Row(
-        "freeze",
-        "full checkpoint until it is safe",
-        "s",
-        measured=statistics.median(total),
-        note=around(total),
-    )
-    yield Row(
-        "freeze",
-        "decision of a turn's class",
-        "s",
-        measured=statistics.median(decided),
-        note=around(decided),
-    )
-
-
-def around(seconds: list[float]) -> str:
-    """The least of them and their 95th percentile, in words."""
-    return f"least {min(seconds) * 1e3:.1f} ms, 95th percentile {spread(seconds).p95 * 1e3:.1f} ms"
+    yield times("freeze", "freeze of a full checkpoint", frozen, "<= 60 ms", f"shell and web server; {busy}")
+    yield times("freeze", "full checkpoint until it is safe", total)
+    yield times("freeze", "decision of a turn's class", decided)
 
 
 def peer_rows(quick: bool) -> Iterator[Row]:
@@ -166,25 +114,23 @@ def peer_rows(quick: bool) -> Iterator[Row]:
         why = "left out: with it CRIU locks a container's network; 'apt-get install iptables' supplies it"
         yield left_out("peer", "iptables-restore", why)
         return
-    times = QUICK_PEER_TIMES if quick else PEER_TIMES
+    count = 3 if quick else 10
     with own_home() as home, opened(home) as host:
         with _container(Path(program), home, host) as runc:
-            theirs, back = _theirs(runc, times)
+            theirs, back = _theirs(runc, count)
         box = serving(host)
         ours, restored = [], []
-        for number in range(times + 1):
+        for number in range(count + 1):
             begin = time.monotonic()
             manifest = box.checkpoint(full=True)
-            middle = time.monotonic()
+            ours.append(time.monotonic() - begin)
             restored.append(box.restore(manifest.id).seconds)
-            ours.append(middle - begin)
             asked(box, number + 2)
     version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout.split("\n")[0]
     for what, here, there in (("checkpoint", ours, theirs), ("restore", restored, back)):
         mine, other = statistics.median(here[1:]), statistics.median(there)
-        yield Row("peer", f"{what} by runc", "s", measured=other, note=f"{version}; processes only")
-        yield Row("peer", f"{what} here", "s", measured=mine, note=f"median of {times}; files too")
-        yield Row("peer", f"{what}, here over runc", "x", measured=mine / other)
+        note = f"{mine * 1e3:.0f} ms, files too, over {other * 1e3:.0f} ms by {version}, processes only"
+        yield figure("peer", f"{what}, here over runc", "x", mine / other, note=note)
 
 
 @dataclass(frozen=True)
@@ -197,14 +143,9 @@ class Runc:
 
     def call(self, *arguments: str) -> float:
         begin = time.monotonic()
-        done = subprocess.run(
-            [self.program, "--root", self.folder / "state", *arguments],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=120,
-        )
+        command = [str(self.program), "--root", str(self.folder / "state"), *arguments]
+        quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        done = subprocess.run(command, env=self.environment, timeout=120, **quiet)
         if done.returncode != 0:
             raise SandboxError(f"runc {arguments[0]} ended with {done.returncode}")
         return time.monotonic() - begin
@@ -245,18 +186,15 @@ def _container(program: Path, home: Path, host: Host) -> Iterator[Runc]:
         pool.drop_box(root_name)
 
 
-def _theirs(runc: Runc, times: int) -> tuple[list[float], list[float]]:
+def _theirs(runc: Runc, count: int) -> tuple[list[float], list[float]]:
     """Seconds of so many checkpoints that leave it running, and of as many restores."""
-    images = [runc.folder / f"image-{number}" for number in range(times)]
-    taken = []
-    for image in images:
-        where = ("--image-path", str(image), "--work-path", f"{image}.work")
-        taken.append(runc.call("checkpoint", "--leave-running", *where, _name()))
+    images = [str(runc.folder / f"image-{number}") for number in range(count)]
+    where = {image: ("--image-path", image, "--work-path", f"{image}.work") for image in images}
+    taken = [runc.call("checkpoint", "--leave-running", *where[image], _name()) for image in images]
     back = []
     for image in images:
         runc.call("delete", "--force", _name())
-        where = ("--image-path", str(image), "--work-path", f"{image}.work")
-        back.append(runc.call("restore", "--detach", "--bundle", str(runc.folder), *where, _name()))
+        back.append(runc.call("restore", "--detach", "--bundle", str(runc.folder), *where[image], _name()))
     return taken, back
 
 

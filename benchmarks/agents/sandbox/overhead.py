@@ -1,13 +1,13 @@
 """Many sandboxes on one machine: what checkpoints add to their time, and how close the twin comes to it.
 
-``overhead``: eight sandboxes play eight sessions at once, with the think times of the sessions, unscaled,
+``overhead``: eight sandboxes play eight sessions at once, with the think times of the sessions,
 under each policy in turn, several times over. A turn's checkpoint starts with the request to the model and
 the next turn begins when the reply has come *and* the checkpoint is safe; what it waits beyond the reply is
 the gate. The figure is, for each sandbox, its time over that of the same session without checkpoints in the
 same repeat; the median over sandboxes and repeats. Crab (arXiv 2604.28138) publishes 1.9 %.
 
-``thinking``: the same for eight and for sixteen, as the policy decides alone: how many checkpoints are safe
-before the model has thought, and what they add.
+``thinking``: the same for eight and for sixteen with half of the think time, as the policy decides alone: how
+many checkpoints are safe before the model has thought, and what they add.
 
 ``twin``: the same under two policies, beside the twin. The costs are measured in the same run, so that the
 machine's load is the same for both; the twin gets the commands, think times and what was seen of each turn,
@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from benchmarks.agents.sandbox.harness import WAIT, MemoryMeter, Seat, new_name, opened, own_home
+from benchmarks.agents.sandbox.harness import SOURCE, WAIT, Seat, new_name, opened, own_home
+from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, side_by_side, spread
 from benchmarks.harness.rows import Row
 from windtunnel.agents.sandbox.calibrate import calibrate
@@ -42,22 +42,16 @@ from windtunnel.agents.sandbox.traces.replay import begin, play
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.agents.sandbox.twin.observed import BOUND, ObservedBox, ObservedRun, ObservedTurn, validate
 
-SECTION = "overhead"
 SANDBOXES, THINKING = 8, (8, 16)
-REPEATS, THINKING_REPEATS = 3, 2
-THINK = 48.0
+THINK, QUICK_THINK = 48.0, 12.0
 """Seconds of think time that are played of each session."""
-QUICK_SCALE = 0.25
-PUBLISHED = 0.019
-POLICIES: dict[str, dict[str, Any]] = {
-    "no checkpoints": {"policy": "conversation"},
-    "semantic": {"policy": "semantic"},
-    "full every turn": {"policy": "full"},
-    "full every turn, one queue": {"policy": "full", "fifo": True},
-}
 FREE = "no checkpoints"
-TWIN_THINK, QUICK_TWIN_THINK = 24.0, 8.0
+POLICIES: dict[str, PolicyName] = {
+    FREE: "conversation", "semantic": "semantic", "full every turn": "full",
+}  # fmt: skip
 TWIN_POLICIES: tuple[PolicyName, ...] = ("semantic", "full")
+Batch = list["Ran"]
+"""All sandboxes of one policy in one repeat."""
 
 
 @dataclass
@@ -72,73 +66,44 @@ class Ran:
     jobs: list[float] = field(default_factory=list)
 
 
-@dataclass
-class Batch:
-    """All sandboxes of one policy in one repeat, and the most memory the host's program held."""
-
-    runs: list[Ran]
-    memory: int
-
-
 def overhead_rows(quick: bool) -> Iterator[Row]:
-    scale = QUICK_SCALE if quick else 1.0
     busy = conditions()
-    batches = measured(1 if quick else REPEATS, scale)
-    yield from rows(batches, f"{'think times scaled by 0.25; ' if quick else ''}{busy}; ")
+    batches = measured(loads(QUICK_THINK if quick else THINK), POLICIES, 1 if quick else 3)
+    yield from rows("overhead", batches, busy)
 
 
-def rows(batches: dict[str, list[Batch]], remark: str = "") -> Iterator[Row]:
-    """The figures of all policies, from their batches, one for each repeat."""
+def thinking_rows(quick: bool) -> Iterator[Row]:
+    for sandboxes in THINKING:
+        traces, busy = loads((QUICK_THINK if quick else THINK) / 2, sandboxes), conditions()
+        batches = measured(traces, {FREE: POLICIES[FREE], "semantic": "semantic"}, 1 if quick else 2)
+        yield from rows("thinking", batches, busy)
+
+
+def rows(section: str, batches: dict[str, list[Batch]], remark: str) -> Iterator[Row]:
+    """What of the checkpoints of each policy hid behind the think times, and what they add."""
     free = batches[FREE]
-    times = spread(run.seconds for batch in free for run in batch.runs)
-    yield Row(
-        SECTION,
-        f"run time of a session, {FREE}",
-        "s",
-        measured=times.median,
-        note=f"{remark}{SANDBOXES} sandboxes at once, repeats: {len(free)}",
-    )
     for policy, found in batches.items():
-        runs = [run for batch in found for run in batch.runs]
-        memory = Row(
-            SECTION,
-            f"memory of the host's program and CRIU at its peak, {policy}",
-            "bytes",
-            measured=max(batch.memory for batch in found),
-        )
         if policy == FREE:
-            yield memory
             continue
-        more = ratios(free, found)
-        main = policy == "semantic"
-        middle = statistics.median(more)
-        yield Row(
-            SECTION,
-            f"run time over fault-free, {policy}",
-            "",
-            measured=middle,
-            published=PUBLISHED if main else None,
-            source="arXiv 2604.28138" if main else "",
-            target="<= 1.9 %" if main else "",
-            met=middle <= PUBLISHED if main else None,
-            note=f"{remark}median of {len(more)} sandboxes; least {min(more):.2%}, most {max(more):.2%}",
-        )
-        waits, jobs = (
-            spread(w for run in runs for w in run.waits),
-            spread(j for run in runs for j in run.jobs),
-        )
-        yield Row(SECTION, f"wait at the gate, median, {policy}", "s", measured=waits.median)
-        yield Row(SECTION, f"wait at the gate, 95th percentile, {policy}", "s", measured=waits.p95)
+        runs, words = [run for batch in found for run in batch], f"{len(free[0])} sandboxes, {policy}"
         covered = [one for run in runs for one in run.covered]
-        yield Row(
-            SECTION,
-            f"checkpoints that ended within the think time, {policy}",
-            "",
-            measured=sum(covered) / len(covered) if covered else None,
-            note=f"{len(covered)} checkpoints, from request to safe: median {jobs.median * 1e3:.0f} ms, "
-            f"95th percentile {jobs.p95 * 1e3:.0f} ms",
+        jobs, waits = (
+            spread(j for run in runs for j in run.jobs),
+            spread(w for run in runs for w in run.waits),
         )
-        yield memory
+        part = sum(covered) / len(covered) if covered else None
+        yield figure(
+            section, f"checkpoints done inside the think time, {words}", "", part,
+            note=f"{remark}; {len(covered)} checkpoints, from request to safe: median"
+            f" {jobs.median * 1e3:.0f} ms, 95th percentile {jobs.p95 * 1e3:.0f} ms; wait at the gate, 95th"
+            f" percentile {waits.p95 * 1e3:.0f} ms",
+        )  # fmt: skip
+        more = ratios(free, found)
+        yield figure(
+            section, f"run time over fault-free, {words}", "", statistics.median(more),
+            "<= 1.9 %" if policy == "semantic" else "", published=0.019, source=SOURCE,
+            note=f"median of {len(more)} sandboxes; least {min(more):.2%}, most {max(more):.2%}",
+        )  # fmt: skip
 
 
 def ratios(free: Sequence[Batch], found: Sequence[Batch]) -> list[float]:
@@ -146,62 +111,17 @@ def ratios(free: Sequence[Batch], found: Sequence[Batch]) -> list[float]:
     return [
         run.seconds / base.seconds - 1
         for bases, batch in zip(free, found, strict=True)
-        for base, run in zip(bases.runs, batch.runs, strict=True)
+        for base, run in zip(bases, batch, strict=True)
     ]
 
 
-def thinking_rows(quick: bool) -> Iterator[Row]:
-    policies = {FREE: POLICIES[FREE], "semantic": POLICIES["semantic"]}
-    for sandboxes in THINKING:
-        traces = loads(QUICK_TWIN_THINK if quick else TWIN_THINK, sandboxes)
-        busy = conditions()
-        batches = measured(1 if quick else THINKING_REPEATS, 1.0, traces, policies)
-        yield from thought(batches, sandboxes, busy)
-
-
-def thought(batches: dict[str, list[Batch]], sandboxes: int, remark: str) -> Iterator[Row]:
-    """What of the checkpoints of so many sandboxes hid behind their think times, and what did not."""
-    runs = [run for batch in batches["semantic"] for run in batch.runs]
-    covered = [one for run in runs for one in run.covered]
-    jobs, waits = spread(j for run in runs for j in run.jobs), spread(w for run in runs for w in run.waits)
-    yield Row(
-        "thinking",
-        f"checkpoints done inside the think time, {sandboxes} sandboxes",
-        "",
-        measured=sum(covered) / len(covered) if covered else None,
-        note=f"{remark}; {len(covered)} checkpoints, from request to safe: median {jobs.median * 1e3:.0f} "
-        f"ms, 95th percentile {jobs.p95 * 1e3:.0f} ms; wait at the gate, 95th percentile "
-        f"{waits.p95 * 1e3:.0f} ms",
-    )
-    more = ratios(batches[FREE], batches["semantic"])
-    middle = statistics.median(more)
-    yield Row(
-        "thinking",
-        f"run time over fault-free, {sandboxes} sandboxes",
-        "",
-        measured=middle,
-        published=PUBLISHED,
-        source="arXiv 2604.28138",
-        target="<= 1.9 %",
-        met=middle <= PUBLISHED,
-        note=f"median of {len(more)} sandboxes; least {min(more):.2%}, most {max(more):.2%}",
-    )
-
-
 def measured(
-    repeats: int,
-    scale: float,
-    traces: Sequence[Trace] | None = None,
-    policies: dict[str, dict[str, Any]] | None = None,
+    traces: Sequence[Trace], policies: dict[str, PolicyName], repeats: int
 ) -> dict[str, list[Batch]]:
     """Batches of each policy; in every repeat the policies come in another order."""
-    traces = loads() if traces is None else traces
     with own_home() as home:
-        _batch(home, POLICIES["semantic"], [part(trace, 2.0) for trace in traces], 0.1, free=False)
-        arms = {
-            policy: partial(_batch, home, rules, traces, scale, free=policy == FREE)
-            for policy, rules in (policies or POLICIES).items()
-        }
+        _batch(home, "semantic", [part(trace, 0.2) for trace in traces])
+        arms = {name: partial(_batch, home, policy, traces) for name, policy in policies.items()}
         return in_turn(arms, repeats)
 
 
@@ -223,14 +143,11 @@ def part(trace: Trace, think: float) -> Trace:
     return replace(trace, turns=tuple(turns))
 
 
-def _batch(
-    home: Path, options: dict[str, Any], traces: Sequence[Trace], scale: float, *, free: bool
-) -> Batch:
+def _batch(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> Batch:
     start = Start(len(traces))
-    with opened(home, retention=Retention(), **options) as host, MemoryMeter() as memory:
-        jobs = [partial(_session, host, trace, scale, free, start) for trace in traces]
-        runs = side_by_side(jobs, len(traces), start.give_up)
-    return Batch(runs, memory.peak)
+    with opened(home, retention=Retention(), policy=policy) as host:
+        jobs = [partial(_session, host, trace, policy == "conversation", start) for trace in traces]
+        return side_by_side(jobs, len(traces), start.give_up)
 
 
 class Start:
@@ -253,7 +170,7 @@ class Start:
             raise SandboxError("the run was given up")
 
 
-def _session(host: Host, trace: Trace, scale: float, free: bool, start: Start) -> Ran:
+def _session(host: Host, trace: Trace, free: bool, start: Start) -> Ran:
     seat = Seat.new(host, new_name("busy"))
     begin(trace, seat)
     if not free:
@@ -264,7 +181,7 @@ def _session(host: Host, trace: Trace, scale: float, free: bool, start: Start) -
     for turn in trace.turns:
         play(seat, turn)
         asked = time.monotonic()
-        reply = asked + turn.think * scale
+        reply = asked + turn.think
         pending = None if free else seat.box.end_turn()
         start.sleep(max(0.0, reply - time.monotonic()))
         if pending is None:
@@ -284,18 +201,12 @@ def _session(host: Host, trace: Trace, scale: float, free: bool, start: Start) -
 def twin_rows(quick: bool) -> Iterator[Row]:
     with own_home() as home:
         costs = calibrate(home / "costs.json", quick=quick, home=home / "calibration").costs
-        traces = loads(QUICK_TWIN_THINK if quick else TWIN_THINK)
+        traces = loads((QUICK_THINK if quick else THINK) / 2)
         runs = [_observed(home, policy, traces) for policy in TWIN_POLICIES]
     for one in validate(runs, costs):
-        yield Row(
-            "twin",
-            f"{one.what}, {one.sandboxes} sandboxes, {one.policy}",
-            "s",
-            measured=one.measured,
-            emulated=one.emulated,
-            target=f"<= {BOUND:.0%}",
-            met=one.holds,
-        )
+        words = f"{one.what}, {one.sandboxes} sandboxes, {one.policy}"
+        goal = f"<= {BOUND:.0%}"
+        yield figure("twin", words, "s", one.measured, goal, emulated=one.emulated, met=one.holds)
 
 
 def _observed(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> ObservedRun:

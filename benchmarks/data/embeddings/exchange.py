@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data.embeddings.flexshard import PUBLISHED, SOURCE
+from benchmarks.figures import figure
 from benchmarks.harness.measure import median
 from benchmarks.harness.ranks import MBIT, interface_bytes, ranks
 from benchmarks.harness.rows import Row, left_out
@@ -42,6 +43,10 @@ ARMS = {
 }
 WORLD, SAMPLES, LOOKUPS, DIM = 4, 64, 200, 64
 MBITS = 100
+NAMES = {
+    "bytes": "all-to-all bytes, flexshard less than row-wise",
+    "latency": "row-wise's time over flexshard's",
+}
 TORCHREC = "torchrec.distributed.model_parallel"
 POOLED = {1: 3200, 20: 160}
 """Rows that a sample looks up in each of `TABLES` tables, and samples of a rank."""
@@ -65,15 +70,11 @@ def exchange_rows(quick: bool) -> Iterator[Row]:
             moved = [
                 sum(sum(one["sent"][phase]) for one in arm for phase in traffic.ALL_TO_ALL) for arm in pair
             ]
-            yield Row(
-                "exchange", f"Zipf {skew:g}: all-to-all bytes, flexshard less than row-wise", "share",
-                measured=1 - moved[1] / moved[0], published=PUBLISHED["bytes"], source=SOURCE,
-            )  # fmt: skip
-            yield Row(
-                "exchange", f"Zipf {skew:g}: time of row-wise over flexshard", "x", measured=base / ours,
-                published=PUBLISHED["latency"], source=SOURCE,
-                note="both on these links, computing on this host's processors included",
-            )  # fmt: skip
+            for what, unit, value in (
+                ("bytes", "share", 1 - moved[1] / moved[0]), ("latency", "x", base / ours)
+            ):  # fmt: skip
+                name = f"Zipf {skew:g}: {NAMES[what]}"
+                yield figure("exchange", name, unit, value, published=PUBLISHED[what], source=SOURCE)
     yield from _pooled_rows(rows // TABLES, steps)
 
 
@@ -92,16 +93,10 @@ def _pooled_rows(rows: int, steps: int) -> Iterator[Row]:
                 arm: (median(one[arm]["seconds"] for one in found), sum(one[arm]["wire"] for one in found))
                 for arm in found[0]
             }
-            ours = arms[POOLING]
             for arm, (seconds, wire) in arms.items():
                 label = f"{TABLES} tables pooled by {pooling}, {arm}"
-                more, longer = wire / ours[1], (seconds or 0.0) / (ours[0] or 1.0)
-                notes = [f"{one:.2f}x ours" if arm != POOLING else "" for one in (more, longer)]
-                yield Row(
-                    "exchange", f"{label}: bytes of an iteration, all ranks", "B", measured=wire,
-                    note=notes[0],
-                )  # fmt: skip
-                yield Row("exchange", f"{label}: iteration", "s", measured=seconds, note=notes[1])
+                yield figure("exchange", f"{label}: bytes of an iteration, all ranks", "B", wire)
+                yield figure("exchange", f"{label}: iteration", "s", seconds)
 
 
 def _rows(
@@ -116,16 +111,14 @@ def _rows(
     total = int(sum(one.sum() for one in predicted.values()))
     wire = sum(one["wire"] for one in found) / counted - 1
     cuts = decision.tables[0]
-    yield Row(
-        "exchange", f"{label}: bytes of an iteration, all ranks", "B", measured=counted, emulated=total,
-        target="as predicted, to the byte", met=counted == total,
+    yield figure(
+        "exchange", f"{label}: bytes of an iteration, all ranks", "B", counted, "as predicted, to the byte",
+        emulated=total, met=counted == total,
         note=f"{cuts.hot:,} hot rows; headers and acknowledgements beside them {wire:.1%}",
     )  # fmt: skip
-    yield Row(
-        "exchange", f"{label}: iteration", "s", measured=median(one["seconds"] for one in found),
-        emulated=traffic.seconds(seen, predicted),
-        note=f"links shaped to {MBITS} Mb/s; emulated: the links' time alone; {WORLD} processes on this host",
-    )  # fmt: skip
+    taken, links = median(one["seconds"] for one in found), traffic.seconds(seen, predicted)
+    note = f"emulated: the links' time alone, {MBITS} Mb/s"
+    yield figure("exchange", f"{label}: iteration", "s", taken, emulated=links, note=note)
 
 
 def _seen(rows: int, skew: float, distinct: bool) -> Exchange:

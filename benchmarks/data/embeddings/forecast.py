@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.figures import figure
 from benchmarks.harness.measure import scratch
 from benchmarks.harness.rows import Row
 from windtunnel.cluster.load import load_cluster
@@ -43,10 +44,8 @@ def forecast_rows(quick: bool) -> Iterator[Row]:
             bare = tuple(replace(one, held_out=None) for one in statistics.tables)
             for name, known in (("forecast", statistics.tables), ("in the sample itself", bare)):
                 said = float(accesses(known, plan.shards, BATCH).raw[:, 1].sum())
-                yield Row(
-                    "forecast", f"slow accesses, {name}, {size / 1e6:.0f} MB a device", "rows",
-                    emulated=said, measured=truth, note="measured: another log of as many samples",
-                )  # fmt: skip
+                words, note = f"slow accesses, {name}, {size / 1e6:.0f} MB a device", "measured: another log"
+                yield figure("forecast", words, "rows", truth, emulated=said, note=note)
 
 
 def _write(path: Path, tables: Any, orders: dict[str, Any], samples: int, seed: int) -> None:

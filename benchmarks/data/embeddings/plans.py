@@ -1,27 +1,21 @@
-"""RecShard beside its rivals: the paper's greedy ones, and TorchRec's own planners, on the same tables.
+"""RecShard beside the paper's greedy plans, on the same tables; what is proven optimal; and scale.
 
-All plans are read by one twin, which knows nothing of who made them. TorchRec's planners get the tables' true
-curves, as statistics of their caches, and a device's memory as their limit; of it they also hold buffers, so
-what they leave for rows differs. Its caches are taken to hold the rows asked for most. They place tables
-whole here (with columns as well, planning takes them six times as long, for worse plans by this twin).
+All plans are read by one twin, which knows nothing of who made them.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
+from benchmarks.figures import figure
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.data.embeddings import synthetic
-from windtunnel.data.embeddings.model import Shard, Table, Tier
+from windtunnel.data.embeddings.model import Table, Tier
 from windtunnel.data.embeddings.policy import Placed, Wanted, decide
-from windtunnel.data.embeddings.policy.pieces import stored_bytes
 from windtunnel.data.embeddings.twin import Iteration, iteration, tiers
 
 CLUSTER = "a100-80:2x8"
@@ -31,12 +25,11 @@ GRANTED = 24e9
 SOURCE = "RecShard, ASPLOS 2022, abstract: on average, models that do not fit, 16 GPUs"
 PUBLISHED = {"slow accesses": 87.0, "balance": 12.0, "reading and updating": 6.0}
 GREEDY = ("size", "lookup", "size-lookup")
-GAP, MINUTE = 1e-6, 60.0
 
 
-def _tables(name: str, count: int | None = None, values: float = 1.0) -> tuple[Table, ...]:
+def _tables(name: str, count: int | None = None) -> tuple[Table, ...]:
     """With the state of a row-wise optimiser."""
-    return tuple(replace(one, state_bytes=4) for one in synthetic.tables(name, values=values)[:count])
+    return tuple(replace(one, state_bytes=4) for one in synthetic.tables(name)[:count])
 
 
 def _decided(wanted: Wanted) -> tuple[Placed, float]:
@@ -56,27 +49,16 @@ def planner_rows(quick: bool) -> Iterator[Row]:
         # 24 GB, as in the paper, hold all rows of rm2 that are ever asked for: less shows what cuts gain
         for label, granted in (("24 GB", GRANTED), ("5% fast", 0.05 * total / cluster.world_size)):
             yield from _greedy(cluster, f"{name}, {label}", tables, granted)
-    # all rows used, or many never asked for: it hangs on that whether the scale-up planner ties
-    used = _tables("rm1", 40 if quick else 100, values=10.0)
-    yield from _torchrec(load_cluster("a100-80:1x8"), f"{len(used)} tables, all rows used", used, 0.2)
-    some = _tables("rm3", 60 if quick else None)
-    yield from _torchrec(cluster, f"{len(some)} tables of rm3", some, 0.1)
 
 
 def _greedy(cluster: Cluster, label: str, tables: tuple[Table, ...], granted: float) -> Iterator[Row]:
     wanted = Wanted(tables, cluster.world_size, *tiers(cluster, granted), BATCH)
     ours, planning = _decided(wanted)
     mine = iteration(cluster, wanted, ours)
-    yield Row("planners", f"{label}: planning", "s", measured=planning, note=ours.reason)
-    yield Row("planners", f"{label}: slow accesses", "", emulated=mine.raw[1] / sum(mine.raw),
-              note=f"distinct rows {mine.distinct[1] / sum(mine.distinct):.2%}")  # fmt: skip
-    yield Row("planners", f"{label}: slowest over fastest device, reading", "x", emulated=_spread(ours))
+    yield figure("planners", f"{label}: planning", "s", planning, note=ours.reason)
     for policy in GREEDY:
         plan = decide(replace(wanted, policy=policy))
         theirs = iteration(cluster, wanted, plan)
-        yield Row(
-            "planners", f"{label}: slow accesses, {policy}", "", emulated=theirs.raw[1] / sum(theirs.raw)
-        )
         ratios = {
             "slow accesses": (theirs.raw[1], mine.raw[1]),
             "slow rows": (theirs.distinct[1], mine.distinct[1]),
@@ -89,121 +71,15 @@ def _greedy(cluster: Cluster, label: str, tables: tuple[Table, ...], granted: fl
             if not own:
                 yield left_out("planners", shown, "recshard has no slow access at all")
                 continue
-            yield Row(
-                "planners", shown, "x", emulated=other / own, published=published,
-                source=SOURCE if published else "", target=f"> {published:g}" if published else "",
-                met=other / own > published if published else None,
-            )  # fmt: skip
+            goal = f"> {published:g}" if published else ""
+            yield figure(
+                "planners", shown, "x", goal=goal, emulated=other / own, published=published, source=SOURCE
+            )
 
 
 def _spread(plan: Placed) -> float:
     """The slowest device's reading over the fastest's."""
     return plan.slowest / max(min(plan.seconds), 1e-9)
-
-
-def _torchrec(cluster: Cluster, words: str, tables: tuple[Table, ...], share: float) -> Iterator[Row]:
-    """``share``: of the tables' bytes, the fast memory of all devices."""
-    total = sum(one.total_bytes for one in tables)
-    fast, slow = tiers(cluster, share * total / cluster.world_size)
-    wanted = Wanted(tables, cluster.world_size, fast, replace(slow, capacity=float(total)), BATCH)
-    try:
-        import torchrec  # noqa: F401
-    except (ImportError, OSError) as error:
-        yield left_out("planners", "TorchRec's planners", f"TorchRec cannot be imported: {error}")
-        return
-    for name, scaleup in (("TorchRec's default", False), ("TorchRec's scale-up with true curves", True)):
-        plan, planning = _planned_by_torchrec(cluster, wanted, scaleup)
-        used = float(sum(plan.fast_bytes))
-        # the same bytes in all, or the same limit of each device: then what theirs leave empty counts
-        same, _ = _decided(replace(wanted, fast=Tier(used / cluster.world_size, fast.bandwidth)))
-        full, own = _decided(wanted)
-        found, equal, more = (iteration(cluster, wanted, one) for one in (plan, same, full))
-        label = f"{words}, {name}"
-        yield Row("planners", f"{label}: planning", "s", measured=planning, note=f"recshard: {own:.1f} s")
-        yield Row("planners", f"{label}: fast bytes of those granted", "",
-                  emulated=used / (fast.capacity * cluster.world_size))  # fmt: skip
-        for what, of in (
-            ("slow accesses", lambda one: one.raw[1]), ("slow rows", lambda one: one.distinct[1]),
-            ("slowest over mean device", lambda one: one.balance[1]), ("reading and updating", _work),
-            ("iteration", lambda one: one.seconds),
-        ):  # fmt: skip
-            yield _ratio(label, what, of, found, equal, "same fast bytes")
-            yield _ratio(label, what, of, found, more, "same memory")
-
-
-def _ratio(
-    label: str, what: str, of: Callable[[Iteration], float], theirs: Iteration, ours: Iteration, basis: str
-) -> Row:
-    own = of(ours)
-    if not own:
-        return left_out("planners", f"{label}: {what}, {basis}", "recshard has none")
-    return Row("planners", f"{label}: {what} over recshard's, {basis}", "x", emulated=of(theirs) / own)
-
-
-def _planned_by_torchrec(cluster: Cluster, wanted: Wanted, scaleup: bool) -> tuple[Placed, float]:
-    """Its plan as one of ours, and seconds of planning."""
-    import torch
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-    from torchrec.distributed.planner.proposers import EmbeddingOffloadScaleupProposer
-    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-    from torchrec.distributed.types import CacheParams
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
-
-    from windtunnel.data.embeddings.torchrec import cache_statistics
-
-    named = {one.name: one for one in wanted.tables}
-    cache = {
-        one.name: CacheParams(load_factor=0.02, stats=cache_statistics(one, wanted.batch))
-        for one in wanted.tables
-    }
-    constraints = {
-        name: ParameterConstraints(
-            sharding_types=["table_wise"], pooling_factors=[one.lookups],
-            compute_kernels=["fused_uvm_caching"] if scaleup else None,
-            cache_params=cache[name] if scaleup else None,
-        )
-        for name, one in named.items()
-    }  # fmt: skip
-    configs = [
-        EmbeddingBagConfig(
-            num_embeddings=one.rows, embedding_dim=one.dim, name=name, feature_names=[name]
-        )
-        for name, one in named.items()
-    ]  # fmt: skip
-    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD})
-    logging.disable(logging.WARNING)  # a line for each table
-    try:
-        planner = EmbeddingShardingPlanner(
-            topology=Topology(
-                world_size=wanted.devices, local_world_size=cluster.devices_per_host, compute_device="cuda",
-                hbm_cap=int(wanted.fast.capacity), ddr_cap=int(wanted.slow.capacity),
-                hbm_mem_bw=wanted.fast.bandwidth / 1e3, hbm_to_ddr_mem_bw=wanted.slow.bandwidth / 1e3,
-            ),
-            batch_size=wanted.batch // wanted.devices, constraints=constraints, debug=False,
-            storage_reservation=FixedPercentageStorageReservation(0.0),
-            proposer=EmbeddingOffloadScaleupProposer() if scaleup else None,
-        )  # fmt: skip
-        begin = time.perf_counter()
-        made = planner.plan(EmbeddingBagCollection(tables=configs, device=torch.device("meta")), [sharder])
-        planning = time.perf_counter() - begin
-    finally:
-        logging.disable(logging.NOTSET)
-    [found] = made.plan.values()
-    shards, fast = list[Shard](), np.zeros(wanted.devices)
-    for name, one in found.items():
-        cached = one.cache_params.load_factor if one.cache_params else None
-        share = {"fused": 1.0, "fused_uvm": 0.0}.get(one.compute_kernel, 0.2 if cached is None else cached)
-        [part] = one.sharding_spec.shards
-        table, device = named[name], part.placement.rank()
-        shards.append(Shard(name, device, 0, table.dim, int(share * table.rows)))
-        fast[device] += shards[-1].fast_rows * stored_bytes(table, table.dim)
-    nothing = (0.0,) * wanted.devices
-    return Placed(
-        tuple(shards), nothing, tuple(map(int, fast)), (0,) * wanted.devices, 0.0, 0.0, 0.0, "torchrec", ""
-    ), planning
 
 
 def milp_rows(quick: bool) -> Iterator[Row]:
@@ -214,16 +90,13 @@ def milp_rows(quick: bool) -> Iterator[Row]:
         wanted = Wanted(tables, devices, Tier(0.1 * total / devices, 2e12), Tier(float(total), 26e9), BATCH)
         plan, seconds = _decided(wanted)
         searched, quickly = _decided(replace(wanted, policy="search"))
-        aim = count == 50
-        label = f"{count} tables on {devices} devices"
-        yield Row("milp", f"{label}: gap", "ppm", emulated=plan.gap * 1e6, target="<= 1 ppm" if aim else "",
-                  met=plan.gap <= GAP if aim else None,
-                  note=f"{plan.reason}; solver: {plan.solver}, {len(plan.shards)} shards")  # fmt: skip
-        yield Row("milp", f"{label}: time", "s", measured=seconds, target="<= 60 s" if aim else "",
-                  met=seconds <= MINUTE if aim else None)  # fmt: skip
-        yield Row("milp", f"{label}: search over the best", "", emulated=searched.slowest / plan.slowest - 1,
-                  target="<= 2%", met=searched.slowest <= 1.02 * plan.slowest,
-                  note=f"{quickly:.2f} s")  # fmt: skip
+        label, solved = f"{count} tables on {devices} devices", count == 50
+        note = f"{plan.reason}; solver: {plan.solver}, {len(plan.shards)} shards"
+        goal = "<= 1 ppm" if solved else ""
+        yield figure("milp", f"{label}: gap", "ppm", goal=goal, emulated=plan.gap * 1e6, note=note)
+        yield figure("milp", f"{label}: time", "s", seconds, "<= 60 s" if solved else "")
+        name, over = f"{label}: search over the best", searched.slowest / plan.slowest - 1
+        yield figure("milp", name, "", goal="<= 2%", emulated=over, note=f"{quickly:.2f} s")
 
 
 def scale_rows(quick: bool) -> Iterator[Row]:
@@ -237,6 +110,6 @@ def scale_rows(quick: bool) -> Iterator[Row]:
         wanted = Wanted(tables, devices, Tier(0.1 * total / devices, 2e12), Tier(float(total), 26e9), BATCH)
         plan, seconds = _decided(wanted)
         label = f"{len(tables)} tables on {devices} devices"
-        yield Row("scale", f"{label}: time", "s", measured=seconds, target="<= 60 s", met=seconds <= MINUTE,
-                  note=f"{len(plan.shards)} shards")  # fmt: skip
-        yield Row("scale", f"{label}: above the bounds", "", emulated=plan.gap, note=plan.reason)
+        note = f"{len(plan.shards)} shards; {plan.reason}"
+        yield figure("scale", f"{label}: time", "s", seconds, "<= 60 s")
+        yield figure("scale", f"{label}: above the bounds", "", emulated=plan.gap, note=note)

@@ -18,16 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, scratch
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.data.embeddings import synthetic
 from windtunnel.data.embeddings.model import Table
 from windtunnel.data.embeddings.profile import profile
 
-TARGET = 20e6
-"""Lookups a second of a core."""
-MEMORY = 2 << 30
-"""Bytes for a table of `HUGE` rows."""
 HUGE = 1_000_000_000
 
 
@@ -58,12 +55,9 @@ def profile_rows(quick: bool) -> Iterator[Row]:
         ours = lookups / min(taken["profile"])
         for name, seconds in taken.items():
             rate = expected[name] / min(seconds)
-            judged = name.startswith("profile")
-            yield Row(
-                "profile", f"lookups/s a core, {name}", "lookups/s", measured=rate,
-                target=f">= {TARGET / 1e6:.0f} M" if judged else "", met=rate >= TARGET if judged else None,
-                note="" if judged else f"profile is {ours / rate:.1f}x as fast",
-            )  # fmt: skip
+            goal = ">= 20 M" if name.startswith("profile") else ""
+            note = "" if goal else f"profile is {ours / rate:.1f}x as fast"
+            yield figure("profile", f"lookups/s a core, {name}", "lookups/s", rate, goal, note=note)
     yield from _memory_rows(quick)
 
 
@@ -127,22 +121,12 @@ def _memory_rows(quick: bool) -> Iterator[Row]:
             "read = time.process_time() - begun\n"
             "found.save(folder / 'out')\n"
             "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
-            "facts = found.facts['f']\n"
-            "told = {'peak': peak, 'read': read, 'all': time.process_time() - begun,\n"
-            "        'values': facts.values, 'error': facts.values_error}\n"
-            "print(json.dumps(told))\n"
+            "print(json.dumps([peak, read, time.process_time() - begun]))\n"
         )
         call = [sys.executable, "-c", program, str(folder), str(rows)]
-        told = json.loads(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
+        done = subprocess.run(call, check=True, capture_output=True, text=True)
+        peak, read, written = json.loads(done.stdout)
     name = f"{rows:,} rows, {lookups / 1e6:.0f} M lookups of raw ids hashed, 2 windows"
-    yield Row(
-        "profile", f"peak memory, {name}", "bytes", measured=told["peak"], target="<= 2 GiB",
-        met=told["peak"] <= MEMORY, note="resident, the interpreter and the order's file included",
-    )  # fmt: skip
-    yield Row("profile", "CPU time of it, without the order", "s", measured=told["read"])
-    yield Row("profile", "CPU time of it, with the order written", "s", measured=told["all"])
-    away = abs(told["values"] - lookups) / told["error"]
-    yield Row(
-        "profile", "different ids, estimated from unused rows", "standard errors off", measured=away,
-        target="<= 4", met=away <= 4, note=f"{told['values']:,.0f} of {lookups:,}",
-    )  # fmt: skip
+    yield figure("profile", f"peak memory, {name}", "bytes", peak, "<= 2 GiB", note="resident, all included")
+    yield figure("profile", "CPU time of it, without the order", "s", read)
+    yield figure("profile", "CPU time of it, with the order written", "s", written)

@@ -2,9 +2,7 @@
 
 All plans get the same tables, batches and fast bytes. Iterations come in turn, and every row has been
 written before, so that each slow row is a read of the disk. The devices of a plan fly one after the other in
-this process; an iteration takes as long as its slowest device. A cache of rows (what TorchRec calls
-fused_uvm_caching) is counted, not flown: for each table the rows used last, as many as its share of the fast
-bytes.
+this process; an iteration takes as long as its slowest device.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, scratch
 from benchmarks.harness.rows import Row
 from windtunnel.data.embeddings import synthetic
@@ -34,6 +33,8 @@ from windtunnel.data.embeddings.policy import Placed, Wanted, decide
 DEVICES, BATCH, FAST = 2, 512, 0.05
 POLICIES = ("size", "lookup", "size-lookup", "recshard")
 TRAINED, LOOKED_UP = "step", "lookups"
+SLOW = "slow lookups of the best greedy over recshard's"
+SOURCE = "RecShard, abstract: 16 GPUs, hundreds of tables"
 
 Batch = dict[str, tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]
 """Of each table ids, offsets and ranks."""
@@ -47,11 +48,6 @@ def tier_rows(quick: bool) -> Iterator[Row]:
     rng = np.random.default_rng(0)
     with scratch() as folder:
         speeds = [_bandwidth(share, folder) for share in (1.0, 0.0)]
-        yield Row(
-            "tiers", "a row of the slow tier over one of the fast, in a step", "x",
-            measured=speeds[0] / speeds[1],
-            note="what planning reckons with: forward, backward and row-wise Adagrad",
-        )  # fmt: skip
         fast, slow = Tier(FAST * bytes_each, speeds[0]), Tier(4 * bytes_each, speeds[1])
         orders = {one.name: synthetic.order(one.rows, at) for at, one in enumerate(tables)}
         write_statistics(folder / "statistics", tables, orders=orders)
@@ -63,10 +59,8 @@ def tier_rows(quick: bool) -> Iterator[Row]:
             more = replace(asked, fast=replace(fast, capacity=share * bytes_each))
             found = [_slow(decide(replace(more, policy=name)), batches[2:]) for name in POLICIES]
             ratios = [min(one[at] for one in found[:-1]) / found[-1][at] for at in (0, 1)]
-            yield Row(
-                "tiers", f"slow lookups of the best greedy over recshard's, {share:.0%} fast", "x",
-                measured=ratios[0], note=f"distinct rows {ratios[1]:.1f}x",
-            )  # fmt: skip
+            name, note = f"{SLOW}, {share:.0%} fast", f"distinct rows {ratios[1]:.1f}x"
+            yield figure("tiers", name, "x", ratios[0], note=note)
         flights = {name: _Flight(known, plan, folder / name) for name, plan in plans.items()}
         try:
             # the rows of the last batch are kept: lookups come with another one than the step before them
@@ -85,29 +79,17 @@ def tier_rows(quick: bool) -> Iterator[Row]:
     medians = {arm: statistics.median(taken[2:]) for arm, taken in seconds.items()}
     for name in POLICIES:
         raw, distinct = counts[name]
-        versus = f"{counts[name][0] / counts['recshard'][0]:.1f}x recshard's" if name != "recshard" else ""
-        yield Row("tiers", f"slow lookups an iteration, {name}", "lookups", measured=raw, note=versus)
-        yield Row("tiers", f"distinct slow rows an iteration, {name}", "rows", measured=distinct)
+        yield figure("tiers", f"slow lookups an iteration, {name}", "lookups", raw)
+        yield figure("tiers", f"distinct slow rows an iteration, {name}", "rows", distinct)
         for kind in (TRAINED, LOOKED_UP):
-            ratio = medians[f"{kind}, {name}"] / medians[f"{kind}, recshard"]
-            yield Row(
-                "tiers", f"{kind} of an iteration, {name}", "s", measured=medians[f"{kind}, {name}"],
-                note=f"{ratio:.2f}x recshard's; {conditions()}",
-            )  # fmt: skip
+            taken, note = medians[f"{kind}, {name}"], conditions()
+            yield figure("tiers", f"{kind} of an iteration, {name}", "s", taken, note=note)
     best = min(counts[name][0] for name in POLICIES[:-1]) / counts["recshard"][0]
-    yield Row(
-        "tiers", f"slow lookups of the best greedy over recshard's, {FAST:.0%} fast", "x", measured=best,
-        published=87.0, source="RecShard, abstract: 16 GPUs, hundreds of tables", target="> 1", met=best > 1,
-    )  # fmt: skip
-    missed = _cache(tables, batches, FAST)
-    yield Row("tiers", "slow lookups an iteration, cache of rows", "lookups", emulated=missed[0])
-    yield Row("tiers", "distinct slow rows an iteration, cache of rows", "rows", emulated=missed[1])
+    yield figure("tiers", f"{SLOW}, {FAST:.0%} fast", "x", best, "> 1", published=87.0, source=SOURCE)
     for kind in (TRAINED, LOOKED_UP):
         best = min(medians[f"{kind}, {name}"] for name in POLICIES[:-1]) / medians[f"{kind}, recshard"]
-        yield Row(
-            "tiers", f"{kind}: time of the best greedy over recshard's", "x", measured=best, published=6.0,
-            source="RecShard, abstract: throughput of training, 16 GPUs", target="> 1", met=best > 1,
-        )  # fmt: skip
+        name = f"{kind}: time of the best greedy over recshard's"
+        yield figure("tiers", name, "x", best, "> 1", published=6.0, source=SOURCE)
     yield from _overhead_rows(quick)
 
 
@@ -186,23 +168,6 @@ def _slow(plan: Placed, batches: list[Batch]) -> tuple[float, float]:
     return raw / len(batches), distinct / len(batches)
 
 
-def _cache(tables: tuple[Table, ...], batches: list[Batch], share: float) -> tuple[float, float]:
-    """The same of a cache that begins with the most wanted rows, and is of ``share`` of each table's rows."""
-    raw = distinct = 0
-    for table in tables:
-        size = int(share * table.rows)
-        used = -np.arange(table.rows)  # when: the cached rows are those of the largest
-        for at, batch in enumerate(batches):
-            cached = np.zeros(table.rows, bool)
-            cached[np.argpartition(-used, size - 1)[:size] if size else []] = True
-            ranks = batch[table.name][2]
-            if at >= 2:
-                below = ranks[~cached[ranks]]
-                raw, distinct = raw + len(below), distinct + len(np.unique(below))
-            used[np.unique(ranks)] = at + 1
-    return raw / (len(batches) - 2), distinct / (len(batches) - 2)
-
-
 def _overhead_rows(quick: bool) -> Iterator[Row]:
     """Beside ``torch.nn.EmbeddingBag``, all rows in memory."""
     rows, dim = 200_000, 64
@@ -241,9 +206,5 @@ def _overhead_rows(quick: bool) -> Iterator[Row]:
         taken = {arm: statistics.median(found[2:]) for arm, found in in_turn(arms, len(batches)).items()}
         for share in tiered:
             ratio = taken[str(share)] / taken["plain"]
-            judged = share == 1
-            yield Row(
-                "tiers", f"step over nn.EmbeddingBag's, {name}, {share:.0%} fast", "x", measured=ratio,
-                target="<= 1.5" if judged else "", met=ratio <= 1.5 if judged else None,
-                note="" if judged else "the others in host memory",
-            )  # fmt: skip
+            words, goal = f"step over nn.EmbeddingBag's, {name}, {share:.0%} fast", "<= 1.5"
+            yield figure("tiers", words, "x", ratio, goal if share == 1 else "")

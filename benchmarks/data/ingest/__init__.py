@@ -1,14 +1,9 @@
-"""``python -m benchmarks data.ingest``: what reading, laying out and serving samples brings."""
-
-from __future__ import annotations
+"""What reading, laying out and serving samples brings."""
 
 from benchmarks.harness.rows import runner
 
 SECTIONS = {
-    "ladder": "ladder.ladder_rows",
-    "rows": "rivals.rival_rows",
-    "plain": "rivals.plain_rows",
+    "ladder": "ladder.ladder_rows", "rows": "rivals.rival_rows", "plain": "rivals.plain_rows",
     "stalls": "service.stall_rows",
-    "faults": "service.fault_rows",
-}
+}  # fmt: skip
 run = runner(__name__, SECTIONS)

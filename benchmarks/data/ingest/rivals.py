@@ -2,36 +2,32 @@
 
 All read the same flat table of RM1's samples with the same transforms (those of `transforms`), and give the
 trainer's process tensors; that one does nothing with them. The first epoch is not counted, so that starting
-processes is left out; CPU and memory are of the whole tree of processes. Ray Data runs where Ray can be
-imported, or in the Python that WINDTUNNEL_RAY_PYTHON names.
+processes is left out; CPU and memory are of the whole tree of processes.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import json
 import multiprocessing
-import os
-import subprocess
-import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from benchmarks.data.ingest.paces import Pace, paced
-from benchmarks.harness.measure import conditions, in_turn, median, scratch
+from benchmarks.figures import figure
+from benchmarks.harness.measure import in_turn, median, scratch
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.base.keys import NAME as SECRET
-from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.data.ingest import IngestDataset, reader, synthetic, transforms
 from windtunnel.data.ingest.live.calls import Settings
 from windtunnel.data.ingest.live.dataset import tensors
@@ -42,14 +38,11 @@ SECTION, PLAIN = "rows", "plain"
 PROCESSES = 2
 ALONE = ("in this process", "DataLoader, no processes")
 """What makes its batches in the trainer's own process."""
-TARGET = 2.0
-RAY_PYTHON = "WINDTUNNEL_RAY_PYTHON"
 
 
 def rival_rows(quick: bool) -> Iterator[Row]:
     """Of each arm three rows; the service against the DataLoader last."""
     rows, epochs, repeats = (32_768, 2, 1) if quick else (65_536, 6, 3)
-    yield Row(SECTION, "host", "", note=conditions())
     with scratch() as folder:
         synthetic.write(folder / "table", "rm1", rows, maps=False, files=4, group_rows=4096)
         (one,) = synthetic.sessions(str(folder / "table"), "rm1", 1)
@@ -67,22 +60,12 @@ def rival_rows(quick: bool) -> Iterator[Row]:
             )
         except ImportError:
             yield left_out(SECTION, "torchdata", "it is not installed (the extra strangers has it)")
-        python = os.environ.get(RAY_PYTHON) or (sys.executable if _has_ray() else "")
-        if python:
-            arms["Ray Data"] = partial(_ray, session, python)
-        else:
-            yield left_out(
-                SECTION,
-                "Ray Data",
-                f"Ray cannot be imported here; {RAY_PYTHON} may name a Python that has it",
-            )
         yield from _compared(SECTION, arms, repeats)
 
 
 def plain_rows(quick: bool) -> Iterator[Row]:
     """A table of numbers, of which nothing is made: decoding is cheap, and passing batches on is not."""
     rows, epochs, repeats = (65_536, 2, 1) if quick else (524_288, 6, 3)
-    yield Row(PLAIN, "host", "", note=conditions())
     with scratch() as folder:
         rng = np.random.default_rng(1)
         columns = {f"f{one:02d}": rng.random(rows, np.float32) for one in range(12)}
@@ -113,24 +96,18 @@ def _compared(section: str, arms: dict[str, Callable[[], Pace]], repeats: int) -
     found = in_turn(arms, repeats)
     for name, paces in found.items():
         rates = [one.rate for one in paces]
-        span = f"{min(rates):,.0f} to {max(rates):,.0f}"
         count = 0 if name in ALONE else PROCESSES
-        note = f"{count} processes, median of {repeats}, which are {span}"
-        yield Row(section, name, "rows/s", measured=median(rates), note=note)
-        yield Row(section, f"{name}: of a CPU-second", "rows", measured=median(one.thrift for one in paces))
-        yield Row(section, f"{name}: memory", "bytes", measured=median(one.memory for one in paces))
-    for what in ("rate", "thrift"):
+        note = f"{count} processes, median of {repeats}, which are {min(rates):,.0f} to {max(rates):,.0f}"
+        yield figure(section, name, "rows/s", median(rates), note=note)
+        yield figure(section, f"{name}: of a CPU-second", "rows", median(one.thrift for one in paces))
+        yield figure(section, f"{name}: memory", "bytes", median(one.memory for one in paces))
+    for what, words in (("rate", "time"), ("thrift", "CPU time")):
         pairs = zip(found["service"], found["service, ordered"], strict=True)
         cost = median(getattr(one, what) / getattr(other, what) for one, other in pairs)
-        name = f"{'time' if what == 'rate' else 'CPU time'} of the service, ordered, over that in any order"
-        yield Row(section, name, "x", measured=cost, note=f"median of {repeats} rounds")
+        yield figure(section, f"{words} of the service, ordered, over that in any order", "x", cost)
     ours, other = (median(one.rate for one in found[it]) or 0 for it in ("service", "DataLoader, batches"))
-    ratio = ours / (other or 1)
-    judged = section == SECTION
-    yield Row(
-        section, "service against DataLoader, batches", "x", measured=ratio,
-        target=f"at least {TARGET:g} x" if judged else "", met=ratio >= TARGET if judged else None,
-    )  # fmt: skip
+    goal = ">= 2 x" if section == SECTION else ""
+    yield figure(section, "service against DataLoader, batches", "x", ours / (other or 1), goal)
 
 
 class Batches(IterableDataset[dict[str, Any]]):
@@ -229,20 +206,47 @@ def pooled(session: Session, kind: Any = None) -> Iterator[dict[str, Any]]:
             yield from map(tensors, pa.ipc.open_stream(data))
 
 
-def _has_ray() -> bool:
-    try:
-        import ray.data  # noqa: F401
-    except ImportError:
-        return False
-    return True
+@dataclass(frozen=True)
+class Pace:
+    """Rows/s, rows a CPU-second, and bytes of memory that the processes have for themselves."""
+
+    rate: float
+    thrift: float
+    memory: float
 
 
-def _ray(session: Session, python: str) -> Pace:
-    paths = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [python, "-m", f"{__package__}.on_ray", json.dumps(to_plain(session)), str(PROCESSES)],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["Ray Data failed"])[-1])
-    return from_plain(Pace, json.loads(done.stdout.strip().splitlines()[-1]))
+def paced(batches: Iterator[int], rows: int, epochs: int) -> Pace:
+    """Of this process and those beneath it. ``batches``: rows of each, as they come; ``rows`` of each of the
+    ``epochs``. The first epoch is left out: what was read ahead while processes started would count as fast.
+
+    Raises:
+        RuntimeError: other than these rows came.
+    """
+    seen = 0
+    begin, cpu = time.perf_counter(), _cpu()
+    for count in batches:
+        seen += count
+        if seen == rows:
+            begin, cpu = time.perf_counter(), _cpu()
+        if seen >= epochs * rows:
+            break
+    seconds, memory = time.perf_counter() - begin, _memory()
+    # of those that are there now: what an earlier arm left may end meanwhile
+    spent = sum(used - cpu.get(process, 0.0) for process, used in _cpu().items())
+    if next(batches, None) is not None or seen != epochs * rows:
+        raise RuntimeError(f"{seen} rows came, not {epochs * rows}")
+    counted = (epochs - 1) * rows
+    return Pace(counted / seconds, counted / spent, memory)
+
+
+def _tree() -> list[psutil.Process]:
+    own = psutil.Process()
+    return [own, *own.children(recursive=True)]
+
+
+def _cpu() -> dict[int, float]:
+    return {one.pid: sum(one.cpu_times()[:2]) for one in _tree()}
+
+
+def _memory() -> float:
+    return float(sum(one.memory_full_info().uss for one in _tree()))

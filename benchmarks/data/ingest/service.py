@@ -11,29 +11,22 @@ import itertools
 import os
 import signal
 import statistics
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.data.ingest.rivals import Ours
-from benchmarks.harness.measure import conditions, in_turn, scratch
+from benchmarks.figures import figure
+from benchmarks.harness.measure import in_turn, scratch
 from benchmarks.harness.rows import Row
 from windtunnel.base.keys import NAME as SECRET
-from windtunnel.base.keys import Keys
-from windtunnel.base.processes import Identity
 from windtunnel.data.ingest import IngestDataset, reader
 from windtunnel.data.ingest.live import demo
 from windtunnel.data.ingest.live.calls import Settings
-from windtunnel.data.ingest.live.client import Client
-from windtunnel.data.ingest.live.protocol import Link
 from windtunnel.data.ingest.live.serve import started
 from windtunnel.data.ingest.model import Session
 from windtunnel.data.ingest.policy import Scaling
@@ -43,7 +36,6 @@ PUBLISHED = "Zhao et al., ISCA 2022: preprocessing on trainers cost up to 56 % o
 
 def stall_rows(quick: bool) -> Iterator[Row]:
     """Stalls, ramp and rows a second, arm by arm."""
-    yield Row("stalls", "host", "", note=conditions())
     most = max(2, os.cpu_count() or 1)
     with scratch() as folder:
         session = demo.table(folder / "table", 65_536 if quick else 524_288)
@@ -61,26 +53,17 @@ def stall_rows(quick: bool) -> Iterator[Row]:
         found = in_turn(arms, 1 if quick else 3)
         rows = session.epochs * sum(one.rows for one in reader.splits(session))
         for name, runs in found.items():
-
-            def middle(key: str, runs: list[dict[str, float]] = runs) -> float:
-                return statistics.median(one[key] for one in runs)
-
-            yield Row("stalls", f"{name}: stalled", "share", middle("stall"), source=PUBLISHED)
+            middle = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
             scaling = name.endswith("wanted")
-            yield Row(
-                "stalls", f"{name}: stalled after the ramp", "share", middle("steady"),
-                target=f"at most {demo.STEADY:g}" if scaling else "",
-                met=middle("steady") <= demo.STEADY if scaling else None,
-                note=f"second half, with the first batches of epochs; {len(runs)} runs",
-            )  # fmt: skip
-            yield Row("stalls", f"{name}: rows", "rows/s", middle("rate"))
-            yield Row("stalls", f"{name}: rows a second of CPU", "rows/s", middle("per_cpu"))
-            exact = all(one["rows"] == rows for one in runs)
-            yield Row(
-                "stalls", f"{name}: rows exactly once", "rows", middle("rows"), target=f"{rows}", met=exact
+            yield figure("stalls", f"{name}: stalled", "share", middle["stall"], note=PUBLISHED)
+            note = f"second half, with the first batches of epochs; {len(runs)} runs"
+            goal = f"<= {demo.STEADY:g}" if scaling else ""
+            yield figure(
+                "stalls", f"{name}: stalled after the ramp", "share", middle["steady"], goal, note=note
             )
-            if scaling:
-                yield Row("stalls", f"{name}: ramp", "s", middle("ramp"))
+            yield figure("stalls", f"{name}: rows", "rows/s", middle["rate"])
+            exact = all(one["rows"] == rows for one in runs)
+            yield figure("stalls", f"{name}: rows exactly once", "rows", middle["rows"], f"{rows}", met=exact)
 
 
 def _inside(session: Session, step: float, processes: int) -> dict[str, float]:
@@ -89,120 +72,34 @@ def _inside(session: Session, step: float, processes: int) -> dict[str, float]:
         persistent_workers=True,
     )  # fmt: skip
     training = _training(session)
-    children: list[psutil.Process] = []
-
-    def each(number: int) -> None:
-        if number == 1:
-            children.extend(psutil.Process().children())
-
     torch.set_num_threads(1)
     for _ in range(session.epochs):
-        demo.train(iter(loader), step, training, each)
-    used = sum(sum(one.cpu_times()[:2]) for one in children)
+        demo.train(iter(loader), step, training)
     del loader
-    return _figures(training, used)
+    return _figures(training)
 
 
 def _service(folder: Path, session: Session, step: float, settings: Settings) -> dict[str, float]:
     torch.set_num_threads(1)
     process, address = started(session, folder, settings)
     training = _training(session)
-    link = Link(address, Keys.read(folder / SECRET))
     try:
         dataset = IngestDataset(address, folder / SECRET)
         for _ in range(session.epochs):
             demo.train(iter(dataset), step, training)
-        used = link.call("snapshot")["cpu_seconds"]
     finally:
-        link.close()
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
-    return _figures(training, used)
+    return _figures(training)
 
 
 def _training(session: Session) -> demo.Training:
     return demo.Training(np.zeros(sum(one.rows for one in reader.splits(session)), np.int64))
 
 
-def _figures(training: demo.Training, used: float) -> dict[str, float]:
+def _figures(training: demo.Training) -> dict[str, float]:
     rows = float(training.rows.sum()) if training.rows.min() == training.rows.max() else -1.0
     return {
         "stall": training.stall(), "steady": training.stall(training.seconds / 2),
-        "rate": rows / training.seconds, "per_cpu": rows / used if used else 0.0, "rows": rows,
-        "ramp": training.ramp(),
+        "rate": rows / training.seconds, "rows": rows,
     }  # fmt: skip
-
-
-def fault_rows(quick: bool) -> Iterator[Row]:
-    """How long batches stay away after a fault, and how many come twice."""
-    yield Row("faults", "host", "", note=conditions())
-    for name, strike in (("a worker is killed", _kill_worker), ("a worker is stopped", _stop_worker),
-                         ("the master is killed", _kill_master)):  # fmt: skip
-        gaps, duplicates, wrong = [], 0, 0
-        for _ in range(1 if quick else 3):
-            with scratch() as folder:
-                gap, twice, bad = _struck(folder, strike)
-            gaps.append(gap)
-            duplicates += twice
-            wrong += bad
-        yield Row("faults", f"{name}: longest wait for a batch after", "s", statistics.median(gaps))
-        yield Row("faults", f"{name}: batches that came twice, dropped", "batches", float(duplicates))
-        yield Row(
-            "faults", f"{name}: rows not exactly once", "rows", float(wrong), target="0", met=wrong == 0
-        )
-
-
-Strike = Callable[[Path, Session, Settings, Any, str], Any]
-
-
-def _struck(folder: Path, strike: Strike) -> tuple[float, int, int]:
-    """Longest wait for a batch after the fault, batches that came twice, rows that did not come once."""
-    session = demo.table(folder / "table", 65_536)
-    settings = Settings(workers=2, worker_lease=1.0)
-    process, address = started(session, folder / "ingest", settings)
-    client = Client(address, Keys.read(folder / "ingest" / SECRET))
-    seen: list[int] = []
-    gap = 0.0
-    other: Any = None
-    try:
-        while True:
-            asked = time.monotonic()
-            batch = client.next()
-            if other is not None:
-                gap = max(gap, time.monotonic() - asked)
-            if batch is None:
-                break
-            seen += batch.column(demo.ROW).to_pylist()
-            if other is None and len(seen) > 20_000:
-                other = strike(folder / "ingest", session, settings, process, address)
-    finally:
-        client.close()
-        for one in (process, other):
-            if isinstance(one, subprocess.Popen):
-                one.send_signal(signal.SIGTERM)
-                one.communicate(timeout=30)
-    counts = np.bincount(seen, minlength=65_536)
-    return gap, client.counts.duplicates, int((counts != 1).sum())
-
-
-def _first(folder: Path, address: str) -> int:
-    link = Link(address, Keys.read(folder / SECRET))
-    pid = Identity.parse(next(iter(link.call("workers")["workers"].values()))["process"]).pid
-    link.close()
-    return pid
-
-
-def _kill_worker(folder: Path, session: Session, settings: Settings, process: Any, address: str) -> str:
-    os.kill(_first(folder, address), signal.SIGKILL)
-    return "killed"
-
-
-def _stop_worker(folder: Path, session: Session, settings: Settings, process: Any, address: str) -> str:
-    os.kill(_first(folder, address), signal.SIGSTOP)
-    return "stopped"
-
-
-def _kill_master(folder: Path, session: Session, settings: Settings, process: Any, address: str) -> Any:
-    process.kill()
-    process.wait()
-    return started(session, folder, settings)[0]

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.linux import network
 
-CASES = {4: (6.25e6, 4 << 20, 1.2), 8: (2.5e6, 2 << 20, 1.4)}
+CASES = {4: (6.25e6, 4 << 20, ">= 1.2x (ideal 1.5)"), 8: (2.5e6, 2 << 20, ">= 1.4x (ideal 1.75)")}
 """Of so many workers: each link's bytes/s, the tensor's bytes, and the target over gloo's ring."""
-IDEAL = {4: 1.5, 8: 1.75}
 LOSSES = (0.01, 0.05, 0.1, 0.2)
 SLOTS, SHORT, LIMIT = 512, 0.95, 200.0
 """Of the CPUs' time, what may be used before a run counts as short of them; seconds of one run."""
@@ -34,24 +34,17 @@ def live_rows(quick: bool) -> Iterator[Row]:
         yield left_out("live", "live", why)
         return
     for workers, (rate, size, target) in list(CASES.items())[: 1 if quick else None]:
-        repeats = 2 if quick else 5
-        found = measured(workers, rate, size, 0.0, repeats)
+        found = measured(workers, rate, size, 0.0, 2 if quick else 5)
         busy = found["busy"]
-        short = (
-            f"; SHORT OF CPU ({busy:.0%} busy): not counted" if busy > SHORT else f"; CPUs {busy:.0%} busy"
-        )
+        short = f"CPUs {busy:.0%} busy" + ("; SHORT OF CPU: not counted" if busy > SHORT else "")
         where = f"{workers} workers, {rate * 8e-6:.0f} Mb/s, {size >> 20} MiB"
         times = {name: [one[name] for one in found["rounds"]] for name in found["rounds"][0]}
         told = ", ".join(f"{name} {spread(own).median * 1e3:.0f} ms" for name, own in times.items())
-        for name in ("gloo fp32", "gloo fp16"):
+        for name, goal in (("gloo fp32", target), ("gloo fp16", "")):
             gains = spread(other / own for own, other in zip(times["switch"], times[name], strict=True))
-            goal = name == "gloo fp32"
-            yield Row(
-                "live", f"{where}: switch over {name}", "x", measured=gains.median,
-                target=f">= {target}x (ideal {IDEAL[workers]})" if goal else "",
-                met=gains.median >= target if goal and busy <= SHORT else None,
-                note=f"{told}; best round {gains.p95:.2f}x, tbf 2 ms, queue 200 ms{short}",
-            )  # fmt: skip
+            note = f"{told}; best round {gains.p95:.2f}x; {short}"
+            words = f"{where}: switch over {name}"
+            yield figure("live", words, "x", gains.median, goal, judged=busy <= SHORT, note=note)
         yield _sums(where, 0.0, found)
         for loss in LOSSES[-1:] if quick else LOSSES:
             found = measured(workers, rate, size >> 3, loss, 2)
@@ -59,12 +52,10 @@ def live_rows(quick: bool) -> Iterator[Row]:
 
 
 def _sums(where: str, loss: float, found: dict[str, Any]) -> Row:
-    worst = spread(one["switch"] for one in found["rounds"])
-    return Row(
-        "live", f"{where}, {loss:.0%} lost at the switch, in and out: sums that are exact", "",
-        measured=float(found["exact"]), target="100.00%", met=found["exact"],
-        note=f"median {worst.median * 1e3:.0f} ms, {found['resent']:.0f} fragments sent again by all workers",
-    )  # fmt: skip
+    middle = spread(one["switch"] for one in found["rounds"]).median
+    name = f"{where}, {loss:.0%} lost at the switch, in and out: sums that are exact"
+    note = f"median {middle * 1e3:.0f} ms, {found['resent']:.0f} fragments sent again by all workers"
+    return figure("live", name, "", float(found["exact"]), "100%", note=note)
 
 
 def measured(workers: int, rate: float, size: int, loss: float, repeats: int) -> dict[str, Any]:

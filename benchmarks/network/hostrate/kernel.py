@@ -2,8 +2,7 @@
 
 The host's queue is a token bucket on the bridge's port to the receiver. One host sends bulk flows through it,
 another answers requests (100 bytes; the answer is 1 kB, and waits in the queue). Packets are cut before the
-queue (no segmentation offload), so that queues count the same packets in every arm. DCTCP, which kernels
-often lack, is the bench's own: ``python -m benchmarks.network.hostrate.kernel`` builds it.
+queue (no segmentation offload), so that queues count the same packets in every arm.
 """
 
 from __future__ import annotations
@@ -14,32 +13,30 @@ import socket
 import statistics
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.measure import in_turn, scratch, spread
+from benchmarks.figures import figure
+from benchmarks.harness.measure import in_turn, spread
 from benchmarks.harness.rows import Row, left_out
-from windtunnel.linux import bpf, libbpf, network, queues
-from windtunnel.network import traffic
+from benchmarks.network import traffic
+from benchmarks.network.traffic import BULK, begin, line, told
+from windtunnel.linux import network, queues
 from windtunnel.network.hostrate.live.controller import run
 from windtunnel.network.hostrate.policy import POLICIES, Settings
 from windtunnel.network.hostrate.spec import Spec, check
-from windtunnel.network.traffic import BULK, begin, line, told
 
 LINE = 25e6
 PACKETS = 1000
 WIRE = 1514
-KINDS = ("reno", "bbr")
-ARMS = ("weights", "published", "cubic", "reno", "bbr", "dctcp", "cut", "aq")
-DCTCP = bpf.Object(
-    Path(__file__).parent / "bpf" / "dctcp.bpf.c", "benchmarks.network.hostrate.kernel", typed=True
-)
+ARMS = ("weights", "published", "cubic", "reno", "bbr", "cut", "aq")
 FLOWS = (1, 8, 24, 64)
-FASTER, SHARE, IDLE_TIMES = 15.0, 0.95, 3.0
+GOAL = ">= 15x under CUBIC's at >= 95% of its throughput"
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,8 @@ class Round:
     waiting: list[float]
 
 
-def measured(
-    arm: str, flows: int, span: float = 3.0, warm: float = 1.0, log: Path | None = None, **fields: Any
-) -> Round:
-    """One round, in a network that is made for it and goes with it. ``log`` and ``fields`` (of the file): for
-    the arms that are policies."""
+def measured(arm: str, flows: int, span: float = 3.0, warm: float = 1.0) -> Round:
+    """One round, in a network that is made for it and goes with it."""
     net = network.Network(f"bench-{os.getpid() % 10**6}")
     with ExitStack() as stack:
         stack.callback(net.close)
@@ -64,26 +58,25 @@ def measured(
         for place, _ in (bulk, answers):
             network.ask(_uncut, Path(place))
         port = net.port("receiver")
-        packets = Settings.upper if arm == "cut" else PACKETS
-        burst, limit = 10 * WIRE, packets * WIRE
+        burst, limit = 10 * WIRE, WIRE * (Settings.upper if arm == "cut" else PACKETS)
         queues.try_queue(port, "tbf", rate=f"{int(LINE * 8)}bit", burst=burst, limit=limit)
+        entities = {"bulk": {"match": bulk[1]}, "answers": {"match": answers[1]}}
         if arm in POLICIES:
-            entities = {"bulk": {"match": bulk[1]}, "answers": {"match": answers[1]}}
-            spec = check({"line": LINE, "by": "source", "entities": entities, **fields}, "bench")
-            _controlled(stack, port, spec, arm, log)
+            spec = check({"line": LINE, "by": "source", "entities": entities}, "bench")
+            stack.enter_context(_controlled(port, spec, arm))
         if arm == "aq":
-            _shared(stack, port, (bulk[1], answers[1]))
-        kind = arm if arm in KINDS else _marked(stack, port) if arm == "dctcp" else "cubic"
+            stack.enter_context(traffic.shared(port, LINE, entities, lent=True))
 
         def start(place: str, *words: object) -> subprocess.Popen[str]:
-            return stack.enter_context(traffic.started(place, *words))
+            process = stack.enter_context(traffic.started(place, *words))
+            line(process)
+            return process
 
-        drain = start(there, "receive", BULK[0], *[kind] * (arm == "dctcp"))
-        line(drain), line(start(answers[0], "answer"))
+        drain = start(there, "receive", BULK[0])
+        start(answers[0], "answer")
         asks = start(there, "ask", answers[1], warm, span)
-        line(asks)
         if flows:
-            line(start(bulk[0], "send", address, BULK[0], kind, flows))
+            start(bulk[0], "send", address, BULK[0], arm if arm in ("reno", "bbr") else "cubic", flows)
         begin(asks)
         line(asks)
         began, (before,) = told(drain)
@@ -97,52 +90,24 @@ def _uncut(route: Any) -> None:
     route.link("set", index=socket.if_nametoindex(network.INTERFACE), gso_max_segs=1)
 
 
-def _controlled(stack: ExitStack, port: str, spec: Spec, policy: str, log: Path | None) -> None:
-    """A controller until the stack's end."""
+@contextmanager
+def _controlled(port: str, spec: Spec, policy: str) -> Iterator[None]:
+    """A controller until the end."""
     stop, began = threading.Event(), threading.Event()
-    failed: list[BaseException] = []
 
-    def control() -> None:
+    def ready(_: object) -> None:
+        began.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        control = pool.submit(run, port, spec, policy=policy, stop=stop, ready=ready)
+        control.add_done_callback(ready)
+        began.wait()
         try:
-            run(port, spec, policy=policy, log=log, stop=stop, ready=lambda _: began.set())
-        except BaseException as error:
-            failed.append(error)
-            began.set()
-
-    loop = threading.Thread(target=control)
-    loop.start()
-    stack.callback(loop.join)
-    stack.callback(stop.set)
-    began.wait()
-    if failed:
-        raise failed[0]
-
-
-def _marked(stack: ExitStack, port: str) -> str:
-    """Marks of what finds as many packets in the port's queue as windows leave there; the name of the
-    congestion control that heeds them."""
-    name = f"wt_dctcp{os.getpid()}"
-    elf = DCTCP.locate().read_bytes().replace(b"wt_dctcp".ljust(16, b"\0"), name.encode().ljust(16, b"\0"))
-    loaded = libbpf.Loaded(elf, {})
-    stack.callback(loaded.close)
-    loaded.register("control")
-    loaded.maps["at"][bytes(4)] = Settings.upper.to_bytes(4, "little")
-    queues.make_clsact(port)
-    queues.attach(port, "egress", loaded.program("mark"), "mark")
-    return name
-
-
-def _shared(stack: ExitStack, port: str, sources: Sequence[str]) -> None:
-    """Equal bandwidth shares before the queue, lent while others leave theirs: `network.sharing`."""
-    folder = stack.enter_context(scratch())
-    entities = {f"e{number}": {"match": source} for number, source in enumerate(sources)}
-    file = folder / "shares.yaml"
-    file.write_text(json.dumps({"line": LINE, "by": "source", "entities": entities}))
-    code = "from windtunnel.cli.main import main; main()"
-    words = ["-c", code, "network", "sharing", "attach", port, file, "--lend"]
-    lender = stack.enter_context(traffic.started(None, *words, own=False))
-    if not line(lender).startswith("Attached"):
-        raise RuntimeError(f"shares could not be attached to {port}")
+            if not control.done():
+                yield
+        finally:
+            stop.set()
+            control.result()
 
 
 @contextmanager
@@ -172,7 +137,7 @@ def kernel_rows(quick: bool) -> Iterator[Row]:
         return
     repeats, span = (1, 1.0) if quick else (5, 3.0)
     idle = statistics.mean(took for _ in range(repeats) for took in measured("cubic", 0, span).latency)
-    yield Row("kernel", "idle: a request", "ms", measured=idle * 1e3)
+    yield figure("kernel", "idle: a request", "ms", idle * 1e3)
     for flows in FLOWS[1:2] if quick else FLOWS:
         found = in_turn({arm: partial(measured, arm, flows, span) for arm in ARMS}, repeats)
         mean = {arm: [statistics.mean(one.latency) for one in rounds] for arm, rounds in found.items()}
@@ -180,21 +145,13 @@ def kernel_rows(quick: bool) -> Iterator[Row]:
         cubic = spread(mean["cubic"]).median
         for arm, rounds in found.items():
             took, part = spread(mean[arm]).median, goodput[arm] / goodput["cubic"]
-            met = arm == "weights" and cubic / took >= FASTER and part >= SHARE
-            goal = f">= {FASTER:g}x under CUBIC's at >= {SHARE:.0%} of its throughput"
-            if arm == "weights" and flows == 8:
-                goal, met = f"{goal}; <= {IDLE_TIMES:g}x idle", met and took <= IDLE_TIMES * idle
-            each = sorted(took for one in rounds for took in one.latency)
+            goal, met = (GOAL, cubic / took >= 15 and part >= 0.95) if arm == "weights" else ("", None)
+            if goal and flows == 8:
+                goal, met = f"{goal}; <= 3x idle", met and took <= 3 * idle
             waits = spread(statistics.mean(one.waiting) for one in rounds)
-            yield Row(
-                "kernel", f"{flows} flows, {arm}: a request", "ms", measured=took * 1e3,
-                target=goal if arm == "weights" else "", met=met if arm == "weights" else None,
-                note=f"{cubic / took:.1f}x under CUBIC, {took / idle:.1f}x idle;"
-                f" p50 {spread(each).median * 1e3:.2f} p95 {spread(each).p95 * 1e3:.2f} ms; bulk"
-                f" {goodput[arm] * 8e-6:.1f} Mb/s ({part:.1%}); {waits.median:.1f} packets wait;"
-                f" worst round {max(mean[arm]) * 1e3:.2f} ms",
+            yield figure(
+                "kernel", f"{flows} flows, {arm}: a request", "ms", took * 1e3, goal, met=met,
+                note=f"{cubic / took:.1f}x under CUBIC, {took / idle:.1f}x idle; bulk"
+                f" {goodput[arm] * 8e-6:.1f} Mb/s ({part:.1%}); {waits.median:.1f} packets wait; rounds of"
+                f" {min(mean[arm]) * 1e3:.2f} to {max(mean[arm]) * 1e3:.2f} ms",
             )  # fmt: skip
-
-
-if __name__ == "__main__":
-    DCTCP.rebuild()

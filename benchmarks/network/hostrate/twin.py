@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row
 from windtunnel.network.hostrate.twin import ARMS, Outcome, Tenant, emulate
 
 FLOWS = (1, 8, 24, 64)
-WEIGHTED = (Tenant("three", 4, 3.0), Tenant("one", 16, 1.0))
 
 
 def twin_rows(quick: bool) -> Iterator[Row]:
-    """Every arm at every count of flows, then weights."""
+    """Every arm at every count of flows."""
     seeds, seconds = (range(2), 0.5) if quick else (range(5), 2.0)
     for flows in FLOWS[:2] if quick else FLOWS:
         found = {
@@ -24,18 +24,13 @@ def twin_rows(quick: bool) -> Iterator[Row]:
         cubic, full = _latency(found["cubic"]), _goodput(found["cubic"])
         for arm, outcomes in found.items():
             took, part = _latency(outcomes), _goodput(outcomes) / full
-            goal = arm == "weights"
-            yield Row(
-                "twin", f"{flows} flows, {arm}: a request", "ms", emulated=took * 1e3,
-                target=">= 15x under CUBIC's at >= 95% of its throughput" if goal else "",
+            goal = ">= 15x under CUBIC's at >= 95% of its throughput" if arm == "weights" else ""
+            yield figure(
+                "twin", f"{flows} flows, {arm}: a request", "ms", goal=goal, emulated=took * 1e3,
                 met=cubic / took >= 15 and part >= 0.95 if goal else None,
                 note=f"{cubic / took:.1f}x under CUBIC; bulk {_goodput(outcomes) * 8e-6:.1f} Mb/s"
                 f" ({part:.1%}); {spread(one.wait for one in outcomes).median:.1f} packets wait",
             )  # fmt: skip
-    for arm in ("weights", "published"):
-        outcomes = [emulate(WEIGHTED, arm, seconds, seed) for seed in seeds]
-        ratio = spread(one.goodput[0] / max(one.goodput[1], 1.0) for one in outcomes).median
-        yield Row("twin", f"weights 3 to 1, 4 against 16 flows, {arm}: ratio", "", emulated=ratio)
 
 
 def _latency(outcomes: list[Outcome]) -> float:

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, spread
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.linux import network
@@ -38,7 +39,7 @@ SENDERS = {
     "binomial": {0: [4, 2, 1], 4: [6, 5], 2: [3], 6: [7]},
     "chain": {rack: [rack + 1] for rack in range(7)},
 }
-TARGETS = {"unicast": 5.0, "binomial": 2.0}
+TARGETS = {"unicast": ">= 5x", "binomial": ">= 2x", "chain": "about 1x"}
 
 
 def live_rows(quick: bool) -> Iterator[Row]:
@@ -58,12 +59,9 @@ def live_rows(quick: bool) -> Iterator[Row]:
                 found = [send(racks, file, loss=loss, seed=seed) for seed in range(2 if quick else 5)]
                 same = all(one["same"] for run in found for rack, one in run.racks.items() if rack)
                 taken = spread(run.seconds * 1e3 for run in found)
-                yield Row(
-                    "live", f"8 racks, 2 MiB, each loses {loss:.0%} of what comes", "ms",
-                    measured=taken.median, target="every rack has it, digest equal", met=same,
-                    note=f"worst {taken.p95:.0f} ms, without loss at best {(1 << 21) / RATE * 1e3:.0f} ms;"
-                    f" {spread(run.total('answered') for run in found).median:.0f} packets of"
-                    f" {(1 << 21) // PAYLOAD} sent again",
+                yield figure(
+                    "live", f"8 racks, 2 MiB, each loses {loss:.0%} of what comes", "ms", taken.median,
+                    "every rack has it, digest equal", met=same, note=f"worst {taken.p95:.0f} ms",
                 )  # fmt: skip
     finally:
         racks.close()
@@ -89,20 +87,18 @@ def _compared(racks: Racks, folder: Path, name: str, size: int, repeats: int) ->
     seen = asked(SHUFFLE, [0], size)
     own = spread(seconds for seconds, _ in found["splitters"])
     emulated = splitters(seen, decide(seen), World(RATE, 0.0, PAYLOAD)).seconds
-    yield Row(
-        "live", f"8 racks, {name} at 100 Mb/s: splitters", "ms", measured=own.median * 1e3,
-        emulated=emulated * 1e3, note=f"worst {own.p95 * 1e3:.0f} ms; {_bytes(found['splitters'])}{short}",
+    yield figure(
+        "live", f"8 racks, {name} at 100 Mb/s: splitters", "ms", own.median * 1e3, emulated=emulated * 1e3,
+        note=f"worst {own.p95 * 1e3:.0f} ms; {_bytes(found['splitters'])}{short}",
     )  # fmt: skip
     for arm in (*SENDERS, "gloo"):
         gains = [other / mine for (other, _), (mine, _) in zip(found[arm], found["splitters"], strict=True)]
-        told_ms = spread(seconds * 1e3 for seconds, _ in found[arm])
-        goal = TARGETS.get(arm) if name == "4 MiB" else None
-        yield Row(
-            "live", f"8 racks, {name}: splitters over {arm}", "x", measured=spread(gains).median,
-            target=f">= {goal:g}x" if goal else "about 1x" if arm == "chain" and name == "4 MiB" else "",
-            met=spread(gains).median >= goal if goal and busy <= SHORT else None,
-            note=f"{arm} {told_ms.median:.0f} ms, worst {told_ms.p95:.0f}; {min(gains):.2f} to"
-            f" {max(gains):.2f}x; {_bytes(found[arm])}{short}",
+        goal = TARGETS.get(arm, "") if name == "4 MiB" else ""
+        yield figure(
+            "live", f"8 racks, {name}: splitters over {arm}", "x", spread(gains).median, goal,
+            judged=goal.startswith(">") and busy <= SHORT,
+            note=f"{arm} {spread(seconds for seconds, _ in found[arm]).median * 1e3:.0f} ms;"
+            f" {min(gains):.2f} to {max(gains):.2f}x; {_bytes(found[arm])}{short}",
         )  # fmt: skip
 
 

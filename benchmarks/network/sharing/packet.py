@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.linux import bpf, namespaces, network, queues
@@ -45,10 +46,8 @@ def packet_rows(quick: bool) -> Iterator[Row]:
                 continue
             cost, memory = namespaces.apart(["net"], partial(_tried, put, count, repeats, times))
             told = spread(cost)
-            yield Row(
-                "packet", f"{name}: a packet", "ns", measured=told.median, note=f"p95 {told.p95:.0f} ns"
-            )
-            yield Row("packet", f"{name}: memory an entity", "bytes", measured=memory / count)
+            yield figure("packet", f"{name}: a packet", "ns", told.median, note=f"p95 {told.p95:.0f} ns")
+            yield figure("packet", f"{name}: memory an entity", "bytes", memory / count)
 
 
 def _tried(put: Callable[[int], int], count: int, repeats: int, times: int) -> tuple[list[float], int]:

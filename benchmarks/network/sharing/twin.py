@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row
 from windtunnel.network.sharing.policy import decide, fixed
@@ -22,7 +23,6 @@ SCENARIOS: dict[str, tuple[Tenant, ...]] = {
 }  # fmt: skip
 MARKED = (Tenant("marked reno", 2, feedback="ecn"), Tenant("cubic", 8, "cubic"))
 IDLE = (Tenant("busy", 4), Tenant("idle", stops=True))
-TARGET = 0.02
 WORLDS = {"20 us": World(), "100 us": World(rtt=100e-6)}
 
 
@@ -48,20 +48,14 @@ def twin_rows(quick: bool) -> Iterator[Row]:
         for name, tenants in SCENARIOS.items():
             for arm in ARMS:
                 found = [emulate(tenants, arm, seconds, seed, world) for seed in seeds]
-                off = spread(map(error, found)).median
-                yield Row(
-                    "twin", f"{trip}: {name}, {arm}: share error", "", emulated=off,
-                    target=f"<= {TARGET:.0%}" if arm == "aq" else "",
-                    met=off <= TARGET if arm == "aq" else None, note=told(found),
-                )  # fmt: skip
+                off, goal = spread(map(error, found)).median, "<= 2%" if arm == "aq" else ""
+                words = f"{trip}: {name}, {arm}: share error"
+                yield figure("twin", words, "", goal=goal, emulated=off, note=told(found))
     for name, policy in (("not lent", fixed), ("lent", decide)):
         found = [emulate(IDLE, "aq", seconds, seed, policy=policy) for seed in seeds]
-        used = spread(one.goodput[0] / World().line for one in found).median
-        goal = name == "lent"
-        yield Row(
-            "twin", f"idle neighbour, {name}: of the line", "", emulated=used,
-            target=">= 97%" if goal else "", met=used >= 0.97 if goal else None, note=told(found),
-        )  # fmt: skip
+        used, goal = spread(one.goodput[0] / World().line for one in found).median, ">= 97%"
+        words = f"idle neighbour, {name}: of the line"
+        yield figure("twin", words, "", goal=goal * (name == "lent"), emulated=used, note=told(found))
     found = [emulate(MARKED, "aq", seconds, seed) for seed in seeds]
     used = spread(one.goodput[0] / one.promised[0] for one in found).median
-    yield Row("twin", "reno that is marked: of its rate", "", emulated=used, note=told(found))
+    yield figure("twin", "reno that is marked: of its rate", "", emulated=used, note=told(found))

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.figures import figure
 from benchmarks.harness.rows import Row
 from benchmarks.serving.branching.workload import ATTAINED, LIMITS, Workload, goodput, kept
 from windtunnel import serving
@@ -210,8 +211,8 @@ def live_rows(quick: bool) -> Iterator[Row]:
     about = f"{MODEL}, {1e3 * median(part.tpot for part in parts):.1f} ms a token promised"
     for name, some in live.items():
         deciding, one, many = (median(each) for each in zip(*told[name], strict=True))
-        yield Row(
-            "live", f"{name}: goodput", "requests/s", measured=median(some), emulated=median(twin[name]),
+        yield figure(
+            "live", f"{name}: goodput", "requests/s", median(some), emulated=median(twin[name]),
             note=f"{about}, {len(some)} seeds: {_each(some)}; deciding {deciding:.1%} of a step, margin"
             f" {one:.0%} of one, {many:.0%} of many",
         )  # fmt: skip
@@ -220,11 +221,9 @@ def live_rows(quick: bool) -> Iterator[Row]:
             [one / other for one, other in zip(some["taper"], some[name], strict=True)]
             for some in (live, twin)
         )
-        yield Row(
-            "live", f"taper over {name}", "x", measured=median(ratios), emulated=median(said),
-            target="> 1 x", met=median(ratios) > 1,
-            note=f"{_each(ratios)}; twin {min(said):.2f} to {max(said):.2f}",
-        )  # fmt: skip
+        note = f"{_each(ratios)}; twin {min(said):.2f} to {max(said):.2f}"
+        words = f"taper over {name}"
+        yield figure("live", words, "x", median(ratios), "> 1 x", emulated=median(said), note=note)
 
 
 def _each(figures: Sequence[float]) -> str:

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
 
+from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, quantile
 from benchmarks.harness.rows import Row
 from windtunnel.cluster.load import load_cluster
@@ -21,7 +21,7 @@ from windtunnel.serving.engine.emulation import requests_of
 from windtunnel.serving.engine.live import families, timing
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.loop import Engine, Job
-from windtunnel.serving.engine.model import Objective, StepTime
+from windtunnel.serving.engine.model import Objective
 from windtunnel.serving.engine.policy import fill_time
 from windtunnel.serving.engine.policy.step import Limits
 from windtunnel.serving.engine.twin import figures, models
@@ -55,18 +55,15 @@ def speed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     model, cluster = models.model_like("qwen3-32b"), load_cluster("h100-sxm:1x2")
     kv = models.kv_tokens(model, cluster)
     step, _ = models.step_time(model, cluster, 256, 512, kv)
-    for times in (1.0,) if quick else (0.5, 1.0):
-        requests = requests_of(given.faster(times), Objective(ttft=1.0, tpot=0.05))
-        began = time.process_time()
-        done = serve(requests, Limits(256, kv), step)
-        spent = time.process_time() - began
-        rows = sum(running for _, _, running, _ in done.looks) / len(done.looks)
-        yield Row(
-            "speed", f"{count:,} requests, {times * RATE:.3g} a second", "s of one core", measured=spent,
-            target="a million in 5 min", met=spent / count * MILLION <= 300,
-            note=f"{given.source}; {done.taken:,} steps, of which {done.planned:,} were planned; {rows:.0f}"
-            f" requests running on average; {done.refused.mean():.1%} refused",
-        )  # fmt: skip
+    requests = requests_of(given.faster(0.5), Objective(ttft=1.0, tpot=0.05))
+    began = time.process_time()
+    done = serve(requests, Limits(256, kv), step)
+    spent = time.process_time() - began
+    yield figure(
+        "speed", f"{count:,} requests, {RATE / 2:g} a second", "s of one core", spent, "a million in 5 min",
+        met=spent / count * MILLION <= 300, note=f"{given.source}; {done.taken:,} steps, of which"
+        f" {done.planned:,} were planned; {done.refused.mean():.1%} refused",
+    )  # fmt: skip
 
 
 class _Clock:
@@ -88,13 +85,12 @@ class _Clock:
 
 
 def live_rows(quick: bool) -> Iterator[Row]:
-    """The live engine and the twin, on the same requests; and what deciding takes of a step."""
+    """The live engine and the twin, on the same requests."""
     torch.set_num_threads(1)
     for model in MODELS:
         executor = families.load(model)
         for load_of in LOADS:
             yield from _side_by_side(model, executor, load_of, 30 if quick else 60)
-        yield _overhead(model, executor, 20 if quick else 60)
 
 
 def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> Iterator[Row]:
@@ -133,46 +129,19 @@ def _side_by_side(model: str, executor: Executor, busy: float, count: int) -> It
         for number, _, _ in report.tokens:
             first[number] = np.fmin(now, first[number])
         end[report.finished] = now
-    step, error = profile.fit(points, np.mean(turns, 0).tolist())
+    step, _ = profile.fit(points, np.mean(turns, 0).tolist())
     emulated = serve(requests_of(trace, PROMISED), engine.limits, step)
     measured = replace(emulated, first=first, end=end, tokens=output, refused=np.zeros(count, bool))
     both = [figures.times([one], PROMISED) for one in (measured, emulated)]
     where = f"{model} at {busy:.0%} load"
-    yield Row("live", f"{where}: step model, mean error of its fit", "", measured=error, note=conditions())
-    for name in ("ttft", "tpot", "total"):
-        for share in (0.5, 0.95):
-            live, twin = (quantile(getattr(one, name).tolist(), share) for one in both)
-            judged = share == 0.5 and name != "total"
-            yield Row(
-                "live", f"{where}: {name} p{share * 100:.0f}", "s", measured=live, emulated=twin,
-                target="within 15 %" if judged else "",
-                met=abs(twin / live - 1) <= 0.15 if judged else None,
-            )  # fmt: skip
+    for name in ("ttft", "tpot"):
+        live, twin = (quantile(getattr(one, name).tolist(), 0.5) for one in both)
+        met, words = abs(twin / live - 1) <= 0.15, f"{where}: {name} p50"
+        yield figure("live", words, "s", live, "within 15 %", emulated=twin, met=met, note=conditions())
     spans = [float(np.nanmax(one.end)) for one in (measured, emulated)]
     live, twin = (float(one.met.sum()) / span for one, span in zip(both, spans, strict=True))
-    off = abs(twin - live) / live if live else inf
-    yield Row(
-        "live", f"{where}: goodput", "requests/s", measured=live, emulated=twin, target="within 10 %",
-        met=off <= 0.1, note=f"{count} requests, {figures.promised(PROMISED)}; seconds of the engine's core",
-    )  # fmt: skip
-
-
-def _overhead(model: str, executor: Executor, steps: int) -> Row:
-    engine = Engine(
-        executor, StepTime(1.0, 0.0, 0.0, 0.0, 0.0), rows=ROWS, kv=1 << 30, chunk=512, admission="wait"
-    )
-    for number in range(ROWS):
-        engine.add(Job(number, time.monotonic(), (7,) * 8, (steps + 20,), objective=PROMISED))
-    while engine.scheduler.running < ROWS:
-        engine.step()
-    engine.step()
-    before = engine.seconds, engine.deciding
-    for _ in range(steps):
-        engine.step()
-    share = (engine.deciding - before[1]) / (engine.seconds - before[0])
-    for number in range(ROWS):
-        engine.cancel(number)
-    return Row(
-        "live", f"{model}: deciding, of a step with {ROWS} rows", "", measured=share, target="≤ 2 %",
-        met=share <= 0.02, note=f"{(engine.seconds - before[0]) / steps * 1e3:.3g} ms a step",
+    note = f"{count} requests, {figures.promised(PROMISED)}; seconds of the engine's core"
+    yield figure(
+        "live", f"{where}: goodput", "requests/s", live, "within 10 %", emulated=twin,
+        met=abs(twin - live) <= 0.1 * live, note=note,
     )  # fmt: skip

@@ -3,7 +3,6 @@ kept."""
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,17 +21,12 @@ from windtunnel.serving.prefixcache.policy.tree import Node, PrefixCache
 @dataclass(frozen=True)
 class Outcome:
     """``hits``: share of prompt tokens that were not computed; ``flops``: share of the FLOPs that were saved;
-    ``ttft``: its 95th percentile, seconds, from FLOPs and without waiting. ``seconds``: what the
-    cache itself took here, ``peak``: most bytes; ``alphas``: those that were found."""
+    ``ttft``: its 95th percentile, seconds, from FLOPs and without waiting; ``peak``: most bytes."""
 
     hits: float
     flops: float
     ttft: float
-    seconds: float
-    lookups: int
-    evictions: int
     peak: int
-    alphas: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,6 @@ def through(cache: PrefixCache, asked: Sequence[Asked], speed: Speed) -> Outcome
     unit, shape = cache.unit, cache.shape
     hits, saved, peak = 0, 0.0, 0
     times: list[float] = []
-    alphas: list[float] = []
     running: list[tuple[float, int, tuple[int, ...], int]] = []
 
     def finish(until: float) -> None:
@@ -61,9 +54,8 @@ def through(cache: PrefixCache, asked: Sequence[Asked], speed: Speed) -> Outcome
             cache.admit(whole, (*keep, last) if last else keep, done)
             peak = max(peak, cache.used[0])
             if (replay := cache.due()) is not None:
-                alphas.append(cache.settle(replay.run()))
+                cache.settle(replay.run())
 
-    began = time.perf_counter()
     for place, one in enumerate(asked):
         finish(one.arrival)
         found = cache.look(one.prompt, one.arrival, (one.tokens - 1) // unit)
@@ -76,13 +68,9 @@ def through(cache: PrefixCache, asked: Sequence[Asked], speed: Speed) -> Outcome
         saved += shape.flops(0, hit)
         times.append(speed.base + found.seconds + shape.flops(hit, one.tokens) / speed.rate)
     finish(inf)
-    taken = time.perf_counter() - began
     tokens = sum(one.tokens for one in asked)
     flops = sum(shape.flops(0, one.tokens) for one in asked)
-    late = quantile(times, 0.95)
-    return Outcome(
-        hits / tokens, saved / flops, late, taken, len(asked), cache.evictions, peak, tuple(alphas)
-    )  # fmt: skip
+    return Outcome(hits / tokens, saved / flops, quantile(times, 0.95), peak)
 
 
 class Future:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import count
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from benchmarks.figures import figure
 from benchmarks.harness import digits
 from benchmarks.harness.measure import in_turn, scratch
 from benchmarks.harness.rows import Row
@@ -109,7 +109,7 @@ def live_rows(quick: bool) -> Iterator[Row]:
         for one in variants:
             if one.threads == 1:
                 words = f"{one.accuracy:.2%} right, a batch takes {one.latency(8) * 1e3:.2f} ms"
-                yield Row("live", f"{one.name}: one", "s", one.latency(), note=words)
+                yield figure("live", f"{one.name}: one", "s", one.latency(), note=words)
         best = max(one.accuracy for one in variants)
         accuracies = [min(accuracy, best - POINT) for accuracy, _ in CLASSES]
         each = [[one for one in variants if one.accuracy >= accuracy] for accuracy in accuracies]
@@ -117,9 +117,8 @@ def live_rows(quick: bool) -> Iterator[Row]:
         single = {  # of each precision the one that does most with a core
             one.precision: one for one in sorted(each[-1], key=attrgetter("cost"), reverse=True)
         }
-        least = 2 * max(
-            one.latency(ITEMS) for one in single.values()
-        )  # a slow host's variants are in time, too
+        # a slow host's variants are in time, too
+        least = 2 * max(one.latency(ITEMS) for one in single.values())
         wanted = [(one, max(least, latency)) for one, (_, latency) in zip(accuracies, CLASSES, strict=True)]
         most = max(1 / one.cost for one in single.values()) * (os.cpu_count() or 1) / ITEMS
         for load, parts in LOADS.items():
@@ -145,29 +144,20 @@ def live_rows(quick: bool) -> Iterator[Row]:
 def _compared(load: str, found: dict[str, list[Sums]]) -> Iterator[Row]:
     """What each arm did, and ``cheapest`` over each of the others, repeat by repeat: the same requests."""
     for name, mine in found.items():
-        for what in ("late", "shed"):
-            parts = [getattr(one, what) / max(1, one.in_time + one.late + one.shed) for one in mine]
-            words = (
-                f"{_span(parts, '.2%')}; core-seconds an answer {_span([one.cost for one in mine], '.3g')}"
-            )
-            yield Row("live", f"{load}: {name}: {what}", "", median(parts), note=words)
+        parts = [one.missed / max(1, one.in_time + one.missed) for one in mine]
+        words = f"{_span(parts, '.2%')}; core-seconds an answer {_span([one.cost for one in mine], '.3g')}"
+        yield figure("live", f"{load}: {name}: late or shed", "", median(parts), note=words)
     ours = found.pop("cheapest")
     for name, theirs in found.items():
-        pairs = list(zip(ours, theirs, strict=True))
+        pairs, fixed = list(zip(ours, theirs, strict=True)), name.startswith("only")
         for what, ratios, published in (
             ("answered in time", [one.in_time / max(1, two.in_time) for one, two in pairs], 1.3),
-            (
-                "fewer late or shed",
-                [max(1, two.late + two.shed) / max(1, one.late + one.shed) for one, two in pairs],
-                1.6,
-            ),
+            ("fewer late or shed", [max(1, two.missed) / max(1, one.missed) for one, two in pairs], 1.6),
             ("core-seconds an answer, less", [two.cost / one.cost for one, two in pairs], 8.5),
         ):
-            fixed = name.startswith("only")
-            yield Row(
-                "live", f"{load}: cheapest over {name}: {what}", "x", median(ratios),
-                published=published if fixed else None, source=SOURCE if fixed else "",
-                note=_span(ratios, ".3g"),
+            yield figure(
+                "live", f"{load}: cheapest over {name}: {what}", "x", median(ratios), source=SOURCE,
+                published=published if fixed else None, note=_span(ratios, ".3g"),
             )  # fmt: skip
 
 
@@ -176,11 +166,10 @@ def _span(figures: Sequence[float], form: str) -> str:
 
 
 class Sums(NamedTuple):
-    """Requests in time, late and shed, and seconds of cores that replicas held for each answer."""
+    """Requests in time, those late or shed, and seconds of cores that replicas held for each answer."""
 
     in_time: int
-    late: int
-    shed: int
+    missed: int
     cost: float
 
 
@@ -217,44 +206,5 @@ async def _loaded(
         made = await asyncio.gather(*asked)
         done = [one for one, at in zip(made, times, strict=True) if at >= WARM]
         answered = max(1, len(made) - made.count("shed"))
-        in_time, late, shed = (done.count(what) for what in ("in time", "late", "shed"))
-        return Sums(in_time, late, shed, (service.busy - busy) / answered)
-
-
-def crash_rows(quick: bool) -> Iterator[Row]:
-    """Replicas are killed while they answer; every request is to be answered once, and rightly."""
-    with scratch() as folder:
-        entries = submitted(folder, "small")
-        model, (images, _) = network("small"), drawn(128, 4)
-        with torch.no_grad():
-            wanted = model(torch.from_numpy(images)).numpy()
-        count = 300 if quick else 2000
-        right, killed, requeued, answered = asyncio.run(_killed(entries, images, wanted, count))
-    note = f"{killed} replicas killed with signal 9, {requeued} requests given to another"
-    yield Row("crash", "requests without their answer", "", (count - right) / count, target="none",
-              met=right == count and killed > 0, note=note)  # fmt: skip
-    yield Row("crash", "answered more than once", "", (answered - count) / count, target="none",
-              met=answered == count, note=note)  # fmt: skip
-
-
-async def _killed(
-    entries: list[Entry], images: NDArray[np.float32], wanted: NDArray[np.float32], count: int
-) -> tuple[int, int, int, int]:
-    killed, right, name = 0, 0, entries[0].variant.name
-    async with Service(entries) as service:
-        for first in range(0, count, 20):
-
-            async def one(number: int) -> bool:
-                place = number % len(images)
-                _, [(_, made)] = await service.infer(name, {"input": images[place : place + 1]})
-                return bool(np.abs(made - wanted[place : place + 1]).max() < 1e-3)
-
-            asked = asyncio.gather(*(one(number) for number in range(first, first + 20)))
-            await asyncio.sleep(0)
-            if first % 100 == 40:
-                for pid in service.pids():
-                    os.kill(pid, signal.SIGKILL)
-                    killed += 1
-            right += sum(await asked)
-        groups = [one.group for one in service.groups.values()]
-        return right, killed, sum(one.requeued for one in groups), sum(one.answered for one in groups)
+        in_time = done.count("in time")
+        return Sums(in_time, len(done) - in_time, (service.busy - busy) / answered)

@@ -12,6 +12,7 @@ from statistics import mean, median
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.figures import figure
 from benchmarks.harness.rows import Row
 from windtunnel.serving.variants.policy import POLICIES
 from windtunnel.serving.variants.twin import Outcome, Setting, queries, simulate
@@ -52,22 +53,19 @@ def cost_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
             found = _found((*OURS, *others), cloud, rate, seconds, False, trace, quick)
             for name in OURS:
                 for other in others:
-                    ratios = [
-                        theirs.price / mine.price
-                        for mine, theirs in zip(found[name], found[other], strict=True)
-                    ]
-                    published = other == "individual"
-                    every[name] += ratios if published else []
-                    yield Row(
+                    pairs = zip(found[name], found[other], strict=True)
+                    ratios = [theirs.price / mine.price for mine, theirs in pairs]
+                    own = other == "individual"
+                    every[name] += ratios if own else []
+                    yield figure(
                         "cost", f"{cloud}, {rate:g} queries/s: {other} over {name}", "x",
-                        emulated=median(ratios), published=8.5 if published else None,
-                        source=PUBLISHED if published else "",
+                        emulated=median(ratios), published=8.5 if own else None, source=PUBLISHED,
                         note=_words(ratios, found[name], found[other]),
                     )  # fmt: skip
     for name, ratios in every.items():
-        for how, figure, told in (("mean", mean(ratios), 8.5), ("at most", max(ratios), 21.6)):
-            yield Row("cost", f"all of these: individual over {name}, {how}", "x", emulated=figure,
-                      published=told, source=PUBLISHED, note=f"of {len(ratios)} trials")  # fmt: skip
+        for how, value, told in (("mean", mean(ratios), 8.5), ("at most", max(ratios), 21.6)):
+            words, note = f"all of these: individual over {name}, {how}", f"of {len(ratios)} trials"
+            yield figure("cost", words, "x", emulated=value, published=told, source=PUBLISHED, note=note)
 
 
 def fixed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
@@ -76,20 +74,19 @@ def fixed_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
         found = _found((*OURS, "shared"), "m5 and p3", rate, 60, True, trace, quick)
         base = found.pop("shared")
         for name, mine in found.items():
-            where = f"{rate:g} queries/s: {name} over one variant"
-            missed = [
-                (one.came, one.late + one.shed, two.late + two.shed)
-                for one, two in zip(mine, base, strict=True)
-            ]
-            answered = [(came - ours) / (came - theirs) for came, ours, theirs in missed]
-            fewer = [theirs / max(1, ours) for _, ours, theirs in missed]
+            pairs = list(zip(mine, base, strict=True))
+            answered = [(a.came - a.late - a.shed) / (a.came - b.late - b.shed) for a, b in pairs]
+            fewer = [(b.late + b.shed) / max(1, a.late + a.shed) for a, b in pairs]
             for what, ratios, published in (
-                ("answered in time", answered, 1.3),
-                ("fewer late or shed", fewer, 1.6),
-            ):
-                yield Row(
-                    "fixed", f"{where}: {what}", "x", emulated=median(ratios), published=published,
-                    source=PUBLISHED, note=_words(ratios, mine, base),
+                ("answered in time", answered, 1.3), ("fewer late or shed", fewer, 1.6),
+            ):  # fmt: skip
+                words, note = (
+                    f"{rate:g} queries/s: {name} over one variant: {what}",
+                    _words(ratios, mine, base),
+                )
+                yield figure(
+                    "fixed", words, "x", emulated=median(ratios), published=published, source=PUBLISHED,
+                    note=note,
                 )  # fmt: skip
 
 

@@ -27,6 +27,8 @@ from windtunnel.base.errors import UserError
 pytestmark = pytest.mark.root
 
 LIMIT = 32 << 20
+FILL = "dd if=/dev/zero of=/workspace/$RANDOM bs=64k; dd if=/dev/zero of=/workspace/tail bs=512"
+EMPTY_FILES = "python3 -c \"[open(f'/workspace/{n}', 'x').close() for n in range(10**6)]\""
 OWN_SUBVOLUME = """python3 - <<'END'
 import fcntl, os, struct
 def attempt(name, request, argument):
@@ -74,6 +76,36 @@ def test_a_full_disk_stops_who_fills_it_and_nobody_else(host: Any, make: Callabl
         each.checkpoint()
         assert each.run("echo fine >/workspace/small; cat /workspace/small").text == "fine\n"
     assert fork.run("cat /etc/hostname").text == f"{fork.name}\n"
+
+
+@pytest.mark.conformance
+def test_no_way_to_write_takes_more_than_the_limit(host: Any, make: Callable[..., Any]) -> None:
+    """Seen from the host: the blocks of the files, and for files without bytes what the pool has grown by."""
+    pool = host.context.pool
+
+    def used(box: Any) -> int:
+        box.run(FILL)
+        found = (pool.mount(box.name) / "workspace").rglob("*")
+        return sum(path.lstat().st_blocks * 512 for path in found)
+
+    box = make(limits=Limits(disk=LIMIT))
+    highest = [used(box)]
+    full = box.checkpoint(full=True)
+    for _ in range(5):
+        box.restore(full.id)
+        highest.append(used(box))
+        full = box.checkpoint(full=True)
+    highest += map(used, host.fork(full.id, 4))
+    box.run("rm /workspace/*")
+    box.checkpoint()
+    highest.append(used(box))
+    assert LIMIT / 2 < max(highest) <= 1.01 * LIMIT
+    small = make(limits=Limits(disk=LIMIT // 4))
+    pool.generation(small.name)
+    before = pool.usage()[0]
+    small.run(EMPTY_FILES)
+    pool.generation(small.name)
+    assert pool.usage()[0] - before <= 1.01 * LIMIT / 4
 
 
 def test_subvolumes_are_refused_before_and_after_a_restore(make: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Random kills over the programs of the matrix: ``python -m benchmarks agents.sandbox --only kills``.
+"""Random kills over the programs of the matrix.
 
 A program in the middle of its work is forked from its checkpoint, writes a mark and is checkpointed; then, at
 an instant drawn by chance, something dies by SIGKILL: the whole sandbox, the daemon, CRIU, or one process
@@ -30,7 +30,7 @@ from typing import Literal
 
 import psutil
 
-from benchmarks.agents.sandbox.harness import new_name, own_home, processes_of
+from benchmarks.agents.sandbox.harness import new_name, own_home
 from benchmarks.harness.rows import Row, left_out
 from conformance.sandbox.matrix import judge
 from conformance.sandbox.matrix.arena import OfHost
@@ -54,6 +54,22 @@ CHEAP = (
 )  # fmt: skip
 """Beginnings of the names of rows that need little time."""
 When = Literal["in a turn", "in a dump", "while it is stored", "in a restore"]
+
+
+def processes_of(home: Home, box: str, of: int | None = None) -> list[psutil.Process]:
+    """CRIU programs that this process (or the one with pid ``of``) runs for one sandbox: they name its
+    control group, or the folder of its restore."""
+    group, folder = f"windtunnel-{home.tag}/{box}", f".{box}."
+    found = []
+    for child in psutil.Process(of).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if child.name() == "criu" and any(
+                word.endswith(group) or folder in word for word in child.cmdline()
+            ):
+                found.append(child)
+    return found
+
+
 What = Literal["the sandbox", "the daemon", "CRIU", "a process inside"]
 PAIRS: tuple[tuple[When, What], ...] = (
     ("in a turn", "the sandbox"), ("in a turn", "the daemon"), ("in a turn", "a process inside"),

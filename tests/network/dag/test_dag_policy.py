@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from least_mean import least_mean
 
-from benchmarks.network.dag.exact import least_mean
 from benchmarks.network.dag.twin import uneven
 from windtunnel.base.errors import UserError
 from windtunnel.engines.flows import World

@@ -15,10 +15,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
+from cached_chats import chats  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from benchmarks.serving.engine import cached  # noqa: E402
-from benchmarks.serving.engine.cached import cached_rows  # noqa: E402
 from windtunnel.base import atomic  # noqa: E402
 from windtunnel.base.errors import UserError  # noqa: E402
 from windtunnel.cli.main import app  # noqa: E402
@@ -228,24 +227,28 @@ def test_a_disk_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
         assert isinstance(done.exception, UserError) and said in str(done.exception)
 
 
-def test_the_bench_tells_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "TINY", {"lfm2": families.TINY["lfm2"]})
-    monkeypatch.setattr(cached, "TURNS", 3)
-    [row] = cached_rows(False)
-    assert row.measured == 0 and row.met and "60% of prompt tokens found" in row.note
+def test_what_comes_back_from_a_disk_is_what_was_put_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = chats("lfm2", 3)
+    assert (
+        seen.differ == 0 and seen.off <= CLOSE and seen.found / seen.tokens == pytest.approx(0.6, abs=0.005)
+    )
     monkeypatch.setattr(Executor, "adopt", lambda self, tensors, parent=None: _shifted(self, tensors, parent))
-    [row] = cached_rows(False)
-    assert not row.met, "what comes back from the disk is another state"
+    seen = chats("lfm2", 3)
+    assert seen.differ or seen.off > CLOSE, "what comes back from the disk is another state"
 
 
-def test_what_was_decoded_is_not_kept_where_reading_it_gives_another_state(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_decoded_is_not_kept_where_reading_it_gives_another_state() -> None:
     """Nemotron-H's own code bounds the time steps of its scan and not those of a decoded token."""
-    monkeypatch.setattr(families, "TINY", {"nemotron_h": families.TINY["nemotron_h"]})
-    monkeypatch.setattr(cached, "TURNS", 3)
-    [row] = cached_rows(False)
-    assert row.measured == 0 and row.met and "53% of prompt tokens found" in row.note
+    seen = chats("nemotron_h", 3)
+    assert seen.differ == 0 and seen.off <= CLOSE
+    assert seen.found / seen.tokens == pytest.approx(0.53, abs=0.005)
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("family", sorted(families.TINY))
+def test_every_family_says_the_same_from_its_cache(family: str) -> None:
+    seen = chats(family)
+    assert seen.differ == 0 and seen.off <= CLOSE and seen.found > 0
 
 
 def _shifted(executor: Executor, tensors: dict[str, torch.Tensor], parent: Snapshot | None) -> Snapshot:

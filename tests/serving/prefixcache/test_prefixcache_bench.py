@@ -68,4 +68,4 @@ def test_a_trace_is_taken_by_the_section_that_wants_one(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"--trace .* is of no section that runs here; accepted with mooncake"
     ):
-        bench.run(("speed",), trace=tmp_path / "trace.jsonl")
+        bench.run(("ties",), trace=tmp_path / "trace.jsonl")

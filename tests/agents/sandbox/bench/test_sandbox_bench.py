@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,76 +11,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.agents import sandbox as bench
 from benchmarks.agents.sandbox import harness, overhead, recovery, volume
-from benchmarks.agents.sandbox.overhead import Batch, Ran
-from benchmarks.agents.sandbox.recovery import KINDS, Reference
+from benchmarks.agents.sandbox.overhead import Ran
+from benchmarks.agents.sandbox.recovery import Reference
 from benchmarks.agents.sandbox.volume import Bytes
 from benchmarks.harness.measure import side_by_side
-from benchmarks.harness.rows import Row
 from support import small_image
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.files import host_image
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation
-from windtunnel.agents.sandbox.traces.schema import TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed
-from windtunnel.base.errors import UserError
 
 NONE, SHELL, FILES, FULL = TurnClass
 
 
 def manifest(id: str, turn: int, *, image: str, files: str) -> Manifest:
+    image_part = ImagePart(image, 1, (), (), (), 1000, 100)
     return Manifest(
-        id=id,
-        box="x",
-        turn=turn,
-        parent=None,
-        turn_class=FULL,
-        wanted=FULL,
-        reasons=(),
-        created=0.0,
-        files=FilesPart(files, "btrfs", 30),
-        image=ImagePart(image, 1, (), (), (), 1000, 100),
-        shells=(),
-        spec=SandboxSpec("x"),
-        kept=(),
-    )
+        id=id, box="x", turn=turn, parent=None, turn_class=FULL, wanted=FULL, reasons=(), created=0.0,
+        files=FilesPart(files, "btrfs", 30), image=image_part, shells=(), spec=SandboxSpec("x"), kept=(),
+    )  # fmt: skip
 
 
 def line(number: int, turn_class: TurnClass, *reasons: str) -> Turn:
     return Turn(number, turn_class, turn_class, reasons, "", 0.0, 0.0, 0.0, 0)
-
-
-# --- sections -----------------------------------------------------------------------------------------------
-
-
-def test_an_unknown_section_is_refused() -> None:
-    with pytest.raises(UserError, match="'recover' is no section; accepted are freeze, fork"):
-        bench.run(["recover"])
-
-
-def test_without_root_every_section_says_so_in_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    rows = bench.run()
-    assert [row.section for row in rows] == list(bench.SECTIONS)
-    assert all(row.measured is None and "need root" in row.note for row in rows)
-
-
-def test_a_section_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(_: bool) -> Iterator[Row]:
-        yield Row("shares", "first", "", measured=0.5)
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(harness, "missing", lambda: "")
-    monkeypatch.setattr(volume, "shares_rows", failing)
-    monkeypatch.setattr(volume, "bytes_rows", lambda _: iter([Row("bytes", "all", "bytes", measured=1.0)]))
-    told = []
-    rows = bench.run(["shares", "bytes"], progress=lambda name, part: told.append((name, part)))
-    assert [row.name for row in rows] == ["all", "first", "shares (failed)"]
-    assert "the disk is full" in rows[-1].note
-    assert told == [("bytes", 0.0), ("shares", 0.5)]
 
 
 def test_jobs_give_their_results_in_order_and_a_failure_ends_those_not_begun() -> None:
@@ -130,44 +84,22 @@ def test_a_session_that_fails_before_the_start_ends_those_that_wait_for_it() -> 
 # --- recovery -----------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 60), st.integers(0, 5))
-def test_kills_are_of_all_kinds_and_within_their_sessions(kills: int, seed: int) -> None:
+def test_kills_are_within_their_sessions() -> None:
     references = [Reference(generate(12, seed=number), Observation()) for number in range(3)]
-    made = recovery.plan(references, kills, seed)
-    assert made == recovery.plan(references, kills, seed)
-    counts = Counter(kill.kind for kill in made)
-    assert max(counts.values()) - min((counts[kind] for kind in KINDS), default=0) <= 1
-    for kill in made:
-        turns = kill.reference.trace.turns
-        assert 1 <= kill.after <= len(turns) - (kill.kind == "inside a turn")
-        if kill.kind == "inside a checkpoint":
-            assert turns[kill.after - 1].true_class != NONE
-        assert not kill.criu or kill.kind == "inside a checkpoint"
+    made = recovery.plan(references, 30)
+    assert made == recovery.plan(references, 30)
+    assert {kill.reference.trace.name for kill in made} == {one.trace.name for one in references}
+    assert all(1 <= kill.after <= len(kill.reference.trace.turns) for kill in made)
+    assert len({kill.after for kill in made}) > 5
 
 
 def test_a_wrong_recovery_is_counted_and_told() -> None:
     (kill, *_) = recovery.plan([Reference(generate(6), Observation())], 1)
-    good = recovery.KillOutcome(kill, True, (), True)
-    bad = recovery.KillOutcome(kill, False, ("file /a: absent",), True)
+    good = recovery.KillOutcome(kill, True, ())
+    bad = recovery.KillOutcome(kill, False, ("file /a: absent",))
     row = recovery.correct_row("semantic", "semantic", 1.0, [good, good, good, bad])
-    assert (row.measured, row.met) == (0.75, False)
-    assert "3 of 4 end of turn" in row.note and "file /a: absent" in row.note
+    assert (row.measured, row.met) == (0.75, False) and "file /a: absent" in row.note
     assert recovery.correct_row("files", "files", 0.42, [bad]).met is None
-
-
-# --- classes ------------------------------------------------------------------------------------------------
-
-
-def test_classes_weaker_and_stronger_than_the_truth_are_counted() -> None:
-    def judged(truth: TurnClass | None, decided: TurnClass, objection: str = "") -> volume.Judged:
-        turn = TraceTurn(1, "echo x", true_class=truth)
-        return volume.Judged("t", turn, line(1, decided, "why"), objection)
-
-    turns = [judged(NONE, NONE), judged(FULL, FILES, "a process"), judged(None, NONE), judged(SHELL, FULL)]
-    looks, weak, strong = volume.judged_rows(turns)
-    assert (looks.measured, looks.met) == (1, False) and "a process" in looks.note
-    assert (weak.measured, weak.met) == (1, False) and "files, in truth full" in weak.note
-    assert strong.measured == 1 and strong.met is None and "1 × shell as full: why" in strong.note
 
 
 # --- bytes and shares ---------------------------------------------------------------------------------------
@@ -181,63 +113,28 @@ def test_parts_that_a_checkpoint_takes_over_cost_nothing() -> None:
     assert volume.bytes_of(manifest("c", 3, image="a", files="b"), 7) == Bytes(manifests=7)
 
 
-def test_without_the_class_shell_such_turns_cost_what_a_full_one_does() -> None:
-    trace = generate(3)
-    turns = (line(1, NONE), line(2, SHELL), line(3, FILES))
-    seen = volume.Session(
-        harness.Played(trace, turns, ()), {0: Bytes(stored=9), 2: Bytes(manifests=1), 3: Bytes(files=2)}
-    )
-    full = volume.Session(seen.played, {n: Bytes(stored=100 + n) for n in range(4)})
-    assert volume.without_shell([seen], [full]) == 9 + 102 + 2
-
-
-def test_shares_are_of_the_turns_whose_class_is_known() -> None:
-    decided, true = [NONE, NONE, NONE, FILES], [NONE, NONE, SHELL, SHELL]
-    rows = list(volume.class_rows("s", decided, true, published=True))
-    assert [row.measured for row in rows] == [0.75, 0.0, 0.25, 0.0]
-    assert [row.published for row in rows] == [0.75, None, None, None]
-    assert "true 50.0%" in rows[0].note and "true 50.0%" in rows[1].note
-
-
 # --- overhead -----------------------------------------------------------------------------------------------
 
 
 def test_a_sandbox_is_held_against_the_same_session_in_the_same_repeat() -> None:
-    free = [Batch([Ran(10.0), Ran(20.0)], 1), Batch([Ran(100.0), Ran(20.0)], 1)]
-    found = [Batch([Ran(11.0), Ran(20.0)], 1), Batch([Ran(100.0), Ran(30.0)], 1)]
+    free = [[Ran(10.0), Ran(20.0)], [Ran(100.0), Ran(20.0)]]
+    found = [[Ran(11.0), Ran(20.0)], [Ran(100.0), Ran(30.0)]]
     assert overhead.ratios(free, found) == pytest.approx([0.1, 0.0, 0.0, 0.5])
 
 
-def test_rows_of_the_overhead_hold_every_policy() -> None:
-    def batch(seconds: float) -> list[Batch]:
-        return [Batch([Ran(seconds, waits=[0.0, 0.5], covered=[True, False], jobs=[0.1, 0.2])] * 8, 2**20)]
-
-    seconds = {"no checkpoints": 10.0, "semantic": 10.1, "full every turn": 12.0}
-    rows = {row.name: row for row in overhead.rows({name: batch(value) for name, value in seconds.items()})}
-    semantic = rows["run time over fault-free, semantic"]
-    assert semantic.measured == pytest.approx(0.01) and semantic.met
-    full = rows["run time over fault-free, full every turn"]
-    assert full.measured == pytest.approx(0.2) and full.met is None
-    assert rows["wait at the gate, 95th percentile, semantic"].measured == 0.5
-    assert rows["checkpoints that ended within the think time, semantic"].measured == 0.5
-
-
-def test_what_hid_behind_the_thinking_is_told_for_each_number_of_sandboxes() -> None:
+def test_what_hid_behind_the_thinking_is_told_of_every_policy() -> None:
+    covered = Ran(10.1, waits=[0.0], covered=[True, True, True, False], jobs=[0.1, 0.3])
     batches = {
-        "no checkpoints": [Batch([Ran(10.0)] * 4, 1)],
-        "semantic": [
-            Batch(
-                [Ran(10.1, waits=[0.0], covered=[True, True, True, False], jobs=[0.1, 0.3])] * 3
-                + [Ran(12.0)],
-                1,
-            )
-        ],
-    }
-    inside, more = overhead.thought(batches, 4, "quiet")
+        "no checkpoints": [[Ran(10.0)] * 4], "semantic": [[covered] * 3 + [Ran(12.0)]],
+        "full every turn": [[Ran(10.2)] * 4],
+    }  # fmt: skip
+    inside, more, none, full = overhead.rows("thinking", batches, "quiet")
     assert inside.measured == 0.75 and "12 checkpoints" in inside.note and inside.met is None
-    assert more.measured == pytest.approx(0.01) and more.met and more.name.endswith("4 sandboxes")
-    (_, worse) = overhead.thought({**batches, "semantic": [Batch([Ran(10.2)] * 4, 1)]}, 4, "quiet")
-    assert worse.measured == pytest.approx(0.02) and worse.met is False
+    assert more.measured == pytest.approx(0.01) and more.met and more.name.endswith("4 sandboxes, semantic")
+    assert none.measured is None and full.measured == pytest.approx(0.02) and full.met is None
+    batches["semantic"] = [[Ran(10.2)] * 4]
+    (_, worse, *_) = overhead.rows("thinking", batches, "quiet")
+    assert worse.met is False
 
 
 @given(st.floats(0.5, 200.0), st.integers(0, 20))
@@ -272,7 +169,7 @@ def test_nothing_is_left_when_a_run_is_broken_off() -> None:
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_two_kills_of_each_kind_lose_nothing_under_the_semantic_policy(
+def test_two_kills_lose_nothing_under_the_semantic_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if why := harness.missing():
@@ -283,8 +180,8 @@ def test_two_kills_of_each_kind_lose_nothing_under_the_semantic_policy(
         with harness.opened(home, policy="conversation") as host:
             first, second = (recovery.faultless(host, trace) for _ in range(2))
         reference = Reference(trace, agreed(trace, first, second))
-        kills = recovery.plan([reference], 6)
+        kills = recovery.plan([reference], 2)
         with harness.opened(home) as host:
             outcomes = [recovery.killed(host, "semantic", kill) for kill in kills]
-    assert [outcome.differences for outcome in outcomes] == [()] * 6
+    assert [outcome.differences for outcome in outcomes] == [()] * 2
     assert all(outcome.correct and not outcome.unreadable for outcome in outcomes)

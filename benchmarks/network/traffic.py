@@ -1,6 +1,6 @@
 """Traffic of real sockets for the benches of networks: senders, receivers, and requests beside them.
 
-Each is a program of its own in the namespace of a host, ``python -m windtunnel.network.traffic NAME ...``,
+Each is a program of its own in the namespace of a host, ``python -m benchmarks.network.traffic NAME ...``,
 that prints a line when it is ready and ends with who started it: `started` starts one, and kills it too.
 """
 
@@ -14,13 +14,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from windtunnel.base.errors import HostError
 from windtunnel.linux import namespaces
+from windtunnel.network.sharing.live import attachment
+from windtunnel.network.sharing.live.lending import lend
+from windtunnel.network.sharing.spec import check
 
 BULK = (7001, 7002)
 """Ports of bulk data, to which any program here may send."""
@@ -34,17 +37,13 @@ _PLUGS, _EVERY = 4, 0.0025
 _CONGESTION = 13  # TCP_CONGESTION
 
 
-# -- for who starts them -----------------------------------------------------------------------------------
-
-
 class started:
-    """A program here (or other arguments of the interpreter, where ``own`` is not) in a namespace, killed at
-    the end. As a context manager: its process."""
+    """A program here in a namespace, killed at the end. As a context manager: its process."""
 
-    def __init__(self, place: str | Path | None, *words: object, own: bool = True) -> None:
-        line = [sys.executable, *(("-m", __spec__.name) if own else ()), *map(str, words)]
+    def __init__(self, place: str | Path | None, *words: object) -> None:
+        call = [sys.executable, "-m", __spec__.name, *map(str, words)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = namespaces.within(place, lambda: subprocess.Popen(line, text=True, **pipes))
+        self._process = namespaces.within(place, lambda: subprocess.Popen(call, text=True, **pipes))
 
     def __enter__(self) -> subprocess.Popen[str]:
         return self._process
@@ -52,6 +51,23 @@ class started:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+@contextlib.contextmanager
+def shared(port: str, line: float, entities: Mapping[str, Any], *, lent: bool) -> Iterator[None]:
+    """Bandwidth shares (`network.sharing`) before a port's queue; ``lent`` while others leave theirs."""
+    found = attachment.attach(port, check({"line": line, "by": "source", "entities": entities}, "bench"))
+    stop = threading.Event()
+    lender = threading.Thread(target=lend, args=(found,), kwargs={"stop": stop})
+    if lent:
+        lender.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if lent:
+            lender.join()
+        found.close()
 
 
 def line(process: subprocess.Popen[str]) -> str:
@@ -80,11 +96,8 @@ def told(receiver: subprocess.Popen[str]) -> tuple[float, list[int]]:
     return at, counts
 
 
-# -- the programs ------------------------------------------------------------------------------------------
-
-
-def receive(ports: str, control: str = "") -> None:
-    """Read what comes to ``ports`` (with commas between) by TCP, with this congestion control, and by UDP."""
+def receive(ports: str) -> None:
+    """Read what comes to ``ports`` (with commas between) by TCP and by UDP."""
     poll, sources = select.epoll(), dict[int, tuple[socket.socket, int, bool]]()
     counts = dict.fromkeys(map(int, ports.split(",")), 0)
 
@@ -94,8 +107,6 @@ def receive(ports: str, control: str = "") -> None:
 
     for port in counts:
         server = socket.create_server(("", port), backlog=256)
-        if control:
-            server.setsockopt(socket.IPPROTO_TCP, _CONGESTION, control.encode())
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         datagrams.bind(("", port))
         watch(server, port, True)
