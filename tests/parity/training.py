@@ -447,7 +447,8 @@ def gradsync_twin(events: Sequence[Event]) -> Pairs:
             match event["kind"], seen.get("is"):
                 case "decision", "Wanted":
                     profile = from_plain(Profile, seen["profile"])
-                    asked = gradsync.Wanted(profile, tuple(seen["codecs"]), seen["seed"])
+                    codecs, steps = tuple(seen["codecs"]), seen.get("steps", {})
+                    asked = gradsync.Wanted(profile, codecs, seen["seed"], steps, seen.get("lossy", False))
                 case "decision", "Drift":
                     assert plan is not None
                     asked = gradsync.Drift(

@@ -72,16 +72,11 @@ class Resumed:
 
 
 def repeated(events: list[Event]) -> list[int]:
-    """Committed steps that were done once more; one that was only told twice has the same time."""
-    committed, again = -1, []
-    done = {(event["step"], event["t"]) for event in events if event["kind"] == "step"}
-    for event in events:
-        if event["kind"] == "committed":
-            committed = max(committed, event["step"])
-        elif event["kind"] == "step" and (event["step"], event["t"]) in done:
-            done.remove((event["step"], event["t"]))
-            again += [event["step"]] if event["step"] <= committed else []
-    return again
+    """Committed steps that were done once more: after the commit, by the time that the trainer gave them. In
+    the log a step may stand behind its commit, where a launcher that died had not written it yet."""
+    commits = sorted((event["t"], event["step"]) for event in events if event["kind"] == "committed")
+    steps = {(event["t"], event["step"]) for event in events if event["kind"] == "step"}
+    return [step for t, step in sorted(steps) if any(at < t and step <= upto for at, upto in commits)]
 
 
 def struck(folder: Path, kills: int, standby: bool) -> tuple[list[Resumed], list[Event]]:
