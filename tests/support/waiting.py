@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from windtunnel.linux import processes
+
 T = TypeVar("T")
 
 PATIENCE = 90.0
@@ -25,12 +27,8 @@ def until(what: Callable[[], T], told: str = "", *, timeout: float = PATIENCE) -
 
 
 def gone(pid: int) -> bool:
-    """Whether no process has this number any more."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+    """Whether the process has ended: what nobody has waited for yet (an orphan of a lazy init) has, too."""
+    return processes.state(pid) in ("", "X", "Z")
 
 
 def killed(pids: Iterable[int]) -> bool:

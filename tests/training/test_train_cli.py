@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from support import quick
 from support.quick import windtunnel
 from support.small_disk import small_disk
-from support.waiting import until
+from support.waiting import gone, until
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.training.checkpoint.live import slot, storage
@@ -277,7 +277,7 @@ def test_a_run_that_is_interrupted(tmp_path: Path, number: int) -> None:
     assert process.wait(60) == 130
     assert "interrupted" in said.read_text()
     assert "Traceback" not in said.read_text()
-    assert not Path(f"/proc/{pid}").exists()
+    assert gone(pid)
 
 
 @pytest.mark.slow

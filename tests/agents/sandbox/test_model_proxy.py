@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from support.waiting import until
+from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import connect
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
@@ -199,7 +199,7 @@ def test_an_agent_sees_nothing_of_a_daemon_that_is_killed(own_home: Path, model:
         until(lambda: model.asked == 1)
         daemon = client.health().pid
         os.kill(daemon, signal.SIGKILL)
-        until(lambda: not Path(f"/proc/{daemon}").exists())
+        until(lambda: gone(daemon))
         # the next daemon asks again what the first one can hear no more, on the agent's old connection
         until(lambda: model.asked == 2)
         model.answering.set()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.waiting import until
+from support.waiting import gone, until
 from windtunnel.linux.processes import descendants
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow]
@@ -134,4 +134,4 @@ def test_nothing_is_left_of_a_demo(how: signal.Signals, tmp_path: Path) -> None:
     until(lambda: list(tmp_path.glob("*/ingest/progress.log")))
     process.send_signal(how)
     process.communicate(timeout=60)
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
+    until(lambda: all(gone(pid) for pid in started))

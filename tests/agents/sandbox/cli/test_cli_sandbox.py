@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from support.preloaded import SANDBOX, Process, run
+from support.waiting import gone
 from windtunnel.agents.sandbox.client import Client, launch
 from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.protocol import Log
@@ -118,7 +119,7 @@ def test_ctrl_c_cancels_the_command(client: Client) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert process.stderr.read() == b"windtunnel: cancelled\n"
-    assert not Path(f"/proc/{pid}").exists()
+    assert gone(pid)
 
 
 def test_a_reader_that_leaves_ends_the_command(client: Client) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
-from support.waiting import until
+from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import Client, connect_async
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import Event, SandboxSpec
@@ -77,7 +76,7 @@ def test_cancelling_the_task_cancels_the_command(client: Client) -> None:
             return int(await box.get("/pid"))
 
     pid = asyncio.run(life())
-    until(lambda: not Path(f"/proc/{pid}").exists())
+    until(lambda: gone(pid))
 
 
 def test_many_commands_at_once(client: Client) -> None:

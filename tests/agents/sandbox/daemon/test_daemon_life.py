@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.preloaded import SANDBOX, Process, run
-from support.waiting import until
+from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import connect, launch
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.daemon.server import held, is_loopback, listening, named_here
@@ -87,7 +87,7 @@ def test_a_client_outlives_its_daemon(daemon_home: Path, monkeypatch: pytest.Mon
         client.create(SandboxSpec("a"))
         pid = client.health().pid
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not Path(f"/proc/{pid}").exists())
+        until(lambda: gone(pid))
         box = client.get("a")
         assert client.health().pid != pid
         assert box.run("echo hi").stdout == b"hi\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.waiting import until
+from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import connect, launch
 from windtunnel.agents.sandbox.errors import SandboxDied
 from windtunnel.agents.sandbox.live.daemon.server import held
@@ -40,7 +40,7 @@ def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
 
             daemon = client.health().pid
             os.kill(daemon, signal.SIGKILL)
-            until(lambda: not Path(f"/proc/{daemon}").exists())
+            until(lambda: gone(daemon))
             assert box.run("pwd; echo $A; echo more >&3").stdout == b"/tmp\nb c\n"
             assert client.health().pid != daemon
             assert {one.name: one.status for one in client.boxes()} == {"a": "running", "f": "running"}

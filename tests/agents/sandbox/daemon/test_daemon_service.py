@@ -105,7 +105,7 @@ def test_a_client_that_goes_away_cancels_its_command(client: Client) -> None:
         with http.stream("POST", "/v1/boxes/a/exec", json=body) as response:
             assert next(response.iter_raw()) == b'{"stdout":"begun\\n"}\n'
     pid = int(box.get("/pid"))  # waits for no lane, so it may come before the command is gone
-    until(lambda: not Path(f"/proc/{pid}").exists())
+    until(lambda: gone(pid))
     assert box.run("echo free", timeout=60).stdout == b"free\n"
 
 

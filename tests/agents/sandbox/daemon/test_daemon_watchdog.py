@@ -18,7 +18,7 @@ import pytest
 from hurt import traces
 
 from support.ports import free_port
-from support.waiting import until
+from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import connect, launch
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.kept import Kept
@@ -33,7 +33,7 @@ SERVICE = Path(__file__).with_name("kept_service.py")
 def killed(pid: int) -> None:
     """Kill a process and wait until it is gone: a daemon that is just dying still takes what it is told."""
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{pid}").exists())
+    until(lambda: gone(pid))
 
 
 def parent(pid: int) -> int:
@@ -153,7 +153,7 @@ def service(daemon_home: Path) -> Iterator[Callable[..., Service]]:
         assert one.process.stderr is not None
         one.process.stderr.close()
     for pid in (daemon_home / "began").read_text().split():
-        until(lambda pid=pid: not Path(f"/proc/{pid}").exists())  # type: ignore[misc]
+        until(lambda pid=pid: gone(pid))  # type: ignore[misc]
 
 
 def test_a_connection_in_the_gap_waits(service: Callable[..., Service], daemon_home: Path) -> None:

@@ -19,7 +19,7 @@ from fake_turns import FakeBox
 from model_bench import Bench, chat, plain, recorded, response
 
 from support.ports import free_port
-from support.waiting import until
+from support.waiting import gone, until
 from windtunnel.agents.sandbox.client.launch import WATCHDOG
 from windtunnel.agents.sandbox.live.place import Home
 
@@ -49,7 +49,7 @@ class Served:
         """End the daemon by a signal; the next one is started."""
         pid = int((self.home / "began").read_text().split()[-1])
         os.kill(pid, number)
-        until(lambda: not Path(f"/proc/{pid}").exists())
+        until(lambda: gone(pid))
         self.life += 1
 
     def back(self) -> None:

@@ -25,6 +25,7 @@ from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.policy import decide
 from windtunnel.base.errors import UserError
+from windtunnel.linux import processes
 
 DEADLINE = 60.0
 MANY = """
@@ -294,7 +295,7 @@ def leftovers(home: Path) -> None:
     (home / "boxes/one/box.json").unlink()
     with Host(home) as host:
         assert host.boxes() == []
-        until(lambda: not Path(f"/proc/{pid}").exists())
+        until(lambda: processes.state(pid) in ("", "Z"))
         assert any("sandbox one" in words for words in host.gc(dry_run=True).leftovers)
         host.gc()
         assert host.gc(dry_run=True).leftovers == ()
