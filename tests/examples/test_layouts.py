@@ -52,7 +52,7 @@ def llama_truth() -> list[float]:
     return next(iter(losses_by_layout("train_llama", 1, [EXACT + "--batch 4 --ac none"]).values()))
 
 
-@pytest.mark.slow
+@pytest.mark.conformance
 @pytest.mark.parametrize(("world", "layout"), [(w, layout) for w, ls in LLAMA.items() for layout in ls])
 def test_llama_trains_alike_in_every_layout(world: int, layout: str) -> None:
     truth = llama_truth()

@@ -152,6 +152,7 @@ def test_a_killed_launcher_is_followed_by_another(launchers: Launchers, tmp_path
         resume(tmp_path)
 
 
+@pytest.mark.conformance
 def test_hosts_that_went_with_the_launcher_are_started_anew(launchers: Launchers) -> None:
     first = launchers.begin()
     first.kill()
@@ -165,6 +166,7 @@ def test_hosts_that_went_with_the_launcher_are_started_anew(launchers: Launchers
     assert launchers.nothing_left()
 
 
+@pytest.mark.conformance
 def test_where_nobody_comes_all_ends_by_itself(launchers: Launchers) -> None:
     options = {"network": "netns"} if network.missing() is None else {}
     first = launchers.begin(orphan_after=1.0, **options)
@@ -175,6 +177,7 @@ def test_where_nobody_comes_all_ends_by_itself(launchers: Launchers) -> None:
     until(lambda: bridge not in os.listdir("/sys/class/net"))
 
 
+@pytest.mark.conformance
 def test_a_launcher_that_wakes_up_leaves_the_run_to_the_one_that_has_it(launchers: Launchers) -> None:
     first = launchers.begin()
     workers = launchers.workers()
@@ -194,6 +197,7 @@ def test_a_launcher_that_wakes_up_leaves_the_run_to_the_one_that_has_it(launcher
     assert len(launchers.of("decided")) == 1 and launchers.nothing_left()
 
 
+@pytest.mark.conformance
 @pytest.mark.skipif(os.geteuid() != 0, reason="another host name needs root")
 def test_standbys_follow_each_other_and_whoever_was_frozen_finds_itself_fenced(launchers: Launchers) -> None:
     """Each takes itself for another host. Of those that wait exactly one wins; one dies as it takes over."""
@@ -247,6 +251,7 @@ def struck(launcher: int, leader: leadership.Leader) -> None:
             os.kill(pid, number)
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_standby_that_loses_the_log_says_so(launchers: Launchers, tmp_path: Path, shared: bool) -> None:
     where = {"log": f"sqlite:///{tmp_path / 'log.db'}"} if shared else {}
@@ -263,6 +268,7 @@ def test_a_standby_that_loses_the_log_says_so(launchers: Launchers, tmp_path: Pa
         assert all(alive(pid) for pid in launchers.workers().values())
 
 
+@pytest.mark.conformance
 def test_a_launcher_on_another_host_reads_the_log_in_the_database_and_calls_the_hosts(
     launchers: Launchers, tmp_path: Path
 ) -> None:
@@ -290,6 +296,7 @@ def test_a_launcher_on_another_host_reads_the_log_in_the_database_and_calls_the_
     assert [json.loads(line) for line in log.lines()] == launchers.all()
 
 
+@pytest.mark.conformance
 def test_a_stopped_supervisor_is_replaced_also_in_a_recovery(launchers: Launchers) -> None:
     first = launchers.begin()
     workers = launchers.workers()
@@ -343,6 +350,7 @@ run(train)
 """
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 def test_a_launcher_that_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One command, one result, whatever strikes the control plane; its run in the store is done."""

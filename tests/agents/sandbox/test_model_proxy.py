@@ -189,6 +189,7 @@ def test_a_key_of_the_host_is_nowhere_but_at_the_model(
     assert (found.returncode, found.stdout) == (1, ""), found
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 def test_an_agent_sees_nothing_of_a_daemon_that_is_killed(own_home: Path, model: Model) -> None:
     with connect(own_home) as client:

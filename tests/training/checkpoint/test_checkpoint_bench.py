@@ -156,6 +156,7 @@ def test_the_cost_of_a_way_is_held_against_the_steps_without() -> None:
     assert [row.met for row in cost.time_rows("beside the next step", of, none, "")] == [None]
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_launch")
 def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
@@ -166,6 +167,7 @@ def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
     assert all(row.met for row in recovery.result_rows([ran], truth, "") if row.target)
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_launch")
 @pytest.mark.parametrize("saver", ["store", "peer"])
