@@ -39,7 +39,7 @@ LEASE = 1.0
 ORPHAN = 60
 TIMEOUT = 10.0  # seconds of an operation of the process group
 MEMORY = "64m"  # size of a memory that is to be full
-STORED = "24m"  # size of the storage's file system
+STORED = "128m"  # of the file system of storage, which holds all checkpoints of a job
 QUIET = 3.0  # seconds until what is noticed by silence alone is noticed
 
 
