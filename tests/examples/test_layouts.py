@@ -61,6 +61,7 @@ def test_llama_trains_alike_in_every_layout(world: int, layout: str) -> None:
     assert llama(world)[command(layout, "--batch 4")] == pytest.approx(truth, abs=3e-4)
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 def test_experts_train_alike_on_one_rank_and_on_several() -> None:
     # capacity for every token, because which ones are dropped depends on the batch that a rank sees
@@ -74,6 +75,7 @@ def test_experts_train_alike_on_one_rank_and_on_several() -> None:
         assert found == pytest.approx(truth, abs=5e-3), layout
 
 
+@pytest.mark.conformance
 @pytest.mark.slow
 def test_tables_train_alike_on_one_rank_and_on_several() -> None:
     flags = "--dtype fp32 --steps 4 --batch"

@@ -167,6 +167,7 @@ def test_nothing_is_left_when_a_run_is_broken_off() -> None:
     assert str(home) not in Path("/proc/self/mountinfo").read_text()
 
 
+@pytest.mark.conformance
 @pytest.mark.root
 @pytest.mark.slow
 def test_two_kills_lose_nothing_under_the_semantic_policy(

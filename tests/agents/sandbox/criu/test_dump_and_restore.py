@@ -281,6 +281,7 @@ def test_lazy_memory_is_whole(box: TinyBox, criu: Criu, tmp_path: Path) -> None:
     assert wait_lazy(1)
 
 
+@pytest.mark.conformance
 def test_a_lazy_daemon_that_dies_takes_the_sandbox_along(
     box: TinyBox, criu: Criu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def test_where_no_user_namespace_may_be_made_the_setting_is_named(tell: Tell) ->
     tell("closed", unshare, "--user", "--map-user=1000", "--keep-caps", "sh", "-c", close, "sh")
 
 
+@pytest.mark.conformance
 def test_a_user_makes_an_image_of_the_host(tell: Tell) -> None:
     if not Path("/var/lib/dpkg/status").is_file():
         pytest.skip("needs a Debian")
