@@ -14,7 +14,8 @@ from __future__ import annotations
 import ast
 import lzma
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -83,6 +84,15 @@ def recorded(capability: str, folder: Path) -> Path:
     """The recorded log of ``capability``, unpacked into ``folder``."""
     path = folder / f"{capability}.jsonl"
     path.write_bytes(lzma.decompress((RECORDED / f"{capability}.jsonl.xz").read_bytes()))
+    return path
+
+
+def drawn(folder: Path, capability: str, observations: Iterable[tuple[str, Any]]) -> Path:
+    """A log of what the policies of ``capability``, by name, decide on observations that were drawn."""
+    policies, path = find(capability, who="parity").room("policy").POLICIES, folder / "drawn.jsonl"
+    with closing(eventlog.EventLog(path, drawn=True)) as log:
+        for policy, observation in observations:
+            log.decision(capability, policy, observation, policies[policy](observation), t=0.0)
     return path
 
 

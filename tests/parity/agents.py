@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from parity import Event, Mutant, Parity
+from parity import Event, Mutant, Parity, drawn
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.model import (
     Doubt,
@@ -51,7 +51,6 @@ from windtunnel.agents.sandbox.policy import (
 from windtunnel.agents.sandbox.policy.queues import Kept
 from windtunnel.agents.sandbox.twin.observed import ObservedBox, ObservedRun, ObservedTurn, emulated
 from windtunnel.base.plain import from_plain, to_plain
-from windtunnel.store.eventlog import NAME, EventLog, decided
 
 SANDBOX = Path(__file__).parent.parent / "agents" / "sandbox"
 Draw = np.random.Generator
@@ -65,12 +64,8 @@ def play(folder: Path) -> list[Path]:
     spec.loader.exec_module(module)
     with module.fresh_home() as home:
         session = import_module("recorded").recorded(home, folder)
-    log = EventLog(folder / "drawn" / NAME)
-    for policy, seen in _questions(np.random.default_rng(6)):
-        fields = decided(CAPABILITY, policy, seen, POLICIES[policy](seen))
-        log.append("decision", t=0.0, drawn=True, **fields)
-    log.close()
-    return [session.log, session.host_log, log.path]
+    asked = drawn(folder, CAPABILITY, _questions(np.random.default_rng(6)))
+    return [session.log, session.host_log, asked]
 
 
 def _of(draw: Draw, *values: Any) -> Any:

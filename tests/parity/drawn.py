@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from windtunnel.capabilities import find
-from windtunnel.store import eventlog
 from windtunnel.training.checkpoint import policy as checkpoint
 from windtunnel.training.checkpoint.model import Commit, Copy, Log, Persisted, Twins
 from windtunnel.training.checkpoint.policy.restore import BadCopy, StoredShard, StoredStep
@@ -38,15 +34,6 @@ from windtunnel.training.gradsync.model import (
 from windtunnel.training.pipelines import policy as pipelines
 from windtunnel.training.pipelines.model import Reconfiguration, Stage, Template, TemplateSet
 from windtunnel.training.pipelines.policy.commit import Standing
-
-
-def drawn(folder: Path, capability: str, observations: Iterator[tuple[str, Any]]) -> Path:
-    """A log of what policies, by name, decide on ``observations``."""
-    room, path = find(capability, who="parity").room("policy"), folder / "drawn.jsonl"
-    with closing(eventlog.EventLog(path, drawn=True)) as log:
-        for policy, observation in observations:
-            log.decision(capability, policy, observation, room.POLICIES[policy](observation))
-    return path
 
 
 def any_of(kind: type, seed: int, count: int, /, **fields: Sequence[Any]) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from parity import Event, Mutant, Parity
+from parity import Event, Mutant, Parity, drawn
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain
 from windtunnel.capabilities import CAPABILITIES
@@ -31,21 +31,10 @@ from windtunnel.network.multicast.policy.repair import MOST, TRIES, Lacking, Rep
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 from windtunnel.network.sharing import policy as sharing
 from windtunnel.network.sharing.policy.units import rate_units
-from windtunnel.store.eventlog import NAME, EventLog, decided
 
 Draw = np.random.Generator
 UNPACED = 2**32 - 1
 POLICIES = {one.name: one.room("policy") for one in CAPABILITIES if one.name.startswith("network.")}
-
-
-def _drawn(folder: Path, capability: str, observations: Iterable[tuple[str, Any]]) -> Path:
-    """A log of what the policies of ``capability`` decide of these, each beside the name of its policy."""
-    log = EventLog(folder / "drawn" / NAME)
-    for policy, seen in observations:
-        made = POLICIES[capability].POLICIES[policy](seen)
-        log.append("decision", t=0.0, drawn=True, **decided(capability, policy, seen, made))
-    log.close()
-    return log.path
 
 
 def _done(events: Sequence[Event]) -> Iterator[tuple[Any, Any, Event]]:
@@ -74,7 +63,7 @@ def _of(draw: Draw, *values: Any) -> Any:
 def share(folder: Path) -> list[Path]:
     from support.sharing import lent
 
-    return [lent(folder), _drawn(folder, "network.sharing", _shares(np.random.default_rng(1)))]
+    return [lent(folder), drawn(folder, "network.sharing", _shares(np.random.default_rng(1)))]
 
 
 def _shares(draw: Draw) -> Iterator[tuple[str, Any]]:
@@ -103,7 +92,7 @@ def shared(events: Sequence[Event]) -> list[str]:
 def hold(folder: Path) -> list[Path]:
     from support.hostrate import held_back
 
-    return [held_back(folder), _drawn(folder, "network.hostrate", _queues(np.random.default_rng(2)))]
+    return [held_back(folder), drawn(folder, "network.hostrate", _queues(np.random.default_rng(2)))]
 
 
 def _queues(draw: Draw) -> Iterator[tuple[str, Any]]:
@@ -143,7 +132,7 @@ def held(events: Sequence[Event]) -> list[str]:
 def add(folder: Path) -> list[Path]:
     from support.aggregation import recorded
 
-    return [*recorded(folder), _drawn(folder, "network.aggregation", _packets(np.random.default_rng(3)))]
+    return [*recorded(folder), drawn(folder, "network.aggregation", _packets(np.random.default_rng(3)))]
 
 
 def _packets(draw: Draw) -> Iterator[tuple[str, Any]]:
@@ -192,7 +181,7 @@ def added(events: Sequence[Event]) -> list[str]:
 def order(folder: Path) -> list[Path]:
     from support.dag import recorded
 
-    return [recorded(folder), _drawn(folder, "network.dag", _instants(np.random.default_rng(4)))]
+    return [recorded(folder), drawn(folder, "network.dag", _instants(np.random.default_rng(4)))]
 
 
 def _instants(draw: Draw) -> Iterator[tuple[str, Observation]]:
@@ -257,7 +246,7 @@ def in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
 def relay(folder: Path) -> list[Path]:
     from support.multicast import sent
 
-    return [sent(folder), _drawn(folder, "network.multicast", _fabrics(np.random.default_rng(5)))]
+    return [sent(folder), drawn(folder, "network.multicast", _fabrics(np.random.default_rng(5)))]
 
 
 def _fabrics(draw: Draw) -> Iterator[tuple[str, Any]]:

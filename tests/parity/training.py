@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 import windtunnel as wt
-from parity import Event, Mutant, Parity
+from parity import Event, Mutant, Parity, drawn
 from parity.drawn import (
     checkpoint_drawn,
-    drawn,
     elastic_drawn,
     emulate_drawn,
     gradsync_drawn,

@@ -67,7 +67,7 @@ def plan(
     Example: windtunnel network multicast plan --racks 24 --split 2 --from 0,5 --size 10GB
     """
     from windtunnel.base.errors import UserError
-    from windtunnel.network.multicast import planning as planning
+    from windtunnel.network.multicast import planning
     from windtunnel.network.multicast.twin import World
 
     if not all(word.strip().isdecimal() for word in sources.split(",")):
