@@ -126,7 +126,12 @@ def test_files_alone_lose_shells_and_services(new_box: Callable[[], Any], first_
         "none",
         (
             TraceTurn(1, "cd /; export MODE=1"),
-            TraceTurn(2, "sleep 1000000 </dev/null >/dev/null 2>&1 & echo a > $OLDPWD/a"),
+            # a child of the shell has the shell's own command line until it has become what it is to run
+            TraceTurn(
+                2,
+                "sleep 1000000 </dev/null >/dev/null 2>&1 & "
+                "until grep -q sleep /proc/$!/comm; do :; done; echo a > $OLDPWD/a",
+            ),
             TraceTurn(3, 'echo "$MODE" && pwd'),
         ),
         workdir=str(new_box().workdir),
