@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from windtunnel.base.errors import UserError
 
@@ -75,37 +75,11 @@ def guarded(section: str, produce: Callable[[], Iterable[Row]]) -> list[Row]:
     return rows
 
 
-class Run(Protocol):
-    """What ``python -m benchmarks`` calls."""
-
-    def __call__(
-        self,
-        wanted: Sequence[str] = (),
-        *,
-        quick: bool = False,
-        minutes: float | None = None,
-        trace: Path | None = None,
-        progress: Callable[[str, float], None] | None = None,
-        shown: Callable[[list[Row]], None] | None = None,
-    ) -> list[Row]:
-        """The rows of the ``wanted`` sections (default: all), in the order of the table.
-
-        ``quick``: fewer repeats, and nothing that is large. ``minutes``: of the sections that go on for a
-        time (None: their own). ``trace``: a file for the sections that hold a published trace against
-        policies. ``progress`` is called with the section that begins, and the part of them that is done;
-        ``shown`` with the rows of each section once it is done.
-
-        Raises:
-            UserError: a section that there is not, or ``minutes`` or a ``trace`` where none takes them.
-        """
-        ...
-
-
 def runner(
     package: str, sections: Mapping[str, str], *, missing: str = "", timed: Sequence[str] = (),
     traced: Sequence[str] = (),
-) -> Run:  # fmt: skip
-    """The bench of ``package``.
+) -> Callable[..., list[Row]]:  # fmt: skip
+    """The bench of ``package``: what ``python -m benchmarks`` calls.
 
     ``sections``: of each section "module.function" in ``package``, imported when it runs, so that one does
     not pay for what another needs; the function takes ``quick`` (of ``timed`` sections also ``minutes``, of
@@ -134,6 +108,16 @@ def runner(
         progress: Callable[[str, float], None] | None = None,
         shown: Callable[[list[Row]], None] | None = None,
     ) -> list[Row]:
+        """The rows of the ``wanted`` sections (default: all), in the order of the table.
+
+        ``quick``: fewer repeats, and nothing that is large. ``minutes``: of the sections that go on for a
+        time (None: their own). ``trace``: a file for the sections that hold a published trace against
+        policies. ``progress`` is called with the section that begins, and the part of them that is done;
+        ``shown`` with the rows of each section once it is done.
+
+        Raises:
+            UserError: a section that there is not, or ``minutes`` or a ``trace`` where none takes them.
+        """
         for name in wanted:
             if name not in sections:
                 raise UserError(f"bench: --only {name!r} is no section; accepted are {', '.join(sections)}")

@@ -14,6 +14,6 @@ from benchmarks.harness.rows import runner
 SOURCE = "GEMINI, Wang et al., SOSP 2023"
 PROGRAMS = Path(__file__).parent / "programs"
 TRAINER = PROGRAMS / "fsdp_trainer.py"
-SECTIONS = {name: f"{name}.{name}_rows" for name in ("recovery", "wasted", "cost", "idle", "regroup")}
+SECTIONS = {name: f"{name}.{name}_rows" for name in ("recovery", "wasted", "cost", "idle")}
 
 run = runner(__name__, SECTIONS)

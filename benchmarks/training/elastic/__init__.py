@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from benchmarks.harness.rows import runner
 
-SECTIONS = {name: f"{name}.{name}_rows" for name in ("forecast", "loops", "tls")}
+SECTIONS = {name: f"{name}.{name}_rows" for name in ("forecast", "loops")}
 
 run = runner(__name__, SECTIONS, timed=("forecast",))
