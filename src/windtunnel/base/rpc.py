@@ -165,17 +165,18 @@ class Blocking:
 
 
 class Remote:
-    """The client's side of one connection: attributes are the Protocol's methods."""
+    """The client's side of one connection, until it has ``ended``: attributes are the Protocol's methods."""
 
     def __init__(
         self, methods: dict[str, _Method], reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
         errors: Errors,
     ) -> None:  # fmt: skip
         self._methods, self._writer = methods, writer
-        self._errors = {kind.__name__: kind for kind in [UserError, *errors]}
+        known: list[type[Exception]] = [UserError, *errors]
+        self._errors = {kind.__name__: kind for kind in known}
         self._calls: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
         self._number = 0
-        self._ended = False
+        self.ended = False
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -187,7 +188,7 @@ class Remote:
         arguments = method.signature.bind(None, *args, **kwargs).arguments
         raw = arguments.pop(method.raw, b"") if method.raw else b""
         plain = {name: to_plain(value) for name, value in list(arguments.items())[1:]}
-        if self._ended:
+        if self.ended:
             raise ConnectionError("the connection has ended")
         self._number += 1
         number = self._number
@@ -218,7 +219,7 @@ class Remote:
         except (OSError, EOFError, ValueError):
             pass
         finally:
-            self._ended = True
+            self.ended = True
             for answer in self._calls.values():
                 if not answer.done():
                     answer.set_exception(ConnectionError("the connection ended before the answer"))
@@ -293,8 +294,9 @@ async def _answer_calls(
 def _error(error: Exception, errors: Errors) -> dict[str, Any]:
     if isinstance(error, OSError) and error.errno is not None:
         return {"error": "OSError", "errno": error.errno, "text": error.strerror or str(error)}
-    known = [kind for kind in [UserError, *errors] if isinstance(error, kind)]
-    return {"error": (known or [type(error)])[0].__name__, "text": str(error)}
+    known: list[type[Exception]] = [UserError, *errors]
+    kinds = [kind for kind in known if isinstance(error, kind)]
+    return {"error": (kinds or [type(error)])[0].__name__, "text": str(error)}
 
 
 def _from(kind: Any, value: Any) -> Any:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import platform
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ _OPENAT2, _PIDFD_GETFD = 437, 438
 _PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE with FALLOC_FL_KEEP_SIZE."""
 _BPF = 321 if platform.machine() == "x86_64" else 280
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def checked(result: int, what: str) -> int:
@@ -136,6 +137,11 @@ def has_file_system(kind: str) -> bool:
 def adopt_orphans() -> None:
     """Become the parent of what this process's descendants leave behind, so that it can be waited for."""
     checked(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+
+
+def end_with_parent() -> None:
+    """This process is killed when the one that started it ends."""
+    checked(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 
 def sync_file_system(folder: Path) -> None:

@@ -6,8 +6,8 @@ ring's size). So what was left by an earlier lap, a torn write or a flipped bit 
 recovery reads from a point that is known to be good to the first frame that does not fit, and what it finds
 is a prefix without a hole (LineFS, SOSP 2021, section 3; Assise, OSDI 2020).
 
-Beside the ring lie two superblocks, written in turn, each with a checksum: the newer one that is whole says up
-to where the log is published, which is where recovery begins.
+Beside the ring lie two superblocks, written in turn, each with a checksum: the newer one that is whole says
+up to where the log is published, which is where recovery begins.
 """
 
 from __future__ import annotations
@@ -131,6 +131,10 @@ class Ring:
         while found := list(parse(self.fetch(start, 1 << 20), start)):
             yield from found
             start = found[-1].after
+
+    def clear(self) -> None:
+        """Nothing of it is a log any more."""
+        self._map[:] = bytes(self.size)
 
     def sync(self) -> None:
         """All that was written is on the disk."""

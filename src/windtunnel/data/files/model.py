@@ -1,4 +1,5 @@
-"""What is said about files: operations, their results, who the hosts are. Plain data, sent and logged as it is."""
+"""What is said about files: operations, their results, who the hosts are. Plain data, sent and logged as it
+is."""
 
 from __future__ import annotations
 
@@ -18,6 +19,14 @@ WRITE_MOST = 1 << 20
 
 class FilesError(HostError):
     """The files cannot be reached, or fewer hosts hold them than were asked for."""
+
+
+class NotPrimary(FilesError):
+    """Another host is the primary, or will be."""
+
+
+ERRORS = (NotPrimary, FilesError)
+"""What calls raise besides OSError, the particular ones first."""
 
 
 class Kind(IntEnum):
@@ -44,8 +53,8 @@ class Position:
 
 @dataclass(frozen=True)
 class Operation:
-    """One change. ``client`` and ``request`` number it: what is sent again is performed once. ``offset``: of a
-    write, or the size of a truncation. ``time``: of it, seconds since the epoch."""
+    """One change. ``client`` and ``request`` number it: what is sent again is performed once. ``offset``: of
+    a write, or the size of a truncation. ``time``: of it, seconds since the epoch."""
 
     kind: Kind
     path: str
@@ -100,18 +109,53 @@ class Membership:
 
 @dataclass(frozen=True)
 class Status:
-    """Of one host. ``written``: the sequence number behind the last whole frame of its log; ``synced``: behind
-    what is on the disks of all; ``published``: in its own files; ``trim``: in those of all. ``stalled``: why
-    nothing gets on, or "". ``seconds``: CPU time of each stage."""
+    """Of one host. ``leads``: it is the primary, and does what one does; ``able``: its
+    server answers. ``written``: the sequence number behind
+    the last whole frame of its log; ``synced``: behind what is on the disks of all; ``published``: in its own
+    files; ``trim``: in those of all. ``wait``: writers are to. ``promise``: whether an fsync may return.
+    ``stalled``: why something does not get on, or "". ``seconds``: CPU time of each stage."""
 
     name: str
     epoch: int
     chain: tuple[str, ...]
     copies: int
+    leads: bool
+    able: bool
     written: int
     synced: int
     published: Position
     trim: Position
     wait: bool = False
+    promise: bool = False
     stalled: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """What the processes of a host are started with. ``listen``: an IPv4 address and a port, of which two
+    more follow; "" for Unix sockets in ``folder``. ``secret``: a file. ``cores``: set aside for the pipeline
+    and the engine. ``copies``: hosts that are to hold the files; ``least``: without which no fsync
+    returns."""
+
+    name: str
+    folder: str
+    store: str
+    secret: str
+    domain: str = ""
+    listen: str = ""
+    mode: Mode = "linefs"
+    copies: int = 3
+    least: int = 2
+    ring: int = 64 << 20
+    cores: tuple[int, ...] = ()
+
+    @property
+    def host(self) -> Host:
+        """The addresses of its processes."""
+        if self.listen:
+            address, _, port = self.listen.rpartition(":")
+            server, nic, engine = (f"tcp:{address}:{int(port) + number}" for number in range(3))
+        else:
+            server, nic, engine = (f"unix:{self.folder}/{name}" for name in ("server", "nic", "engine"))
+        return Host(self.name, self.domain or self.name, server, nic, engine)

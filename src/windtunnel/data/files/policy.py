@@ -1,14 +1,13 @@
-"""What is decided about files: where the stages of the pipeline run and how wide they are, when writers wait, who
-is the primary, and what an `fsync` may promise (LineFS, SOSP 2021, sections 3 and 4).
+"""What is decided about files: where the stages of the pipeline run and how wide they are, when writers wait,
+who is the primary, and what an `fsync` may promise (LineFS, SOSP 2021, sections 3 and 4).
 
-The rules. *Placement*: in ``linefs`` and ``serial`` the stages run on cores that are set aside (they stand for
-the SmartNIC's), in ``host`` (as Assise does it) on those of the applications. *Width*: the stage that works on
-several chunks at once (compress) gets one thread more where over half of its queue waits, one less where none
-does. *Watermarks*: writers
-wait while more of the ring is in use than the high mark, until less is than the low one; the paper's slabs
-have 60 and 50 %. *Failover*: the next of the hosts that answer which has most of the log (all of them have all
-that was acknowledged; by the order of the chain where several do) takes over when the primary has said
-nothing for a lease. *Promise*: an `fsync` returns when all hosts of the epoch have it on their disks, if they
+The rules. *Placement*: in ``linefs`` and ``serial`` the stages run on cores that are set aside (they stand
+for the SmartNIC's), in ``host`` (as Assise does it) on those of the applications. *Width*: the stage that
+works on several chunks at once (compress) gets one thread more where over half of its queue waits, one less
+where none does. *Watermarks*: writers wait while more of the ring is in use than the high mark, until less is
+than the low one; the paper's slabs have 60 and 50 %. *Failover*: when the primary has said nothing for a
+lease, that host takes over which has most of the log (all have what was acknowledged), the first of the chain
+where several do. *Promise*: an `fsync` returns when all hosts of the epoch have it on their disks, if they
 are enough.
 """
 
@@ -16,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, overload
 
 from windtunnel.data.files.model import Mode
 
@@ -28,8 +28,8 @@ WIDEST = 4
 
 @dataclass(frozen=True)
 class Pipeline:
-    """``cores``: that are set aside. ``queued``: share of the queue before the stage of ``width`` threads that
-    waits, 0 to 1. ``used``: share of the ring. ``waiting``: whether writers wait already."""
+    """``cores``: that are set aside. ``queued``: share of the queue before the stage of ``width`` threads
+    that waits, 0 to 1. ``used``: share of the ring. ``waiting``: whether writers wait already."""
 
     mode: Mode
     cores: tuple[int, ...] = ()
@@ -53,34 +53,39 @@ class Flow:
 @dataclass(frozen=True)
 class Peer:
     """Another host of the chain, as it was last heard of. ``silent``: seconds since then. ``written``: the
-    sequence number behind the last whole frame of its log. ``epoch``: the newest that it knows."""
+    sequence number behind the last whole frame of its log. ``epoch``: the newest that it knows. ``leads``: it
+    does what a primary does. ``able``: its server answers."""
 
     name: str
     silent: float
     written: int
     epoch: int
+    leads: bool
+    able: bool
 
 
 @dataclass(frozen=True)
 class Membership:
-    """What the host ``me`` knows of the chain of an ``epoch``. ``copies``: hosts that were asked for.
-    ``broken``: an operation of the group has failed. ``least``: hosts without which no fsync returns."""
+    """What the host ``me`` knows of the chain of an ``epoch``. ``least``: hosts without which no fsync
+    returns. ``leads``: it does what a primary does. ``broken``: an operation of the group has failed.
+    ``joining``: a host that is to be taken in, or ""."""
 
     me: str
     written: int
     epoch: int
     chain: tuple[str, ...]
     peers: tuple[Peer, ...]
-    copies: int
     least: int
+    leads: bool
+    able: bool
     broken: bool = False
+    joining: str = ""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """``act``: "keep" the epoch; "change" it (to ``epoch`` with ``chain``, whose first is the primary); or
-    "leave": another epoch is on its way, of which this host is not the primary. ``promise``: whether an fsync
-    may return in this chain."""
+    """``act``: "keep" the epoch; "change" it, to ``epoch`` with ``chain``, whose first is the primary; "read"
+    a newer one from the store. ``promise``: whether an fsync may return in this chain."""
 
     act: str
     epoch: int
@@ -90,6 +95,14 @@ class Chain:
 
 Observation = Pipeline | Membership
 Decision = Flow | Chain
+
+
+@overload
+def decide(observation: Pipeline) -> Flow: ...
+
+
+@overload
+def decide(observation: Membership) -> Chain: ...
 
 
 def decide(observation: Observation) -> Decision:
@@ -107,24 +120,27 @@ def _flow(seen: Pipeline) -> Flow:
 
 def _chain(seen: Membership) -> Chain:
     alive = {peer.name: peer for peer in seen.peers if peer.silent <= LEASE}
-    newer = max((peer.epoch for peer in seen.peers), default=0) > seen.epoch
-    enough = len(seen.chain) >= seen.least
-    keep = Chain("keep", seen.epoch, seen.chain, enough)
-    if newer or seen.me not in seen.chain:
-        return Chain("leave", seen.epoch, seen.chain, False)
+    keep = Chain("keep", seen.epoch, seen.chain, len(seen.chain) >= seen.least)
+    if max((peer.epoch for peer in alive.values()), default=0) > seen.epoch or seen.me not in seen.chain:
+        return Chain("read", seen.epoch, seen.chain, False)
     rest = tuple(name for name in seen.chain if name == seen.me or name in alive)
-    if seen.chain[0] == seen.me:
-        if rest == seen.chain and not seen.broken:
-            return keep
-        return Chain("change", seen.epoch + 1, rest, len(rest) >= seen.least)
-    if seen.chain[0] in alive:
+    first = seen.chain[0]
+    if first == seen.me and seen.leads:
+        joining = (seen.joining,) if seen.joining else ()
+        chain = (*(name for name in rest if name not in joining), *joining)
+        return _changed(seen, chain) if chain != seen.chain or seen.broken or joining else keep
+    if first in alive and alive[first].leads:
         return keep
+    able = {name: seen.able if name == seen.me else alive[name].able for name in rest}
+    # whoever led may have more than was passed on: where another takes over, it comes back as one that is new
+    rest = tuple(name for name in rest if name != first or able[name])
     written = {name: seen.written if name == seen.me else alive[name].written for name in rest}
-    best = max(rest, key=lambda name: (written[name], -rest.index(name)))
-    if best != seen.me:
-        return keep
-    chain = (best, *(name for name in rest if name != best))
+    best = max((name for name in rest if able[name]), key=lambda name: written[name], default="")
+    return keep if best != seen.me else _changed(seen, (best, *(name for name in rest if name != best)))
+
+
+def _changed(seen: Membership, chain: tuple[str, ...]) -> Chain:
     return Chain("change", seen.epoch + 1, chain, len(chain) >= seen.least)
 
 
-POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"linefs": decide}
+POLICIES: Mapping[str, Callable[[Any], Decision]] = {"linefs": decide}

@@ -33,7 +33,7 @@ class Tree:
             raise _error(errno.ENOTDIR if parent is not None and not parent.folder else errno.ENOENT, path)
         return node
 
-    def list(self, path: str) -> tuple[str, ...]:
+    def names(self, path: str) -> tuple[str, ...]:
         """Names in a folder, sorted."""
         if not self.stat(path).folder:
             raise _error(errno.ENOTDIR, path)

@@ -67,6 +67,10 @@ class Files(Protocol):
     def write(self, name: str, data: bytes | memoryview) -> None:
         """The file is whole under its name, or unchanged where this raises."""
 
+    def create(self, name: str, data: bytes) -> None:
+        """As `write`, but durably at once, and only where nothing has the name: else FileExistsError. Of
+        several that try, one succeeds."""
+
     def upload(self, name: str, source: Path) -> None:
         """As `write`, with the content of the file ``source``, of any size."""
 
@@ -144,6 +148,11 @@ class LocalFiles:
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         self._write(name, [data])
+
+    def create(self, name: str, data: bytes) -> None:
+        path = Path(self._path(name))
+        self._folder(str(path.parent))
+        atomic.write_new(path, data)
 
     def upload(self, name: str, source: Path) -> None:
         with source.open("rb") as file:
@@ -292,6 +301,10 @@ class RemoteFiles:
         with self._put(name) as path:
             self._fs.pipe_file(path, bytes(data))
 
+    def create(self, name: str, data: bytes) -> None:
+        with self._put(name) as path:
+            self._fs.pipe_file(path, data, mode="create")
+
     def upload(self, name: str, source: Path) -> None:
         with self._put(name) as path:
             self._fs.put_file(str(source), path)
@@ -362,7 +375,8 @@ class RemoteFiles:
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, "there is no such object", f"{self.url}/{name}") from None
         except Exception as error:  # every store has exceptions of its own
-            number = getattr(error, "errno", None) or errno.EIO
+            exists = errno.EEXIST if isinstance(error, FileExistsError) else errno.EIO
+            number = getattr(error, "errno", None) or exists
             raise OSError(number, f"the store failed: {error}", f"{self.url}/{name}") from error
 
 

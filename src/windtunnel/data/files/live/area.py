@@ -8,13 +8,14 @@ that has it already changes nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from windtunnel.base import atomic
-from windtunnel.data.files.log import Entry, Superblocks
+from windtunnel.data.files.log import Entry, Ring, Superblocks
 from windtunnel.data.files.model import Kind, Position
 from windtunnel.data.files.tree import Tree
 
@@ -172,3 +173,39 @@ class Overlay:
             elif at < end and at + len(data) > offset:
                 first = max(at, offset)
                 yield first - offset, data[first - at : end - at]
+
+
+class State:
+    """Names and contents as the log of a host has them, to its end, which is ``tail``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tree, self.overlay, self.tail = Tree(), Overlay(), Position()
+
+    @staticmethod
+    def recovered(folder: Path, ring: Ring) -> State:
+        """From the newest checkpoint, and what the log has beyond it."""
+        state = State(folder)
+        state.tree, state.tail = newest(folder)
+        for entry in ring.entries(state.tail):
+            state.apply(entry)
+        return state
+
+    def apply(self, entry: Entry) -> None:
+        operation = entry.operation
+        if operation.kind in (Kind.WRITE, Kind.TRUNCATE):
+            content = entry.data if operation.kind == Kind.WRITE else None
+            inode = self.tree.nodes[operation.path].inode
+            self.overlay.add(inode, entry.sequence, operation.offset, content)
+        self.tree.apply(operation, len(entry.data))
+        self.tail = entry.after
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        """Bytes of a file, less at its end. Raises OSError."""
+        node = self.tree.stat(path)
+        if node.folder:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        length = min(length, node.size - offset)
+        if length <= 0:
+            return b""
+        return self.overlay.read(node.inode, offset, length, read(self.folder, node.inode, offset, length))

@@ -1,9 +1,9 @@
 """The stages through which the log of a host passes, beside the applications (LineFS, section 3.3).
 
 On every host: fetch a chunk of the log, validate it, publish it. On the primary a second branch of the same
-chunks: compress, transfer along the chain, acknowledge. The queues between stages are bounded, and chunks pass
-them in the order of the log: where several threads compress, their results are taken in turn. ``serial`` does
-one chunk at a time, one stage after another.
+chunks: compress, transfer along the chain, acknowledge. The queues between stages are bounded, and chunks
+pass them in the order of the log: where several threads compress, their results are taken in turn. ``serial``
+does one chunk at a time, one stage after another.
 
 Nothing tells the pipeline that the log has grown: it looks, more seldom the longer nothing comes. A host that
 only follows finds in its ring what the chain has put there, in the same way.
@@ -22,12 +22,14 @@ from typing import Any, TypeVar
 
 import zstandard
 
-from windtunnel.data.files.log import Entry, Ring, parse
 from windtunnel.data.files.live.area import PublicArea
+from windtunnel.data.files.log import Entry, Ring, parse
 from windtunnel.data.files.model import CHUNK, Position
 from windtunnel.data.files.policy import STAGES, WIDEST, Flow
+from windtunnel.data.group.policy import SLOT
 
 T = TypeVar("T")
+Message = tuple[int, bytes, bytes | None]  # place in the ring, bytes, the same compressed
 DEPTH = 4  # chunks that wait before a stage
 _LOOKS = (0.0005, 0.02)  # seconds between two looks for more of the log, at first and at last
 _IDLE = 0.5  # seconds after which what was applied is published
@@ -53,8 +55,9 @@ class Ended(Exception):
 
 
 class Pipeline:
-    """``group``: of the other hosts (`data.group`), on the primary. ``start``: where the log is read from; what
-    the public area has already is passed on again, not published again. ``failed``: is told what ended it.
+    """``group``: of the other hosts (`data.group`), on the primary. ``start``: where the log is read from;
+    what the public area has already is passed on again, not published again. ``failed``: is told what ended
+    it.
 
     Sequence numbers that only grow: ``written`` is behind the last whole frame, ``transferred`` behind what
     all hosts have in their rings, ``synced`` behind what all have on their disks.
@@ -71,7 +74,7 @@ class Pipeline:
         self._failed = failed
         self._pool = ThreadPoolExecutor(WIDEST, "compress")
         self._publish: Queue[Chunk] = Queue(DEPTH)
-        self._send: Queue[tuple[Chunk, Future[bytes | None]]] = Queue(DEPTH)
+        self._send: Queue[tuple[Chunk, Future[list[Message]]]] = Queue(DEPTH)
         self._sent: Queue[tuple[Position, list[Future[Any]]]] = Queue(DEPTH)
         self._ended = threading.Event()
         self._changed = threading.Condition()
@@ -151,19 +154,24 @@ class Pipeline:
             if self.area.applied.offset - self.area.published.offset > self.ring.size // _SHARE:
                 self.area.checkpoint()
 
-    def _pack(self, chunk: Chunk) -> bytes | None:
-        """Compressed, where that saves a tenth."""
+    def _pack(self, chunk: Chunk) -> list[Message]:
+        """What the group is to write, compressed where that saves a tenth."""
+        messages = []
         with self._at("compress"):
-            packed = zstandard.ZstdCompressor(1).compress(chunk.data)
-            return packed if len(packed) < 0.9 * len(chunk.data) else None
+            codec = zstandard.ZstdCompressor(1)
+            for place, part in self.ring.pieces(chunk.begin.offset, len(chunk.data)):
+                for first in range(part.start, part.stop, SLOT):
+                    data = chunk.data[first : min(first + SLOT, part.stop)]
+                    packed = codec.compress(data)
+                    small = packed if len(packed) < 0.9 * len(data) else None
+                    messages.append((place + first - part.start, data, small))
+        return messages
 
-    def _transfer(self, chunk: Chunk, packed: bytes | None) -> list[Future[Any]]:
+    def _transfer(self, messages: Sequence[Message]) -> list[Future[Any]]:
         if self.group is None:
             return []
         with self._at("transfer"):
-            pieces = self.ring.pieces(chunk.begin.offset, len(chunk.data))
-            whole = packed if len(pieces) == 1 else None
-            return [self.group.write(at, chunk.data[p.start : p.stop], packed=whole) for at, p in pieces]
+            return [self.group.write(at, data, packed=packed) for at, data, packed in messages]
 
     def _acknowledge(self, end: Position, results: Sequence[Future[Any]]) -> None:
         for result in results:
@@ -185,7 +193,7 @@ class Pipeline:
                 continue
             self._apply(chunk)
             if self.primary:
-                self._acknowledge(chunk.end, self._transfer(chunk, self._pack(chunk)))
+                self._acknowledge(chunk.end, self._transfer(self._pack(chunk)))
             look = idle = 0.0
 
     def _fetching(self) -> None:
@@ -211,7 +219,7 @@ class Pipeline:
     def _sending(self) -> None:
         while True:
             chunk, packed = self._get(self._send)
-            self._put(self._sent, (chunk.end, self._transfer(chunk, self._result(packed))))
+            self._put(self._sent, (chunk.end, self._transfer(self._result(packed))))
 
     def _acknowledging(self) -> None:
         while True:
@@ -237,7 +245,7 @@ class Pipeline:
                 self._changed.notify_all()
 
     def _pause(self, look: float, idle: float) -> tuple[float, float]:
-        """Wait for more of the log, twice as long each time. Returns the pause, and all since the last chunk."""
+        """Wait for more of the log, twice as long each time: the pause, and the sum since the last chunk."""
         look = min(_LOOKS[1], max(_LOOKS[0], 2 * look))
         self._ended.wait(look)
         return look, idle + look

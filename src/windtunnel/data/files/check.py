@@ -1,0 +1,54 @@
+"""What a host has on its disk once its processes have ended: checked, and as digests by path."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.base.errors import UserError
+from windtunnel.data.files.live.area import State, newest
+from windtunnel.data.files.log import Ring
+from windtunnel.data.files.model import WRITE_MOST, Position
+
+
+@dataclass(frozen=True)
+class Contents:
+    """``digests``: of the content of each file by its path ("" of a folder), up to ``position`` of the log.
+    ``logged``: operations that only the log has. ``damage``: what does not fit, in words."""
+
+    digests: dict[str, str]
+    position: Position
+    logged: int
+    damage: tuple[str, ...]
+
+
+def check(folder: Path) -> Contents:
+    """Recover the state of the host in ``folder``, changing nothing.
+
+    Raises:
+        UserError: there is no host's folder.
+    """
+    path = folder / "ring"
+    if not path.exists() or not (folder / "superblocks").exists():
+        raise UserError(f"{folder}: no host of files was here; accepted is the folder of `files serve`")
+    ring = Ring(path, path.stat().st_size)
+    try:
+        published = newest(folder)[1]
+        state = State.recovered(folder, ring)
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        return Contents({}, Position(), 0, (f"the newest checkpoint is damaged: {error}",))
+    finally:
+        ring.close()
+    digests = {name: "" if node.folder else _digest(state, name) for name, node in state.tree.nodes.items()}
+    known = {str(node.inode) for node in state.tree.files()}
+    damage = [f"inodes/{p.name} has no name" for p in (folder / "inodes").iterdir() if p.name not in known]
+    return Contents(digests, state.tail, state.tail.sequence - published.sequence, tuple(damage))
+
+
+def _digest(state: State, path: str) -> str:
+    total, offset = hashlib.blake2b(digest_size=16), 0
+    while part := state.read(path, offset, WRITE_MOST):
+        total.update(part)
+        offset += len(part)
+    return total.hexdigest()

@@ -1,0 +1,200 @@
+"""Files from Python: the client of the hosts, which a lost primary does not stop.
+
+    files = connect("demo")  # or FileClient(store, secret)
+    files.perform(Kind.CREATE, "/a")
+    files.write("/a", 0, b"content")
+    files.sync()  # returns when as many hosts as hold the files have it on their disks
+
+What was written and is not known to be on all disks is kept here, and sent again to the next primary: each
+operation has a number, and is performed once.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from windtunnel.base import rpc
+from windtunnel.base.errors import UserError
+from windtunnel.base.keys import Keys
+from windtunnel.base.paths import home
+from windtunnel.data.files.live.membership import MembershipStore
+from windtunnel.data.files.model import (
+    ERRORS,
+    WRITE_MOST,
+    Done,
+    FilesError,
+    Kind,
+    NotPrimary,
+    Operation,
+    Stat,
+    Status,
+)
+from windtunnel.data.files.protocol import FileCalls
+
+T = TypeVar("T")
+TIMEOUT = 30.0
+"""Seconds in which another primary must have come."""
+KEPT = 64 << 20
+"""Bytes of writes that are not synced, of which more are synced by themselves."""
+_PAUSE = 0.05
+_ANSWER = 5.0  # seconds after which a call is made again, of another primary if there is one
+
+
+@dataclass
+class Pending:
+    operation: Operation
+    data: bytes
+    sequence: int = 0
+
+
+class FileClient:
+    """``store``: URL of the membership. Threads may share it; their operations take turns.
+
+    Every method raises OSError as the kernel would, and `FilesError`: no primary came in time, or fewer hosts
+    are left than an fsync needs.
+    """
+
+    def __init__(self, store: str, secret: bytes, timeout: float = TIMEOUT) -> None:
+        self._store, self._secret, self._timeout = MembershipStore(store), secret, timeout
+        self._turn = threading.RLock()
+        self._remote: rpc.Blocking | None = None
+        self._pending: deque[Pending] = deque()
+        self._client, self._request = secrets.randbits(63) | 1, 0
+
+    def perform(
+        self, kind: Kind, path: str, data: bytes = b"", *, offset: int = 0, target: str = ""
+    ) -> Done:  # fmt: skip
+        """One operation. ``offset``: of a write (-1: at the end), or the size of a truncation."""
+        with self._turn:
+            self._request += 1
+            number = Operation(kind, path, target, offset, time.time(), self._client, self._request)
+            pending = Pending(number, data)
+            self._pending.append(pending)
+            try:
+                done: Done = self._call(lambda remote: remote.perform(number, data=data))
+            except OSError:
+                self._pending.remove(pending)
+                raise
+            pending.sequence = done.sequence
+            self._forget(done.synced)
+            if sum(len(kept.data) for kept in self._pending) > KEPT:
+                self.sync()
+            return done
+
+    def write(self, path: str, offset: int, data: bytes) -> int:
+        """Write ``data``, at the end where ``offset`` is -1; returns where it began."""
+        first = -1
+        for at in range(0, len(data), WRITE_MOST):
+            place = offset if offset < 0 else offset + at
+            done = self.perform(Kind.WRITE, path, data[at : at + WRITE_MOST], offset=place)
+            first = done.offset if first < 0 else first
+        return first
+
+    def sync(self) -> None:
+        """All that was written is on the disks of all hosts that hold the files."""
+        with self._turn:
+            self._forget(self._call(lambda remote: remote.sync(0)))
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        """Bytes of a file, less at its end."""
+        parts = []
+        while length > 0:
+            call = partial(_read, path=path, offset=offset, length=min(length, WRITE_MOST))
+            part: bytes = self._call(call)
+            if not part:
+                break
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return b"".join(parts)
+
+    def stat(self, path: str) -> Stat:
+        status: Stat = self._call(lambda remote: remote.stat(path))
+        return status
+
+    def names(self, path: str) -> tuple[str, ...]:
+        names: tuple[str, ...] = self._call(lambda remote: remote.names(path))
+        return names
+
+    def status(self) -> list[Status | str]:
+        """Of all hosts of the chain; what went wrong for one that does not answer."""
+        newest = self._store.newest()
+        rows: list[Status | str] = []
+        for host in newest.chain if newest is not None else ():
+            try:
+                remote = rpc.Blocking(FileCalls, host.server, secret=self._secret, errors=ERRORS, timeout=2.0)
+                rows.append(remote.status())
+                remote.close()
+            except (OSError, FilesError) as error:
+                rows.append(f"{host.name}: {error or 'no answer'}")
+        return rows
+
+    def close(self) -> None:
+        with self._turn:
+            self._disconnect()
+
+    def _call(self, call: Callable[[Any], T]) -> T:
+        """Of the primary, or of the next one."""
+        end = time.monotonic() + self._timeout
+        while True:
+            with self._turn:
+                try:
+                    return call(self._connected())
+                except (ConnectionError, TimeoutError, NotPrimary) as error:
+                    self._disconnect()
+                    if time.monotonic() > end:
+                        raise FilesError(f"no primary answers for {self._timeout:g} s: {error}") from error
+            time.sleep(_PAUSE)
+
+    def _connected(self) -> rpc.Blocking:
+        if self._remote is None:
+            newest = self._store.newest()
+            if newest is None:
+                raise NotPrimary("no host has come yet")
+            remote = rpc.Blocking(
+                FileCalls, newest.chain[0].server, secret=self._secret, errors=ERRORS, timeout=_ANSWER
+            )
+            for pending in self._pending:
+                pending.sequence = remote.perform(pending.operation, data=pending.data).sequence
+            self._remote = remote
+        return self._remote
+
+    def _disconnect(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
+        self._remote = None
+
+    def _forget(self, synced: int) -> None:
+        while self._pending and 0 < self._pending[0].sequence <= synced:
+            self._pending.popleft()
+
+
+def _read(remote: Any, **arguments: Any) -> Any:
+    return remote.read(**arguments)
+
+
+def place(name: str) -> Path:
+    """The folder of the files that this user calls ``name``."""
+    return home() / "files" / name
+
+
+def connect(name: str, timeout: float = TIMEOUT) -> FileClient:
+    """The files that `windtunnel files serve` or `demo` has named so.
+
+    Raises:
+        UserError: there are none.
+    """
+    try:
+        access = json.loads((place(name) / "access.json").read_text())
+    except OSError as error:
+        raise UserError(f"lines://{name}: no files of that name are known here; accepted is a name that "
+                        f"`windtunnel files serve --name NAME` has served") from error  # fmt: skip
+    return FileClient(access["store"], Keys.read(Path(access["secret"]), "secret").secret, timeout)

@@ -1,0 +1,50 @@
+"""What the processes ask each other: clients the server of a host, servers and hosts the pipeline beside
+it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from windtunnel.data.files.model import Done, Host, Operation, Stat, Status
+
+
+class FileCalls(Protocol):
+    """Of the server of a host. All but `status` raise `NotPrimary` on a host that is not, and OSError as the
+    kernel would for the same call."""
+
+    async def status(self) -> Status: ...
+
+    async def perform(self, operation: Operation, data: bytes) -> Done:
+        """Write the operation to the log. One that was performed already is not again."""
+        ...
+
+    async def sync(self, sequence: int) -> int:
+        """Wait until all before ``sequence`` (0: all there is) is on the disks of all hosts."""
+        ...
+
+    async def read(self, path: str, offset: int, length: int) -> bytes: ...
+    async def stat(self, path: str) -> Stat: ...
+    async def names(self, path: str) -> tuple[str, ...]: ...
+
+
+class HostCalls(Protocol):
+    """Of the process of a host that runs the pipeline and stands for the SmartNIC."""
+
+    async def status(self) -> Status: ...
+
+    async def serving(self) -> Status:
+        """As `status`; for the host's own server alone, which says with it that it answers."""
+        ...
+
+    async def sync(self, sequence: int) -> int: ...
+
+    async def admit(self, host: Host) -> int:
+        """Take ``host`` into the chain, which has copied what is published. Returns the epoch."""
+        ...
+
+    async def snapshot(self) -> bytes:
+        """What is published: a JSON object of the tree and the position; the log from there on is kept until
+        `admit`, or for some time."""
+        ...
+
+    async def content(self, inode: int, offset: int, length: int) -> bytes: ...
