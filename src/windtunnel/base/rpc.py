@@ -96,8 +96,8 @@ async def serve(
             if secret is not None:
                 await asyncio.wait_for(_prove(reader, writer, secret, server=True), _PATIENCE)
             await _answer_calls(reader, writer, methods, target, errors)
-        except (OSError, EOFError, ValueError):
-            pass  # the peer went, or speaks something else
+        except (OSError, EOFError, ValueError, asyncio.CancelledError):
+            pass  # the peer went, or speaks something else, or the server is closed
         finally:
             connections.discard(task)
             writer.close()

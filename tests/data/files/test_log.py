@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def fill(ring: Ring, start: Position, lengths: list[int], epoch: int) -> list[Po
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Ring:
+    (tmp_path / "ring").write_bytes(bytes(RING + PAGESIZE))
     return Ring(tmp_path / "ring", RING)
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import posixpath
 import tempfile
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,7 @@ class Host(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp(dir=os.environ["FILES_TEST_FOLDER"]))
+        (self.folder / "ring").write_bytes(bytes((1 << 20) + PAGESIZE))
         self.ring = Ring(self.folder / "ring", 1 << 20)
         self.area = PublicArea(self.folder)
         self.state, self.model = State(self.folder), Model()

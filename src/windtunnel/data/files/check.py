@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from pathlib import Path
 
 from windtunnel.base.errors import UserError
@@ -32,7 +33,7 @@ def check(folder: Path) -> Contents:
     path = folder / "ring"
     if not path.exists() or not (folder / "superblocks").exists():
         raise UserError(f"{folder}: no host of files was here; accepted is the folder of `files serve`")
-    ring = Ring(path, path.stat().st_size)
+    ring = Ring(path, path.stat().st_size - PAGESIZE)  # the last page is the engine's own
     try:
         published = newest(folder)[1]
         state = State.recovered(folder, ring)

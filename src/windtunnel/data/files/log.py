@@ -28,8 +28,6 @@ _HEAD = struct.Struct("<4sII BIQQQqdHH")
 _CHECKED = 8  # bytes before what the checksum covers: magic and the checksum
 _BLOCK = struct.Struct("<4sIQQQI")  # magic, checksum, turn, sequence, offset, epoch
 _SECTOR = 512
-RING = 64 << 20
-"""Bytes of a ring, unless another size is asked for."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,10 @@ def frame_head(data: bytes | memoryview, at: Position) -> tuple[int, tuple[int, 
 
 
 class Ring:
-    """The ring of the log in a file of fixed size, which the engine of `data.group` has mapped as well."""
+    """The ring of the log: the region of the host's engine of `data.group`, which has made the file."""
 
-    def __init__(self, path: Path, size: int = RING) -> None:
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if os.fstat(self.file).st_size != size:
-            os.posix_fallocate(self.file, 0, size)  # a full disk is found now
+    def __init__(self, path: Path, size: int) -> None:
+        self.file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self.size = size
         self._map = mmap.mmap(self.file, size)
 

@@ -20,8 +20,8 @@ from typing import Any, overload
 from windtunnel.data.files.model import Mode
 
 STAGES = ("fetch", "validate", "publish", "compress", "transfer", "acknowledge")
-LEASE = 1.0
-"""Seconds without a word after which a host counts as gone (LineFS, section 3.5)."""
+LEASE = 2.0
+"""Seconds without a word after which a host counts as gone (LineFS: 1 s, on hosts that share nothing)."""
 HIGH, LOW = 0.6, 0.5
 WIDEST = 4
 

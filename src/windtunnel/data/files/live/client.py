@@ -11,6 +11,7 @@ operation has a number, and is performed once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import threading
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from windtunnel.base import rpc
 from windtunnel.base.errors import UserError
@@ -32,6 +33,7 @@ from windtunnel.data.files.model import (
     WRITE_MOST,
     Done,
     FilesError,
+    Host,
     Kind,
     NotPrimary,
     Operation,
@@ -63,7 +65,10 @@ class FileClient:
     are left than an fsync needs.
     """
 
-    def __init__(self, store: str, secret: bytes, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, store: str, secret: bytes, timeout: float = TIMEOUT, used: BinaryIO | None = None
+    ) -> None:  # fmt: skip
+        self._used = used  # what keeps the hosts of a demo, while it is open
         self._store, self._secret, self._timeout = MembershipStore(store), secret, timeout
         self._turn = threading.RLock()
         self._remote: rpc.Blocking | None = None
@@ -130,9 +135,8 @@ class FileClient:
         rows: list[Status | str] = []
         for host in newest.chain if newest is not None else ():
             try:
-                remote = rpc.Blocking(FileCalls, host.server, secret=self._secret, errors=ERRORS, timeout=2.0)
-                rows.append(remote.status())
-                remote.close()
+                with contextlib.closing(self._remote_of(host, 2.0)) as remote:
+                    rows.append(remote.status())
             except (OSError, FilesError) as error:
                 rows.append(f"{host.name}: {error or 'no answer'}")
         return rows
@@ -140,6 +144,8 @@ class FileClient:
     def close(self) -> None:
         with self._turn:
             self._disconnect()
+        if self._used is not None:
+            self._used.close()
 
     def _call(self, call: Callable[[Any], T]) -> T:
         """Of the primary, or of the next one."""
@@ -159,13 +165,14 @@ class FileClient:
             newest = self._store.newest()
             if newest is None:
                 raise NotPrimary("no host has come yet")
-            remote = rpc.Blocking(
-                FileCalls, newest.chain[0].server, secret=self._secret, errors=ERRORS, timeout=_ANSWER
-            )
+            self._remote = self._remote_of(newest.chain[0], _ANSWER)
             for pending in self._pending:
-                pending.sequence = remote.perform(pending.operation, data=pending.data).sequence
-            self._remote = remote
+                done = self._remote.perform(pending.operation, data=pending.data)
+                pending.sequence = done.sequence
         return self._remote
+
+    def _remote_of(self, host: Host, timeout: float) -> rpc.Blocking:
+        return rpc.Blocking(FileCalls, host.server, secret=self._secret, errors=ERRORS, timeout=timeout)
 
     def _disconnect(self) -> None:
         if self._remote is not None:
@@ -187,14 +194,21 @@ def place(name: str) -> Path:
 
 
 def connect(name: str, timeout: float = TIMEOUT) -> FileClient:
-    """The files that `windtunnel files serve` or `demo` has named so.
+    """The files that this user has served under ``name``; "demo": those of the last demo.
 
     Raises:
         UserError: there are none.
     """
+    used = None
+    if name == "demo":
+        from windtunnel.data.files.live.demo import use
+
+        used = use()
     try:
         access = json.loads((place(name) / "access.json").read_text())
     except OSError as error:
-        raise UserError(f"lines://{name}: no files of that name are known here; accepted is a name that "
-                        f"`windtunnel files serve --name NAME` has served") from error  # fmt: skip
-    return FileClient(access["store"], Keys.read(Path(access["secret"]), "secret").secret, timeout)
+        raise UserError(
+            f"lines://{name}: no files of that name are known; accepted are demo, and what was served by"
+            " `windtunnel files serve --name NAME`"
+        ) from error
+    return FileClient(access["store"], Keys.read(Path(access["secret"]), "secret").secret, timeout, used)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from windtunnel.base import atomic
 from windtunnel.base.keys import Keys
 from windtunnel.base.plain import to_plain
 from windtunnel.data.files.live.client import FileClient, place
@@ -84,11 +85,16 @@ class HostProcesses:
         self.kill()
 
 
-def serve(spec: HostSpec, name: str) -> None:
-    """Be a host until SIGTERM or SIGINT. ``name``: under which this user's programs find the files."""
+def remember(name: str, spec: HostSpec) -> None:
+    """Let this user's programs find the files of ``spec`` under ``name``."""
     folder = place(name)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "access.json").write_text(json.dumps({"store": spec.store, "secret": spec.secret}))
+    atomic.replace(folder / "access.json", json.dumps({"store": spec.store, "secret": spec.secret}))
+
+
+def serve(spec: HostSpec, name: str) -> None:
+    """Be a host until SIGTERM or SIGINT. ``name``: under which this user's programs find the files."""
+    remember(name, spec)
     host, ended = HostProcesses(spec), list[int]()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: ended.append(received))

@@ -27,8 +27,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from windtunnel.data.group import EngineProcess, Group, GroupHalted, Member, StaleEpoch, start_engine
-
 from windtunnel.base import rpc
 from windtunnel.base.keys import Keys
 from windtunnel.base.plain import canonical, from_plain, to_plain
@@ -51,12 +49,14 @@ from windtunnel.data.files.model import (
 from windtunnel.data.files.policy import LEASE
 from windtunnel.data.files.protocol import HostCalls
 from windtunnel.data.files.tree import Tree
+from windtunnel.data.group import EngineProcess, Group, GroupHalted, Member, StaleEpoch, start_engine
 from windtunnel.linux.system import end_with_parent
 from windtunnel.store.eventlog import EventLog
 
 BEAT = LEASE / 5
 _HOLD = 60.0  # seconds for which the log is kept for a host that copies the files
 _RETRY = 0.5
+_ENOUGH = 10.0  # seconds that an fsync waits for hosts to come back, where too few are left
 _PIECE = 4 << 20
 
 
@@ -69,7 +69,6 @@ class Nic:
         self.store = MembershipStore(spec.store)
         self.log = EventLog(self.folder / "events.jsonl", host=spec.name)
         self.area = PublicArea(self.folder)
-        self.ring = Ring(self.folder / "ring", spec.ring)
         self.membership = Membership(0, spec.copies, ())
         self.peers: dict[str, tuple[float, Status | None]] = {}
         self.remotes: dict[str, Any] = {}
@@ -81,6 +80,7 @@ class Nic:
         self.stalled = ""
         self.served = 0.0  # when the host's own server asked last
         self.hold: tuple[float, Position] | None = None
+        self.begun = time.monotonic()
         self.flow = policy.decide(policy.Pipeline(spec.mode, spec.cores))
         self.turn = asyncio.Lock()  # of changes of the epoch and of the pipeline
         self.loop = asyncio.get_running_loop()
@@ -107,13 +107,17 @@ class Nic:
         return time.monotonic() - self.served < LEASE
 
     async def sync(self, sequence: int) -> int:
+        end = time.monotonic() + _ENOUGH
         while True:
-            if not self.promise:
-                holders = f"{len(self.membership.chain)} of {self.spec.copies} hosts hold the files"
-                raise FilesError(f"{holders}; an fsync needs {self.spec.least}")
             pipeline = self.pipeline
             if pipeline is None or not self.leads:
                 raise NotPrimary(f"{self.spec.name} is not the primary")
+            if not self.promise:
+                if time.monotonic() > end:
+                    holders = f"{len(self.membership.chain)} of {self.spec.copies} hosts hold the files"
+                    raise FilesError(f"{holders}; an fsync needs {self.spec.least}")
+                await asyncio.sleep(BEAT / 4)
+                continue
             try:
                 return await asyncio.to_thread(pipeline.sync, sequence, LEASE)
             except TimeoutError:
@@ -157,14 +161,14 @@ class Nic:
 
     async def run(self) -> None:
         """Until cancelled."""
-        self.begun = time.monotonic()
         self.start_engine()
+        self.ring = Ring(self.folder / "ring", self.spec.ring)
         server = await rpc.serve(HostCalls, self, self.spec.host.nic, secret=self.secret, errors=ERRORS)
         try:
             while True:
                 try:
                     async with self.turn:
-                        if self.engine is None or self.engine.poll() is not None:
+                        if self.engine is None or self.engine.process.poll() is not None:
                             self.start_engine()
                         await self.hear()
                         await self.look()
@@ -263,14 +267,16 @@ class Nic:
         if not await asyncio.to_thread(self.store.create, membership):
             await self.read_store()
             return
-        self.joining = None
+        self.joining = self.hold = None
         start = [self.area.published]
         for host in chain[1:]:
-            start.append((await (await self.remote(host)).status()).published)
+            status = await (await self.remote(host)).status()
+            self.peers[host.name] = (time.monotonic(), status)
+            start.append(status.published)
         await self.end_pipeline()
         if not self.leads:
             self.start_engine()  # anew: what the old primary still sends does not reach this log any more
-        self.membership, self.leads = membership, True
+        self.membership, self.leads, self.promise = membership, True, decision.promise
         members = [Member(host.name, host.engine, host.domain) for host in chain[1:]]
         try:
             if members:
@@ -280,7 +286,7 @@ class Nic:
         except (GroupHalted, OSError) as error:
             self.broken, self.stalled = True, str(error)
             return
-        self.broken, self.promise = False, decision.promise
+        self.broken = False
         self.begin_pipeline(min(start, key=lambda position: position.sequence))
         self.log.append("effect", capability="data.files", epoch=decision.epoch, leads=True)
 

@@ -167,11 +167,11 @@ class Pipeline:
                     messages.append((place + first - part.start, data, small))
         return messages
 
-    def _transfer(self, messages: Sequence[Message]) -> list[Future[Any]]:
+    def _transfer(self, messages: list[Message]) -> list[Future[Any]]:
         if self.group is None:
             return []
         with self._at("transfer"):
-            return [self.group.write(at, data, packed=packed) for at, data, packed in messages]
+            return [self.group.write(at, data) for at, data, packed in messages]
 
     def _acknowledge(self, end: Position, results: Sequence[Future[Any]]) -> None:
         for result in results:

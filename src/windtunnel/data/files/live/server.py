@@ -43,7 +43,7 @@ class Server:
     def __init__(self, spec: HostSpec) -> None:
         self.spec, self.folder = spec, Path(spec.folder)
         self.secret = Keys.read(Path(spec.secret), "secret").secret
-        self.ring = Ring(self.folder / "ring", spec.ring)
+        self.ring: Ring | None = None
         self.state = State(self.folder)
         self.epoch = 0
         self.heard = 0.0
@@ -66,6 +66,7 @@ class Server:
                 break
             await asyncio.sleep(_LOOK)
             await self.look()
+        assert self.ring is not None  # whoever leads has recovered from it
         self.ring.write(tail.offset, framed)
         after = Position(tail.sequence + 1, tail.offset + len(framed), self.epoch)
         state.apply(Entry(operation, data, tail.sequence, after))
@@ -113,6 +114,7 @@ class Server:
             self.epoch = 0
         elif status.epoch != self.epoch:
             if not self.epoch:
+                self.ring = self.ring or Ring(self.folder / "ring", self.spec.ring)
                 self.state = State.recovered(self.folder, self.ring)
             self.epoch = status.epoch
         self.state.overlay.drop(status.published.sequence)
