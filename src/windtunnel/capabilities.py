@@ -140,7 +140,7 @@ CAPABILITIES = (
     ),
     Capability(
         "data.group", "One region on several hosts, changed on all by engines of their own (HyperLoop)",
-        ("policy", "live"), "data", (), "files",
+        ROOMS, "data", (), "files",
     ),
 )  # fmt: skip
 

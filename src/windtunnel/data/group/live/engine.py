@@ -1,29 +1,27 @@
 """The engine of one replica: it does a group's operations on its region, and nothing else.
 
 It stands for the replica's network card. The paper has the card itself do this, from a window of operations
-that its host has posted before; here it is a process with one thread, by real-time priority ahead of all that
-the host else does, with rings of slots in the place of posted operations. No application of the replica is on
-the path: it may be busy, frozen or gone. What a process cannot show is the card's microseconds.
+that its host has posted before; here it is a process of one thread, by real-time priority ahead of all else
+on the host, with rings of slots for the posted operations. No application of the replica is on the path: it
+may be busy, frozen or gone. What a process cannot show is the card's microseconds.
 
-Operations come from the predecessor (or the coordinator, at the head) in the order of their numbers:
+Operations come from the predecessor (of the head: the coordinator) in the order of their numbers:
 
     WRITE a, payload    MEMCPY a → b, c bytes    CAS word at a: b → c, where the mask has this member's bit
     FLUSH               all before it is on the disk of every member
 
-Each is done here, then handed on; the tail tells the coordinator. A FLUSH is handed on first, so that all
-disks write at once, and FLUSHED follows it once this one's has. What is handed on again was done here, so no
-member is behind those after it.
+Each is done here, then handed on; the tail tells the coordinator. So no member is behind those after it. A
+FLUSH is handed on first, so that all disks write at once, and FLUSHED follows once this one's has.
 
 On each failure:
-- a write or sync fails (a full disk): the coordinator is told, nothing is handed on, and no later operation
-  is done. The region is allocated at the start, so that a disk that is full already is told then.
+- a write or sync fails (a full disk): the coordinator is told, and nothing more is done or handed on. The
+  region is allocated at the start, and written by pwrite: a disk's failure is an error and not a signal.
 - the successor is gone: the coordinator is told. The predecessor is gone: nothing comes any more.
-- a newer epoch begins: its coordinator has fenced this engine, which forgets its links to the older one, and
-  says so to them. What comes with another epoch's number is refused and told.
-- it is killed: the region is a file, and behind it lies what was done and which epoch is the newest. An
-  operation that was under way is there in part perhaps; so regions are compared before the next epoch.
+- a newer epoch begins: its coordinator has fenced this engine, which says so to those of the older one and
+  forgets them. What bears another epoch's number is refused, and told.
+- it is killed: the region is a file, and behind it lies what was done and which epoch is the newest. What was
+  under way may be there in part; so regions are compared before the next epoch.
 
-The engine writes by pwrite, where a disk's failure is an error and not a signal, and reads what it mapped.
 It ends with whoever started it.
 """
 
@@ -43,31 +41,17 @@ import struct
 import sys
 from pathlib import Path
 
-from windtunnel.base import handshake, wire
+from windtunnel.base import handshake
 from windtunnel.base.keys import Keys
-from windtunnel.data.group.live.link import (
-    CHUNK,
-    SERVICE,
-    STANDING,
-    WORD,
-    Frame,
-    Kind,
-    Link,
-    connect,
-    local_ring,
-)
+from windtunnel.base.wire import WireError
+from windtunnel.data.group.live.link import CHUNK, SERVICE, STANDING, WORD, Frame, Kind, Link, connect
 from windtunnel.data.group.policy import SLOT
 
 PAGE = mmap.PAGESIZE
-TRAILER = struct.Struct("<8sQQQ?")
-"""In the page behind the region: magic, fenced, epoch, sequence, torn."""
-TRAILER_MAGIC = b"wtgroup1"
-PRIORITY = 50
-ROOM = 64 << 20
-"""Bytes of a ring at most."""
-STRANGERS = 64
-PATIENCE = 2.0
-"""Seconds for a successor to be connected."""
+TRAILER, MARK = struct.Struct("<8sQQQ?"), b"wtgroup1"
+"""In the page behind the region: the mark, fenced, epoch, sequence, torn."""
+PRIORITY, ROOM, STRANGERS, PATIENCE = 50, 64 << 20, 64, 2.0
+"""Of real time; bytes of a ring at most; connections without proof; seconds for a successor to answer."""
 
 
 class Failed(Exception):
@@ -75,7 +59,7 @@ class Failed(Exception):
 
 
 class Engine:
-    """Raises OSError: the region cannot be had. Failed: the file is another's, or of another size."""
+    """Raises OSError: the region cannot be had. Failed: it is another engine's, or of another size."""
 
     def __init__(self, region: Path, size: int, secret: bytes) -> None:
         self.size, self._secret = size, secret
@@ -84,19 +68,17 @@ class Engine:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Failed("another engine has the region") from error
-        held = os.fstat(self._file).st_size
-        if held not in (0, size + PAGE):
-            raise Failed(f"the region has {held - PAGE} bytes; accepted is that size, or no file")
+        if (held := os.fstat(self._file).st_size) not in (0, size + PAGE):
+            raise Failed(f"the region has {held - PAGE} bytes, not {size}")
         os.posix_fallocate(self._file, 0, size + PAGE)
         os.fsync(self._file)
         self._memory = mmap.mmap(self._file, size + PAGE)
         known = TRAILER.unpack_from(self._memory, size)
-        if known[0] != TRAILER_MAGIC:
-            known = (TRAILER_MAGIC, 0, 0, 0, False)
-        _, self.fenced, self.epoch, self.sequence, self.torn = known
-        self.steady = False
-        self._synced = 0  # the FLUSH that was done here last
-        self._index, self._links = 0, dict[int, Link]()
+        _, self.fenced, self.epoch, self.sequence, self.torn = (
+            known if known[0] == MARK else (0, 0, 0, 0, False)
+        )
+        self.steady, self._synced, self._index, self._last = False, 0, 0, False
+        self._links: dict[int, Link] = {}
         self._strangers: dict[Link, handshake.Server] = {}
         self._coordinator: Link | None = None
         self._before: Link | None = None
@@ -124,8 +106,7 @@ class Engine:
             sock, _ = listener.accept()
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = self._hold(Link(sock))
-            self._strangers[link] = handshake.Server(Keys(self._secret), (SERVICE,))
+            self._strangers[self._hold(Link(sock))] = handshake.Server(Keys(self._secret), (SERVICE,))
             if len(self._strangers) > STRANGERS:
                 self._drop(next(iter(self._strangers)))
 
@@ -138,16 +119,17 @@ class Engine:
     def _drop(self, link: Link | None) -> None:
         if link is None or self._links.pop(link.sock.fileno(), None) is None:
             return
-        self._strangers.pop(link, None)
         self._poll.unregister(link.sock)
+        self._strangers.pop(link, None)
         link.close()
-        if link is self._next:
-            self._next = None
-            self._tell(Kind.LOST)
-        if link is self._before:
-            self._before = None
         if link is self._coordinator:
             self._coordinator = None
+        if link is self._before:
+            self._before = None
+        if link is self._next:  # no operation is taken that cannot be handed on
+            self._next = None
+            self._tell(Kind.LOST)
+            self._drop(self._before)
 
     def _turn(self, link: Link, event: int) -> None:
         try:
@@ -156,30 +138,24 @@ class Engine:
             if event & ~select.POLLOUT:
                 part = link.sock.recv(1 << 18)
                 if not part:
-                    raise wire.WireError("the peer closed the connection")
+                    raise WireError("the peer closed the connection")
                 link.inbox += part
-                self._read(link)
+                if link in self._strangers:
+                    answer, link.session = self._strangers[link].take(link.inbox)
+                    self._send(link, answer)
+                    if link.session is not None:
+                        del self._strangers[link]
+                while link.session and link.sock.fileno() >= 0 and (frame := link.parse()) is not None:
+                    self._take(link, frame)
         except BlockingIOError:
             pass
         except OSError:
             self._drop(link)
 
-    def _read(self, link: Link) -> None:
-        if link.session is None:
-            answer, link.session = self._strangers[link].take(link.inbox)
-            self._send(link, answer)
-            if link.session is None:
-                return
-            del self._strangers[link]
-        while link.sock.fileno() >= 0 and (frame := link.parse()) is not None:
-            self._take(link, frame)
-
     def _send(self, link: Link, data: bytes) -> None:
         """As much as the socket takes; the rest when it takes more. Raises OSError: the peer is gone."""
         waited = bool(link.outbox)
-        if waited:
-            link.outbox += data
-            data = bytes(link.outbox)
+        data = bytes(link.outbox) + data if waited else data
         try:
             sent = link.sock.send(data) if data else 0
         except BlockingIOError:
@@ -197,93 +173,87 @@ class Engine:
 
     def _tell(self, kind: Kind, sequence: int = 0, a: int = 0, results: bytes = b"", words: str = "") -> None:
         """Something to the coordinator."""
-        self._say(
-            self._coordinator,
-            Frame(kind, self.fenced, sequence, a, results=results, payload=words.encode()),
-        )
-
-    # --- frames
-
-    def _take(self, link: Link, frame: Frame) -> None:
-        if frame.kind in (Kind.WRITE, Kind.MEMCPY, Kind.CAS, Kind.FLUSH, Kind.FLUSHED):
-            if frame.epoch != self.fenced or link is not self._before:
-                self._refuse(link)
-            else:
-                self._operate(frame)
-        elif link is self._next:  # all that a successor ever says
-            self._next = None
-            self._tell(Kind.STALE, a=frame.a)
-            self._drop(link)
-        elif frame.kind not in (Kind.STATUS, Kind.FENCE) and frame.epoch != self.fenced:
-            self._refuse(link)
-        else:
-            try:
-                self._answer(link, frame)
-            except (Failed, OSError, ValueError) as error:
-                words = str(getattr(error, "strerror", None) or error)
-                self._say(link, Frame(Kind.FAILED, self.fenced, frame.sequence, payload=words.encode()))
+        said = Frame(kind, self.fenced, sequence, a, results=results, payload=words.encode())
+        self._say(self._coordinator, said)
 
     def _refuse(self, link: Link) -> None:
         self._say(link, Frame(Kind.STALE, self.fenced, 0, self.fenced))
         self._drop(link)
 
-    def _answer(self, link: Link, frame: Frame) -> None:
-        """What is asked of this engine alone."""
-        payload = b""
+    # --- what is asked of this engine alone
+
+    def _take(self, link: Link, frame: Frame) -> None:
+        if link is self._next:  # a newer epoch has begun there: a successor says nothing else
+            self._next = None
+            self._tell(Kind.STALE, a=frame.a)
+            self._drop(link)
+        elif frame.kind <= Kind.FLUSHED:
+            if frame.epoch == self.fenced and link is self._before:
+                self._operate(frame)
+            else:
+                self._refuse(link)
+        elif frame.kind not in (Kind.STATUS, Kind.FENCE) and frame.epoch != self.fenced:
+            self._refuse(link)
+        else:
+            answer = Frame(Kind.ANSWER, self.fenced, frame.sequence)
+            try:
+                if frame.kind == Kind.JOIN and link.local:
+                    self._ring(link, frame.a, answer)
+                elif frame.kind == Kind.FENCE and frame.epoch <= self.fenced:
+                    self._say(link, answer._replace(kind=Kind.STALE, a=self.fenced))
+                else:
+                    self._say(link, answer._replace(payload=self._answer(link, frame)))
+            except (Failed, OSError, ValueError) as error:
+                words = str(getattr(error, "strerror", None) or error).encode()
+                self._say(link, answer._replace(kind=Kind.FAILED, payload=words))
+
+    def _answer(self, link: Link, frame: Frame) -> bytes:
+        known = (self.fenced, self.epoch, self.sequence, self.steady, self.torn, self.size, link.local * ROOM)
         match frame.kind:
-            case Kind.FENCE if frame.epoch <= self.fenced:
-                self._say(link, Frame(Kind.STALE, self.fenced, frame.sequence, self.fenced))
-                return
-            case Kind.FENCE:
-                payload = self._standing(link)
-                self._fence(link, frame.epoch)
             case Kind.STATUS:
-                payload = self._standing(link)
+                return STANDING.pack(*known)
+            case Kind.FENCE:
+                self._fence(link, frame.epoch)
+                return STANDING.pack(*known)
             case Kind.JOIN:
                 self._drop(self._before)
-                self._before, link.window = link, frame.a
-                if link.local:
-                    link.slots, file = local_ring(frame.a)
-                    answer = link.pack(Frame(Kind.ANSWER, self.fenced, frame.sequence))
-                    with open(file, "rb"):  # it is closed here
-                        socket.send_fds(link.sock, [answer], [file])
-                    return
+                self._before = link
             case Kind.CHAIN:
                 self._chain(frame)
             case Kind.READ:
-                payload = self._get(frame.a, min(frame.b, SLOT))
+                return self._get(frame.a, min(frame.b, SLOT))
             case Kind.HASH:
-                each = range(frame.a, frame.a + frame.b, CHUNK)
-                payload = b"".join(self._digest(at, min(CHUNK, frame.a + frame.b - at)) for at in each)
+                parts = range(frame.a, frame.a + frame.b, CHUNK)
+                return b"".join(self._digest(at, min(CHUNK, frame.a + frame.b - at)) for at in parts)
             case Kind.PATCH:
                 if not self.torn:
                     self.steady, self.torn = False, True
                     self._note(durable=True)
                 self._put(frame.a, frame.payload)
-            case _:
-                raise Failed(f"kind {frame.kind} is unknown here")
-        self._say(link, Frame(Kind.ANSWER, self.fenced, frame.sequence, payload=payload))
+        return b""
 
-    def _standing(self, link: Link) -> bytes:
-        room = ROOM if link.local else 0
-        return STANDING.pack(self.fenced, self.epoch, self.sequence, self.steady, self.torn, self.size, room)
+    def _ring(self, link: Link, window: int, answer: Frame) -> None:
+        self._drop(self._before)
+        self._before, link.window = link, window
+        with open(os.memfd_create("group-ring"), "r+b") as file:
+            file.truncate(window * SLOT)
+            link.slots = mmap.mmap(file.fileno(), window * SLOT)
+            socket.send_fds(link.sock, [link.pack(answer)], [file.fileno()])
 
     def _fence(self, link: Link, epoch: int) -> None:
         self.fenced = epoch
         self._note(durable=True)
-        if self._coordinator is not link:
-            self._tell(Kind.STALE, a=epoch)
-            self._drop(self._coordinator)
+        before, self._next, after = self._coordinator, None, self._next  # nobody is to hear that it is lost
+        self._drop(after)
+        if before is not None:
+            self._refuse(before)
         if self._before is not None:
             self._refuse(self._before)
         self._coordinator = link
-        if (after := self._next) is not None:
-            self._next = None  # nobody is to hear that it is lost
-            self._drop(after)
 
     def _chain(self, frame: Frame) -> None:
         spec = json.loads(frame.payload)
-        self._index = int(spec["index"])
+        self._index, self._last = int(spec["index"]), not spec["next"]
         if spec["next"]:
             after = connect(spec["next"], self._secret, PATIENCE)
             after.join(self.fenced, int(spec["window"]))
@@ -300,23 +270,16 @@ class Engine:
             if frame.sequence != self.sequence + 1 or not self.steady:
                 raise Failed(f"operation {frame.sequence} came after {self.sequence}")
             if frame.kind == Kind.FLUSH:
-                if self._next is not None:
-                    self._hand_on(frame)
+                self._hand_on(frame)
                 self._sync(frame.sequence)
                 if self._index == 0:
                     self._done(frame._replace(kind=Kind.FLUSHED))
                 return
-            results = frame.results
-            if frame.kind == Kind.FLUSHED:
-                if self._synced != frame.sequence:
-                    raise Failed(f"operation {frame.sequence} is not on the disk here")
-            else:
-                results = self._apply(frame)
-            self._done(frame._replace(results=results))
+            self._done(frame._replace(results=frame.results + self._apply(frame)))
         except (Failed, OSError) as error:
             self.steady = False
-            words = error.strerror if isinstance(error, OSError) else str(error)
-            self._tell(Kind.BROKEN, frame.sequence, words=str(words))
+            words = str(getattr(error, "strerror", None) or error)
+            self._tell(Kind.BROKEN, frame.sequence, words=words)
             self._drop(self._before)
 
     def _apply(self, frame: Frame) -> bytes:
@@ -329,22 +292,21 @@ class Engine:
                 old = self._get(frame.a, WORD.size)
                 if frame.mask >> self._index & 1 and WORD.unpack(old)[0] == frame.b:
                     self._put(frame.a, WORD.pack(frame.c))
-                return frame.results + old
-        return frame.results
+                return old
+            case Kind.FLUSHED if self._synced != frame.sequence:
+                raise Failed(f"operation {frame.sequence} is not on the disk here")
+        return b""
 
     def _done(self, frame: Frame) -> None:
         self.sequence = frame.sequence
         self._note()
-        if self._next is not None:
-            self._hand_on(frame)
+        if self._last:
+            self._tell(Kind.ACK, frame.sequence, results=frame.results)
         else:
-            self._acknowledge(frame)
+            self._hand_on(frame)
 
     def _hand_on(self, frame: Frame) -> None:
         self._say(self._next, frame)
-
-    def _acknowledge(self, frame: Frame) -> None:
-        self._tell(Kind.ACK, frame.sequence, results=frame.results)
 
     # --- the region
 
@@ -353,9 +315,7 @@ class Engine:
         return self._memory[offset : offset + length]
 
     def _digest(self, offset: int, length: int) -> bytes:
-        self._within(offset, length)
-        with memoryview(self._memory) as view:
-            return hashlib.sha256(view[offset : offset + length]).digest()
+        return hashlib.sha256(self._get(offset, length)).digest()
 
     def _put(self, offset: int, data: bytes) -> None:
         self._within(offset, len(data))
@@ -373,7 +333,7 @@ class Engine:
 
     def _note(self, *, durable: bool = False) -> None:
         known = (self.fenced, self.epoch, self.sequence, self.torn)
-        TRAILER.pack_into(self._memory, self.size, TRAILER_MAGIC, *known)
+        TRAILER.pack_into(self._memory, self.size, MARK, *known)
         if durable:
             self._memory.flush(self.size, PAGE)
 
@@ -387,7 +347,6 @@ def listening(address: str) -> tuple[socket.socket, str]:
                 os.unlink(rest)
         sock = socket.socket(socket.AF_UNIX)
         sock.bind(rest)
-        os.chmod(rest, 0o600)
         sock.listen()
         return sock, address
     host, _, port = rest.rpartition(":")
@@ -395,29 +354,24 @@ def listening(address: str) -> tuple[socket.socket, str]:
     return sock, f"{host}:{sock.getsockname()[1]}"
 
 
-def prioritised() -> str:
-    """Real-time priority for this process; why it is refused, or ""."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
-    except OSError as error:
-        return f"real-time priority is refused ({error.strerror}): it runs as any process"
-    return ""
-
-
 def main(words: list[str]) -> None:
-    """REGION SIZE LISTEN REALTIME CORES: one JSON line says how it began; the secret is the first line of
+    """REGION SIZE LISTEN CORES REALTIME: one line of JSON says how it began; the secret is the first line of
     standard input."""
-    region, size, listen, realtime, cores = words
+    region, size, listen, cores, realtime = words
+    told = {"refused": ""}
     try:
-        secret = bytes.fromhex(sys.stdin.readline())
+        engine = Engine(Path(region), int(size), bytes.fromhex(sys.stdin.readline()))
+        listener, told["address"] = listening(listen)
         if cores:
             os.sched_setaffinity(0, map(int, cores.split(",")))
-        engine = Engine(Path(region), int(size), secret)
-        listener, address = listening(listen)
-        told = {"address": address, "refused": prioritised() if realtime == "realtime" else ""}
-    except (OSError, Failed, ValueError) as error:
+    except (OSError, Failed) as error:
         print(json.dumps({"failed": str(getattr(error, "strerror", None) or error)}), flush=True)
         sys.exit(1)
+    try:
+        if realtime:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    except OSError as error:
+        told["refused"] = f"real-time priority is refused ({error.strerror}): it runs as any process"
     print(json.dumps(told), flush=True)
     gc.freeze()
     gc.disable()

@@ -1,17 +1,14 @@
 """Frames of a group's operations, and the connections that carry them.
 
-A frame is a header of fixed size, one word for each result of a gCAS so far, and the payload:
-
     magic, kind, ringed, results | mask, length | epoch, sequence, a, b, c | words | payload | tag
 
-Both ends have shown each other that they know the group's secret (`base.handshake`), and the tag (`base.wire`,
-HMAC-SHA256) covers all of the frame and its place in the stream: what is torn, flipped, repeated or of a
-stranger ends the connection.
+Both ends have shown that they know the group's secret (`base.handshake`), and the tag (`base.wire`) covers
+all of a frame and its place in the stream: what is torn, flipped or repeated ends the connection.
 
 On one host a payload does not pass a socket. Who takes operations makes a *ring* in memory, a slot for each
-operation that may be in flight, and hands it over with the connection: the predecessor writes the payload
-there by itself (a one-sided WRITE) and sends the descriptor. The region is changed by its own engine only: a
-predecessor that was frozen and goes on in an older epoch writes to a ring that nobody reads any more.
+that may be in flight, and hands it over with the connection: the predecessor writes the payload there by
+itself (a one-sided WRITE) and sends the descriptor. No other process writes to a region: a predecessor that
+was frozen and goes on in an older epoch writes to a ring that nobody reads any more.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ MAGIC, SERVICE = b"wtg1", "group"
 HEAD = struct.Struct("<4sB?HIIQQQQQ")
 WORD = struct.Struct("<Q")
 STANDING = struct.Struct("<QQQ??QQ")
-"""What a member answers when it is fenced: fenced, epoch, sequence, steady, torn, size, room."""
+"""What an engine says of itself: `policy.Standing` from ``fenced`` on."""
 CHUNK, DIGEST = 1 << 20, 32
 """Bytes that one digest is of, and bytes of it."""
 
@@ -66,101 +63,69 @@ class Link:
     are written; ``slots``: out of which they are read; ``window``: slots of either."""
 
     def __init__(self, sock: socket.socket, session: Session | None = None) -> None:
-        self.sock, self.session = sock, session
+        self.sock, self.session, self.window = sock, session, 1
         self.inbox, self.outbox = bytearray(), bytearray()
         self.ring: mmap.mmap | None = None
         self.slots: mmap.mmap | None = None
-        self.window = 1
         self.local = sock.family == socket.AF_UNIX
 
     def pack(self, frame: Frame) -> bytes:
-        """The bytes of ``frame``; its payload lies in the ring, where there is one."""
-        payload, length = frame.payload, len(frame.payload)
-        ringed = self.ring is not None and length > 0
-        head = HEAD.pack(
-            MAGIC, frame.kind, ringed, len(frame.results) // WORD.size, frame.mask, length, *frame[1:6]
-        ) + frame.results  # fmt: skip
+        """The bytes of ``frame`` to send; its payload lies in the ring, where there is one."""
+        kind, epoch, sequence, a, b, c, mask, results, payload = frame
+        ringed, words, length = self.ring is not None, len(results) // WORD.size, len(payload)
+        head = HEAD.pack(MAGIC, kind, ringed, words, mask, length, epoch, sequence, a, b, c) + results
         assert self.session is not None
         tag = self.session.seal(head, payload)
-        if ringed:
-            assert self.ring is not None
-            at = frame.sequence % self.window * SLOT
-            self.ring[at : at + length] = payload
-            return head + tag
-        return b"".join((head, payload, tag))
+        if self.ring is None:
+            return b"".join((head, payload, tag))
+        at = sequence % self.window * SLOT
+        self.ring[at : at + length] = payload
+        return head + tag
 
     def parse(self) -> Frame | None:
-        """The next frame of what has come; None while it is not whole.
-
-        Raises:
-            WireError: it is none of ours.
-        """
+        """The next frame of what has come; None while it is not whole. Raises WireError: it is none."""
         box = self.inbox
         if len(box) < HEAD.size:
             return None
-        magic, kind, ringed, results, mask, length, *numbers = HEAD.unpack_from(box)
-        if magic != MAGIC or length > SLOT or (ringed and self.slots is None):
+        magic, kind, ringed, results, mask, length, epoch, sequence, a, b, c = HEAD.unpack_from(box)
+        if magic != MAGIC or length > SLOT or ringed != (self.slots is not None):
             raise WireError("what came is no frame of a group")
         words = HEAD.size + results * WORD.size
-        end = words + (0 if ringed else length)
+        end = words if ringed else words + length
         if len(box) < end + TAG:
             return None
-        if ringed:
-            assert self.slots is not None
-            at = numbers[1] % self.window * SLOT
-            payload = self.slots[at : at + length]
-        else:
-            payload = bytes(box[words:end])
+        at = sequence % self.window * SLOT
+        head, tag = bytes(box[:words]), box[end : end + TAG]
+        payload = self.slots[at : at + length] if self.slots is not None else bytes(box[words:end])
         assert self.session is not None
-        head = bytes(box[:words])
-        self.session.verify(box[end : end + TAG], head, payload)
+        self.session.verify(tag, head, payload)
         del box[: end + TAG]
-        epoch, sequence, a, b, c = numbers
         return Frame(kind, epoch, sequence, a, b, c, mask, head[HEAD.size :], payload)
 
     def receive(self) -> Frame:
-        """The next frame, waited for as long as the socket's timeout says.
-
-        Raises:
-            OSError: the peer is gone, too slow, or speaks something else.
-        """
+        """The next frame, with the ring that comes with it. Raises OSError: the peer is gone, slow or odd."""
         while (frame := self.parse()) is None:
-            part = self.sock.recv(1 << 18)
+            part, files, _, _ = socket.recv_fds(self.sock, 1 << 18, 1)
+            for file in files:
+                self.ring = mmap.mmap(file, self.window * SLOT)
+                os.close(file)
             if not part:
                 raise WireError("the peer closed the connection")
             self.inbox += part
         return frame
 
     def join(self, epoch: int, window: int) -> None:
-        """Become the predecessor of the engine at the other end. Raises `Refused` and OSError."""
-        self.window = window
+        """Become the predecessor of the engine at the other end. Raises OSError: it takes none."""
         self.sock.sendall(self.pack(Frame(Kind.JOIN, epoch, 0, window)))
-        held: list[int] = []
-        while (answer := self.parse()) is None:
-            part, files, _, _ = socket.recv_fds(self.sock, 4096, 1)
-            held += files
-            if not part:
-                raise WireError("the peer closed the connection")
-            self.inbox += part
-        for file in held:
-            self.ring = mmap.mmap(file, window * SLOT)
-            os.close(file)
-        if answer.kind != Kind.ANSWER:
-            raise Refused(answer)
+        self.window = window
+        if self.receive().kind != Kind.ANSWER:
+            raise WireError("a newer epoch has begun there")
 
     def close(self) -> None:
         """Both directions end, for whoever waits in another thread too."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
-
-
-class Refused(WireError):
-    """An engine answered that it does not do what was asked. ``frame``: how it said so."""
-
-    def __init__(self, frame: Frame) -> None:
-        super().__init__(frame.payload.decode() or f"epoch {frame.a} is the newest")
-        self.frame = frame
 
 
 def connect(address: str, secret: bytes, patience: float) -> Link:
@@ -174,18 +139,9 @@ def connect(address: str, secret: bytes, patience: float) -> Link:
     try:
         client = handshake.Client(Keys(secret), SERVICE)
         sock.sendall(client.hello)
-        answer = bytearray(client.ANSWER)
-        wire.fill(sock, memoryview(answer))
-        proof, session = client.prove(bytes(answer))
+        proof, session = client.prove(bytes(wire.rest(sock, client.ANSWER)))
         sock.sendall(proof)
     except BaseException:
         sock.close()
         raise
     return Link(sock, session)
-
-
-def local_ring(window: int) -> tuple[mmap.mmap, int]:
-    """Slots for ``window`` operations, and the descriptor to hand over."""
-    file = os.memfd_create("group-ring", os.MFD_CLOEXEC)
-    os.ftruncate(file, window * SLOT)
-    return mmap.mmap(file, window * SLOT), file

@@ -2,9 +2,9 @@
 
     gCAS 0 → owner, gWRITE the record, gFLUSH | gMEMCPY each part to its place, gFLUSH, gCAS owner → 0
 
-The journal is the lock word, and the record behind it: owner, length and digest, then each part with its
-offset. After the first gFLUSH the transaction will be done, by this coordinator or the next one, which finds
-the lock held by an owner of an older epoch; before it, the record is not whole, and only the lock is opened.
+The journal is the lock word, and behind it the record: owner, length, digest, and each part with its offset.
+From the first gFLUSH on the transaction will be done, by this coordinator or the next one, which finds the
+lock held; before it the record is not whole, and only the lock is opened.
 
 Source: Kim et al., HyperLoop (SIGCOMM 2018), section 5.
 """
@@ -26,11 +26,9 @@ from windtunnel.base.errors import LessError, UserError
 if TYPE_CHECKING:
     from windtunnel.data.group.live.client import Group
 
-RECORD = struct.Struct("<QQ32s")
-"""Owner, bytes of what follows, digest of it."""
-PART = struct.Struct("<QQ")
-LOCK = 8
-BREATH = 0.001
+RECORD, PART, LOCK = struct.Struct("<QQ32s"), struct.Struct("<QQ"), 8
+"""Owner, bytes of the body, its digest; of each part in it: offset and length; bytes of the lock word."""
+BREATH = 0.001  # seconds before the lock is tried again
 _COUNT = itertools.count(1)
 
 
