@@ -138,6 +138,10 @@ CAPABILITIES = (
         "data.ingest", "Samples read, transformed and batched by workers beside trainers (DPP)",
         ROOMS, "data", ("ingest",), "ingest",
     ),
+    Capability(
+        "data.group", "One region on several hosts, changed on all by engines of their own (HyperLoop)",
+        ROOMS, "data", (), "files",
+    ),
 )  # fmt: skip
 
 

@@ -1,0 +1,10 @@
+from .live.client import EngineProcess as EngineProcess
+from .live.client import Group as Group
+from .live.client import GroupHalted as GroupHalted
+from .live.client import StaleEpoch as StaleEpoch
+from .live.client import start_engine as start_engine
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Member as Member
+from .policy import Observation as Observation
+from .policy import decide as decide

@@ -1,0 +1,99 @@
+"""One transaction on a group: all of its writes, or none, whoever dies.
+
+    gCAS 0 → owner, gWRITE the record, gFLUSH | gMEMCPY each part to its place, gFLUSH, gCAS owner → 0
+
+The journal is the lock word, and behind it the record: owner, length, digest, and each part with its offset.
+From the first gFLUSH on the transaction will be done, by this coordinator or the next one, which finds the
+lock held; before it the record is not whole, and only the lock is opened.
+
+Source: Kim et al., HyperLoop (SIGCOMM 2018), section 5.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from typing_extensions import Buffer
+
+from windtunnel.base.errors import LessError, UserError
+
+if TYPE_CHECKING:
+    from windtunnel.data.group.live.client import Group
+
+RECORD, PART, LOCK = struct.Struct("<QQ32s"), struct.Struct("<QQ"), 8
+"""Owner, bytes of the body, its digest; of each part in it: offset and length; bytes of the lock word."""
+BREATH = 0.001  # seconds before the lock is tried again
+_COUNT = itertools.count(1)
+
+
+def commit(group: Group, writes: Sequence[tuple[int, Buffer]], patience: float) -> None:
+    """Do ``writes``. Raises:
+
+    UserError: the group has no journal. LessError: the lock is not to be had within ``patience`` seconds.
+    GroupHalted, StaleEpoch: it is done, or was never begun, once the next coordinator has the group.
+    """
+    at = _journal(group)
+    parts = [(offset, bytes(data)) for offset, data in writes]
+    body = b"".join(PART.pack(offset, len(data)) + data for offset, data in parts)
+    for offset, data in parts:
+        group._check(offset, len(data))
+    group._check(at, LOCK + RECORD.size + len(body))
+    owner = group.epoch << 32 | next(_COUNT) & 0xFFFFFFFF
+    _lock(group, owner, patience)
+    group.write(at + LOCK, RECORD.pack(owner, len(body), hashlib.sha256(body).digest()) + body)
+    group.flush().result()
+    _apply(group, at, body)
+    _unlock(group, owner)
+
+
+def recover(group: Group) -> None:
+    """What an older coordinator has begun: done to its end, or forgotten."""
+    at, tail = _journal(group), group.members[-1]
+    owners = [int.from_bytes(group.read(one, at, LOCK), "little") for one in group.members]
+    for owner in filter(None, set(owners)):
+        holder, length, digest = RECORD.unpack(group.read(tail, at + LOCK, RECORD.size))
+        if holder == owner and length <= group.size - at - LOCK - RECORD.size:
+            body = group.read(tail, at + LOCK + RECORD.size, length)
+            if hashlib.sha256(body).digest() == digest:
+                _apply(group, at, body)
+        _unlock(group, owner)
+
+
+def _journal(group: Group) -> int:
+    if group.journal is None:
+        raise UserError("`journal` is not given; a transaction needs a place for its lock and record")
+    return group.journal
+
+
+def _lock(group: Group, owner: int, patience: float) -> None:
+    last = time.monotonic() + patience
+    while True:
+        before = group.cas(_journal(group), 0, owner).result()
+        won = [one.name for one, word in zip(group.members, before, strict=True) if word == 0]
+        if len(won) == len(before):
+            return
+        if won:  # in part: given back before anybody else is in the way of it
+            group.cas(_journal(group), owner, 0, execute=won).result()
+        if time.monotonic() > last:
+            raise LessError(f"the lock is held by {max(before):#x} for {patience:g} s: nothing was written")
+        threading.Event().wait(BREATH)
+
+
+def _apply(group: Group, at: int, body: bytes) -> None:
+    place = 0
+    while place < len(body):
+        offset, length = PART.unpack_from(body, place)
+        place += PART.size
+        group.memcpy(at + LOCK + RECORD.size + place, offset, length)
+        place += length
+    group.flush().result()
+
+
+def _unlock(group: Group, owner: int) -> None:
+    group.cas(_journal(group), owner, 0).result()
