@@ -248,7 +248,7 @@ class Nic:
             return
         led, names = self.leads, [host.name for host in newest.chain]
         self.leads = self.promise = False
-        if led or self.spec.name not in names:
+        if self.spec.name not in names or (led and names[0] != self.spec.name):
             await self.end_pipeline()
             await self.join(newest)
         else:
@@ -263,16 +263,16 @@ class Nic:
         if self.joining is not None:
             hosts[self.joining.name] = self.joining
         chain = tuple(hosts[name] for name in decision.chain)
+        start = [self.area.published]
+        for host in chain[1:]:  # before the epoch is written: one that is gone is left out of the next try
+            status = await (await self.remote(host)).status()
+            self.peers[host.name] = (time.monotonic(), status)
+            start.append(status.published)
         membership = Membership(decision.epoch, self.spec.copies, chain)
         if not await asyncio.to_thread(self.store.create, membership):
             await self.read_store()
             return
         self.joining = self.hold = None
-        start = [self.area.published]
-        for host in chain[1:]:
-            status = await (await self.remote(host)).status()
-            self.peers[host.name] = (time.monotonic(), status)
-            start.append(status.published)
         await self.end_pipeline()
         if not self.leads:
             self.start_engine()  # anew: what the old primary still sends does not reach this log any more

@@ -171,7 +171,7 @@ class Pipeline:
         if self.group is None:
             return []
         with self._at("transfer"):
-            return [self.group.write(at, data) for at, data, packed in messages]
+            return [self.group.write(at, data, packed=packed) for at, data, packed in messages]
 
     def _acknowledge(self, end: Position, results: Sequence[Future[Any]]) -> None:
         for result in results:

@@ -310,11 +310,13 @@ class Group:
 
     # --- operations
 
-    def write(self, offset: int, data: Buffer) -> Future[None]:
+    def write(self, offset: int, data: Buffer, *, packed: bytes | None = None) -> Future[None]:
         """gWRITE: the bytes at ``offset`` in every region. More than `SLOT` bytes are several operations, of
-        which the last is what completes."""
+        which the last is what completes. ``packed``: at most as many, compressed by zstd: they travel so."""
         view, future = memoryview(data).cast("B"), Future[None]()
         self._check(offset, len(view))
+        if packed is not None:
+            return self._submit(Kind.WRITE, offset, c=len(view), payload=packed)
         if not len(view):
             future.set_result(None)
         for at in range(0, len(view), SLOT):

@@ -41,6 +41,8 @@ import struct
 import sys
 from pathlib import Path
 
+import zstandard
+
 from windtunnel.base import handshake
 from windtunnel.base.keys import Keys
 from windtunnel.base.wire import WireError
@@ -285,7 +287,8 @@ class Engine:
     def _apply(self, frame: Frame) -> bytes:
         match frame.kind:
             case Kind.WRITE:
-                self._put(frame.a, frame.payload)
+                packed = frame.c and zstandard.ZstdDecompressor().decompress(frame.payload, frame.c)
+                self._put(frame.a, packed or frame.payload)
             case Kind.MEMCPY:
                 self._put(frame.b, self._get(frame.a, frame.c))
             case Kind.CAS:
