@@ -142,6 +142,10 @@ CAPABILITIES = (
         "data.group", "One region on several hosts, changed on all by engines of their own (HyperLoop)",
         ROOMS, "data", (), "files",
     ),
+    Capability(
+        "data.files", "Files on the disks of several hosts, of which some may fail (LineFS)",
+        ROOMS, "data", ("files",), "files",
+    ),
 )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ import socket
 import struct
 import threading
 import typing
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,7 @@ _LARGEST = 1 << 28  # bytes of either part of a message
 _NONCE = 32
 _PATIENCE = 10.0  # seconds for connecting and the proofs
 Errors = Sequence[type[Exception]]
+_readers: set[asyncio.Task[None]] = set()  # a loop holds its tasks weakly
 
 
 class RemoteError(HostError):
@@ -155,13 +157,11 @@ class Blocking:
     def __init__(self, protocol: type, address: str, *, timeout: float | None = None, **options: Any) -> None:
         self._timeout = timeout
         self._remote: Remote = _in_loop(connect(protocol, address, **options), None)
+        self.close = weakref.finalize(self, lambda remote: _in_loop(close(remote), None), self._remote)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._remote, name)
         return lambda *args, **kwargs: _in_loop(method(*args, **kwargs), self._timeout)
-
-    def close(self) -> None:
-        _in_loop(close(self._remote), None)
 
 
 class Remote:
@@ -178,6 +178,8 @@ class Remote:
         self._number = 0
         self.ended = False
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
+        _readers.add(self._reading)
+        self._reading.add_done_callback(_readers.discard)
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         if name.startswith("_") or name not in self._methods:
@@ -202,6 +204,7 @@ class Remote:
             raise
         finally:
             self._calls.pop(number, None)
+            answer.cancel()
         if "error" in message:
             kind, text = message["error"], message["text"]
             if "errno" in message:

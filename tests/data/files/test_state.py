@@ -110,7 +110,7 @@ class Host(RuleBasedStateMachine):
         try:
             checked = self.state.tree.check(operation, len(data))
         except OSError as error:
-            assert error.errno == expected, (operation, os.strerror(error.errno))
+            assert error.errno == expected, (operation, os.strerror(error.errno or 0))
             return
         assert expected is None, (operation, expected)
         tail = self.state.tail

@@ -2,9 +2,8 @@
 
 Each member is a queue of one server, as its engine is one thread. An operation that finds it idle waits until
 the kernel lets it run (`Profile.delays`, a measured table: no figure here is a guess), then each takes its
-service time; between members there is a wire. Members that die are seen after the patience of the coordinator,
-which then asks the policy as a live one does.
-"""
+service time; between members there is a wire. Members that die are seen after the patience of the
+coordinator, which then asks the policy as a live one does."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.events import Environment, ProcessGenerator
 from windtunnel.data.group.policy import Decision, Observation, Standing, decide
+from windtunnel.engines.events import Environment, ProcessGenerator
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,8 @@ class Profile:
 def latencies(
     members: int, operations: int, profile: Profile, seed: int, *, payload: int = 1024, window: int = 1
 ) -> NDArray[np.float64]:
-    """Seconds of each of ``operations`` that a coordinator issues, ``window`` at a time; shape (operations,)."""
+    """Seconds of each of ``operations`` that a coordinator issues, ``window`` at a time; shape
+    (operations,)."""
     env, rng = Environment(), np.random.default_rng(seed)
     waits = rng.choice(np.array(profile.delays), (members, operations))
     hop = profile.wire + payload / profile.bandwidth

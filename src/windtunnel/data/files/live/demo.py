@@ -34,7 +34,8 @@ _FROZEN = 10.0
 def demo(
     replicas: int, *, kill: str = "", freeze: int = 0, mode: Mode = "linefs", seconds: float = 10.0
 ) -> dict[str, Any]:
-    """Write and fsync 16 KiB again and again for ``seconds``, with a fault in the middle, then read all of it.
+    """Write and fsync 16 KiB again and again for ``seconds``, with a fault in the middle, then read all of
+    it.
 
     ``kill``: "primary", or the number of a host in the chain (1 is the primary), whose processes are killed.
     ``freeze``: such a number; its processes (in ``linefs`` and ``serial`` those that stand for the host, not

@@ -1,0 +1,196 @@
+"""``windtunnel files``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.base.errors import LessError, UserError
+from windtunnel.cli import Group
+
+if TYPE_CHECKING:
+    from windtunnel.data.files.model import Mode, Status
+
+group = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Files on the disks of several hosts, of which some may fail."
+)
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Name = Annotated[str, typer.Option(help="Under which lines://NAME finds the files on this host.")]
+ModeOption = Annotated[str, typer.Option(help="linefs, serial (no pipeline), or host (no cores set aside).")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to ``app``."""
+    app.add_typer(group, name="files")
+
+
+@group.command("serve")
+def serve(
+    host: Annotated[str, typer.Argument(help="The name of this host among those that hold the files.")],
+    store: Annotated[str, typer.Option(help="Where the hosts find each other: a folder or URL for all.")],
+    secret_file: Annotated[Path, typer.Option(metavar="FILE", help="The secret that all hosts share.")],
+    listen: Annotated[str, typer.Option(metavar="ADDRESS:PORT", help="PORT and the next two are used.")],
+    folder: Annotated[Path, typer.Option(help="For the log and the files.")] = Path("files"),
+    name: Name = "files",
+    domain: Annotated[str, typer.Option(help="What fails with this host, such as its rack.")] = "",
+    copies: Annotated[int, typer.Option(min=1, help="Hosts that are to hold the files.")] = 3,
+    least: Annotated[int, typer.Option(min=1, help="Hosts without which no fsync returns.")] = 2,
+    mode: ModeOption = "linefs",
+    cores: Annotated[str, typer.Option(help="Set aside for replication, such as 6,7.")] = "",
+    log_size: Annotated[str, typer.Option(help="Of the write-ahead log.")] = "64 MiB",
+) -> None:
+    """Be one of the hosts that hold the files, until stopped; one that comes again copies what it lacks.
+
+    Example: windtunnel files serve a --store /shared/files --secret-file secret --listen 10.0.0.1:7000
+    """
+    from windtunnel.base import ranges
+    from windtunnel.base.keys import Keys
+    from windtunnel.base.units import parse_quantity
+    from windtunnel.data.files.live.host import serve as run
+    from windtunnel.data.files.model import HostSpec
+
+    Keys.read(secret_file, "--secret-file")
+    address, _, port = listen.rpartition(":")
+    if not address or not port.isdigit():
+        raise UserError(f"--listen {listen!r} is no address; accepted is such as 10.0.0.1:7000")
+    try:
+        ring = int(parse_quantity(log_size, "bytes")) // 4096 * 4096
+    except ValueError as error:
+        raise UserError(f"--log-size {log_size!r}: {error}") from None
+    try:
+        set_aside = ranges.read(cores)
+    except ValueError:
+        raise UserError(f"--cores {cores!r}: accepted are numbers of cores, such as 6,7") from None
+    spec = HostSpec(
+        host, str(folder.absolute()), store, str(secret_file.absolute()), domain, listen, _mode(mode), copies,
+        least, max(1 << 20, ring), set_aside,
+    )  # fmt: skip
+    run(spec, name)
+
+
+@group.command("status")
+def status(name: Name = "demo", as_json: Json = False) -> None:
+    """Who holds the files, up to which operation. Exit status 3: fewer hosts than were asked for."""
+    from windtunnel.base.plain import to_plain
+    from windtunnel.data.files.live.client import connect
+    from windtunnel.data.files.model import Status
+
+    files = connect(name)
+    rows = files.status()
+    files.close()
+    if as_json:
+        typer.echo(json.dumps([row if isinstance(row, str) else to_plain(row) for row in rows]))
+    else:
+        for row in rows:
+            typer.echo(row if isinstance(row, str) else _words(row))
+    holders = [row for row in rows if isinstance(row, Status)]
+    if not holders or len(holders) < holders[0].copies:
+        raise LessError(
+            f"files: {len(holders)} hosts of {holders[0].copies if holders else 'those asked for'}"
+        )
+
+
+def _words(row: Status) -> str:
+    role = "primary" if row.leads else "follows"
+    stalled = f", stalled: {row.stalled}" if row.stalled else ""
+    return (
+        f"{row.name}: {role}, epoch {row.epoch}, {row.written - 1:,} operations written,"
+        f" {row.published.sequence - 1:,} published{stalled}"
+    )
+
+
+@group.command("mount")
+def mount(
+    folder: Annotated[Path, typer.Argument(help="Where; made if it is not there.")], name: Name = "demo"
+) -> None:
+    """Have the files in a folder, by FUSE, until it is unmounted (fusermount3 -u FOLDER)."""
+    from windtunnel.data.files.live.client import connect
+    from windtunnel.data.files.live.mount import mount as run
+
+    run(connect(name), folder)
+
+
+@group.command("fsck")
+def fsck(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of hosts that have ended.")],
+    as_json: Json = False,
+) -> None:
+    """Check what hosts have on their disks; several are compared. Exit status 3: damaged, or not alike."""
+    from windtunnel.data.files.check import check
+
+    found = {str(folder): check(folder) for folder in folders}
+    alike = len({frozenset(one.digests.items()) for one in found.values()}) <= 1
+    if as_json:
+        rows = {
+            name: {"files": len(one.digests), "operations": one.position.sequence - 1, "logged": one.logged,
+                   "damage": one.damage}
+            for name, one in found.items()
+        }  # fmt: skip
+        typer.echo(json.dumps({"hosts": rows, "alike": alike}))
+    else:
+        for name, one in found.items():
+            done = one.position.sequence - 1
+            typer.echo(
+                f"{name}: {len(one.digests):,} files and folders after {done:,} operations, {one.logged:,} of"
+                " them only in the log"
+            )
+            for words in one.damage:
+                typer.echo(f"  {words}")
+    damaged = [name for name, one in found.items() if one.damage]
+    if damaged or not alike:
+        raise LessError(
+            f"files: {', '.join(damaged)} damaged" if damaged else "files: the hosts are not alike"
+        )
+
+
+@group.command("demo")
+def demo(
+    replicas: Annotated[int, typer.Option(min=1, max=16, help="Hosts, on this computer.")] = 3,
+    kill: Annotated[str, typer.Option(metavar="primary|N", help="Kill this host of the chain.")] = "",
+    freeze: Annotated[int, typer.Option(metavar="N", min=0, help="Stop this host for 10 s.")] = 0,
+    mode: ModeOption = "linefs",
+    as_json: Json = False,
+) -> None:
+    """Start hosts, write and fsync, strike one of them, and compare what all have.
+
+    Example: windtunnel files demo --replicas 3 --kill primary
+    """
+    from windtunnel.data.files.live.demo import demo as run
+
+    if kill and freeze:
+        raise UserError("files: --kill and --freeze are given; accepted is one of them")
+    if kill and kill != "primary" and not kill.isdigit():
+        raise UserError(f"files: --kill {kill!r} is no host; accepted are primary and 1 to {replicas}")
+    report = run(replicas, kill=kill, freeze=freeze, mode=_mode(mode))
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        typer.echo(_report(report))
+    if report["lost_bytes"] or not report["equal"] or report["damage"]:
+        raise LessError(f"files: {report['lost_bytes']} bytes lost, hosts equal: {report['equal']}")
+
+
+def _report(report: dict[str, Any]) -> str:
+    fault = report["fault"]
+    struck = (
+        f"{fault['host']} was {'killed' if fault['kind'] == 'kill' else 'stopped for 10 s'}; "
+        if fault
+        else ""
+    )
+    return (
+        f"{report['writes']:,} writes of 16 KiB, each with its fsync on {report['replicas']} hosts"
+        f" ({report['mode']}); {struck}{report['copies']} hold the files now\n"
+        f"lost: {report['lost_bytes']} bytes; fsync: median {report['fsync_p50_s'] * 1e3:.1f} ms, longest"
+        f" {report['fsync_longest_s']:.2f} s; hosts equal: {'yes' if report['equal'] else 'no'}"
+    )
+
+
+def _mode(mode: str) -> Mode:
+    from windtunnel.data.files.model import MODES
+
+    if mode not in MODES:
+        raise UserError(f"files: --mode {mode!r} is unknown; accepted are {', '.join(MODES)}")
+    return mode
