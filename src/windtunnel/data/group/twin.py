@@ -75,10 +75,11 @@ def lives(
         if last > operations or not made[-1].chain:
             break
         now = epoch + len(made) - 1
+        member = {one.name: one for one in here}
         here[:] = [
-            replace(one, fenced=now, epoch=now, sequence=last, steady=True)
-            for one in here
-            if one.name in made[-1].chain and one.name != name
+            replace(member[one], fenced=now, epoch=now, sequence=last, steady=True)
+            for one in made[-1].chain
+            if one != name
         ]
         form(1)
     return made
