@@ -10,6 +10,7 @@ from typing import Any
 from windtunnel.data.group import EngineProcess, Group, Member, start_engine
 from windtunnel.data.group.live import client
 from windtunnel.linux import namespaces
+from windtunnel.store.eventlog import EventLog
 
 SECRET = b"the secret of these tests"
 SIZE = 4 << 20
@@ -67,6 +68,19 @@ class Replicas:
     def content(self, name: str) -> bytes:
         """The region as its file has it."""
         return self.region(name).read_bytes()[:SIZE]
+
+
+def lost_one(folder: Path) -> Path:
+    """The log of a group that loses a member, goes on, and takes it back, behind the others."""
+    log = EventLog(folder / "events.jsonl")
+    with replicas(folder, "aab") as found, found.group(coordinator="a", log=log) as group:
+        group.write(0, b"all three").result()
+        found.engines["m1"].stop()
+        with group.repair([one for one in group.members if one.name != "m1"]) as rest:
+            rest.write(0, b"two of them").result()
+            found.start("m1")
+            found.group(rest.epoch + 1, coordinator="b", log=log).close()
+    return log.path
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
-"""Small groups of real engines: every operation, errors of callers, a loss, and one engine that comes back."""
+"""Small groups of real engines: operations, errors of callers, losses, and an engine that comes back."""
 
 from __future__ import annotations
 
 import os
 import signal
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_operations_complete_in_their_order(three: Replicas) -> None:
         futures: list[Future[None]] = []
         for number in range(200):
             futures.append(group.flush() if number % 50 == 7 else group.write(number, b"x"))
-            futures[-1].add_done_callback(lambda _, number=number: order.append(number))
+            futures[-1].add_done_callback(partial(lambda number, _: order.append(number), number))
         futures[-1].result()
         until(lambda: len(order) == 200)
     assert order == list(range(200))
@@ -98,13 +99,14 @@ def test_operations_complete_in_their_order(three: Replicas) -> None:
 
 def test_what_callers_may_not_ask_is_told(three: Replicas, tmp_path: Path) -> None:
     with three.group() as group:
-        for ask, words in (
+        asks: list[tuple[Callable[[], object], str]] = [
             (lambda: group.write(SIZE - 1, b"ab"), r"`offset` is 4194303, for 2 bytes; accepted is within"),
             (lambda: group.memcpy(0, SIZE, 1), "accepted is within"),
             (lambda: group.cas(4, 0, 1), "accepted are words of 64 bits"),
             (lambda: group.read("m9", 0, 1), "`member` is 'm9'; accepted are m0, m1, m2"),
             (lambda: group.transaction([(0, b"x")]), "`journal` is not given"),
-        ):
+        ]
+        for ask, words in asks:
             with pytest.raises(UserError, match=words):
                 ask()
         assert group.write(0, b"goes on").result() is None

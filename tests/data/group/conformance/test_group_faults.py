@@ -13,7 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -165,10 +165,8 @@ class Between:
         except OSError:
             pass
         for sock in (source, target):
-            try:
+            with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
 
 BEGINS = 400  # bytes of handshake and joining, at most
@@ -207,9 +205,9 @@ def test_a_frame_that_is_harmed_on_its_way_is_not_done(tmp_path: Path, harm: Any
 
 @needs_root
 def test_a_disk_that_is_full_is_told_when_an_engine_starts(tmp_path: Path) -> None:
-    with small_disk(tmp_path, 8 << 20, "-b", "4096") as (_, point):
-        with pytest.raises(HostError, match="does not start: No space left on device"):
-            start_engine(point / "region", 2 * SIZE, listen=f"unix:{tmp_path}/sock", secret=SECRET)
+    full = pytest.raises(HostError, match="does not start: No space left on device")
+    with small_disk(tmp_path, 8 << 20, "-b", "4096") as (_, point), full:
+        start_engine(point / "region", 2 * SIZE, listen=f"unix:{tmp_path}/sock", secret=SECRET)
 
 
 @contextmanager
@@ -288,7 +286,7 @@ def test_histories_of_registers_are_linearizable_also_when_engines_die(tmp_path:
         for thread in threads:
             thread.start()
         for victim in ("m1", "m3"):
-            until(lambda: sum(map(len, histories.values())) >= 60 * len(groups))  # noqa: B023
+            until(lambda: sum(map(len, histories.values())) >= 60 * len(groups))
             found.engines[victim].process.kill()
             groups[-1]._over.wait(60)
             with turn:
