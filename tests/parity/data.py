@@ -1,4 +1,5 @@
-"""Ingestion and embeddings: sessions of real masters, workers and clients, and tables on real ranks."""
+"""Ingestion, embeddings and groups: sessions of real masters, workers and clients, tables on real ranks, and
+chains of real engines."""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from parity import Event, Mutant, Parity
+from parity import Event, Mutant, Parity, drawn
 from parity.questions import embeddings_questions, ingest_questions
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.data.embeddings import policy as embeddings
+from windtunnel.data.group import policy as group
+from windtunnel.data.group import twin as group_twin
 from windtunnel.data.ingest import policy as ingest
 from windtunnel.data.ingest.policy.autoscaler import Autoscaler
 from windtunnel.store import eventlog
@@ -249,14 +252,70 @@ def _spread_otherwise(seen: Any, made: Any, held: dict[int, dict[str, list[int]]
     return wrong[:5]
 
 
+def _group(folder: Path) -> Sequence[Path]:
+    from support.group import lost_one
+
+    return [lost_one(folder), drawn(folder, "data.group", _standings(random.Random(6)))]
+
+
+def _standings(draw: random.Random) -> Iterator[tuple[str, Any]]:
+    for number in range(300):
+        new = draw.random() < 0.2
+        members = tuple(
+            group.Standing(f"m{place}", draw.choice("xyz"))
+            if new
+            else group.Standing(
+                f"m{place}", draw.choice("xyz"), draw.random() < 0.9, draw.randrange(1, 4), draw.randrange(3),
+                draw.randrange(3), draw.random() < 0.6, draw.random() < 0.2, draw.choice([4096] * 9 + [8192]),
+                draw.choice([0, 8 * group.SLOT]),
+            )
+            for place in range(draw.randrange(1, 7))
+        )  # fmt: skip
+        coordinator, least = draw.choice(["", "x", "y"]), draw.randrange(1, 4)
+        seen = group.Observation(4, members, coordinator, least, draw.choice([4, 64]))
+        yield "given" if number % 10 == 0 else "domains", seen
+
+
+def group_effects(events: Sequence[Event]) -> list[str]:
+    """Engines stand in the chain, in the epoch and at the operation that were decided, and those were copied
+    to that were to be compared."""
+    wrong: list[str] = []
+    for event, after in pairwise([*events, {"kind": "the end"}]):
+        made = event.get("decision") or {}
+        if event["kind"] == "decision" and "drawn" not in event and made["chain"]:
+            count = len(made["chain"])
+            decided = {
+                "chain": made["chain"], "source": made["source"], "copied": sorted(made["compare"]),
+                "epoch": [made["epoch"]] * count, "sequence": [made["sequence"]] * count,
+            }  # fmt: skip
+            did = {name: after.get(name) for name in decided}
+            did["copied"] = sorted(did["copied"] or [])
+            wrong += [f"{did} was done, decided {decided}"] * (did != decided)
+    return wrong
+
+
+def group_in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
+    """The first chain, and the one after its loss."""
+    live = [event for event in events if event["kind"] == "decision" and "drawn" not in event]
+    made = [from_plain(group.Decision, one["decision"]) for one in live[:2]]
+    seen = from_plain(group.Observation, live[0]["observation"])
+    (lost,) = set(made[0].chain) - set(made[1].chain)
+    there = group_twin.lives(
+        seen.members, {made[1].sequence: lost}, made[1].sequence,
+        window=seen.window, coordinator=seen.coordinator,
+    )  # fmt: skip
+    return list(zip(made, there, strict=True))
+
+
 PARITY = {
+    "data.group": Parity(_group, group_effects, group_in_twin),
     # beyond: what is done where a solver ends without any solution
     "data.embeddings": Parity(
         _embeddings, embeddings_effects, beyond=("return None, lower", "break", "return False")
     ),
     "data.ingest": Parity(_ingest, ingest_effects, ingest_twin),
 }
-INGEST, EMBEDDINGS = "data/ingest/", "data/embeddings/"
+INGEST, EMBEDDINGS, GROUP = "data/ingest/", "data/embeddings/", "data/group/"
 MUTANTS = (
     Mutant(
         "data.ingest", INGEST + "policy/__init__.py",
@@ -270,6 +329,19 @@ MUTANTS = (
     Mutant(
         "data.ingest", INGEST + "live/crew.py", 'return {"drain": one.drain}', 'return {"drain": False}',
         live=True,
+    ),
+    Mutant(
+        "data.group", GROUP + "policy.py", "(one.epoch, one.sequence, one.steady)",
+        "(one.sequence, one.epoch, one.steady)",
+    ),
+    Mutant("data.group", GROUP + "policy.py", "(one != last, left[one],", "(left[one], one != last,"),
+    Mutant(
+        "data.group", GROUP + "live/client.py", "for name in made.compare}", "for name in made.compare[1:]}",
+        live=True,
+    ),
+    Mutant(
+        "data.group", GROUP + "live/engine.py", "= self.fenced, frame.a, True",
+        "= self.fenced, self.sequence, True", live=True,
     ),
     Mutant(
         "data.embeddings", EMBEDDINGS + "policy/greedy.py", "sums[device] += weights[place]",

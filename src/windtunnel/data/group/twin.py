@@ -1,14 +1,15 @@
 """A chain of engines in emulated time, with the wait for a CPU that was measured on a real one.
 
-Each member is a queue of one server, as its engine is one thread. An operation that finds it idle waits until
-the kernel lets it run (`Profile.delays`, a measured table: no figure here is a guess), then each takes its
-service time; between members there is a wire. Members that die are seen after the patience of the
-coordinator, which then asks the policy as a live one does."""
+Each member is a queue of one server, as its engine is one thread. An operation that finds it idle waits
+until the kernel lets it run (`Profile.delays`, a measured table: no figure here is a guess), then each takes
+its service time; between members there is a wire. After a loss the policy is asked as a live one asks it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,7 @@ class Profile:
 def latencies(
     members: int, operations: int, profile: Profile, seed: int, *, payload: int = 1024, window: int = 1
 ) -> NDArray[np.float64]:
-    """Seconds of each of ``operations`` that a coordinator issues, ``window`` at a time; shape
-    (operations,)."""
+    """Seconds of each operation that a coordinator issues, ``window`` at a time; shape (operations,)."""
     env, rng = Environment(), np.random.default_rng(seed)
     waits = rng.choice(np.array(profile.delays), (members, operations))
     hop = profile.wire + payload / profile.bandwidth
@@ -75,10 +75,11 @@ def lives(
         if last > operations or not made[-1].chain:
             break
         now = epoch + len(made) - 1
+        member = {one.name: one for one in here}
         here[:] = [
-            replace(one, fenced=now, epoch=now, sequence=last, steady=True)
-            for one in here
-            if one.name in made[-1].chain and one.name != name
+            replace(member[one], fenced=now, epoch=now, sequence=last, steady=True)
+            for one in made[-1].chain
+            if one != name
         ]
         form(1)
     return made
@@ -89,7 +90,7 @@ def cost(seen: Observation, made: Decision) -> dict[str, float]:
     have to come before a payload is in two domains (all, where it never is); bytes to be compared."""
     domain = {one.name: one.domain for one in seen.members}
     way = [seen.coordinator, *(domain[name] for name in made.chain)]
-    leaves = [one != other for one, other in zip(way, way[1:], strict=False)]
+    leaves = [one != other for one, other in pairwise(way)]
     second = next((at for at, one in enumerate(way[1:], 1) if one != way[1]), len(made.chain))
     size = max((one.size for one in seen.members), default=0)
     return {

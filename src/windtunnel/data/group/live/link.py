@@ -3,7 +3,7 @@
     magic, kind, ringed, results | mask, length | epoch, sequence, a, b, c | words | payload | tag
 
 Both ends have shown that they know the group's secret (`base.handshake`), and the tag (`base.wire`) covers
-all of a frame and its place in the stream: what is torn, flipped or repeated ends the connection.
+all that passes the socket and its place there: what is torn, flipped or repeated ends the connection.
 
 On one host a payload does not pass a socket. Who takes operations makes a *ring* in memory, a slot for each
 that may be in flight, and hands it over with the connection: the predecessor writes the payload there by
@@ -75,12 +75,11 @@ class Link:
         ringed, words, length = self.ring is not None, len(results) // WORD.size, len(payload)
         head = HEAD.pack(MAGIC, kind, ringed, words, mask, length, epoch, sequence, a, b, c) + results
         assert self.session is not None
-        tag = self.session.seal(head, payload)
         if self.ring is None:
-            return b"".join((head, payload, tag))
+            return b"".join((head, payload, self.session.seal(head, payload)))
         at = sequence % self.window * SLOT
         self.ring[at : at + length] = payload
-        return head + tag
+        return head + self.session.seal(head)
 
     def parse(self) -> Frame | None:
         """The next frame of what has come; None while it is not whole. Raises WireError: it is none."""
@@ -94,12 +93,13 @@ class Link:
         end = words if ringed else words + length
         if len(box) < end + TAG:
             return None
-        at = sequence % self.window * SLOT
-        head, tag = bytes(box[:words]), box[end : end + TAG]
-        payload = self.slots[at : at + length] if self.slots is not None else bytes(box[words:end])
+        head, payload, tag = bytes(box[:words]), bytes(box[words:end]), box[end : end + TAG]
         assert self.session is not None
         self.session.verify(tag, head, payload)
         del box[: end + TAG]
+        if self.slots is not None:
+            at = sequence % self.window * SLOT
+            payload = self.slots[at : at + length]
         return Frame(kind, epoch, sequence, a, b, c, mask, head[HEAD.size :], payload)
 
     def receive(self) -> Frame:

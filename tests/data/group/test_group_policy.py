@@ -1,0 +1,98 @@
+"""Who is in a chain, in which order, and who copies from whom: for all that members may answer."""
+
+from __future__ import annotations
+
+from itertools import pairwise, permutations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.data.group.policy import POLICIES, SLOT, Observation, Standing, decide
+
+NAMES = "abcdef"
+standing = st.builds(
+    Standing, st.just(""), st.sampled_from("xyz"), st.booleans() | st.just(True),
+    fenced=st.integers(0, 3), epoch=st.integers(0, 3), sequence=st.integers(0, 4), steady=st.booleans(),
+    torn=st.sampled_from([False, False, True]), size=st.just(4096), room=st.sampled_from([0, SLOT * 8]),
+)  # fmt: skip
+
+
+@st.composite
+def observations(draw: st.DrawFn) -> Observation:
+    members = draw(st.lists(standing, min_size=1, max_size=6))
+    named = tuple(Standing(**{**one.__dict__, "name": NAMES[place]}) for place, one in enumerate(members))
+    return Observation(4, named, draw(st.sampled_from(["", "x", "y"])), draw(st.integers(1, 3)), 64)
+
+
+def alike(chain: tuple[str, ...], domain: dict[str, str]) -> int:
+    return sum(domain[one] == domain[other] for one, other in pairwise(chain))
+
+
+@given(observations(), st.sampled_from(sorted(POLICIES)))
+def test_whoever_answers_is_in_the_chain_or_there_is_none(seen: Observation, policy: str) -> None:
+    made = POLICIES[policy](seen)
+    here = {one.name: one for one in seen.members if one.answers}
+    assert set(made.dropped) == {one.name for one in seen.members} - here.keys()
+    whole = [one for one in here.values() if not one.torn]
+    if len(here) < seen.least or not whole:
+        assert not made.chain and made.reason
+        return
+    assert sorted(made.chain) == sorted(here)
+    source = here[made.source]
+    assert not source.torn
+    assert (source.epoch, source.sequence) == max((one.epoch, one.sequence) for one in whole)
+    assert made.sequence == source.sequence
+    assert made.window == (8 if any(one.room for one in here.values()) else 64)
+
+
+@given(observations())
+def test_a_region_that_may_differ_from_the_source_is_compared(seen: Observation) -> None:
+    made = decide(seen)
+    here = {one.name: one for one in seen.members}
+    for name in made.chain:
+        one, source = here[name], here[made.source]
+        if name != made.source and (
+            one.torn
+            or (one.epoch, one.sequence) != (source.epoch, source.sequence)
+            or (not one.steady and one.fenced)
+        ):
+            assert name in made.compare
+    assert made.source not in made.compare
+
+
+@given(observations())
+def test_no_order_has_fewer_neighbours_of_one_domain(seen: Observation) -> None:
+    made = decide(seen)
+    domain = {one.name: one.domain for one in seen.members}
+    if not made.chain:
+        return
+    if local := [name for name in made.chain if domain[name] == seen.coordinator]:
+        assert made.chain[0] in local
+    begins = seen.coordinator if local else None
+    best = min(
+        alike(order, domain)
+        for order in permutations(made.chain)
+        if begins is None or domain[order[0]] == begins
+    )
+    assert alike(made.chain, domain) == best
+
+
+def test_new_regions_are_not_compared_and_equal_ones_neither() -> None:
+    new = tuple(Standing(name, "x", size=4096) for name in "ab")
+    assert decide(Observation(1, new)).compare == ()
+    same = tuple(Standing(name, "x", True, 1, 1, 7, True, size=4096) for name in "ab")
+    assert decide(Observation(2, same)).compare == ()
+    again = (same[0], Standing("b", "x", True, 1, 1, 7, False, size=4096))
+    assert decide(Observation(2, again)).compare == ("b",)
+    copied_to = (new[0], Standing("b", "x", True, 1, 0, 0, True, True, 4096))
+    assert decide(Observation(2, copied_to)).compare == ("b",)
+
+
+def test_why_there_is_no_chain_is_told() -> None:
+    torn = (Standing("a", "x", torn=True, size=4096),)
+    assert "none has a whole region" in decide(Observation(1, torn)).reason
+    sizes = (Standing("a", "x", size=4096), Standing("b", "x", size=8192))
+    assert "a has 4096, b has 8192" in decide(Observation(1, sizes)).reason
+    gone = (Standing("a", "x", size=4096), Standing("b", "x", False))
+    assert decide(Observation(1, gone, least=2)).reason == "1 of 2 members answer, 2 are needed"
+    assert decide(Observation(1, (gone[1],), least=0)).chain == ()
