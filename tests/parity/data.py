@@ -3,6 +3,7 @@ chains of real engines."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -20,6 +21,7 @@ from parity.questions import embeddings_questions, ingest_questions
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.data.embeddings import policy as embeddings
+from windtunnel.data.files import policy as files_policy
 from windtunnel.data.group import policy as group
 from windtunnel.data.group import twin as group_twin
 from windtunnel.data.ingest import policy as ingest
@@ -307,7 +309,79 @@ def group_in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     return list(zip(made, there, strict=True))
 
 
+def files_logs(folder: Path) -> list[Path]:
+    """Three hosts, of which the primary is killed while a client writes, and comes again; and drawn ones."""
+    from windtunnel.data.files.live import host as live
+    from windtunnel.data.files.model import LEAST_RING, HostSpec, Kind, Status
+
+    spec = HostSpec("", "", "", "", least=2, ring=LEAST_RING)
+    with (
+        live.hosts(folder / "hosts", 3, spec) as hosts,
+        contextlib.closing(live.client(folder / "hosts")) as files,
+    ):
+        live.complete(files, 3)
+        files.perform(Kind.CREATE, "/a")
+        for number in range(60):
+            files.write("/a", -1, bytes(60_000))
+            if number == 20:
+                (leads,) = (row.name for row in files.status() if isinstance(row, Status) and row.leads)
+                lost = next(host for host in hosts if host.spec.name == leads)
+                lost.kill()
+            if number == 40:
+                lost.revive()
+        files.sync()
+        live.complete(files, 3)
+    logs = [Path(host.spec.folder, eventlog.NAME) for host in hosts]
+    return [*logs, drawn(folder, "data.files", _memberships(random.Random(9)))]
+
+
+def _memberships(rng: random.Random) -> Iterator[tuple[str, Any]]:
+    for _ in range(120):
+        others = tuple(
+            files_policy.Peer(
+                name, rng.choice([0.0, 0.0, 9.0]), rng.randint(1, 4), rng.choice([3, 3, 3, 4]),
+                name == "b" and rng.random() < 0.3, rng.random() < 0.8,
+            )
+            for name in "bc"
+        )  # fmt: skip
+        chain = tuple(rng.choice(["abc", "bac", "cab", "bc"]))
+        leads = chain[0] == "a" and rng.random() < 0.7
+        yield "linefs", files_policy.Membership(
+            "a", rng.randint(1, 4), 3, chain, others, 2, leads, rng.random() < 0.8, rng.random() < 0.2,
+            rng.choice(["", "", "d", "b"]) if leads else "",
+        )  # fmt: skip
+        mode: Any = rng.choice(["linefs", "serial", "host"])
+        yield (
+            "linefs",
+            files_policy.Pipeline(
+                mode, (1,), rng.choice([0.0, 0.25, 0.75]), rng.randint(1, 4), rng.random(), rng.random() < 0.5
+            ),
+        )
+
+
+def files_effects(events: Sequence[Event]) -> list[str]:
+    """An epoch that a host decided is the one that began, with its chain, or another host was first."""
+    wrong: list[str] = []
+    open_decisions: dict[str, Event] = {}
+    for event in events:
+        if "drawn" in event or event.get("capability") != "data.files":
+            continue
+        host, made = event["host"], event.get("decision")
+        if made is None:
+            decided = open_decisions.pop(host, None)
+            if decided is None:
+                continue
+            if event["leads"] and (event["epoch"], event["chain"]) != (decided["epoch"], decided["chain"]):
+                wrong.append(f"{host}: epoch {event['epoch']} of {event['chain']}, decided {decided}")
+            if not event["leads"] and event["epoch"] < decided["epoch"]:
+                wrong.append(f"{host}: follows in epoch {event['epoch']}, decided {decided}")
+        elif made["is"] == "Chain":
+            open_decisions[host] = made
+    return wrong
+
+
 PARITY = {
+    "data.files": Parity(files_logs, files_effects),
     "data.group": Parity(_group, group_effects, group_in_twin),
     # beyond: what is done where a solver ends without any solution
     "data.embeddings": Parity(
@@ -317,6 +391,14 @@ PARITY = {
 }
 INGEST, EMBEDDINGS, GROUP = "data/ingest/", "data/embeddings/", "data/group/"
 MUTANTS = (
+    Mutant(
+        "data.files", "data/files/policy.py", "if peer.silent <= LEASE}", "if peer.silent <= 9 * LEASE}"
+    ),
+    Mutant("data.files", "data/files/policy.py", "seen.queued > 0.5", "seen.queued > 0.2"),
+    Mutant(
+        "data.files", "data/files/live/nic.py", "tuple(hosts[name] for name in decision.chain)",
+        "tuple(hosts[name] for name in sorted(decision.chain, reverse=True))", live=True,
+    ),
     Mutant(
         "data.ingest", INGEST + "policy/__init__.py",
         "if seen.held and (seen.held >= most or seen.left <= empty):", "if seen.held and seen.held >= most:",

@@ -50,7 +50,7 @@ def serve(
     from windtunnel.base.keys import Keys
     from windtunnel.base.units import parse_quantity
     from windtunnel.data.files.live.host import serve as run
-    from windtunnel.data.files.model import HostSpec
+    from windtunnel.data.files.model import LEAST_RING, HostSpec
 
     Keys.read(secret_file, "--secret-file")
     address, _, port = listen.rpartition(":")
@@ -66,7 +66,7 @@ def serve(
         raise UserError(f"--cores {cores!r}: accepted are numbers of cores, such as 6,7") from None
     spec = HostSpec(
         host, str(folder.absolute()), store, str(secret_file.absolute()), domain, listen, _mode(mode), copies,
-        least, max(1 << 20, ring), set_aside,
+        least, max(LEAST_RING, ring), set_aside,
     )  # fmt: skip
     run(spec, name)
 

@@ -13,8 +13,9 @@ Mode = Literal["host", "serial", "linefs"]
 MODES: tuple[Mode, ...] = ("host", "serial", "linefs")
 CHUNK = 4 << 20
 """Bytes that a stage takes at once (LineFS: 1,024 blocks of 4 KiB)."""
-WRITE_MOST = 1 << 20
+WRITE_MOST = 1 << 18
 """Bytes of one write in the log; a longer one is several."""
+LEAST_RING = 4 << 20
 
 
 class FilesError(HostError):
@@ -25,7 +26,11 @@ class NotPrimary(FilesError):
     """Another host is the primary, or will be."""
 
 
-ERRORS = (NotPrimary, FilesError)
+class TooFew(FilesError):
+    """Fewer hosts hold the files than an fsync needs."""
+
+
+ERRORS = (NotPrimary, TooFew, FilesError)
 """What calls raise besides OSError, the particular ones first."""
 
 

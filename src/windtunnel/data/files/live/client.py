@@ -39,6 +39,7 @@ from windtunnel.data.files.model import (
     Operation,
     Stat,
     Status,
+    TooFew,
 )
 from windtunnel.data.files.protocol import FileCalls
 
@@ -48,6 +49,7 @@ TIMEOUT = 30.0
 KEPT = 64 << 20
 """Bytes of writes that are not synced, of which more are synced by themselves."""
 _PAUSE = 0.05
+_ENOUGH = 10.0  # seconds that an fsync waits for hosts to come back, where too few are left
 _ANSWER = 5.0  # seconds after which a call is made again, of another primary if there is one
 
 
@@ -149,14 +151,17 @@ class FileClient:
 
     def _call(self, call: Callable[[Any], T]) -> T:
         """Of the primary, or of the next one."""
-        end = time.monotonic() + self._timeout
+        begun = time.monotonic()
         while True:
             with self._turn:
                 try:
                     return call(self._connected())
+                except TooFew:  # hosts may be on their way
+                    if time.monotonic() - begun > min(_ENOUGH, self._timeout):
+                        raise
                 except (ConnectionError, TimeoutError, NotPrimary) as error:
                     self._disconnect()
-                    if time.monotonic() > end:
+                    if time.monotonic() - begun > self._timeout:
                         raise FilesError(f"no primary answers for {self._timeout:g} s: {error}") from error
             time.sleep(_PAUSE)
 

@@ -45,6 +45,7 @@ from windtunnel.data.files.model import (
     NotPrimary,
     Position,
     Status,
+    TooFew,
 )
 from windtunnel.data.files.policy import LEASE
 from windtunnel.data.files.protocol import HostCalls
@@ -56,7 +57,6 @@ from windtunnel.store.eventlog import EventLog
 BEAT = LEASE / 5
 _HOLD = 60.0  # seconds for which the log is kept for a host that copies the files
 _RETRY = 0.5
-_ENOUGH = 10.0  # seconds that an fsync waits for hosts to come back, where too few are left
 _PIECE = 4 << 20
 
 
@@ -107,17 +107,13 @@ class Nic:
         return time.monotonic() - self.served < LEASE
 
     async def sync(self, sequence: int) -> int:
-        end = time.monotonic() + _ENOUGH
         while True:
             pipeline = self.pipeline
             if pipeline is None or not self.leads:
                 raise NotPrimary(f"{self.spec.name} is not the primary")
             if not self.promise:
-                if time.monotonic() > end:
-                    holders = f"{len(self.membership.chain)} of {self.spec.copies} hosts hold the files"
-                    raise FilesError(f"{holders}; an fsync needs {self.spec.least}")
-                await asyncio.sleep(BEAT / 4)
-                continue
+                holders = f"{len(self.membership.chain)} of {self.spec.copies} hosts hold the files"
+                raise TooFew(f"{holders}; an fsync needs {self.spec.least}")
             try:
                 return await asyncio.to_thread(pipeline.sync, sequence, LEASE)
             except TimeoutError:
@@ -255,7 +251,7 @@ class Nic:
             self.membership = newest
             if led or self.pipeline is None:
                 self.begin_pipeline()
-        self.log.append("effect", capability="data.files", epoch=self.membership.epoch, leads=False)
+        self.effect()
 
     async def change(self, decision: policy.Chain) -> None:
         """Begin an epoch of which this host is the primary."""
@@ -285,10 +281,18 @@ class Nic:
                 )
         except (GroupHalted, OSError) as error:
             self.broken, self.stalled = True, str(error)
+            self.effect()
             return
         self.broken = False
         self.begin_pipeline(min(start, key=lambda position: position.sequence))
-        self.log.append("effect", capability="data.files", epoch=decision.epoch, leads=True)
+        self.effect()
+
+    def effect(self) -> None:
+        """What a decision about the epoch has come to."""
+        chain = [host.name for host in self.membership.chain]
+        self.log.append(
+            "effect", capability="data.files", epoch=self.membership.epoch, chain=chain, leads=self.leads
+        )
 
     def begin_pipeline(self, start: Position | None = None) -> None:
         self.pipeline = Pipeline(

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import signal
 import sys
 import time
@@ -28,7 +30,17 @@ from windtunnel.base.keys import Keys
 from windtunnel.base.plain import from_plain
 from windtunnel.data.files.live.area import State
 from windtunnel.data.files.log import Entry, Ring, frame
-from windtunnel.data.files.model import ERRORS, Done, HostSpec, NotPrimary, Operation, Position, Stat, Status
+from windtunnel.data.files.model import (
+    ERRORS,
+    WRITE_MOST,
+    Done,
+    HostSpec,
+    NotPrimary,
+    Operation,
+    Position,
+    Stat,
+    Status,
+)
 from windtunnel.data.files.policy import LEASE
 from windtunnel.data.files.protocol import FileCalls, HostCalls
 from windtunnel.linux.system import end_with_parent
@@ -56,6 +68,8 @@ class Server:
     async def perform(self, operation: Operation, data: bytes) -> Done:
         while True:
             status = self._leading()
+            if len(data) > WRITE_MOST:
+                raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE), operation.path)
             state, tail = self.state, self.state.tail
             before = state.tree.clients.get(operation.client)
             if before is not None and operation.request <= before[0]:
