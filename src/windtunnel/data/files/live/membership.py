@@ -7,13 +7,14 @@ is asked only when something changes, and by who is new.
 from __future__ import annotations
 
 import json
+import re
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import canonical, from_plain, to_plain
 from windtunnel.data.files.model import Membership
 from windtunnel.store.objects import open_files
 
-_PREFIX = "epoch-"
+_NAME = re.compile(r"epoch-\d{8}")  # what is still being written has another
 
 
 class MembershipStore:
@@ -33,7 +34,7 @@ class MembershipStore:
             UserError: it is damaged.
             OSError: the store cannot be read.
         """
-        names = [name for name in self._files.names("") if name.startswith(_PREFIX)]
+        names = [name for name in self._files.names("") if _NAME.fullmatch(name)]
         if not names:
             return None
         try:
@@ -44,7 +45,7 @@ class MembershipStore:
     def create(self, membership: Membership) -> bool:
         """Write the epoch of ``membership``; False where another host was first. Raises OSError."""
         try:
-            self._files.create(f"{_PREFIX}{membership.epoch:08d}", canonical(to_plain(membership)))
+            self._files.create(f"epoch-{membership.epoch:08d}", canonical(to_plain(membership)))
         except FileExistsError:
             return False
         return True

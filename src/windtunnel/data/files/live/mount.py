@@ -21,21 +21,31 @@ from windtunnel.data.files.live.client import FileClient
 from windtunnel.data.files.model import FilesError, Kind
 
 
+class WithErrno:
+    """The client's methods, of which every error has a number for the kernel."""
+
+    def __init__(self, files: FileClient) -> None:
+        self._files = files
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._files, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except FilesError as error:
+                raise OSError(errno.EIO, str(error)) from error
+
+        return call
+
+
 class Mount(mfusepy.Operations):  # type: ignore[misc]
     """What the kernel asks; each call is one of the client's."""
 
     use_ns = True
 
     def __init__(self, files: FileClient) -> None:
-        self.files = files
-
-    def __call__(self, name: str, *arguments: Any) -> Any:
-        try:
-            return super().__call__(name, *arguments)
-        except FilesError as error:
-            raise mfusepy.FuseOSError(errno.EIO) from error
-        except OSError as error:
-            raise mfusepy.FuseOSError(error.errno or errno.EIO) from error
+        self.files: Any = WithErrno(files)
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         node = self.files.stat(path)
@@ -59,7 +69,8 @@ class Mount(mfusepy.Operations):  # type: ignore[misc]
         return 0
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-        return self.files.read(path, offset, size)
+        data: bytes = self.files.read(path, offset, size)
+        return data
 
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         self.files.write(path, offset, data)

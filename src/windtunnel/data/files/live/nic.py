@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import rpc
+from windtunnel.base import atomic, rpc
 from windtunnel.base.keys import Keys
 from windtunnel.base.plain import canonical, from_plain, to_plain
 from windtunnel.data.files import policy
@@ -78,6 +78,8 @@ class Nic:
         self.leads = self.broken = self.promise = False
         self.joining: Host | None = None
         self.stalled = ""
+        self.again = 0.0  # when an epoch is tried again, after one whose hosts could not be connected
+        self.stuck: tuple[Position, Position] | None = None  # where the pipeline stood when it failed
         self.served = 0.0  # when the host's own server asked last
         self.hold: tuple[float, Position] | None = None
         self.begun = time.monotonic()
@@ -159,6 +161,8 @@ class Nic:
         """Until cancelled."""
         self.start_engine()
         self.ring = Ring(self.folder / "ring", self.spec.ring)
+        for folder in (self.folder, self.folder.parent):  # the names of what was made now are on the disk
+            atomic.sync_folder(folder)
         server = await rpc.serve(HostCalls, self, self.spec.host.nic, secret=self.secret, errors=ERRORS)
         try:
             while True:
@@ -169,7 +173,8 @@ class Nic:
                         await self.hear()
                         await self.look()
                         self.watch_flow()
-                        self.stalled = self.stalled if self.pipeline is None else ""
+                        if self.stuck != (self.area.applied, self.area.published):
+                            self.stalled, self.stuck = "", None
                 except (OSError, FilesError, GroupHalted) as error:
                     self.stalled = f"{self.spec.name}: {error}"
                 await asyncio.sleep(BEAT)
@@ -212,6 +217,8 @@ class Nic:
             await self.read_store()
             return
         now = time.monotonic()
+        if now < self.again:
+            return
         peers = []
         for host in self.membership.chain:
             if host.name == self.spec.name:
@@ -273,14 +280,14 @@ class Nic:
         if not self.leads:
             self.start_engine()  # anew: what the old primary still sends does not reach this log any more
         self.membership, self.leads, self.promise = membership, True, decision.promise
-        members = [Member(host.name, host.engine, host.domain) for host in chain[1:]]
+        members = [Member(host.name, host.engine.removeprefix("tcp:"), host.domain) for host in chain[1:]]
         try:
             if members:
                 self.group = await asyncio.to_thread(
                     Group, members, epoch=decision.epoch, secret=self.secret, log=self.log
                 )
         except (GroupHalted, OSError) as error:
-            self.broken, self.stalled = True, str(error)
+            self.broken, self.stalled, self.again = True, str(error), time.monotonic() + LEASE
             self.effect()
             return
         self.broken = False
@@ -312,6 +319,7 @@ class Nic:
 
         def tell() -> None:
             self.stalled = f"{self.spec.name}: {error}"
+            self.stuck = (self.area.applied, self.area.published)
             if isinstance(error, StaleEpoch | GroupHalted):
                 self.broken = True
             else:
