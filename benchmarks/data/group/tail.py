@@ -138,7 +138,8 @@ def _rows(
         ends[arm] = quantile(took, 0.99), quantile(emulated, 0.99)
     last = burners == BURNERS[-1]
     yield figure(
-        "tail", f"{burners} burners: ordinary / engine, p99", "times", ends["ordinary"][0] / ends["engine"][0],
-        ">= 20 times" if last else "", emulated=ends["ordinary"][1] / ends["engine"][1],
+        "tail", f"{burners} burners: ordinary / engine, p99", "times",
+        ends["ordinary"][0] / ends["engine"][0], ">= 20 times" if last else "",
+        emulated=ends["ordinary"][1] / ends["engine"][1],
         published=800.0 if last else None, source=PAPER,
     )  # fmt: skip

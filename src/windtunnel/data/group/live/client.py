@@ -186,8 +186,8 @@ class Group:
     member counts as gone. ``coordinator``: the failure domain of this process. ``least``: members that must
     answer, all if None. ``journal``: where in the region `transaction` keeps its lock and its record.
 
-    Callers may be several threads. Operations complete in the order in which they were called; those that
-    return a future fail with `GroupHalted` and `StaleEpoch`.
+    Callers may be several threads. Operations complete in the order in which they were called, or fail with
+    `GroupHalted` or `StaleEpoch`. What is called when a future is done must not call the group.
 
     Raises:
         UserError: members of one name, none, or more than 32; an unknown policy; another secret.
@@ -344,7 +344,7 @@ class Group:
 
     def read(self, member: Member | str, offset: int, length: int) -> bytes:
         """The bytes in one member's region. Of the tail (`members[-1]`) they are what was acknowledged, and
-        never go back; other members may be ahead of it.
+        never go back; others may be ahead of it. A member that a newer epoch left out may still answer.
 
         Raises:
             GroupHalted: it does not answer. StaleEpoch. UserError: there is no such member.
@@ -425,9 +425,9 @@ class Group:
     def _watch(self) -> None:
         """Who is frozen closes no connection: where nothing completes, all are asked."""
         while not self._over.wait(self.patience / 4):
-            oldest = next(iter(list(self._pending)), None)
-            waited = 0.0 if oldest is None else time.monotonic() - oldest.began
-            if waited < self.patience:
+            with self._lock:
+                oldest = self._pending[0] if self._pending else None
+            if oldest is None or (waited := time.monotonic() - oldest.began) < self.patience:
                 continue
             silent = []
             for one in self.members:
