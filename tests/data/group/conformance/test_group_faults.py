@@ -26,6 +26,7 @@ from support.small_disk import small_disk
 from support.waiting import until
 from windtunnel.base.errors import HostError, LessError
 from windtunnel.data.group import Group, GroupHalted, Member, start_engine
+from windtunnel.data.group.live import client
 from windtunnel.data.group.live.link import HEAD
 from windtunnel.linux import mounts, processes
 
@@ -125,6 +126,23 @@ def test_an_engine_that_freezes_at_a_point_does_not_change_a_newer_epoch(
         with found.group(epoch=9) as whole:
             assert {whole.read(one, 0, SIZE) for one in whole.members} == {before}
     assert done
+
+
+def test_a_member_that_freezes_while_it_is_copied_to_is_given_up(
+    three: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with three.group() as group:
+        three.engines["m1"].stop()
+        with group.repair([three.member("m0"), three.member("m2")]) as rest:
+            rest.write(0, os.urandom(SIZE)).result()
+        three.start("m1", point=("_put", "before", 2, "stop"))
+        monkeypatch.setattr(client, "LONG", 1.5)
+        with pytest.raises(GroupHalted, match="m1 does not answer"):
+            three.group(epoch=rest.epoch + 1)
+        three.engines["m1"].stop()
+        three.start("m1")
+        with three.group(epoch=rest.epoch + 2) as whole:
+            assert len({whole.read(one, 0, SIZE) for one in whole.members}) == 1
 
 
 def _quiet(pid: int) -> bool:

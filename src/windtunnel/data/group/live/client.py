@@ -29,7 +29,7 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -172,12 +172,6 @@ class _Control:
                     future.set_exception(error)
 
 
-class _Pending(NamedTuple):
-    sequence: int
-    future: Future[Any]
-    began: float
-
-
 class Group:
     """Members with equal regions, in an order of the policy's choice (`members`, head first).
 
@@ -207,21 +201,19 @@ class Group:
             raise UserError(f"`policy` is {policy!r}; accepted are {', '.join(POLICIES)}")
         self.members, self.size, self.epoch, self.secret = tuple(members), 0, epoch, secret
         self.patience, self.journal, self._log, self._newest = patience, journal, log, epoch
-        self._given: dict[str, Any] = {
-            "window": window, "coordinator": coordinator, "policy": policy, "journal": journal,
-        }  # fmt: skip
+        self._given: dict[str, Any] = {"window": window, "coordinator": coordinator, "policy": policy}
         self._controls: dict[str, _Control] = {}
         self._data: Link | None = None
         self._fault: Exception | None = None
         self._lost: set[str] = set()
         self._lock, self._sending = threading.Lock(), threading.Lock()
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[tuple[int, Future[Any], float]] = deque()  # sequence, …, began
         self._room, self._over = threading.Semaphore(0), threading.Event()
         try:
             self._form(policy, coordinator, len(members) if least is None else least, window)
             threading.Thread(target=self._watch, name="group-watch", daemon=True).start()
             if journal is not None:
-                transactions.recover(self)
+                transactions.recover(self, journal)
         except BaseException:
             self.close()
             raise
@@ -299,11 +291,13 @@ class Group:
             raise self._fault
         self.close()
         self._newest += 1
-        given = {"log": self._log, "patience": self.patience, "least": 1, **self._given}
         if survivors is None:
             survivors = [one for one in self.members if one.name not in self._lost]
         try:
-            return Group(survivors, epoch=self._newest, secret=self.secret, **given)
+            return Group(
+                survivors, epoch=self._newest, secret=self.secret, log=self._log, patience=self.patience,
+                journal=self.journal, least=1, **self._given,
+            )  # fmt: skip
         except GroupHalted as error:
             self._lost |= set(error.members)
             raise
@@ -314,7 +308,7 @@ class Group:
         """gWRITE: the bytes at ``offset`` in every region. More than `SLOT` bytes are several operations, of
         which the last is what completes."""
         view, future = memoryview(data).cast("B"), Future[None]()
-        self._check(offset, len(view))
+        self.check(offset, len(view))
         if not len(view):
             future.set_result(None)
         for at in range(0, len(view), SLOT):
@@ -323,8 +317,8 @@ class Group:
 
     def memcpy(self, source: int, target: int, length: int) -> Future[None]:
         """gMEMCPY: every member copies within its region, also where both places overlap."""
-        self._check(source, length)
-        self._check(target, length)
+        self.check(source, length)
+        self.check(target, length)
         return self._submit(Kind.MEMCPY, source, target, length)
 
     def cas(
@@ -332,7 +326,7 @@ class Group:
     ) -> Future[tuple[int, ...]]:
         """gCAS: the 8-byte little-endian word at ``offset`` becomes ``new`` where it is ``expected``, at the
         members that ``execute`` names (None: all). Each member's word before, in the order of `members`."""
-        self._check(offset, WORD.size)
+        self.check(offset, WORD.size)
         if offset % WORD.size or not all(0 <= value < 1 << 64 for value in (expected, new)):
             raise UserError(f"`offset` is {offset}, for {expected} and {new}; accepted are words of 64 bits")
         mask = sum((execute is None or one.name in execute) << bit for bit, one in enumerate(self.members))
@@ -350,7 +344,7 @@ class Group:
             GroupHalted: it does not answer. StaleEpoch. UserError: there is no such member.
         """
         name = member if isinstance(member, str) else member.name
-        self._check(offset, length)
+        self.check(offset, length)
         if name not in (names := [one.name for one in self.members]):
             raise UserError(f"`member` is {name!r}; accepted are {', '.join(names)}")
         each = range(offset, offset + length, SLOT)
@@ -360,9 +354,12 @@ class Group:
     def transaction(self, writes: Sequence[tuple[int, Buffer]], patience: float = 10.0) -> None:
         """All of ``writes`` (offset and bytes) or none, on the disks of all members, whoever dies meanwhile.
         Blocks; raises as `transactions.commit`."""
-        transactions.commit(self, writes, patience)
+        if self.journal is None:
+            raise UserError("`journal` is not given; a transaction needs a place for its lock and record")
+        transactions.commit(self, self.journal, writes, patience)
 
-    def _check(self, offset: int, length: int) -> None:
+    def check(self, offset: int, length: int) -> None:
+        """Raises UserError: it is not within the region."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise UserError(f"`offset` is {offset}, for {length} bytes; accepted is within {self.size}")
 
@@ -379,7 +376,7 @@ class Group:
                     raise self._fault or GroupHalted("the group is closed")
                 self._sequence += 1
                 sequence, data = self._sequence, self._data
-                self._pending.append(_Pending(sequence, future, time.monotonic()))
+                self._pending.append((sequence, future, time.monotonic()))
             try:
                 data.sock.sendall(data.pack(Frame(kind, self.epoch, sequence, a, b, c, mask, b"", payload)))
             except (OSError, ValueError):  # ValueError: it was closed meanwhile
@@ -393,10 +390,10 @@ class Group:
         match frame.kind:
             case Kind.ACK if name == self.members[-1].name:
                 with self._lock:
-                    done = self._pending.popleft() if self._pending else None
-                if done is not None and done.sequence == frame.sequence:
+                    sequence, future, _ = self._pending.popleft() if self._pending else (0, Future(), 0)
+                if sequence == frame.sequence:
                     self._room.release()
-                    done.future.set_result(tuple(word for (word,) in WORD.iter_unpack(frame.results)) or None)
+                    future.set_result(tuple(word for (word,) in WORD.iter_unpack(frame.results)) or None)
                 else:
                     self._halt(GroupHalted(f"operation {frame.sequence} came out of its turn"))
             case Kind.STALE:
@@ -418,8 +415,8 @@ class Group:
             self._data.close()
         for control in list(self._controls.values()):
             control.close(fault)
-        for one in pending:
-            one.future.set_exception(fault)
+        for _, future, _ in pending:
+            future.set_exception(fault)
         self._room.release()  # to one who waits for room, who passes it on
 
     def _watch(self) -> None:
@@ -427,7 +424,7 @@ class Group:
         while not self._over.wait(self.patience / 4):
             with self._lock:
                 oldest = self._pending[0] if self._pending else None
-            if oldest is None or (waited := time.monotonic() - oldest.began) < self.patience:
+            if oldest is None or (waited := time.monotonic() - oldest[2]) < self.patience:
                 continue
             silent = []
             for one in self.members:
