@@ -27,9 +27,8 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
 
@@ -62,18 +61,14 @@ class StaleEpoch(HostError):
         self.newest = newest
 
 
-@dataclass
-class EngineProcess:
+class EngineProcess(NamedTuple):
     """An engine that this process has started. ``address``: for `Member`; ``refused``: why it has no
     real-time priority, or ""."""
 
     address: str
+    pid: int
     refused: str
-    process: subprocess.Popen[bytes] = field(repr=False)
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    process: subprocess.Popen[bytes]
 
     def stop(self) -> None:
         """End it; what is in its region stays."""
@@ -106,7 +101,7 @@ def start_engine(
         process.stdin.flush()
         if select.select([process.stdout], [], [], LONG)[0]:
             told = json.loads(process.stdout.readline())
-    engine = EngineProcess(told.get("address", ""), told.get("refused", ""), process)
+    engine = EngineProcess(told.get("address", ""), process.pid, told.get("refused", ""), process)
     if not engine.address:
         engine.stop()
         raise HostError(f"the engine of {region} does not start: {told.get('failed', 'it says nothing')}")
@@ -153,11 +148,11 @@ class _Control:
         try:
             while True:
                 frame = self._link.receive()
-                if (future := self._asked.get(frame.sequence)) is None or frame.kind < Kind.STALE:
+                if frame.sequence not in self._asked or frame.kind < Kind.STALE:
                     self._group._heard(self.name, frame)
                 else:
-                    with contextlib.suppress(InvalidStateError):  # it was closed meanwhile
-                        future.set_result(frame)
+                    with contextlib.suppress(InvalidStateError, KeyError):  # nobody waits any more
+                        self._asked[frame.sequence].set_result(frame)
         except OSError as error:
             if self._error is None:
                 self._group._halt(GroupHalted(f"{self.name} is gone: {error}", [self.name]))

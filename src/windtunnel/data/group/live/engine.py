@@ -125,10 +125,9 @@ class Engine:
             self._coordinator = None
         if link is self._before:
             self._before = None
-        if link is self._next:  # no operation is taken that cannot be handed on
+        if link is self._next:
             self._next = None
             self._tell(Kind.LOST)
-            self._drop(self._before)
 
     def _turn(self, link: Link, event: int) -> None:
         try:
