@@ -1,4 +1,4 @@
-"""What a busy host's CPUs do to a chain of three replicas: engines with real-time priority, and as any process."""
+"""What busy CPUs do to a chain of three replicas: engines with real-time priority, and as any process."""
 
 from benchmarks.harness.rows import runner
 

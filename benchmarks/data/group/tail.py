@@ -14,9 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from benchmarks.figures import figure
@@ -27,6 +25,7 @@ from windtunnel.data.group.twin import Profile, latencies
 
 SECRET, SIZE, PAYLOAD = b"of this benchmark alone", 1 << 20, 1024
 BURNERS, REPEATS, OPERATIONS, BOUND = (0, 4, 16), 5, 1000, 15.0
+"""``BOUND``: seconds of one round at most."""
 BURN = """
 import os, time
 end, parent = time.monotonic() + 300, os.getppid()
@@ -35,14 +34,8 @@ while time.monotonic() < end and os.getppid() == parent:
 """
 PAPER = "Kim et al., HyperLoop, SIGCOMM 2018, abstract: about 800 times at the 99th percentile"
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
-
-
-@dataclass(frozen=True)
-class Round:
-    """``took``: seconds of each operation; ``cpu``: seconds of an engine, an operation."""
-
-    took: list[float]
-    cpu: float
+Round = tuple[list[float], float]
+"""Seconds of each operation, and of an engine's CPU by operation."""
 
 
 @contextmanager
@@ -71,74 +64,71 @@ def measured(engines: Sequence[EngineProcess], operations: int) -> Round:
         members = [Member(f"m{number}", one.address) for number, one in enumerate(engines)]
         took, data = list[float](), os.urandom(PAYLOAD)
         with Group(members, epoch=time.monotonic_ns(), secret=SECRET, patience=30.0) as group:
-            for number in range(50):
-                group.write(number, data).result()
+            for _ in range(50):
+                group.write(0, data).result()
             before, end = cpu_of(engines), time.monotonic() + BOUND
             while len(took) < operations and time.monotonic() < end:
                 began = time.perf_counter()
                 group.write(len(took) % 1000 * PAYLOAD, data).result()
                 took.append(time.perf_counter() - began)
-            return Round(took, (cpu_of(engines) - before) / len(took))
+            return took, (cpu_of(engines) - before) / len(took)
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
 
 
-def pooled(rounds: Sequence[Round]) -> list[float]:
-    return list(chain.from_iterable(one.took for one in rounds))
-
-
 def tail_rows(quick: bool) -> Iterator[Row]:
     """Both arms in turn, quiet and busy; chains of one member beside those of three."""
     repeats, operations = (2, 300) if quick else (REPEATS, OPERATIONS)
+    chains: dict[str, list[EngineProcess]] = {}
     with scratch(Path("/dev/shm")) as folder, ExitStack() as stack:
-
-        def engines(arm: str, count: int) -> list[EngineProcess]:
-            found = []
-            for number in range(count):
-                path, real = folder / f"{arm}-{count}-{number}", arm == "engine"
-                one = start_engine(path, SIZE, listen=f"unix:{path}.sock", secret=SECRET, realtime=real)
-                stack.callback(one.stop)
-                found.append(one)
-            return found
-
-        chains = {f"{arm} {count}": engines(arm, count) for arm in ("engine", "ordinary") for count in (1, 3)}
+        for arm in ("engine", "ordinary"):
+            for count in (1, 3):
+                chains[f"{arm} {count}"] = found = []
+                for number in range(count):
+                    path, listen = folder / f"{arm}{count}-{number}", f"unix:{folder}/{arm}{count}-{number}.s"
+                    real = arm == "engine"
+                    found.append(start_engine(path, SIZE, listen=listen, secret=SECRET, realtime=real))
+                    stack.callback(found[-1].stop)
         if why := next((one.refused for each in chains.values() for one in each if one.refused), ""):
             yield left_out("tail", "gWRITE", why)
             return
-        arms = {name: partial(measured, each, operations) for name, each in chains.items()}
-        busy: dict[int, dict[str, list[Round]]] = {}
+        quiet: dict[str, list[float]] = {}
         for burners in BURNERS:
             load = conditions()
             with burning(burners):
-                busy[burners] = in_turn(arms, repeats)
-            yield from _rows(burners, busy[0], busy[burners], load)
+                arms = {name: partial(measured, each, operations) for name, each in chains.items()}
+                rounds = in_turn(arms, repeats)
+            took = {name: [one for each, _ in found for one in each] for name, found in rounds.items()}
+            quiet = quiet or took
+            yield from _rows(burners, quiet, took, rounds, load)
 
 
 def _rows(
-    burners: int, quiet: dict[str, list[Round]], found: dict[str, list[Round]], load: str
-) -> Iterator[Row]:
+    burners: int, quiet: dict[str, list[float]], took: dict[str, list[float]],
+    rounds: dict[str, list[Round]], load: str,
+) -> Iterator[Row]:  # fmt: skip
     ends: dict[str, tuple[float, float]] = {}
     for arm in ("ordinary", "engine"):
         # the slope from one member to three is an engine's service, what is left is the coordinator's
-        one, three = (median(pooled(quiet[f"{arm} {count}"])) or 0.0 for count in (1, 3))
-        service = (three - one) / 2
-        delays = tuple(max(0.0, took - one) for took in pooled(found[f"{arm} 1"]))
-        took, rounds = pooled(found[f"{arm} 3"]), found[f"{arm} 3"]
-        emulated = latencies(3, 20_000, Profile(service, one - service, delays), 1, payload=PAYLOAD).tolist()
+        one, three = (median(quiet[f"{arm} {count}"]) or 0.0 for count in (1, 3))
+        waits = tuple(max(0.0, each - one) for each in took[f"{arm} 1"])
+        profile = Profile((three - one) / 2, one - (three - one) / 2, waits)
+        emulated = latencies(3, 20_000, profile, 1, payload=PAYLOAD).tolist()
+        found = rounds[f"{arm} 3"]
         for name, share in QUANTILES.items():
-            tails = [quantile(each.took, share) for each in rounds]
+            each = [quantile(some, share) * 1e6 for some, _ in found]
             yield figure(
-                "tail", f"{burners} burners, {arm}: {name}", "us", quantile(took, share) * 1e6,
+                "tail", f"{burners} burners, {arm}: {name}", "us", quantile(took[f"{arm} 3"], share) * 1e6,
                 emulated=quantile(emulated, share) * 1e6,
-                note=f"rounds of {min(tails) * 1e6:.0f} to {max(tails) * 1e6:.0f} us; {load}",
+                note=f"rounds of {min(each):.0f} to {max(each):.0f} us; {load}",
             )  # fmt: skip
-        cpu = (median(each.cpu for each in rounds) or 0.0) * 1e6
+        cpu = (median(each for _, each in found) or 0.0) * 1e6
         yield figure("tail", f"{burners} burners, {arm}: CPU of an engine, an operation", "us", cpu)
-        ends[arm] = quantile(took, 0.99), quantile(emulated, 0.99)
-    last = burners == BURNERS[-1]
+        ends[arm] = quantile(took[f"{arm} 3"], 0.99), quantile(emulated, 0.99)
+    ratios = [other / mine for other, mine in zip(ends["ordinary"], ends["engine"], strict=True)]
     yield figure(
-        "tail", f"{burners} burners: ordinary / engine, p99", "times", ends["ordinary"][0] / ends["engine"][0],
-        ">= 20 times" if last else "", emulated=ends["ordinary"][1] / ends["engine"][1],
-        published=800.0 if last else None, source=PAPER,
+        "tail", f"{burners} burners: ordinary / engine, p99", "times", ratios[0],
+        ">= 20 times" if burners == BURNERS[-1] else "", emulated=ratios[1],
+        published=800.0 if burners == BURNERS[-1] else None, source=PAPER,
     )  # fmt: skip

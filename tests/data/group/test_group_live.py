@@ -158,6 +158,26 @@ def test_frames_of_another_epoch_are_refused_and_told(three: Replicas) -> None:
         with pytest.raises(StaleEpoch):
             Group(three.members, epoch=5, secret=SECRET)
         assert group.write(0, b"goes on").result() is None
+        predecessor = connect(group.members[0].address, SECRET, 20)
+        predecessor.join(5, 4)
+        predecessor.sock.sendall(predecessor.pack(Frame(Kind.WRITE, 4, 2, 0, payload=b"wrong")))
+        answer = predecessor.receive()
+        assert (answer.kind, answer.a) == (Kind.STALE, 5)
+        assert everywhere(group, 0, 7) == b"goes on"
+
+
+def test_a_region_that_was_changed_while_its_engine_was_away_is_put_right(three: Replicas) -> None:
+    """Its engine says where it was, and that it was away: what it has is compared."""
+    with three.group() as group:
+        group.write(0, b"as it was").result()
+        three.engines["m1"].stop()
+        with three.region("m1").open("r+b") as file:
+            file.seek(3 << 20)
+            file.write(b"torn by a kill")
+    three.start("m1")
+    with three.group(epoch=2) as whole:
+        assert everywhere(whole, 0, SIZE)[:9] == b"as it was"
+        assert everywhere(whole, 3 << 20, 14) == bytes(14)
 
 
 def test_an_engine_that_was_only_copied_to_in_part_is_no_source(three: Replicas) -> None:
@@ -190,6 +210,17 @@ def test_a_frozen_member_is_found_out_and_changes_nothing_later(three: Replicas)
         os.kill(frozen, signal.SIGCONT)
         with three.group(epoch=3) as whole:
             assert everywhere(whole, 0, 31) == b"y" * 30 + b"\0"
+
+
+def test_the_tail_has_what_is_acknowledged_and_the_head_may_be_ahead(three: Replicas) -> None:
+    with three.group() as group:
+        os.kill(three.engines["m1"].pid, signal.SIGSTOP)
+        pending = group.write(0, b"new")
+        until(lambda: group.read("m0", 0, 3) == b"new")
+        assert group.read("m2", 0, 3) == bytes(3) and not pending.done()
+        os.kill(three.engines["m1"].pid, signal.SIGCONT)
+        pending.result()
+        assert group.read("m2", 0, 3) == b"new"
 
 
 def test_an_engine_says_that_it_has_no_real_time_priority(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from support.small_disk import small_disk
 from support.waiting import until
 from windtunnel.base.errors import HostError, LessError
 from windtunnel.data.group import Group, GroupHalted, Member, start_engine
+from windtunnel.data.group.live import client
 from windtunnel.data.group.live.link import HEAD
 from windtunnel.linux import mounts, processes
 
@@ -127,9 +128,43 @@ def test_an_engine_that_freezes_at_a_point_does_not_change_a_newer_epoch(
     assert done
 
 
+def test_a_member_that_freezes_while_it_is_copied_to_is_given_up(
+    three: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with three.group() as group:
+        three.engines["m1"].stop()
+        with group.repair([three.member("m0"), three.member("m2")]) as rest:
+            rest.write(0, os.urandom(SIZE)).result()
+        three.start("m1", point=("_take", "after", 2, "stop"))  # a PATCH is too large for a socket
+        monkeypatch.setattr(client, "LONG", 1.5)
+        with pytest.raises(GroupHalted, match="m1 does not answer"):
+            three.group(epoch=rest.epoch + 1, patience=2.0)
+        three.engines["m1"].stop()
+        three.start("m1")
+        with three.group(epoch=rest.epoch + 2) as whole:
+            assert len({whole.read(one, 0, SIZE) for one in whole.members}) == 1
+
+
 def _quiet(pid: int) -> bool:
     """Waits in its poll: it has done all that lay in its sockets."""
     return "poll" in Path(f"/proc/{pid}/wchan").read_text()
+
+
+@pytest.mark.parametrize("name", ["m0", "m1", "m2"])
+def test_an_operation_that_fails_when_its_bytes_are_there_leaves_equal_regions(
+    tmp_path: Path, name: str
+) -> None:
+    """Whoever failed has done as many operations as others have, and more bytes."""
+    with replicas(tmp_path) as found:
+        found.engines[name].stop()
+        found.start(name, point=("_put", "after", 30, "full"))
+        group = found.group()
+        done, swaps = worked(group, 60)
+        with pytest.raises(GroupHalted, match=f"{name} fails: No space left on device"):
+            group.flush()
+        with group.repair(found.members) as rest:
+            assert len(rest.members) == 3
+            nothing_lost(rest, done, swaps)
 
 
 class Between:
@@ -195,7 +230,10 @@ def test_a_frame_that_is_harmed_on_its_way_is_not_done(tmp_path: Path, harm: Any
         group = Group(members, epoch=1, secret=SECRET, patience=20)
         assert [one.name for one in group.members] == ["m0", "m1", "m2"]
         done, swaps = worked(group, 60)
-        with pytest.raises(GroupHalted):
+        words = (
+            "m0 lost the member behind it" if harm is torn else None
+        )  # a harmed length waits for its bytes
+        with pytest.raises(GroupHalted, match=words):
             group.flush()
         with group.repair() as rest:  # the same way, on which no more is harmed: it is another connection
             assert len(rest.members) == 3

@@ -27,7 +27,6 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,18 +61,14 @@ class StaleEpoch(HostError):
         self.newest = newest
 
 
-@dataclass
-class EngineProcess:
+class EngineProcess(NamedTuple):
     """An engine that this process has started. ``address``: for `Member`; ``refused``: why it has no
     real-time priority, or ""."""
 
     address: str
+    pid: int
     refused: str
-    process: subprocess.Popen[bytes] = field(repr=False)
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    process: subprocess.Popen[bytes]
 
     def stop(self) -> None:
         """End it; what is in its region stays."""
@@ -106,7 +101,7 @@ def start_engine(
         process.stdin.flush()
         if select.select([process.stdout], [], [], LONG)[0]:
             told = json.loads(process.stdout.readline())
-    engine = EngineProcess(told.get("address", ""), told.get("refused", ""), process)
+    engine = EngineProcess(told.get("address", ""), process.pid, told.get("refused", ""), process)
     if not engine.address:
         engine.stop()
         raise HostError(f"the engine of {region} does not start: {told.get('failed', 'it says nothing')}")
@@ -153,11 +148,11 @@ class _Control:
         try:
             while True:
                 frame = self._link.receive()
-                if (future := self._asked.get(frame.sequence)) is None or frame.kind < Kind.STALE:
+                if frame.sequence not in self._asked or frame.kind < Kind.STALE:
                     self._group._heard(self.name, frame)
                 else:
-                    with contextlib.suppress(InvalidStateError):  # it was closed meanwhile
-                        future.set_result(frame)
+                    with contextlib.suppress(InvalidStateError, KeyError):  # nobody waits any more
+                        self._asked[frame.sequence].set_result(frame)
         except OSError as error:
             if self._error is None:
                 self._group._halt(GroupHalted(f"{self.name} is gone: {error}", [self.name]))
@@ -172,12 +167,6 @@ class _Control:
                     future.set_exception(error)
 
 
-class _Pending(NamedTuple):
-    sequence: int
-    future: Future[Any]
-    began: float
-
-
 class Group:
     """Members with equal regions, in an order of the policy's choice (`members`, head first).
 
@@ -186,8 +175,8 @@ class Group:
     member counts as gone. ``coordinator``: the failure domain of this process. ``least``: members that must
     answer, all if None. ``journal``: where in the region `transaction` keeps its lock and its record.
 
-    Callers may be several threads. Operations complete in the order in which they were called; those that
-    return a future fail with `GroupHalted` and `StaleEpoch`.
+    Callers may be several threads. Operations complete in the order in which they were called, or fail with
+    `GroupHalted` or `StaleEpoch`. What is called when a future is done must not call the group.
 
     Raises:
         UserError: members of one name, none, or more than 32; an unknown policy; another secret.
@@ -207,21 +196,19 @@ class Group:
             raise UserError(f"`policy` is {policy!r}; accepted are {', '.join(POLICIES)}")
         self.members, self.size, self.epoch, self.secret = tuple(members), 0, epoch, secret
         self.patience, self.journal, self._log, self._newest = patience, journal, log, epoch
-        self._given: dict[str, Any] = {
-            "window": window, "coordinator": coordinator, "policy": policy, "journal": journal,
-        }  # fmt: skip
+        self._given: dict[str, Any] = {"window": window, "coordinator": coordinator, "policy": policy}
         self._controls: dict[str, _Control] = {}
         self._data: Link | None = None
         self._fault: Exception | None = None
         self._lost: set[str] = set()
         self._lock, self._sending = threading.Lock(), threading.Lock()
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[tuple[int, Future[Any], float]] = deque()  # sequence, …, began
         self._room, self._over = threading.Semaphore(0), threading.Event()
         try:
             self._form(policy, coordinator, len(members) if least is None else least, window)
             threading.Thread(target=self._watch, name="group-watch", daemon=True).start()
             if journal is not None:
-                transactions.recover(self)
+                transactions.recover(self, journal)
         except BaseException:
             self.close()
             raise
@@ -299,11 +286,13 @@ class Group:
             raise self._fault
         self.close()
         self._newest += 1
-        given = {"log": self._log, "patience": self.patience, "least": 1, **self._given}
         if survivors is None:
             survivors = [one for one in self.members if one.name not in self._lost]
         try:
-            return Group(survivors, epoch=self._newest, secret=self.secret, **given)
+            return Group(
+                survivors, epoch=self._newest, secret=self.secret, log=self._log, patience=self.patience,
+                journal=self.journal, least=1, **self._given,
+            )  # fmt: skip
         except GroupHalted as error:
             self._lost |= set(error.members)
             raise
@@ -314,7 +303,7 @@ class Group:
         """gWRITE: the bytes at ``offset`` in every region. More than `SLOT` bytes are several operations, of
         which the last is what completes. ``packed``: at most as many, compressed by zstd: they travel so."""
         view, future = memoryview(data).cast("B"), Future[None]()
-        self._check(offset, len(view))
+        self.check(offset, len(view))
         if packed is not None:
             return self._submit(Kind.WRITE, offset, c=len(view), payload=packed)
         if not len(view):
@@ -325,8 +314,8 @@ class Group:
 
     def memcpy(self, source: int, target: int, length: int) -> Future[None]:
         """gMEMCPY: every member copies within its region, also where both places overlap."""
-        self._check(source, length)
-        self._check(target, length)
+        self.check(source, length)
+        self.check(target, length)
         return self._submit(Kind.MEMCPY, source, target, length)
 
     def cas(
@@ -334,7 +323,7 @@ class Group:
     ) -> Future[tuple[int, ...]]:
         """gCAS: the 8-byte little-endian word at ``offset`` becomes ``new`` where it is ``expected``, at the
         members that ``execute`` names (None: all). Each member's word before, in the order of `members`."""
-        self._check(offset, WORD.size)
+        self.check(offset, WORD.size)
         if offset % WORD.size or not all(0 <= value < 1 << 64 for value in (expected, new)):
             raise UserError(f"`offset` is {offset}, for {expected} and {new}; accepted are words of 64 bits")
         mask = sum((execute is None or one.name in execute) << bit for bit, one in enumerate(self.members))
@@ -346,13 +335,13 @@ class Group:
 
     def read(self, member: Member | str, offset: int, length: int) -> bytes:
         """The bytes in one member's region. Of the tail (`members[-1]`) they are what was acknowledged, and
-        never go back; other members may be ahead of it.
+        never go back; others may be ahead of it. A member that a newer epoch left out may still answer.
 
         Raises:
             GroupHalted: it does not answer. StaleEpoch. UserError: there is no such member.
         """
         name = member if isinstance(member, str) else member.name
-        self._check(offset, length)
+        self.check(offset, length)
         if name not in (names := [one.name for one in self.members]):
             raise UserError(f"`member` is {name!r}; accepted are {', '.join(names)}")
         each = range(offset, offset + length, SLOT)
@@ -362,9 +351,12 @@ class Group:
     def transaction(self, writes: Sequence[tuple[int, Buffer]], patience: float = 10.0) -> None:
         """All of ``writes`` (offset and bytes) or none, on the disks of all members, whoever dies meanwhile.
         Blocks; raises as `transactions.commit`."""
-        transactions.commit(self, writes, patience)
+        if self.journal is None:
+            raise UserError("`journal` is not given; a transaction needs a place for its lock and record")
+        transactions.commit(self, self.journal, writes, patience)
 
-    def _check(self, offset: int, length: int) -> None:
+    def check(self, offset: int, length: int) -> None:
+        """Raises UserError: it is not within the region."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise UserError(f"`offset` is {offset}, for {length} bytes; accepted is within {self.size}")
 
@@ -381,7 +373,7 @@ class Group:
                     raise self._fault or GroupHalted("the group is closed")
                 self._sequence += 1
                 sequence, data = self._sequence, self._data
-                self._pending.append(_Pending(sequence, future, time.monotonic()))
+                self._pending.append((sequence, future, time.monotonic()))
             try:
                 data.sock.sendall(data.pack(Frame(kind, self.epoch, sequence, a, b, c, mask, b"", payload)))
             except (OSError, ValueError):  # ValueError: it was closed meanwhile
@@ -395,10 +387,10 @@ class Group:
         match frame.kind:
             case Kind.ACK if name == self.members[-1].name:
                 with self._lock:
-                    done = self._pending.popleft() if self._pending else None
-                if done is not None and done.sequence == frame.sequence:
+                    sequence, future, _ = self._pending.popleft() if self._pending else (0, Future(), 0)
+                if sequence == frame.sequence:
                     self._room.release()
-                    done.future.set_result(tuple(word for (word,) in WORD.iter_unpack(frame.results)) or None)
+                    future.set_result(tuple(word for (word,) in WORD.iter_unpack(frame.results)) or None)
                 else:
                     self._halt(GroupHalted(f"operation {frame.sequence} came out of its turn"))
             case Kind.STALE:
@@ -420,16 +412,16 @@ class Group:
             self._data.close()
         for control in list(self._controls.values()):
             control.close(fault)
-        for one in pending:
-            one.future.set_exception(fault)
+        for _, future, _ in pending:
+            future.set_exception(fault)
         self._room.release()  # to one who waits for room, who passes it on
 
     def _watch(self) -> None:
         """Who is frozen closes no connection: where nothing completes, all are asked."""
         while not self._over.wait(self.patience / 4):
-            oldest = next(iter(list(self._pending)), None)
-            waited = 0.0 if oldest is None else time.monotonic() - oldest.began
-            if waited < self.patience:
+            with self._lock:
+                oldest = self._pending[0] if self._pending else None
+            if oldest is None or (waited := time.monotonic() - oldest[2]) < self.patience:
                 continue
             silent = []
             for one in self.members:

@@ -1,9 +1,9 @@
 """The engine of one replica: it does a group's operations on its region, and nothing else.
 
-It stands for the replica's network card. The paper has the card itself do this, from a window of operations
-that its host has posted before; here it is a process of one thread, by real-time priority ahead of all else
-on the host, with rings of slots for the posted operations. No application of the replica is on the path: it
-may be busy, frozen or gone. What a process cannot show is the card's microseconds.
+It stands for the replica's network card. The paper has the card do this, from operations that its host has
+posted before; here it is a process of one thread, by real-time priority ahead of all else on the host, with
+rings of slots for posted operations. No application of the replica is on the path. What a process cannot show
+is the card's microseconds.
 
 Operations come from the predecessor (of the head: the coordinator) in the order of their numbers:
 
@@ -17,8 +17,8 @@ On each failure:
 - a write or sync fails (a full disk): the coordinator is told, and nothing more is done or handed on. The
   region is allocated at the start, and written by pwrite: a disk's failure is an error and not a signal.
 - the successor is gone: the coordinator is told. The predecessor is gone: nothing comes any more.
-- a newer epoch begins: its coordinator has fenced this engine, which says so to those of the older one and
-  forgets them. What bears another epoch's number is refused, and told.
+- a newer epoch begins: its coordinator fences this engine, which says so to those of the older one. What
+  bears another epoch's number is refused, and told.
 - it is killed: the region is a file, and behind it lies what was done and which epoch is the newest. What was
   under way may be there in part; so regions are compared before the next epoch.
 
@@ -36,7 +36,6 @@ import mmap
 import os
 import select
 import socket
-import stat
 import struct
 import sys
 from pathlib import Path
@@ -79,7 +78,7 @@ class Engine:
         _, self.fenced, self.epoch, self.sequence, self.torn = (
             known if known[0] == MARK else (0, 0, 0, 0, False)
         )
-        self.steady, self._synced, self._index, self._last = False, 0, 0, False
+        self.steady, self._index = False, 0
         self._links: dict[int, Link] = {}
         self._strangers: dict[Link, handshake.Server] = {}
         self._coordinator: Link | None = None
@@ -128,10 +127,9 @@ class Engine:
             self._coordinator = None
         if link is self._before:
             self._before = None
-        if link is self._next:  # no operation is taken that cannot be handed on
+        if link is self._next:
             self._next = None
             self._tell(Kind.LOST)
-            self._drop(self._before)
 
     def _turn(self, link: Link, event: int) -> None:
         try:
@@ -156,22 +154,18 @@ class Engine:
 
     def _send(self, link: Link, data: bytes) -> None:
         """As much as the socket takes; the rest when it takes more. Raises OSError: the peer is gone."""
-        waited = bool(link.outbox)
-        data = bytes(link.outbox) + data if waited else data
-        try:
-            sent = link.sock.send(data) if data else 0
-        except BlockingIOError:
-            sent = 0
-        link.outbox[:] = data[sent:]
+        waited, link.outbox = bool(link.outbox), link.outbox + data
+        with contextlib.suppress(BlockingIOError):
+            link.outbox = link.outbox[link.sock.send(link.outbox) :]
         if waited or link.outbox:
             self._poll.modify(link.sock, select.POLLIN | bool(link.outbox) * select.POLLOUT)
 
     def _say(self, link: Link | None, frame: Frame) -> None:
-        if link is not None:
-            try:
+        try:
+            if link is not None:
                 self._send(link, link.pack(frame))
-            except OSError:
-                self._drop(link)
+        except OSError:
+            self._drop(link)
 
     def _tell(self, kind: Kind, sequence: int = 0, a: int = 0, results: bytes = b"", words: str = "") -> None:
         """Something to the coordinator."""
@@ -206,8 +200,7 @@ class Engine:
                 else:
                     self._say(link, answer._replace(payload=self._answer(link, frame)))
             except (Failed, OSError, ValueError) as error:
-                words = str(getattr(error, "strerror", None) or error).encode()
-                self._say(link, answer._replace(kind=Kind.FAILED, payload=words))
+                self._say(link, answer._replace(kind=Kind.FAILED, payload=words_of(error).encode()))
 
     def _answer(self, link: Link, frame: Frame) -> bytes:
         known = (self.fenced, self.epoch, self.sequence, self.steady, self.torn, self.size, link.local * ROOM)
@@ -225,8 +218,9 @@ class Engine:
             case Kind.READ:
                 return self._get(frame.a, min(frame.b, SLOT))
             case Kind.HASH:
-                parts = range(frame.a, frame.a + frame.b, CHUNK)
-                return b"".join(self._digest(at, min(CHUNK, frame.a + frame.b - at)) for at in parts)
+                each, end = range(frame.a, frame.a + frame.b, CHUNK), frame.a + frame.b
+                parts = (self._get(at, min(CHUNK, end - at)) for at in each)
+                return b"".join(hashlib.sha256(part).digest() for part in parts)
             case Kind.PATCH:
                 if not self.torn:
                     self.steady, self.torn = False, True
@@ -245,17 +239,15 @@ class Engine:
     def _fence(self, link: Link, epoch: int) -> None:
         self.fenced = epoch
         self._note(durable=True)
-        before, self._next, after = self._coordinator, None, self._next  # nobody is to hear that it is lost
+        after, self._next = self._next, None  # nobody is to hear that it is lost
         self._drop(after)
-        if before is not None:
-            self._refuse(before)
-        if self._before is not None:
-            self._refuse(self._before)
+        for old in filter(None, (self._coordinator, self._before)):
+            self._refuse(old)
         self._coordinator = link
 
     def _chain(self, frame: Frame) -> None:
         spec = json.loads(frame.payload)
-        self._index, self._last = int(spec["index"]), not spec["next"]
+        self._index = int(spec["index"])
         if spec["next"]:
             after = connect(spec["next"], self._secret, PATIENCE)
             after.join(self.fenced, int(spec["window"]))
@@ -273,15 +265,14 @@ class Engine:
                 raise Failed(f"operation {frame.sequence} came after {self.sequence}")
             if frame.kind == Kind.FLUSH:
                 self._hand_on(frame)
-                self._sync(frame.sequence)
+                self._sync()
                 if self._index == 0:
                     self._done(frame._replace(kind=Kind.FLUSHED))
                 return
             self._done(frame._replace(results=frame.results + self._apply(frame)))
         except (Failed, OSError) as error:
             self.steady = False
-            words = str(getattr(error, "strerror", None) or error)
-            self._tell(Kind.BROKEN, frame.sequence, words=words)
+            self._tell(Kind.BROKEN, words=words_of(error))
             self._drop(self._before)
 
     def _apply(self, frame: Frame) -> bytes:
@@ -296,17 +287,14 @@ class Engine:
                 if frame.mask >> self._index & 1 and WORD.unpack(old)[0] == frame.b:
                     self._put(frame.a, WORD.pack(frame.c))
                 return old
-            case Kind.FLUSHED if self._synced != frame.sequence:
-                raise Failed(f"operation {frame.sequence} is not on the disk here")
         return b""
 
     def _done(self, frame: Frame) -> None:
         self.sequence = frame.sequence
         self._note()
-        if self._last:
+        if self._next is None:  # the coordinator takes it from the tail alone
             self._tell(Kind.ACK, frame.sequence, results=frame.results)
-        else:
-            self._hand_on(frame)
+        self._hand_on(frame)
 
     def _hand_on(self, frame: Frame) -> None:
         self._say(self._next, frame)
@@ -316,9 +304,6 @@ class Engine:
     def _get(self, offset: int, length: int) -> bytes:
         self._within(offset, length)
         return self._memory[offset : offset + length]
-
-    def _digest(self, offset: int, length: int) -> bytes:
-        return hashlib.sha256(self._get(offset, length)).digest()
 
     def _put(self, offset: int, data: bytes) -> None:
         self._within(offset, len(data))
@@ -330,28 +315,27 @@ class Engine:
         if offset + length > self.size:
             raise Failed(f"bytes {offset} to {offset + length} are not within the region's {self.size}")
 
-    def _sync(self, sequence: int) -> None:
+    def _sync(self) -> None:
         os.fdatasync(self._file)
-        self._synced = sequence
 
     def _note(self, *, durable: bool = False) -> None:
-        known = (self.fenced, self.epoch, self.sequence, self.torn)
-        TRAILER.pack_into(self._memory, self.size, MARK, *known)
+        known = (MARK, self.fenced, self.epoch, self.sequence, self.torn)
+        TRAILER.pack_into(self._memory, self.size, *known)
         if durable:
             self._memory.flush(self.size, PAGE)
+
+
+def words_of(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
 
 
 def listening(address: str) -> tuple[socket.socket, str]:
     """A socket that listens at ``unix:PATH`` or ``tcp:HOST:PORT``, and its address for `connect`."""
     kind, _, rest = address.partition(":")
     if kind == "unix":
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.lstat(rest).st_mode):  # of one that was killed: the region is locked by now
-                os.unlink(rest)
-        sock = socket.socket(socket.AF_UNIX)
-        sock.bind(rest)
-        sock.listen()
-        return sock, address
+        if Path(rest).is_socket():  # of one that was killed: the region is locked by now
+            os.unlink(rest)
+        return socket.create_server(rest, family=socket.AF_UNIX), address
     host, _, port = rest.rpartition(":")
     sock = socket.create_server((host, int(port)))
     return sock, f"{host}:{sock.getsockname()[1]}"
@@ -368,7 +352,7 @@ def main(words: list[str]) -> None:
         if cores:
             os.sched_setaffinity(0, map(int, cores.split(",")))
     except (OSError, Failed) as error:
-        print(json.dumps({"failed": str(getattr(error, "strerror", None) or error)}), flush=True)
+        print(json.dumps({"failed": words_of(error)}), flush=True)
         sys.exit(1)
     try:
         if realtime:

@@ -136,6 +136,8 @@ def connect(address: str, secret: bytes, patience: float) -> Link:
         OSError: nobody does within ``patience`` seconds.
     """
     sock = wire.connect(address, patience)
+    # the timeout is taken off later; what is sent to who is frozen is given up all the same
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(patience) + 1, 0))
     try:
         client = handshake.Client(Keys(secret), SERVICE)
         sock.sendall(client.hello)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Buffer
 
-from windtunnel.base.errors import LessError, UserError
+from windtunnel.base.errors import LessError
 
 if TYPE_CHECKING:
     from windtunnel.data.group.live.client import Group
@@ -32,57 +32,43 @@ BREATH = 0.001  # seconds before the lock is tried again
 _COUNT = itertools.count(1)
 
 
-def commit(group: Group, writes: Sequence[tuple[int, Buffer]], patience: float) -> None:
-    """Do ``writes``. Raises:
+def commit(group: Group, at: int, writes: Sequence[tuple[int, Buffer]], patience: float) -> None:
+    """Do ``writes`` by the journal ``at`` an offset. Raises:
 
-    UserError: the group has no journal. LessError: the lock is not to be had within ``patience`` seconds.
+    UserError: they, or the record of them, do not fit into the region.
+    LessError: the lock is not to be had within ``patience`` seconds.
     GroupHalted, StaleEpoch: it is done, or was never begun, once the next coordinator has the group.
     """
-    at = _journal(group)
     parts = [(offset, bytes(data)) for offset, data in writes]
-    body = b"".join(PART.pack(offset, len(data)) + data for offset, data in parts)
     for offset, data in parts:
-        group._check(offset, len(data))
-    group._check(at, LOCK + RECORD.size + len(body))
-    owner = group.epoch << 32 | next(_COUNT) & 0xFFFFFFFF
-    _lock(group, owner, patience)
+        group.check(offset, len(data))
+    body = b"".join(PART.pack(offset, len(data)) + data for offset, data in parts)
+    group.check(at, LOCK + RECORD.size + len(body))
+    owner, last = group.epoch << 32 | next(_COUNT) & 0xFFFFFFFF, time.monotonic() + patience
+    while any(before := group.cas(at, 0, owner).result()):
+        # in part: given back before anybody else is in the way of it
+        won = [one.name for one, word in zip(group.members, before, strict=True) if word == 0]
+        group.cas(at, owner, 0, execute=won).result()
+        if time.monotonic() > last:
+            raise LessError(f"the lock is held by {max(before):#x} for {patience:g} s: nothing was written")
+        threading.Event().wait(BREATH)
     group.write(at + LOCK, RECORD.pack(owner, len(body), hashlib.sha256(body).digest()) + body)
     group.flush().result()
     _apply(group, at, body)
-    _unlock(group, owner)
+    group.cas(at, owner, 0).result()
 
 
-def recover(group: Group) -> None:
+def recover(group: Group, at: int) -> None:
     """What an older coordinator has begun: done to its end, or forgotten."""
-    at, tail = _journal(group), group.members[-1]
-    owners = [int.from_bytes(group.read(one, at, LOCK), "little") for one in group.members]
-    for owner in filter(None, set(owners)):
+    tail = group.members[-1]
+    owners = {int.from_bytes(group.read(one, at, LOCK), "little") for one in group.members}
+    for owner in owners - {0}:
         holder, length, digest = RECORD.unpack(group.read(tail, at + LOCK, RECORD.size))
         if holder == owner and length <= group.size - at - LOCK - RECORD.size:
             body = group.read(tail, at + LOCK + RECORD.size, length)
             if hashlib.sha256(body).digest() == digest:
                 _apply(group, at, body)
-        _unlock(group, owner)
-
-
-def _journal(group: Group) -> int:
-    if group.journal is None:
-        raise UserError("`journal` is not given; a transaction needs a place for its lock and record")
-    return group.journal
-
-
-def _lock(group: Group, owner: int, patience: float) -> None:
-    last = time.monotonic() + patience
-    while True:
-        before = group.cas(_journal(group), 0, owner).result()
-        won = [one.name for one, word in zip(group.members, before, strict=True) if word == 0]
-        if len(won) == len(before):
-            return
-        if won:  # in part: given back before anybody else is in the way of it
-            group.cas(_journal(group), owner, 0, execute=won).result()
-        if time.monotonic() > last:
-            raise LessError(f"the lock is held by {max(before):#x} for {patience:g} s: nothing was written")
-        threading.Event().wait(BREATH)
+        group.cas(at, owner, 0).result()
 
 
 def _apply(group: Group, at: int, body: bytes) -> None:
@@ -93,7 +79,3 @@ def _apply(group: Group, at: int, body: bytes) -> None:
         group.memcpy(at + LOCK + RECORD.size + place, offset, length)
         place += length
     group.flush().result()
-
-
-def _unlock(group: Group, owner: int) -> None:
-    group.cas(_journal(group), owner, 0).result()
