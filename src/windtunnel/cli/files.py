@@ -73,7 +73,10 @@ def serve(
 
 @group.command("status")
 def status(name: Name = "demo", as_json: Json = False) -> None:
-    """Who holds the files, up to which operation. Exit status 3: fewer hosts than were asked for."""
+    """Who holds the files, up to which operation. Exit status 3: fewer hosts than were asked for.
+
+    Example: windtunnel files status --name files
+    """
     from windtunnel.base.plain import to_plain
     from windtunnel.data.files.live.client import connect
     from windtunnel.data.files.model import Status
@@ -106,7 +109,10 @@ def _words(row: Status) -> str:
 def mount(
     folder: Annotated[Path, typer.Argument(help="Where; made if it is not there.")], name: Name = "demo"
 ) -> None:
-    """Have the files in a folder, by FUSE, until it is unmounted (fusermount3 -u FOLDER)."""
+    """Have the files in a folder, by FUSE, until it is unmounted (fusermount3 -u FOLDER).
+
+    Example: windtunnel files mount /mnt/files --name files
+    """
     from windtunnel.data.files.live.client import connect
     from windtunnel.data.files.live.mount import mount as run
 
@@ -118,7 +124,10 @@ def fsck(
     folders: Annotated[list[Path], typer.Argument(help="Folders of hosts that have ended.")],
     as_json: Json = False,
 ) -> None:
-    """Check what hosts have on their disks; several are compared. Exit status 3: damaged, or not alike."""
+    """Check what hosts have on their disks; several are compared. Exit status 3: damaged, or not alike.
+
+    Example: windtunnel files fsck /data/a /data/b
+    """
     from windtunnel.data.files.check import check
 
     found = {str(folder): check(folder) for folder in folders}

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from support.lossy import Disk
 from windtunnel.base.keys import Keys
 from windtunnel.data.files.check import check
 from windtunnel.data.files.live import host as live
@@ -104,10 +103,7 @@ def test_forty_kills_of_any_process_lose_nothing(tmp_path: Path) -> None:
                 writer.until(writer.acknowledged + random.randint(1, 9))
                 victim = hosts[random.randrange(3)]
                 part = ("nic", "server", "engine", "")[number % 4]
-                if part == "engine":
-                    pids = victim.pids("nic")[1:]
-                else:
-                    pids = victim.pids(part or None)
+                pids = victim.pids("nic")[1:] if part == "engine" else victim.pids(part or None)
                 for pid in pids:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -127,6 +123,8 @@ def test_forty_kills_of_any_process_lose_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not shutil.which("fusermount3") or not os.path.exists("/dev/fuse"), reason="needs FUSE")
 def test_ten_power_cuts_of_all_hosts_on_disks_that_forget(tmp_path: Path) -> None:
+    from support.lossy import Disk  # needs FUSE to be imported
+
     random = Random(10)
     secret = tmp_path / "secret"
     Keys.made().write(secret)

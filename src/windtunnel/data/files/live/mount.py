@@ -14,11 +14,17 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import mfusepy
-
 from windtunnel.base.errors import HostError
 from windtunnel.data.files.live.client import FileClient
 from windtunnel.data.files.model import FilesError, Kind
+
+
+try:
+    import mfusepy
+except OSError as error:  # it loads the library when it is imported
+    raise HostError(
+        "files mount: FUSE's library is not here; on Debian `apt install fuse3` brings it"
+    ) from error
 
 
 class WithErrno:
