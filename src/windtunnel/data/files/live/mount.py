@@ -18,7 +18,6 @@ from windtunnel.base.errors import HostError
 from windtunnel.data.files.live.client import FileClient
 from windtunnel.data.files.model import FilesError, Kind
 
-
 try:
     import mfusepy
 except OSError as error:  # it loads the library when it is imported
