@@ -230,7 +230,9 @@ def test_a_frame_that_is_harmed_on_its_way_is_not_done(tmp_path: Path, harm: Any
         group = Group(members, epoch=1, secret=SECRET, patience=20)
         assert [one.name for one in group.members] == ["m0", "m1", "m2"]
         done, swaps = worked(group, 60)
-        words = "m0 lost the member behind it" if harm is torn else None  # a harmed length waits for its bytes
+        words = (
+            "m0 lost the member behind it" if harm is torn else None
+        )  # a harmed length waits for its bytes
         with pytest.raises(GroupHalted, match=words):
             group.flush()
         with group.repair() as rest:  # the same way, on which no more is harmed: it is another connection
