@@ -19,7 +19,7 @@ from windtunnel.data.group import Group, GroupHalted, Member, StaleEpoch, start_
 from windtunnel.data.group.live.link import Frame, Kind, connect
 from windtunnel.data.group.policy import SLOT
 from windtunnel.linux import network
-from windtunnel.store.eventlog import EventLog, read
+from windtunnel.store.eventlog import EventLog, LogFailed, read
 
 
 @pytest.fixture
@@ -143,7 +143,23 @@ def test_a_group_goes_on_after_a_loss_and_takes_back_who_was_away(three: Replica
             rest.repair()
         assert everywhere(whole, 0, 8) != b"too late"
     copied = [event["copied"] for event in read(log.path) if event["kind"] == "effect"]
+    (halted,) = (event for event in read(log.path) if event["kind"] == "halted" and event["epoch"] == 1)
+    assert "m1 is gone" in halted["why"] or "m0 lost the member behind it" in halted["why"]
     assert copied[:2] == [{}, {}] and set(copied[2]) == {"m1"} and 1 <= copied[2]["m1"] <= 2
+
+
+def test_a_log_that_fails_keeps_nobody_waiting(three: Replicas, tmp_path: Path) -> None:
+    def full(line: str) -> None:
+        if "halted" in line:
+            raise LogFailed("no space is left")
+
+    log = EventLog(tmp_path / "events.jsonl", first=full)
+    with Group([three.member("m0")], epoch=1, secret=SECRET, log=log, patience=200) as group:
+        os.kill(three.engines["m0"].pid, signal.SIGSTOP)
+        pending = group.write(0, b"x")
+        three.engines["m0"].stop()
+        with pytest.raises(GroupHalted, match="m0 is gone"):
+            pending.result(60)
 
 
 def test_frames_of_another_epoch_are_refused_and_told(three: Replicas) -> None:

@@ -37,7 +37,7 @@ from windtunnel.base.errors import HostError, UserError
 from windtunnel.data.group.live import transactions
 from windtunnel.data.group.live.link import CHUNK, DIGEST, STANDING, WORD, Frame, Kind, Link, connect
 from windtunnel.data.group.policy import POLICIES, SLOT, Decision, Member, Observation, Standing
-from windtunnel.store.eventlog import EventLog
+from windtunnel.store.eventlog import EventLog, LogFailed
 
 COMMAND = ("-m", "windtunnel.data.group.live.engine")
 MOST, LONG, ASKED = 32, 60.0, 64 * CHUNK
@@ -402,10 +402,9 @@ class Group:
 
     def _halt(self, error: Exception) -> None:
         with self._lock:
+            told = self._fault is not None or self._log is None or self._over.is_set()
             if self._fault is None:
                 self._fault, self._lost = error, set(getattr(error, "members", ()))
-                if self._log is not None and not self._over.is_set():
-                    self._log.append("halted", epoch=self.epoch, why=str(error))
             fault, pending, self._pending = self._fault, self._pending, deque()
         self._over.set()
         if self._data is not None:
@@ -415,6 +414,9 @@ class Group:
         for _, future, _ in pending:
             future.set_exception(fault)
         self._room.release()  # to one who waits for room, who passes it on
+        if self._log is not None and not told:
+            with contextlib.suppress(LogFailed):  # all who wait have been told
+                self._log.append("halted", epoch=self.epoch, why=str(error))
 
     def _watch(self) -> None:
         """Who is frozen closes no connection: where nothing completes, all are asked."""
