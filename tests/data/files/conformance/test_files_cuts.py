@@ -120,6 +120,27 @@ def test_forty_kills_of_any_process_lose_nothing(tmp_path: Path) -> None:
     assert contents[0].digests == contents[1].digests == contents[2].digests
 
 
+def test_a_primary_that_stands_still_is_replaced_and_changes_nothing_later(tmp_path: Path) -> None:
+    with live.hosts(tmp_path, 3, SPEC) as hosts, contextlib.closing(live.client(tmp_path, 90.0)) as files:
+        live.complete(files, 3, 120.0)
+        files.perform(Kind.CREATE, "/file")
+        writer = Writer(files)
+        writer.until(3)
+        (primary,) = (row for row in files.status() if isinstance(row, Status) and row.leads)
+        frozen = next(host for host in hosts if host.spec.name == primary.name)
+        frozen.signal(signal.SIGSTOP, "server")
+        writer.until(writer.acknowledged + 6)  # by another one: this one does not go on
+        frozen.signal(signal.SIGCONT, "server")
+        writer.stop()
+        intact(files, writer.acknowledged)
+        live.complete(files, 3, 120.0)
+        files.sync()
+        for host in hosts:
+            host.stop()
+    contents = [check(tmp_path / f"host{number}") for number in range(3)]
+    assert contents[0].digests == contents[1].digests == contents[2].digests
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not shutil.which("fusermount3") or not os.path.exists("/dev/fuse"), reason="needs FUSE")
 def test_ten_power_cuts_of_all_hosts_on_disks_that_forget(tmp_path: Path) -> None:

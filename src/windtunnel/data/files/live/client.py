@@ -50,7 +50,7 @@ KEPT = 64 << 20
 """Bytes of writes that are not synced, of which more are synced by themselves."""
 _PAUSE = 0.05
 _ENOUGH = 10.0  # seconds that an fsync waits for hosts to come back, where too few are left
-_ANSWER = 5.0  # seconds after which a call is made again, of another primary if there is one
+_ANSWER = 3.0  # seconds after which a call is made again, of another primary if there is one
 
 
 @dataclass

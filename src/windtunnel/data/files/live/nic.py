@@ -93,7 +93,7 @@ class Nic:
         pipeline = self.pipeline
         return Status(
             self.spec.name, self.membership.epoch, tuple(host.name for host in self.membership.chain),
-            self.spec.copies, self.leads, self.able,
+            self.spec.copies, self.leads and self.able, self.able,
             pipeline.written.sequence if pipeline else self.area.applied.sequence,
             pipeline.synced if pipeline else 0, self.area.published, self.trim(),
             self.flow.wait, self.promise, self.stalled, dict(pipeline.seconds) if pipeline else {},
