@@ -51,6 +51,7 @@ if typing.TYPE_CHECKING:
 T = TypeVar("T")
 _LENGTHS = struct.Struct("!II")
 _LARGEST = 1 << 28  # bytes of either part of a message
+_BUFFER = 1 << 20  # bytes that are read ahead
 _NONCE = 32
 _PATIENCE = 10.0  # seconds for connecting and the proofs
 Errors = Sequence[type[Exception]]
@@ -107,10 +108,10 @@ async def serve(
     try:
         if kind == "unix":
             await _remove_stale(host)
-            server = await asyncio.start_unix_server(accept, host)
+            server = await asyncio.start_unix_server(accept, host, limit=_BUFFER)
             os.chmod(host, 0o600)
             return Server(address, server, connections)
-        server = await asyncio.start_server(accept, host, port, ssl=tls)
+        server = await asyncio.start_server(accept, host, port, ssl=tls, limit=_BUFFER)
     except OSError as error:
         raise UserError(f"address {address!r} cannot be listened on: {error.strerror or error}") from error
     return Server(f"tcp:{host}:{server.sockets[0].getsockname()[1]}", server, connections)
@@ -130,9 +131,9 @@ async def connect(
     try:
         async with asyncio.timeout(_PATIENCE):
             if kind == "unix":
-                reader, writer = await asyncio.open_unix_connection(host)
+                reader, writer = await asyncio.open_unix_connection(host, limit=_BUFFER)
             else:
-                reader, writer = await asyncio.open_connection(host, port, ssl=tls)
+                reader, writer = await asyncio.open_connection(host, port, ssl=tls, limit=_BUFFER)
                 writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if secret is not None:
                 await _prove(reader, writer, secret, server=False)
@@ -308,20 +309,20 @@ def _from(kind: Any, value: Any) -> Any:
 
 async def _send(writer: asyncio.StreamWriter, message: dict[str, Any], data: bytes = b"") -> None:
     head = json.dumps(message, separators=(",", ":")).encode()
-    writer.write(_LENGTHS.pack(len(head), len(data)) + head)
-    if data:
-        writer.write(data)
-    await writer.drain()
+    writer.write(b"".join((_LENGTHS.pack(len(head), len(data)), head, data)))
+    if writer.transport.get_write_buffer_size():
+        await writer.drain()
 
 
 async def _receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
     head, raw = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
     if max(head, raw) > _LARGEST:
         raise ValueError(f"a message of {max(head, raw)} bytes")
-    message = json.loads(await reader.readexactly(head))
+    both = await reader.readexactly(head + raw)
+    message = json.loads(both[:head])
     if not isinstance(message, dict) or not isinstance(message.get("id"), int):
         raise ValueError("no message")
-    return message, await reader.readexactly(raw) if raw else b""
+    return message, both[head:]
 
 
 async def _prove(
