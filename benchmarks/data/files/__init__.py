@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from benchmarks.harness.rows import runner
 
-SECTIONS = {"write": "modes.write_rows", "cpu": "modes.cpu_rows", "frozen": "modes.frozen_rows"}
+SECTIONS = {
+    "write": "modes.write_rows",
+    "cpu": "modes.cpu_rows",
+    "frozen": "modes.frozen_rows",
+    "peer": "peer.peer_rows",
+}
 
 run = runner(__name__, SECTIONS)
