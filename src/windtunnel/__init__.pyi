@@ -17,6 +17,7 @@ from .training import elastic as elastic
 from .training.checkpoint import PeerCheckpointer as PeerCheckpointer
 from .training.emulate import Options as Options
 from .training.emulate import Slow as Slow
+from .training.emulate import step as step
 from .training.pipelines import PipelineTrainer as PipelineTrainer
 
 __version__: str

@@ -222,6 +222,7 @@ def emulate(
     timeline: str = "",
     jobs: int = 2,
     timeout: float = 900.0,
+    steps: int | None = None,
     reserve: float | None = None,
     profile: str | None = None,
     aggregation: str = "none",
@@ -240,6 +241,7 @@ def emulate(
     (``auto``, ``all`` or ``0,17``), ``slow`` hosts, devices or links (`Slow`, or ``host=3:1.3``),
     ``jitter`` of operator times with its ``seed``, the allocator's ``alloc_conf`` and ``max_split_size``
     (MiB), ``tokens`` of a step, ranks in the ``timeline``, ``jobs`` captured at once, ``timeout`` in seconds,
+    ``steps`` to run at most for a sequence that repeats,
     device memory in ``reserve`` that no tensor can have (bytes), a measured ``profile``, switches that add by
     a policy of ``aggregation`` beside so many ``neighbours``, and whether to write the ``report``.
     ``options`` has several of these in one object, `Options`; what is given beside it is taken instead.
@@ -264,8 +266,9 @@ def emulate(
         alloc_conf = ",".join(part for part in (alloc_conf, f"max_split_size_mb:{max_split_size}") if part)
     given: dict[str, Any] = {
         "ranks": ranks, "slow": slow, "jitter": jitter, "seed": seed, "alloc_conf": alloc_conf,
-        "tokens": tokens, "jobs": jobs, "timeout": timeout, "profile": profile, "aggregation": aggregation,
-        "neighbours": neighbours, "reserve": DEFAULT.reserve if reserve is None else reserve,
+        "tokens": tokens, "jobs": jobs, "timeout": timeout, "steps": steps, "profile": profile,
+        "aggregation": aggregation, "neighbours": neighbours,
+        "reserve": DEFAULT.reserve if reserve is None else reserve,
     }  # fmt: skip
     beside = {name: value for name, value in given.items() if value != getattr(DEFAULT, name)}
     options = replace(options, **beside)

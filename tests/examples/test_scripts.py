@@ -15,6 +15,7 @@ SCRIPTS = {
     "train_moe.py": ["--steps", "5", "--batch", "2", "--seq", "64"],
     "train_dlrm.py": ["--steps", "25"],
     "train_resnet.py": ["--steps", "5", "--batch", "16", "--channels-last"],
+    "train_diloco.py": ["--steps", "12", "--batch", "2", "--seq", "64", "--sync", "4"],
 }
 
 

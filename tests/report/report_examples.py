@@ -139,6 +139,7 @@ def summary() -> dict[str, Any]:
         "capture_time_s": 33.1,
         "wall_time_s": 41.7,
         "peak_rss_bytes": 2.31 * GIB,
+        "period": None,
         "verdict": None,
     }
 

@@ -45,6 +45,9 @@ def emulate(
     ] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Ranks captured at once.")] = 2,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds without progress that are a hang.")] = 900.0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps to run at most for a sequence that repeats.")
+    ] = None,
     reserve: Annotated[
         float | None, typer.Option(min=0, help="Device memory that no tensor can have, MiB.")
     ] = None,
@@ -87,7 +90,7 @@ def emulate(
             run = api.emulate(
                 script, *(arguments or ()), cluster=where, module=module, ranks=ranks, slow=slow or (),
                 jitter=jitter, seed=seed, alloc_conf=alloc_conf, max_split_size=max_split_size, tokens=tokens,
-                timeline=timeline, jobs=jobs, timeout=timeout,
+                timeline=timeline, jobs=jobs, timeout=timeout, steps=steps,
                 reserve=None if reserve is None else reserve * 2**20, profile=profile,
                 aggregation=aggregation, neighbours=neighbours, report=report,
                 fail_on=fail_on or (), baseline=baseline, progress=progress,

@@ -31,6 +31,7 @@ from windtunnel.report.sections import (
     heat_section,
     memory,
     operators,
+    period,
     timeline_section,
     waits,
     warnings,
@@ -54,6 +55,7 @@ def write_report(
     curves = pack_curves(memory_curves or [])
     has_heat = heat_map is not None and bool((heat_map.value == heat_map.value).any())
     sections = (
+        ("period", "Period", period(summary)),
         ("path", "Critical path", critical_path(summary)),
         ("waits", "Waits", waits(summary)),
         ("timeline", "Timeline", timeline_section(spans, note)),

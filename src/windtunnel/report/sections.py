@@ -80,6 +80,14 @@ def critical_path(summary: Summary) -> str:
     )
 
 
+def period(summary: Summary) -> str:
+    """The kinds of steps that repeat, where not all are alike."""
+    rows = text.period(summary)
+    names = rows[0] if rows else ()
+    columns: list[Column] = [(name, False, lambda row, name=name: (row[name], None)) for name in names]  # type: ignore[misc]
+    return heading("The steps that repeat", "emulated") + _table(columns, rows) if rows else ""
+
+
 def waits(summary: Summary) -> str:
     """The largest waits, each with what would change it."""
     items = [
@@ -106,7 +114,7 @@ def timeline_section(spans: Mapping[str, Any] | None, note: str) -> str:
         for kind in spans["used"]
     )
     return (
-        heading("Timeline", "one steady iteration, emulated")
+        heading("Timeline", "the steps that repeat, emulated")
         + '<div class="tools"><button data-zoom="in" aria-label="Zoom in">+</button>'
         '<button data-zoom="out" aria-label="Zoom out">−</button><button data-zoom="all">All</button>'
         '<input type="search" placeholder="Find a name…" aria-label="Highlight spans by name">'
@@ -299,7 +307,7 @@ def collectives(summary: Summary) -> str:
     )
     if not rows:
         return ""
-    return heading("Collectives and messages", "in one iteration, emulated") + _table(columns, rows)
+    return heading("Collectives and messages", f"{text.counted(summary)}, emulated") + _table(columns, rows)
 
 
 def operators(summary: Summary) -> str:
@@ -317,7 +325,7 @@ def operators(summary: Summary) -> str:
     if not rows:
         return ""
     some = f"the {TOP_OPERATORS} longest of {len(rows)}, " if len(rows) > TOP_OPERATORS else ""
-    head = heading("Operators", f"{some}in one iteration of a rank, emulated")
+    head = heading("Operators", f"{some}{text.counted(summary)}, of a rank, emulated")
     return head + _table(columns, rows[:TOP_OPERATORS])
 
 

@@ -42,6 +42,7 @@ def print_summary(summary: Summary, console: Console, report: Path | None = None
     console.print()
     show(_headline(summary))
     for title, body in (
+        ("The steps that repeat", _period(summary)),
         (f"Where the iteration goes{_whose(summary)}", _path(summary, width)),
         ("Device memory (peaks)", _memory(summary)),
     ):
@@ -98,6 +99,15 @@ def _headline(summary: Summary) -> Table:
         rss = summary.get("peak_rss_bytes")
         took = f"measured, with {units.size(rss)}" if rss else "measured"
         table.add_row("This run took", units.seconds(wall), took)
+    return table
+
+
+def _period(summary: Summary) -> Table:
+    rows = text.period(summary)
+    names = rows[0] if rows else ()
+    table = Table(*names, box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 

@@ -126,12 +126,13 @@ def provenance(summary: Summary, field: str) -> str:
 def headline(summary: Summary) -> list[tuple[str, str, str, str]]:
     """The figures that come first, as far as they are known: name, figure, how it came about, a remark."""
 
-    def remark(field: str, form: Callable[[float], str], words: str) -> str:
+    def remark(field: str, form: Callable[[Any], str], words: str) -> str:
         return words.format(form(summary[field])) if summary.get(field) else ""
 
     rows: tuple[tuple[str, str, Callable[[float], str], str], ...] = (
         ("iteration_time_s", "Iteration time", units.seconds,
-         remark("first_iteration_time_s", units.seconds, "first one {}")),
+         remark("period", lambda period: f"mean of {period['steps']} steps, ", "{}")
+         + remark("first_iteration_time_s", units.seconds, "first one {}")),
         ("tokens_per_second_per_device", "Tokens/s per device", units.count,
          remark("tokens_per_iteration", units.count, "{} tokens an iteration")),
         ("mfu", "MFU", units.share,
@@ -143,6 +144,25 @@ def headline(summary: Summary) -> list[tuple[str, str, str, str]]:
         for field, name, form, about in rows
         if summary.get(field)
     ]
+
+
+def period(summary: Summary) -> list[dict[str, str]]:
+    """The kinds of steps that repeat, as a table's rows; nothing where every step is alike."""
+    found = summary.get("period") or {}
+    return [
+        {
+            "steps": f"{kind['count']} of {found['steps']}", "time": units.seconds(kind["iteration_time_s"]),
+            "allocated": units.size(kind["peak_allocated_bytes"]),
+            "reserved": units.size(kind["peak_reserved_bytes"]), "more than usual": ", ".join(kind["more"]),
+        }
+        for kind in found.get("kinds") or ()
+    ]  # fmt: skip
+
+
+def counted(summary: Summary) -> str:
+    """What calls are counted in, and what their times are of."""
+    steps = (summary.get("period") or {}).get("steps")
+    return f"counted in {steps} iterations, times in the mean one" if steps else "in one iteration"
 
 
 def provenance_sentence(summary: Summary) -> str:

@@ -148,7 +148,7 @@ def both(request: pytest.FixtureRequest) -> Iterator[tuple[Slice, Slice]]:
     """The same rank, ended at its steady step, and run for five steps."""
     with session("tiny.py", request.param, "adamw") as one:
         short = one.capture([0])[0]
-        one.settled = 5
+        one.settled = (5, 1)
         yield short, one.capture([0])[0]
 
 

@@ -66,7 +66,8 @@ class Options:
     """How to emulate.
 
     ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: `Slow`, or as in ``host=3:1.3``. ``alloc_conf``: as
-    ``PYTORCH_CUDA_ALLOC_CONF``. ``tokens``: of a step of the whole job, where they cannot be counted.
+    ``PYTORCH_CUDA_ALLOC_CONF``. ``steps``: that the first rank runs to find those that repeat (None: until
+    they do, and some more are looked at). ``tokens``: of a step of the whole job, where they are unknown.
     ``reserve``: bytes of device memory that no tensor can have. ``jobs``: ranks captured at once.
     ``aggregation``: the policy by which switches add all_reduces, beside as many ``neighbours``.
     """
@@ -83,6 +84,7 @@ class Options:
     profile: str | None = None
     aggregation: str = "none"
     neighbours: int = 0
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         given = (self.slow,) if isinstance(self.slow, str | Slow) else self.slow
@@ -207,7 +209,10 @@ def capture(
 
     ready = native_library.is_at_hand()
     progress("start PyTorch" if ready else f"build for torch {native_library.torch_version()}, once", 0.0)
-    with Session(program, cluster, jobs=options.jobs, timeout=options.timeout, progress=tell) as session:
+    with Session(
+        program, cluster, jobs=options.jobs, timeout=options.timeout, progress=tell,
+        steps=options.steps,
+    ) as session:  # fmt: skip
 
         def was_run(slices: Sequence[Slice | None]) -> None:
             if log is not None:
@@ -265,7 +270,7 @@ def device_memory(
 def first_iteration(classes: Classes, cluster: Cluster, costs: WorldCosts) -> float:
     """Seconds of everything up to the end of the first step, set-up on the device included, replayed as the
     steady step is. Reading data, compilation, and the set-up of communicators are not in it."""
-    early = [replace(cls, slice=replace(cls.slice, steps=cls.slice.steps[:1])) for cls in classes.classes]
+    early = [replace(cls, slice=cls.slice.only(0)) for cls in classes.classes]
     world = stitch(replace(classes, classes=early))
     return replay_world(world, cluster, costs).iteration_time_s
 
@@ -298,7 +303,7 @@ class Work:
 
 
 def measure(classes: Classes, tokens: int | None = None) -> Work:
-    """The work of a steady step of all ranks.
+    """The work of a steady step of all ranks, of the mean one where several make a period.
 
     Tokens are the entries looked up in the embedding table that is asked most; None where a job has none,
     unless ``tokens`` gives the number of a step of the whole job.
@@ -322,10 +327,13 @@ def measure(classes: Classes, tokens: int | None = None) -> Work:
     by_unit: dict[str, float] = defaultdict(float)  # both formats of float8 are done by the same units
     for name, done in flops[1].items():
         by_unit[UNITS.get(name, (name,))[0]] += done
+    steps = classes.classes[0].slice.period
     dtype = max(by_unit, key=lambda name: by_unit[name]) if by_unit else "float32"
-    model, hardware, model_run, hardware_run = (dict(total) for total in flops)
+    model, hardware, model_run, hardware_run = (
+        {name: done / steps for name, done in total.items()} for total in flops
+    )
     return Work(
-        (round(looked_up) or None) if tokens is None else tokens,
+        (round(looked_up / steps) or None) if tokens is None else tokens,
         model,
         hardware,
         model_run,

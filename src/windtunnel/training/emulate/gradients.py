@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster
@@ -32,7 +33,8 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Backward:
-    """A steady step of one rank: seconds before its backward (forward, optimizer, all else), the gradients in
+    """A steady step of one rank: seconds before its backward (forward, optimizer, all else, and what other
+    steps of the period take more than the usual one, in the mean), the gradients in
     their order, and seconds of backward after the last of them."""
 
     before: float
@@ -47,15 +49,22 @@ def backward_of(result: EmulationResult) -> Backward:
         UserError: no gradient is made in its steady step.
     """
     row = int(result.classes.rank_class[0])
-    slice_ = result.classes.classes[row].slice
+    whole = result.classes.classes[row].slice
     costs = costs_of(result.classes, result.cluster, result.profile)
-    device, host = event_seconds(
-        slice_, costs.operators[row], costs.host_operators[row], costs.host_events[row]
-    )
-    # operators begin when they are issued or, on a busy device, one after the other
-    issued = np.cumsum(host)
-    done = np.cumsum(device)
-    ends = done + np.maximum.accumulate(issued - (done - device))
+
+    def computed(slice_: Slice) -> NDArray[np.float64]:
+        device, host = event_seconds(
+            slice_, costs.operators[row], costs.host_operators[row], costs.host_events[row]
+        )
+        # operators begin when they are issued or, on a busy device, one after the other
+        issued, done = np.cumsum(host), np.cumsum(device)
+        ends: NDArray[np.float64] = done + np.maximum.accumulate(issued - (done - device))
+        return ends
+
+    usual = max(whole.kinds, key=whole.kinds.count)
+    slice_ = whole.only(len(whole.steps) - whole.period + whole.kinds.index(usual))
+    ends = computed(slice_)
+    more = float(computed(whole)[-1]) / whole.period - float(ends[-1])  # that the mean step takes
     events = slice_.events[slice(*slice_.steady)]
     phases = events["phase"]
     found = _allocated(slice_)
@@ -81,7 +90,7 @@ def backward_of(result: EmulationResult) -> Backward:
         numel = nbytes // DTYPE_BYTES.get(dtype, 4)
         gradients.append(Gradient(name, numel, dtype, max(0.0, at - before)))
         before = max(before, at)
-    return Backward(float(ends[-1]) - (end - begin), tuple(gradients), max(0.0, end - before))
+    return Backward(float(ends[-1]) - (end - begin) + more, tuple(gradients), max(0.0, end - before))
 
 
 def _allocated(slice_: Slice) -> list[tuple[int, str, int, str]]:

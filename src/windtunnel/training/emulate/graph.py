@@ -211,19 +211,21 @@ def sentences(notes: Iterable[Note], kind: NoteKind) -> list[str]:
 
 @dataclass
 class Slice:
-    """What one rank did, from the start of the script to the end of its steady step.
+    """What one rank did, from the start of the script to the end of its steady steps.
 
     ``steps`` are half-open ranges of ``events``; the first is everything up to the end of the first step
-    (set-up included), the last is the steady one. ``block_category`` maps a block to its `Category`,
+    (set-up included), the last ``period`` of them are the steady ones, the sequence that repeats, of which
+    ``kinds`` tells those that are alike by one number. ``block_category`` maps a block to its `Category`,
     ``block_name`` those of parameters, gradients and optimizer state to the parameter's name.
     ``groups`` are those that this rank is a member of and uses; ``world_groups`` are all that the script made
     anywhere in the world, in the order of their making (every rank makes the same ones). ``settled``: the
-    steady step was seen to repeat the one before it. ``after``: calls that followed the steady step, where
-    the script was run on from there; ``ended``: it came to its own end. ``flow``: from the first compiled
-    region on, for each operator the call of a region that it belongs to (0: none), how many tensors it reads
-    and writes, and for each of these, in the order of the operator's row, its block (-1: none) and byte
-    offset. ``communicated``: blocks that collectives read or write. ``asked``: where the user's own
-    ``files`` asked which rank it is, with the first answers.
+    steady steps were seen to repeat. ``after``: calls that followed them, where the script was run on from
+    there; ``ended``: it came to its own end; ``varies``: the last later step of another kind, 0 for none;
+    ``marked``: `windtunnel.step` ends its steps. ``flow``: from the first compiled region on, for each
+    operator the call of a region that it belongs to (0: none), how many tensors it reads and writes, and for
+    each of these, in the order of the operator's row, its block (-1: none) and byte offset. ``communicated``:
+    blocks that collectives read or write. ``asked``: where the user's own ``files`` asked which rank it is,
+    with the first answers.
     """
 
     rank: int
@@ -236,6 +238,8 @@ class Slice:
     events: np.ndarray[Any, np.dtype[Any]]
     steps: list[tuple[int, int]]
     scopes: list[str]
+    period: int = 1
+    kinds: tuple[int, ...] = (0,)
     call_sites: list[str] = field(default_factory=list)
     block_category: dict[int, int] = field(default_factory=dict)
     block_name: dict[int, str] = field(default_factory=dict)
@@ -245,6 +249,8 @@ class Slice:
     notes: list[Note] = field(default_factory=list)
     after: np.ndarray[Any, np.dtype[Any]] = field(default_factory=lambda: np.zeros(0, EVENT))
     ended: bool = False
+    varies: int = 0
+    marked: bool = False
     asked: dict[Place, list[int]] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
@@ -259,7 +265,11 @@ class Slice:
             steps=[(int(before[a]), int(before[b])) for a, b in self.steps], after=self.after[:0],
         )  # fmt: skip
 
+    def only(self, step: int) -> Slice:
+        """With this step as the only steady one, and those before it."""
+        return replace(self, steps=self.steps[: step + 1], period=1, kinds=(0,))
+
     @property
     def steady(self) -> tuple[int, int]:
-        """The range of events of the step that is reported."""
-        return self.steps[-1]
+        """The range of events of the steps that are reported."""
+        return self.steps[-self.period][0], self.steps[-1][1]

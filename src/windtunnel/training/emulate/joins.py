@@ -3,7 +3,7 @@
 `windtunnel network run` puts several jobs on one cluster. Of a job it needs its
 skeleton (`engines.replay.skeleton`: computing as delays between collectives) and of each collective its kind,
 bytes and groups, not the 20,000 operators. All groups in which like ranks meet at once are one call, as they
-are one join of the replay. The file is ``graph/job.json``; steps are those of the steady state.
+are one join of the replay. The file is ``graph/job.json``; a step is there what repeats, a period of several.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def joins(result: EmulationResult) -> dict[str, Any] | None:
     ``calls`` (`CALL`) with ``groups`` a place in the list of that name: ranks, the root
     first, sender and receiver of a message. Marks wait for earlier ones of their step."""
     job = result.timing.job
+    begin, end = result.timing.window
     if len(job.replay.rank_join) > MOST:
         return None
     made = skeleton(job.replay, job.programs[0].copies)
@@ -46,7 +47,7 @@ def joins(result: EmulationResult) -> dict[str, Any] | None:
         marks.append([call, [list(one) for one in mark.after]])
     return {
         "version": 1, "program": result.program.name, "cluster": result.cluster.name,
-        "world_size": result.cluster.world_size, "iteration_time_s": result.timing.iteration_time_s,
+        "world_size": result.cluster.world_size, "iteration_time_s": end - begin,
         "marks": marks, "ends": list(made.ends), "groups": [[list(row) for row in one] for one in groups],
         "calls": [dict(zip(CALL, one, strict=True)) for one in calls],
     }  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import resource
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,9 +17,10 @@ import numpy as np
 from windtunnel.base import ranges
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.base.units import size
 from windtunnel.cluster.draw import topology_text
 from windtunnel.training.emulate.emulation import EmulationResult, utilisation
-from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, sentences
+from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, Slice, sentences
 from windtunnel.training.emulate.twin.costs.collectives import (
     collective_cost,
     full_bytes,
@@ -34,9 +35,11 @@ EARLIER = "windtunnel.emulate/1"
 """Read as well, since stores keep it: there the sets of ranks are lists of numbers."""
 OPTIONS = {
     "ranks": "ranks", "slow": "slow", "jitter": "jitter", "seed": "seed", "allocator": "alloc_conf",
-    "tokens": "tokens", "reserve_bytes": "reserve",
+    "tokens": "tokens", "reserve_bytes": "reserve", "steps": "steps",
 }  # fmt: skip
 """Those that decide the figures, as a summary calls them."""
+MORE = 4
+"""Calls that are told of a kind of step."""
 HELD = 12
 """Module paths that are told of what is held at a time."""
 RANKS = ("captured_ranks", "checked_ranks", "assumed_ranks")
@@ -123,7 +126,8 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class CollectiveFacts:
-    """A distinct collective or message; ``bytes`` of the whole buffer, ``bus_bandwidth`` in bytes/s."""
+    """A distinct collective or message; ``bytes`` of the whole buffer, ``bus_bandwidth`` in bytes/s,
+    ``count`` in a period."""
 
     kind: str
     group: str
@@ -143,7 +147,8 @@ class CollectiveFacts:
 
 @dataclass(frozen=True)
 class OperatorFacts:
-    """Operators of one name, of an iteration of the critical rank together. ``source``: of their times."""
+    """Operators of one name, of an iteration of the critical rank together; ``count`` in a period.
+    ``source``: of their times."""
 
     name: str
     kind: str
@@ -170,6 +175,30 @@ class VerdictFacts:
     passed: bool
     reasons: tuple[str, ...]
     baseline: BaselineFacts | None
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """Steps of a period that are alike. ``steps``: their places in it, from 1. Peaks are of the rank that
+    needs most. ``more``: collectives and operators that the usual step does not have."""
+
+    count: int
+    steps: tuple[int, ...]
+    iteration_time_s: float
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    more: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PeriodFacts:
+    """The sequence of steps that repeats: how many they are, what they take together, and their kinds, the
+    most frequent first. ``repeats``: it was seen to."""
+
+    steps: int
+    seconds: float
+    repeats: bool
+    kinds: tuple[StepFacts, ...]
 
 
 @dataclass(frozen=True)
@@ -224,6 +253,7 @@ class Summary:
     verdict: VerdictFacts | None = None
     checked_ranks: tuple[int, ...] = ()
     assumed_ranks: tuple[int, ...] = ()
+    period: PeriodFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of docs/summary.md: sets of ranks are text there, ``0-503,510``."""
@@ -313,7 +343,44 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         replay=ReplayFacts(timing.simulated, timing.events, result.options.seed), directory=str(directory),
         capture_time_s=result.capture_time_s, wall_time_s=result.wall_time_s, peak_rss_bytes=peak_rss_bytes(),
         checked_ranks=result.classes.checked, assumed_ranks=tuple(result.classes.unseen),
+        period=_period(result),
     )  # fmt: skip
+
+
+def _period(result: EmulationResult) -> PeriodFacts | None:
+    """None where every step is like the one before it."""
+    timing, slice_ = result.timing, result.classes.classes[0].slice
+    if slice_.period == 1:
+        return None
+    parts = [Counter(_calls(slice_, *step)) for step in slice_.steps[-slice_.period :]]
+    kinds = Counter(slice_.kinds)  # those that come first of equally frequent ones
+    usual = parts[slice_.kinds.index(kinds.most_common(1)[0][0])]
+
+    def facts(kind: int) -> StepFacts:
+        steps = [place for place, one in enumerate(slice_.kinds) if one == kind]
+        allocated, reserved = zip(*(memory.steps[k] for memory in result.memory for k in steps), strict=True)
+        more = parts[steps[-1]] - usual
+        return StepFacts(
+            len(steps), tuple(k + 1 for k in steps), float(np.mean([timing.step_s[k] for k in steps])),
+            max(allocated), max(reserved), tuple(more)[:MORE],
+        )  # fmt: skip
+
+    return PeriodFacts(
+        slice_.period, timing.window[1] - timing.window[0], slice_.settled,
+        tuple(facts(kind) for kind, _ in kinds.most_common()),
+    )  # fmt: skip
+
+
+def _calls(slice_: Slice, begin: int, end: int) -> Iterator[str]:
+    """What a step calls, in words: collectives before operators."""
+    events = slice_.events[begin:end]
+    for row in events["ref"][events["kind"] == EventKind.COLLECTIVE].tolist():
+        call = slice_.collectives[row]
+        group = slice_.groups[call.group]
+        nbytes = size(full_bytes(call, len(group.ranks)))
+        yield f"{call.kind} of {nbytes} over {group.label or 'unnamed'}"
+    for row in events["ref"][events["kind"] == EventKind.OP].tolist():
+        yield slice_.operators[row].name.removeprefix("aten.").removesuffix(".default")
 
 
 def _provenance(result: EmulationResult) -> dict[str, str]:
@@ -388,13 +455,15 @@ def _collective(result: EmulationResult, use: CollectiveUse) -> CollectiveFacts:
         kind=call.kind, group=use.label, group_size=use.group_size, hosts=placement.hosts,
         backend=call.backend, dtype=call.dtype, algorithm=cost.algorithm, protocol=cost.protocol,
         count=use.count, bytes=nbytes, seconds_each=use.seconds_each,
-        seconds_total=use.seconds_each * use.count, exposed_seconds=use.exposed_seconds,
+        seconds_total=use.seconds_each * use.count / len(result.timing.step_s),
+        exposed_seconds=use.exposed_seconds,
         bus_bandwidth=cost.bus_bandwidth,
     )  # fmt: skip
 
 
 def operator_table(result: EmulationResult, most: int = 60) -> list[OperatorFacts]:
-    """Operators of the critical rank's step, those that take longest first: calls of one name together."""
+    """Operators of the critical rank's steps, those that take longest first: calls of one name together, in
+    all of the period; their figures are of the mean step."""
     row = int(result.classes.rank_class[result.timing.critical_rank])
     slice_ = result.classes.classes[row].slice
     device = result.cluster.host.device
@@ -408,7 +477,8 @@ def operator_table(result: EmulationResult, most: int = 60) -> list[OperatorFact
         if cost.source == "free":
             continue
         key, times = (op.name, str(cost.kind)), int(count[index])
-        for place, value in enumerate((1, cost.flops, cost.bytes, cost.seconds)):
+        each = (cost.flops / slice_.period, cost.bytes / slice_.period, cost.seconds / slice_.period)
+        for place, value in enumerate((1, *each)):
             totals[key][place] += times * value
         sources[key].add(cost.source)
     rows = [

@@ -186,7 +186,7 @@ def case_buckets():
 def case_now_and_then():
     first, second = layer(), layer()
     one, other = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.SGD(second.parameters(), lr=0.1)
-    for step in range(STEPS):
+    for step in range(3 * STEPS):
         loss_of(first).backward()
         one.step()
         if step % 2:

@@ -1,13 +1,19 @@
-"""How far the script is run as a rank: to its steady step, and from there to its own end where that is near.
+"""How far the script is run as a rank: to the end of its period, and to its own end where that is near.
 
-A loop of a thousand steps is left after the first that repeats. But a script of three steps also has an end,
-and there a rank may call what the others do not: one barrier more, one step more. So the first rank is run on
-from its steady step, by two more at most. If the script ends there, all ranks are run on and what they call
-is compared to the end; if it does not, or fails there, nothing of this counts.
+A loop of a thousand steps is left after the first step that repeats. But a later step may be another, and
+save, evaluate, or talk to other islands. So the first rank is run on from its steady step, by two steps as
+they are and by more without the work in them (`ahead`). Where one of these is another than the steady one
+tells, the rank is run again up to there and a period further, and the steps that then repeat are those of
+all ranks.
+
+A script of three steps also has an end, and there a rank may call what the others do not: one barrier more,
+one step more. If the script ends within the two steps, all ranks are run on and what they call is compared to
+the end; if it does not, or fails there, nothing of this counts.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,13 +22,17 @@ import numpy as np
 from torch.distributed.algorithms.join import Join
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from windtunnel.training.emulate.graph import OUTLINED, NoteKind, Slice
+from windtunnel.training.emulate.graph import OUTLINED, Note, NoteKind, Slice
+from windtunnel.training.emulate.live.ahead import Ahead
 from windtunnel.training.emulate.live.observe import Observer
+from windtunnel.training.emulate.live.seldom import seldom
+from windtunnel.training.emulate.live.steps import find_period
 
 FURTHER = 2
-"""Steps that are run at most beyond those that were needed to see the steady one."""
+"""Steps that are run at most as they are beyond those that were needed to see the period."""
 LENGTH = 3
 """A run is left when it is this many times as long, in events, as it was at the end of the steady step."""
+SELDOM = "what comes seldomer than the steps that are looked at is not in the report"
 UNEVEN = (
     "Join: every rank is taken to have inputs left; what one without does, and what follows the Join, is"
     " not emulated"
@@ -31,9 +41,12 @@ UNEVEN = (
 
 @dataclass
 class Ending:
-    """``further``: the script is run on from its steady step. ``to_end``: another rank came to its end, so
+    """``steps``: that are looked at at most. ``least``: that are run as they are, and a period more, before
+    it counts. ``further``: the script is run on from its period. ``to_end``: another rank came to its end, so
     what this one calls counts wherever it is left. ``write`` keeps a slice, ``leave`` ends the process."""
 
+    steps: int
+    least: int
     further: bool
     to_end: bool
     write: Callable[[Slice], None]
@@ -41,24 +54,94 @@ class Ending:
     observer: Observer = field(init=False)
     _slice: Slice | None = None
     _events: int = 0
+    _ahead: Ahead | None = None
+    _varies: int = 0
 
     @property
     def following(self) -> bool:
-        """The steady step is over."""
+        """The period is over."""
         return self._slice is not None
 
-    def steady(self) -> None:
-        """At the end of the steady step."""
+    @property
+    def skipping(self) -> bool:
+        """The script runs on without the work of its steps."""
+        return self._ahead is not None and self._ahead.begin > 0
+
+    def step(self) -> None:
+        """At the end of a step."""
+        if self._slice is not None:
+            self._follow(self._slice)
+            return
+        kinds, settled = self.observer.kinds, self.observer.settled
+        if self.least and len(kinds) == 2:
+            self._limit(self.steps * self.observer.steps[-1][1])
+        period = find_period(kinds)
+        shown = period.repeats and len(kinds) >= self.least + period.length
+        if not (len(kinds) == settled[0] if settled else shown or len(kinds) >= self.steps):
+            return
+        if self.least or (self.further and not self.to_end):
+            for place, every in seldom(sys._getframe(), self.steps):
+                self.observer.note(SELDOM, of=f"{place}, once in {every}")
         slice_ = self.observer.slice()
         self.write(slice_)
-        if not self.further:
+        if self.least or not self.further:
             self.leave()
-        self._slice, self._events = slice_, LENGTH * len(slice_.events)
-        observer = self.observer
-        observer.settled = None
-        observer.max_steps = len(observer.steps) + FURTHER + self.to_end  # one more than the one that ended
-        observer.on_steady = self._step
-        register_module_forward_pre_hook(self._module)
+        self._slice, self.observer.only_kinds = slice_, True
+        self._limit(LENGTH * len(slice_.events))
+        if not self.to_end:
+            self._ahead = Ahead(self.observer)
+
+    def _follow(self, slice_: Slice) -> None:
+        kinds, ahead = self.observer.kinds, self._ahead
+        if ahead and ahead.differs(slice_.period):
+            # The first of its kind may have set-up of its own, which without the work does not show.
+            again = self._varies and kinds[ahead.begin :].count(kinds[-1]) > 2
+            self._varies = self._varies if again else len(kinds)
+        if ahead and self._until(slice_) <= len(kinds) < self.steps:
+            if not self.skipping:
+                self._limit(self.steps * len(slice_.events))
+                ahead.skip()
+        elif len(kinds) >= self._until(slice_):
+            self._left()
+
+    def _until(self, slice_: Slice) -> int:
+        """Steps after which it is no longer looked whether the script comes to its end."""
+        return len(slice_.steps) + slice_.period + FURTHER
+
+    def _limit(self, events: int) -> None:
+        if not self._events:
+            register_module_forward_pre_hook(self._module)
+        self._events = events
+
+    def _module(self, module: Any, args: Any) -> None:
+        if self.observer.native.wt_event_count() <= self._events:
+            return
+        if self._slice is None:
+            self.observer.note(f"step {len(self.observer.steps) + 1} is left out: it is longer than"
+                               f" {self.steps} others")  # fmt: skip
+            self.write(self.observer.slice())
+        elif self.skipping:
+            self.failed("they are too long")
+        elif self._ahead:
+            self._varies = len(self.observer.kinds) + 1
+        self._left()
+
+    def marked(self) -> None:
+        """The program says for the first time that a step ends, after others had ended."""
+        self.write(replace(self._slice or self.observer.slice(), varies=1, marked=True))
+        self.leave()
+
+    def failed(self, why: str) -> None:
+        """The script cannot be run on."""
+        assert self._slice is not None
+        if self._varies:
+            self.write(replace(self._slice, varies=self.steps))
+            return
+        note = Note(
+            f"what the script does after {len(self.observer.steps)} steps is not in the report: {why}"
+            + " (without what its modules compute; --steps runs more steps as they are)" * self.skipping
+        )
+        self.write(replace(self._slice, notes=[*self._slice.notes, note]))
 
     def install(self) -> None:
         """Leave where a rank comes to the end of a ``Join``. Call once, before the script runs."""
@@ -73,7 +156,7 @@ class Ending:
             if context._enable and kind is None:
                 if self._slice is None:
                     self.observer.program_ended()
-                    self.write(self.observer.slice())
+                    self.write(self.observer.slice(whole=True))
                 self.leave()
             return leave(context, kind, *error)
 
@@ -82,21 +165,18 @@ class Ending:
     def ended(self) -> None:
         """The script has come to its end."""
         if self._slice is None:
-            self.write(replace(self.observer.slice(), ended=True))
-        else:
+            period = find_period(self.observer.kinds)
+            near = len(self.observer.kinds) < period.end + period.length + FURTHER
+            self.write(replace(self.observer.slice(whole=near), ended=near))
+        elif not self.skipping:
             self.write(replace(self._followed(self._slice), ended=True))
-
-    def _step(self) -> None:
-        if len(self.observer.steps) >= self.observer.max_steps:
-            self._left()
-
-    def _module(self, module: Any, args: Any) -> None:
-        if self.observer.native.wt_event_count() > self._events:
-            self._left()
+        elif self._varies:
+            self.write(replace(self._slice, varies=self._varies))
 
     def _left(self) -> None:
-        if self.to_end and self._slice is not None:
-            self.write(self._followed(self._slice))
+        if self._slice is not None and (self.to_end or self._varies):
+            slice_ = self._followed(self._slice) if self.to_end else self._slice
+            self.write(replace(slice_, varies=self._varies))
         self.leave()
 
     def _followed(self, slice_: Slice) -> Slice:

@@ -1,8 +1,7 @@
 """What only Python knows: modules, optimisers, steps, call sites, and what a block of memory holds.
 
 Nothing of the script is changed. PyTorch's global hooks say which module runs and when an optimiser has
-stepped (what a step of the job is: `steps`); two consecutive steps with the same events are the steady state,
-and the capture ends there.
+stepped (what a step of the job is: `steps`). Steps with the same events are of one kind.
 """
 
 from __future__ import annotations
@@ -35,10 +34,17 @@ from windtunnel.training.emulate.graph import (
     Slice,
     TensorMeta,
 )
-from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live import failure, steps
 from windtunnel.training.emulate.live.collector import Collector
-from windtunnel.training.emulate.live.steps import Calls
 from windtunnel.training.emulate.live.world import WorldView
+from windtunnel.training.emulate.policy.alike import only_reads
+
+LEFT_OUT = (EventKind.FREE, EventKind.SYNC, EventKind.CALL)
+"""Of the kind of a step. Where Python's collector runs differs from step to step, so frees of cycles do."""
+
+UNUSED = "an optimiser is never called in the steps that were run: what it would update is not in the report"
+SMALL = 64
+"""Bytes that the host may read of the device without making the step another one."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +58,25 @@ class After:
 
 @dataclass
 class Observer:
-    """Follows one rank's run. ``on_steady`` is called at the end of the step that repeats the one before it;
-    ``settled``: at the end of that many steps, because another rank has shown that they repeat from there."""
+    """Follows one rank's run. ``on_step`` is called at the end of each step, ``on_mark`` where the program
+    says for the first time that one ends there, after others had ended. ``marked``: only it says so.
+    ``settled``: up to which step the first rank was captured, and with which period."""
 
     native: ctypes.CDLL
     world: WorldView
     device: str
-    max_steps: int
-    on_steady: Callable[[], None]
-    settled: int | None = None
+    on_step: Callable[[], None]
+    on_mark: Callable[[], None]
+    settled: tuple[int, int] | None = None
+    marked: bool = False
     scopes: list[str] = field(default_factory=lambda: [""])
     call_sites: list[str] = field(default_factory=list)
     notes: dict[Note, None] = field(default_factory=dict)
     steps: list[tuple[int, int]] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)  # of each step, what it does as a number
     categories: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)  # block -> the parameter whose data or state it has
+    only_kinds: bool = False  # nothing is wanted any more but of which kind steps are
     regions: int = 0
     in_region: bool = False
 
@@ -78,10 +88,10 @@ class Observer:
         self._stack: list[int] = []
         self._site_ids: dict[str, int] = {}
         self._stepping = 0  # calls of optimisers that have not ended: a wrapper's and those inside it
-        self._calls: Calls[After] = Calls()
-        self._step_digest: int | None = None
-        self.repeats = False
-        self._ended = False
+        self._calls: steps.Calls[After] = steps.Calls()
+        self._reads: list[bool] = []  # of each row of the operators' table
+        self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._updated: set[int] = set()  # parameters, and the optimisers that were called
         self._collected = True  # since the last call of an optimiser
         self._marks: list[After] = []  # at the end of each step
         self._keep: list[Any] = []
@@ -94,6 +104,15 @@ class Observer:
         register_module_forward_hook(self._leave, always_call=True)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
+        steps.on_mark.append(self._marked)
+        base: Any = torch.optim.Optimizer
+        make = base.__init__
+
+        def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            make(optimizer, *args, **kwargs)
+            self._optimizers[optimizer] = self._place() or ""
+
+        base.__init__ = made
         site = ctypes.CFUNCTYPE(ctypes.c_int32)(self._call_site)
         read = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._host_read)
         self._keep += [site, read]
@@ -106,6 +125,11 @@ class Observer:
         self.notes[Note(sentence, kind, of)] = None
 
     # -- modules
+
+    @property
+    def inside(self) -> bool:
+        """A module runs."""
+        return bool(self._stack)
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         path = self._paths.get(module)
@@ -160,17 +184,28 @@ class Observer:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._classify_state(optimizer, gradients=False)
+        updated = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        self._updated.update(updated, [id(optimizer)])
         self._stepping -= 1
         if self._stepping:
             return  # a wrapper's call goes on
         self.native.wt_phase(int(Phase.OTHER))
         self.native.wt_event(int(EventKind.STEP), 0, len(self.steps), 0)
         self._collected = False
-        updated = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        if self.marked:
+            return
         for mark in self._calls.add(frozenset(updated or [id(optimizer)]), self._after()):
             self._step_ended(mark)
         if self._calls.last is None:
             self._collect()
+
+    def _marked(self) -> None:
+        if self.steps and not self.marked:
+            self.on_mark()
+            return
+        self.marked = True
+        self._collect()
+        self._step_ended(self._after())
 
     def _after(self) -> After:
         return After(
@@ -179,7 +214,7 @@ class Observer:
         )  # fmt: skip
 
     def _collect(self) -> None:
-        if not self._collected:
+        if not self._collected and not self.only_kinds:
             self._collected = True
             self._collector.step_ended()
 
@@ -187,24 +222,12 @@ class Observer:
         begin = self.steps[-1][1] if self.steps else 0
         self.steps.append((begin, mark.event))
         self._marks.append(mark)
-        digest = self._digest(begin, mark.event)
-        self.repeats = digest == self._step_digest
-        if self.settled is not None:
-            self._ended = len(self.steps) == self.settled
-        elif self.repeats or len(self.steps) == self.max_steps:
-            if not self.repeats and len(self.steps) > 1:
-                self.note(
-                    f"the last two of {len(self.steps)} captured steps differ; the last one is reported"
-                )
-            self._ended = True
-        self._step_digest = digest
-        if self._ended:
-            self.on_steady()
+        self.kinds.append(self._kind(begin, mark.event))
+        self.on_step()
 
     def program_ended(self) -> None:
         """The script has ended by itself: where no step is complete, what it has done so far is one."""
         if not self.steps and self._calls.last is not None:
-            self.settled = None
             self._step_ended(self._calls.last)
 
     def events(self, begin: int = 0) -> np.ndarray[Any, np.dtype[Any]]:
@@ -216,8 +239,23 @@ class Observer:
         buffer = (ctypes.c_char * (count * EVENT.itemsize)).from_address(address)
         return _in_order_of_blocks(np.frombuffer(buffer, EVENT).copy())
 
-    def _digest(self, begin: int, end: int) -> int:
+    def rows(self, begin: int, end: int) -> set[tuple[int, int]]:
+        """The distinct operators and collectives of a step."""
         events = self.events(begin)[: end - begin]
+        events = events[np.isin(events["kind"], (EventKind.OP, EventKind.COLLECTIVE))]
+        return set(zip(events["kind"].tolist(), events["ref"].tolist(), strict=True))
+
+    def _kind(self, begin: int, end: int) -> int:
+        """A number that steps have in common which do the same. Left out is that the host only reads what the
+        device has (a loss to print, now and then)."""
+        for row in range(len(self._reads), self.native.wt_row_count(0)):
+            operator = read_operator(self.native.wt_row(0, row))
+            small = sum(tensor.nbytes for tensor in operator.tensors()) <= SMALL
+            self._reads.append(small and only_reads(operator))
+        events = self.events(begin)[: end - begin]
+        operators = events["kind"] == EventKind.OP
+        reads = np.array([*self._reads, False])[np.where(operators, events["ref"], -1)]
+        events = events[~reads & ~np.isin(events["kind"], LEFT_OUT)]
         kind = events["kind"]
         same_ref = (kind == EventKind.OP) | (kind == EventKind.COLLECTIVE)
         same_value = kind == EventKind.ALLOC
@@ -225,9 +263,7 @@ class Observer:
             kind.astype(np.int64), events["phase"], events["stream"], events["scope"],
             np.where(same_ref, events["ref"], 0), np.where(same_value, events["value"], 0),
         ])  # fmt: skip
-        # Where Python's collector runs differs from step to step, so frees of cycles do: their place is left
-        # out.
-        return hash(columns[:, kind != EventKind.FREE].tobytes())
+        return hash(columns.tobytes())
 
     # -- what a block holds
 
@@ -244,6 +280,8 @@ class Observer:
                 self.categories[block] = int(category)
 
     def _classify_state(self, optimizer: Any, gradients: bool) -> None:
+        if self.only_kinds:
+            return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if gradients:
             for root in self._roots:
@@ -336,26 +374,35 @@ class Observer:
 
     # -- the result
 
-    def slice(self) -> Slice:
-        """Everything recorded, as plain data."""
-        events = self.events()
-        if not self.steps:
-            self.steps = [(0, len(events))]
-        if self.repeats and self.settled is None:
-            # The last step is the one before it once more: leave it out, so that all ranks end at the same
-            # step.
-            self.steps.pop()
-            self._marks.pop()
-        if self._ended:
-            events = events[: self.steps[-1][1]]
+    def slice(self, whole: bool = False) -> Slice:
+        """What was recorded up to the end of the first period, as plain data; ``whole``: to the end of the
+        script."""
+        period = steps.find_period(self.kinds)
+        count, length = self.settled or (period.end, period.length)
+        ends = self.steps[:count]
+        events = self.events() if whole or not ends else self.events()[: ends[-1][1]]
+        names: dict[int, int] = {}
+        kinds = [names.setdefault(kind, len(names)) for kind in self.kinds[:count][-length:]]
+        if not self.settled and not period.repeats and (length > 1 or not whole):
+            what = "the last one" if length == 1 else f"the mean of {length}"
+            self.note(
+                f"{len(self.steps)} steps were run, and no sequence of them came twice: {what} is reported"
+                " (--steps runs more)"
+            )
+        for optimizer, place in self._optimizers.items():
+            parameters = (id(p) for group in optimizer.param_groups for p in group["params"])
+            if self._updated.isdisjoint([id(optimizer), *parameters]):
+                self.note(UNUSED, of=place)
         collectives, groups = self.calls()
         return Slice(
             rank=self.world.rank, world_size=self.world.size, device=self.device,
             operators=[read_operator(self.native.wt_row(0, i)) for i in range(self.native.wt_row_count(0))],
             collectives=collectives,
-            groups=groups, world_groups=list(self.world.groups), events=events, steps=list(self.steps),
-            scopes=self.scopes, call_sites=self.call_sites, block_category=self._block_categories(events),
-            block_name=self.names, settled=self.repeats, flow=self._flow(),
+            groups=groups, world_groups=list(self.world.groups), events=events,
+            steps=ends or [(0, len(events))], period=max(1, len(kinds)), kinds=tuple(kinds) or (0,),
+            scopes=self.scopes, call_sites=self.call_sites,
+            block_category=self._block_categories(events, self._marks[:count]),
+            block_name=self.names, settled=period.repeats, flow=self._flow(),
             communicated=self._communicated(), notes=list(self.notes),
         )  # fmt: skip
 
@@ -380,7 +427,7 @@ class Observer:
         texts = [self.native.wt_row(1, i) for i in range(self.native.wt_row_count(1))]
         return [read_collective(text, rows, groups) for text in texts], groups
 
-    def _block_categories(self, events: np.ndarray[Any, np.dtype[Any]]) -> dict[int, int]:
+    def _block_categories(self, events: np.ndarray[Any, np.dtype[Any]], marks: list[After]) -> dict[int, int]:
         """Marked blocks keep their mark; blocks of collectives are communication buffers; what forward
         allocates and backward frees are activations; the rest is temporary."""
         alloc, free = events[events["kind"] == EventKind.ALLOC], events[events["kind"] == EventKind.FREE]
@@ -395,7 +442,7 @@ class Observer:
         recomputed = (made_in == int(Phase.RECOMPUTE)) & (freed_in == int(Phase.BACKWARD))
         category = np.full(count, int(Category.TEMPORARY))
         category[(before & in_backward) | recomputed] = int(Category.ACTIVATION)
-        mark = self._marks[-1] if self._marks else self._after()
+        mark = marks[-1] if marks else self._after()
         total = mark.communicated
         if total:
             buffer = (ctypes.c_int64 * total).from_address(self.native.wt_collective_blocks())

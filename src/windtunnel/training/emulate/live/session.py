@@ -29,8 +29,9 @@ WORKER_LOG = "worker.txt"
 FUNCTION = "function.pkl"
 LOG_LINES = 120
 """Of a failed script's output that are shown."""
-MAX_STEPS = 5
-"""Steps that are run at most while looking for two equal ones."""
+STEPS = {"gpu": 32, "cpu": 5}
+"""Steps that are looked at at most while looking for those that repeat, by the kind of the device: what is
+not there computes nothing."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Session:
 
     def __init__(
         self, program: Program, cluster: Cluster, *, jobs: int = 2, timeout: float = 900.0,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None, steps: int | None = None,
     ) -> None:  # fmt: skip
         program.check()
         self.program, self.cluster = program, cluster
@@ -125,18 +126,23 @@ class Session:
         self.captured: list[int] = []
         self.checked: list[int] = []
         self.heard: set[int] = set()  # ran because another rank waited for what they say; not asked for yet
-        self.settled: int | None = None
+        self.steps = steps or STEPS[cluster.host.device.kind]
+        self.least = steps or 0  # steps that the first rank runs as they are before its period counts
+        self.marked = False  # steps end where the program says so
+        self.settled: tuple[int, int] | None = None  # the steps to run on other ranks, and the period
         self.ended: bool | None = None  # whether the script comes to its end soon after the steady step
         self.refused: dict[int, str] = {}  # ranks that could not be checked, and why
         self.asked: dict[Place, dict[int, list[int]]] = {}  # of captured ranks: what each was told where
         self.files: tuple[str, ...] = ()
         self.seconds: list[float] = []  # that the process of each captured rank took
         self.requests = 0
+        self.directory = Path()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._worker: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Session:
         self._scratch = tempfile.TemporaryDirectory(prefix="windtunnel-")
+        self.directory = Path(self._scratch.name)
         device_file = Path(self._scratch.name, "device.pkl")
         device_file.write_bytes(pickle.dumps(self.cluster.host.device))
         if isinstance(self.program, Function):
@@ -168,23 +174,40 @@ class Session:
 
         A rank that another one waits for runs with it, once: its slice is kept until it is asked for.
         """
-        if self._follows and self.ended is None and len(ranks) > 1:
+        if not self.captured and len(ranks) > 1:
             # How the first rank ends tells how far the others are to be followed.
             return self.capture(ranks[:1]) + self.capture(ranks[1:])
-        self._run([rank for rank in ranks if rank not in self.heard], outline=False)
+        slices = self._taken(ranks)
+        if not self.captured and slices[0].varies:
+            # Later steps are others, or end elsewhere. What was written for or by this run is not read again.
+            self.least, self.marked = slices[0].varies, slices[0].marked
+            self._begin_anew()
+            slices = self._taken(ranks)
         self.captured.extend(ranks)
-        self.heard.difference_update(ranks)
-        slices = [self._slice(rank) for rank in ranks]
         for slice_ in slices:
             for place, answers in slice_.asked.items():
                 self.asked.setdefault(place, {})[slice_.rank] = answers
             self.files = tuple(dict.fromkeys((*self.files, *slice_.files)))
-        if self.settled is None and slices and slices[0].settled:
-            # The first rank has shown after how many steps nothing changes any more: the others stop there.
-            self.settled = len(slices[0].steps)
         if self.ended is None and slices:
             self.ended = slices[0].ended
+            if slices[0].settled or not self.ended:
+                # The first rank has shown the steps that repeat: the others stop at their end.
+                self.settled = len(slices[0].steps), slices[0].period
+            if self.least:
+                self.heard.clear()  # they were run as far as the first one, and not as far as these
         return slices
+
+    def _taken(self, ranks: Sequence[int]) -> list[Slice]:
+        self._run([rank for rank in ranks if rank not in self.heard], outline=False)
+        self.heard.difference_update(ranks)
+        return [self._slice(rank) for rank in ranks]
+
+    def _begin_anew(self) -> None:
+        before, self.directory = self.directory, Path(self.directory, "again")
+        self.directory.mkdir()
+        if isinstance(self.program, Function):
+            (before / FUNCTION).rename(self.directory / FUNCTION)
+        self.heard.clear()
 
     def check(self, ranks: Sequence[int]) -> list[Slice | None]:
         """Run the script as each of ``ranks`` for what it calls of other ranks: slices that are outlines, in
@@ -201,16 +224,17 @@ class Session:
         return self.cluster.host.device.kind == "gpu"
 
     def _run(self, ranks: Sequence[int], outline: bool) -> None:
-        assert self._worker is not None and self._scratch is not None
+        assert self._worker is not None
         assert self._worker.stdin is not None and self._worker.stdout is not None
-        directory = Path(self._scratch.name)
+        directory = self.directory
         self.requests += 1
         request = {
             "number": self.requests,
             **self._what(), "ranks": list(ranks),
             "world_size": self.cluster.world_size, "devices_per_host": self.cluster.devices_per_host,
             "directory": str(directory),
-            "max_steps": MAX_STEPS, "jobs": self.jobs, "timeout": self.timeout,
+            "steps": self.steps, "least": self.least if self.settled is None else 0, "marked": self.marked,
+            "jobs": self.jobs, "timeout": self.timeout,
             "earlier": [*self.captured, *self.checked, *sorted(self.heard)], "settled": self.settled,
             "further": self._follows and self.ended is not False, "to_end": bool(self.ended),
             "outline": outline,
@@ -248,8 +272,7 @@ class Session:
         return self.ended is None and self._path(rank).exists()
 
     def _path(self, rank: int) -> Path:
-        assert self._scratch is not None
-        return Path(self._scratch.name, f"slice-{rank}.pkl")
+        return self.directory / f"slice-{rank}.pkl"
 
     def _slice(self, rank: int) -> Slice:
         path = self._path(rank)

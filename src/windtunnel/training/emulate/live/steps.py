@@ -5,15 +5,29 @@ Megatron and Muon chain several, a GAN has two, and an optimiser for each layer 
 wrapper (Accelerate, Lightning, Lookahead) calls the one inside it. None of these updates a parameter a second
 time before all of it begins again. So a step has ended when a parameter is about to be updated a second
 time; micro-batches, which only accumulate gradients, end none. The first step tells in which calls a step
-consists, and the later ones end with the last of these.
+consists, and the later ones end with the last of these. Where the program says it by ``windtunnel.step()``,
+that alone ends steps.
+
+Steps need not be alike: some save, some generate, some talk to other islands. A *period* is the sequence of
+steps that repeats.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Mark = TypeVar("Mark")
+on_mark: list[Callable[[], None]] = []
+"""Called where the program says that a step has ended."""
+
+
+def step() -> None:
+    """Say that a step of training ends here, for loops of which the optimisers' calls do not tell it. It does
+    nothing where the program is not emulated."""
+    for mark in on_mark:
+        mark()
 
 
 @dataclass
@@ -37,3 +51,33 @@ class Calls(Generic[Mark]):
             ends.append(mark)
             self.current, self.last = [], None
         return ends
+
+
+@dataclass(frozen=True)
+class Period:
+    """``before``: steps that come before the sequence that repeats, the first one with its set-up at least.
+    ``length``: steps of that sequence. ``repeats``: it came a second time, whole."""
+
+    before: int
+    length: int
+    repeats: bool
+
+    @property
+    def end(self) -> int:
+        """Steps up to the end of the first such sequence."""
+        return self.before + self.length
+
+
+def find_period(kinds: Sequence[Hashable]) -> Period:
+    """The shortest story that tells these steps: a beginning, and a sequence that repeats from there. Of
+    several that are equally short, that with the longest sequence in which some steps are alike: where none
+    is, all but the last may be a beginning."""
+    found = Period(0, 1, False)
+    for length in range(1, len(kinds)):
+        before = len(kinds) - length
+        while before > 1 and kinds[before - 1] == kinds[before - 1 + length]:
+            before -= 1
+        end, alike = before + length, len(set(kinds[before : before + length])) < length
+        if length == 1 or end < found.end or (end == found.end and alike):
+            found = Period(before, length, len(kinds) >= before + 2 * length)
+    return found

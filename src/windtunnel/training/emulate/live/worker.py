@@ -45,8 +45,8 @@ BEGAN = time.time()
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OF_RANKS = (
-    "answers", "asked", "ending", "extensions", "flex", "host", "kernels", "machine", "mailbox", "names",
-    "objects", "observe", "saving", "substitutes", "surface", "tritons", "values", "world",
+    "ahead", "answers", "asked", "ending", "extensions", "flex", "host", "kernels", "machine", "mailbox",
+    "names", "objects", "observe", "saving", "substitutes", "surface", "tritons", "values", "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
 OPTIONAL = ("numpy.ma", "safetensors.torch", "torch.profiler._cupti_monitor", "triton")
@@ -58,7 +58,8 @@ optimiser steps; some are there only beside some builds of torch."""
 class Request:
     """What to run: see `session.Session`, which sends it. Without a ``script`` or a ``module`` it is the
     function that lies pickled in ``directory``, of modules on ``paths``; ``arguments`` then is only its name.
-    ``further`` and ``to_end``: see `ending.Ending`. ``outline``: only the ranks' outlines are wanted."""
+    ``steps``, ``least``, ``further`` and ``to_end``: see `ending.Ending`; ``marked`` and ``settled``:
+    `observe.Observer`. ``outline``: only the ranks' outlines are wanted."""
 
     number: int
     script: str
@@ -69,11 +70,13 @@ class Request:
     world_size: int
     devices_per_host: int
     directory: str
-    max_steps: int
+    steps: int
+    least: int
+    marked: bool
     jobs: int
     timeout: float
     earlier: list[int]
-    settled: int | None
+    settled: tuple[int, int] | None
     further: bool
     to_end: bool
     outline: bool
@@ -307,7 +310,7 @@ def _prepare(
         sys.stdout.flush()
         os._exit(0)
 
-    ending = Ending(request.further, request.to_end, write, leave)
+    ending = Ending(request.steps, request.least, request.further, request.to_end, write, leave)
 
     if device.kind == "gpu":
         surface.install(surface.Surface(native, device, request.devices_per_host))
@@ -319,7 +322,9 @@ def _prepare(
         host.install(native)
         world.install(the_world, native, "cpu")
     questions = asked.Asked()
-    observer = Observer(native, the_world, device.name, request.max_steps, ending.steady, request.settled)
+    observer = Observer(
+        native, the_world, device.name, ending.step, ending.marked, request.settled, request.marked
+    )
     ending.observer = observer
     ending.install()
     the_world.note = observer.note
@@ -365,14 +370,14 @@ def _run_program(request: Request, rank: int, observer: Any, ending: Any) -> int
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
         if code != 0:
-            if _beside_the_point(request, ending):
+            if _beside_the_point(request, ending, stop):
                 return 0
             if not isinstance(stop.code, int):
                 print(stop.code, file=sys.stderr)
             failure.tell(directory, rank, f"{failure.where(stop)}the script called exit({stop.code!r})")
             return code
     except BaseException as error:
-        if _beside_the_point(request, ending):
+        if _beside_the_point(request, ending, error):
             return 0
         failure.show(error)
         failure.tell(directory, rank, failure.sentence(error))
@@ -391,8 +396,10 @@ def _run_program(request: Request, rank: int, observer: Any, ending: Any) -> int
     return 0
 
 
-def _beside_the_point(request: Request, ending: Any) -> bool:
-    """The rank failed after its steady step, where nobody knows yet whether the script has an end."""
+def _beside_the_point(request: Request, ending: Any, error: BaseException) -> bool:
+    """The rank failed after its period, where nobody knows yet whether the script has an end."""
+    if ending.skipping or (ending.following and failure.is_refusal(error)):
+        ending.failed(failure.sentence(error))
     return bool(ending.following) and not request.to_end
 
 

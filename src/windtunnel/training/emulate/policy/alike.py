@@ -97,13 +97,13 @@ def _counted(slice_: Slice, reads: bool = True) -> Events:
     events = slice_.events
     counted = ~np.isin(events["kind"], (EventKind.CALL, EventKind.FREE))
     if not reads:
-        reading = np.array([_reads(operator) for operator in slice_.operators] or [False], np.bool_)
+        reading = np.array([only_reads(operator) for operator in slice_.operators] or [False], np.bool_)
         operators = events["kind"] == EventKind.OP
         counted &= ~((events["kind"] == EventKind.SYNC) | (operators & reading[events["ref"] * operators]))
     return events[counted]
 
 
-def _reads(operator: Operator) -> bool:
+def only_reads(operator: Operator) -> bool:
     """Whether it only lets the host see what the device has."""
     into = {tensor.device for tensor in operator.outputs if isinstance(tensor, TensorMeta)}
     copies = "cuda" not in into and any(tensor.device == "cuda" for tensor in operator.tensors())

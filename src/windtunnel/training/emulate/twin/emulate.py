@@ -53,15 +53,17 @@ class WorldCosts:
 
 @dataclass(frozen=True)
 class Timing:
-    """The emulated times of a steady step.
+    """The emulated times of a steady step: where several make a period, of the mean one.
 
-    ``rank_iteration_s[rank]``: between the ends of the rank's last two steps. ``rank_busy_s[rank]``: of
-    its last step, how long its compute streams ran operators. ``critical_path``: seconds by kind, which
-    add up to ``iteration_time_s``; of ``critical_rank``. ``simulated``: ranks that were replayed, for all
+    ``step_s``: of each step of the period. ``rank_iteration_s[rank]``: between the ends of the rank's last
+    two periods. ``rank_busy_s[rank]``: of its last one, how long its compute streams ran operators.
+    ``critical_path``: seconds by kind, which add up to ``iteration_time_s``; of ``critical_rank``.
+    ``window``: of the whole last period. ``simulated``: ranks that were replayed, for all
     ``world_size``.
     """
 
     iteration_time_s: float
+    step_s: tuple[float, ...]
     rank_iteration_s: Floats
     rank_busy_s: Floats
     critical_rank: int
@@ -118,12 +120,15 @@ def replay_world(
     busy = np.array([_covered(*compute_spans(job, result, c, *ends[c, -2:].tolist())) for c in colours])
     last = np.flatnonzero(ends[:, -1] >= end * (1 - 1e-12))
     critical = int(last[np.argmax(busy[last])])
-    split = walker.split(critical, begin, end)
+    steps = world.classes.classes[0].slice.period
+    iteration = (end - begin) / steps
+    split = walker.split(critical, begin, end).over(steps)
     return Timing(
-        iteration_time_s=end - begin, rank_iteration_s=(ends[:, -1] - ends[:, -2])[job.colour],
-        rank_busy_s=busy[job.colour], critical_rank=split.rank, critical_path=dict(split.seconds),
+        iteration_time_s=iteration, step_s=_step_seconds(job, result, begin),
+        rank_iteration_s=(ends[:, -1] - ends[:, -2])[job.colour] / steps,
+        rank_busy_s=busy[job.colour] / steps, critical_rank=split.rank, critical_path=dict(split.seconds),
         collectives=collective_table(job, result, split),
-        waits=largest_waits(job, cluster, split, end - begin), simulated=job.replay.ranks,
+        waits=largest_waits(job, cluster, split, iteration), simulated=job.replay.ranks,
         events=result.events, job=job, result=result, split=split, window=(begin, end), notes=notes,
     )  # fmt: skip
 
@@ -165,6 +170,18 @@ def step_ends(job: WorldJob, result: ReplayResult) -> Floats:
         if len(stop):
             ends[c] = np.maximum.accumulate(stop.reshape(copies, -1).max(axis=1))
     return ends
+
+
+def _step_seconds(job: WorldJob, result: ReplayResult, begin: float) -> tuple[float, ...]:
+    """Of each step in the last copy of the period, which begins at ``begin``: from the end of the step before
+    to that of its last rank."""
+    last = np.full(job.programs[0].slice.period, begin)
+    for c in range(job.replay.ranks):
+        program = job.programs[job.class_of(c)]
+        stop = np.maximum.accumulate(np.append(begin, result.of(c)[1][-program.nodes or None :]))
+        closes = [end for _, end in program.slice.steps[-len(last) :]]
+        last = np.maximum(last, stop[np.searchsorted(program.event, closes)])
+    return tuple(np.diff(last, prepend=begin).tolist())
 
 
 def _covered(starts: Floats, stops: Floats) -> float:

@@ -22,7 +22,7 @@ the last two steps.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,12 @@ class Split:
     reasons: dict[Reason, float] = field(default_factory=lambda: defaultdict(float))
     late: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of imbalance by the colour that was late."""
+
+    def over(self, steps: int) -> Split:
+        """The same of one of ``steps``, in the mean."""
+        seconds = {kind: spent / steps for kind, spent in self.seconds.items()}
+        reasons = {reason: spent / steps for reason, spent in self.reasons.items()}
+        return replace(self, seconds=seconds, reasons=reasons)
 
     def add(self, kind: str, row: int, node: int, seconds: float) -> None:
         if seconds > 0:

@@ -77,14 +77,16 @@ class MemoryCurve:
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """Memory of one rank in its ``steady`` step, and in the ``whole`` run, with set-up and first step. When
-    ``oom`` is set, everything after it is what the rank would need of a larger device."""
+    """Memory of one rank in its ``steady`` steps, and in the ``whole`` run, with set-up and first step;
+    ``steps``: peak allocated and reserved bytes of each steady step. When ``oom`` is set, everything after it
+    is what the rank would need of a larger device."""
 
     steady: Peak
     whole: Peak
     capacity_bytes: float
     oom: OutOfMemory | None
     curve: MemoryCurve
+    steps: tuple[tuple[int, int], ...] = ()
 
     @property
     def headroom_bytes(self) -> float:
@@ -125,17 +127,22 @@ def emulate_memory(
     return MemoryProfile(
         steady=_peak(slice, path, category, begin, end), whole=_peak(slice, path, category, 0, len(events)),
         capacity_bytes=float(capacity), oom=_out_of_memory(slice, path, category),
-        curve=_curve(path, category),
+        curve=_curve(path, category), steps=tuple(_peaks(path, *one) for one in slice.steps[-slice.period :]),
     )  # fmt: skip
 
 
-def _peak(slice: Slice, path: Trajectory, category: Int64, begin: int, end: int) -> Peak:
+def _peaks(path: Trajectory, begin: int, end: int) -> tuple[int, int]:
     # What is held already when the range begins counts too: the state after the event before it.
+    first = max(begin - 1, 0)
+    return int(path.allocated[first:end].max()), int(path.reserved[first:end].max())
+
+
+def _peak(slice: Slice, path: Trajectory, category: Int64, begin: int, end: int) -> Peak:
     first = max(begin - 1, 0)
     event = first + int(path.allocated[first:end].argmax())
     by_category, live = _held(slice, path, category, event)
     return Peak(
-        allocated_bytes=int(path.allocated[event]), reserved_bytes=int(path.reserved[first:end].max()),
+        allocated_bytes=int(path.allocated[event]), reserved_bytes=_peaks(path, begin, end)[1],
         event=event, by_category=by_category, live=live,
     )  # fmt: skip
 

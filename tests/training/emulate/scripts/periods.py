@@ -1,0 +1,165 @@
+"""Jobs whose steps are not all alike, one a case: ``python periods.py case_diloco 4`` of small layers."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch import nn
+
+import windtunnel as wt
+
+STEPS = 60
+
+
+def layer():
+    return nn.Linear(64, 64, device="cuda")
+
+
+def loss_of(model):
+    return model(torch.randn(4, 64, device="cuda")).square().mean()
+
+
+def plain():
+    model = layer()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def update():
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return model, update
+
+
+def case_diloco(every):
+    dist.init_process_group("nccl")
+    model, update = plain()
+    common = [p.detach().clone() for p in model.parameters()]
+    outer = torch.optim.SGD(common, lr=0.7, momentum=0.9, nesterov=True)
+    for step in range(1, STEPS + 1):
+        update()
+        if step % every == 0:
+            for weight, p in zip(common, model.parameters(), strict=True):
+                weight.grad = weight - p.detach()
+                dist.all_reduce(weight.grad)
+            outer.step()
+
+
+def case_wgan(critics):
+    critic, generator = layer(), layer()
+    of_critic = torch.optim.RMSprop(critic.parameters())
+    of_generator = torch.optim.RMSprop(generator.parameters())
+    for _ in range(STEPS):
+        for _ in range(critics):
+            of_critic.zero_grad()
+            real = torch.randn(4, 64, device="cuda", requires_grad=True)
+            score = critic(real).mean() - critic(generator(torch.randn(4, 64, device="cuda")).detach()).mean()
+            (slope,) = torch.autograd.grad(score, real, create_graph=True)
+            (score + slope.norm()).backward()
+            of_critic.step()
+        of_generator.zero_grad()
+        loss_of(nn.Sequential(generator, critic)).backward()
+        of_generator.step()
+
+
+def case_grpo(updates):
+    model, update = plain()
+    for _ in range(STEPS):
+        with torch.no_grad():
+            tokens = torch.randn(4, 64, device="cuda")
+            for _ in range(16):
+                tokens = model(tokens)
+        for _ in range(updates):
+            update()
+
+
+def case_saves(every):
+    model, update = plain()
+    for step in range(1, STEPS + 1):
+        update()
+        if step % every == 0:
+            checkpoint.save({"model": model.state_dict()}, checkpoint_id="nowhere")
+
+
+def case_graph(warm_up):
+    _, update = plain()
+    for _ in range(warm_up):
+        update()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        update()
+    for _ in range(STEPS):
+        graph.replay()
+
+
+def case_warms_up(steps):
+    _, update = plain()
+    for step in range(STEPS):
+        update()
+        if step >= steps:
+            torch.zeros(3, device="cuda")
+
+
+def case_reads(every):
+    _, update = plain()
+    for step in range(STEPS):
+        loss = update()
+        if step % every == 0:
+            print(loss.item())
+
+
+def case_marks(updates):
+    _, update = plain()
+    for _ in range(STEPS):
+        for _ in range(updates):
+            update()
+        wt.step()
+
+
+def case_marks_without_optimizer(calls):
+    model = layer()
+    for _ in range(STEPS):
+        for _ in range(calls):
+            loss_of(model)
+        wt.step()
+
+
+def case_grows(_):
+    model = layer()
+    for step in range(STEPS):
+        model(torch.randn(4 + step, 64, device="cuda")).mean().backward()
+        if not step:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.step()
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = layer(), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x)
+
+
+def case_counts_calls(_):
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        loss_of(model).backward()
+        optimizer.step()
+        assert model.calls == step + 1
+
+
+def case_plain(_):
+    _, update = plain()
+    for _ in range(STEPS):
+        update()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](int(sys.argv[2]))
