@@ -41,6 +41,7 @@ from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
 from windtunnel.training.emulate.twin.compiler import compiled
 from windtunnel.training.emulate.twin.costs.collectives import collective_seconds
 from windtunnel.training.emulate.twin.costs.operators import host_table, operator_seconds
+from windtunnel.training.emulate.twin.costs.parameters import DEFAULT
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, find_profile
 from windtunnel.training.emulate.twin.costs.work import (
     base_name,
@@ -251,7 +252,8 @@ def costs_of(
             return collective_seconds(replace(call, peer=peer), group, cluster, profile, rank=issuer)
         return collective_seconds(call, group, cluster, profile, alternatives=alternatives)
 
-    return WorldCosts(operators, host_operators, host_events, seconds)
+    beside = DEFAULT.gpu.beside_collectives if device.kind == "gpu" else 0.0
+    return WorldCosts(operators, host_operators, host_events, seconds, beside)
 
 
 def device_memory(

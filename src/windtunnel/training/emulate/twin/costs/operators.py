@@ -51,10 +51,12 @@ def cost_of(
 
     An exact measurement in ``profile`` wins, then one interpolated from its neighbours, then the roofline;
     views are free. All three tell the time of the operator by itself; on a GPU it is stretched by
-    ``params.gpu.in_job`` to what it takes inside a training job.
+    ``params.gpu`` to what it takes inside a training job.
     """
     kind = kind_of(op)
-    slowdown = 1.0 / params.gpu.in_job if device.kind == "gpu" else 1.0
+    gpu = params.gpu
+    share = {"matmul": gpu.in_job_matmul, "conv": gpu.in_job_matmul, "attention": gpu.in_job_attention}
+    slowdown = 1.0 / share.get(kind, gpu.in_job_memory) if device.kind == "gpu" else 1.0
     if profile is not None:
         exact = profile.exact(op)
         if exact is not None:
