@@ -155,12 +155,20 @@ def simulate(
     work = measure(classes, options.tokens)
     notes = [note for cls in classes.classes for note in cls.slice.notes]
     notes += [used_by(one, timing, cluster) for one in alternatives]
+    if returns := max(one.returns for one in memory):
+        notes.append(Note(RETURNS.format(returns, "" if returns == 1 else "s")))
     return EmulationResult(
         program=program, cluster=cluster, options=options, profile=profile, classes=classes, world=world,
         timing=timing, first_iteration_s=first_iteration(classes, cluster, costs), memory=memory, work=work,
         wall_time_s=time.monotonic() - began, capture_time_s=captured,
         notes=list(dict.fromkeys([*classes.notes, *timing.notes, *notes])), alternatives=alternatives,
     )  # fmt: skip
+
+
+RETURNS = (
+    "the allocator runs short and gives its cache back to the device {} time{} a step: what that takes,"
+    " the wait for the device included, is not in the iteration"
+)
 
 
 def used_by(alternative: Alternative, timing: Timing, cluster: Cluster) -> Note:

@@ -78,13 +78,15 @@ class MemoryCurve:
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
     """Memory of one rank in its ``steady`` step, and in the ``whole`` run, with set-up and first step. When
-    ``oom`` is set, everything after it is what the rank would need of a larger device."""
+    ``oom`` is set, everything after it is what the rank would need of a larger device. ``returns``: how often
+    the steady step gives cached memory back to the device, for want of it."""
 
     steady: Peak
     whole: Peak
     capacity_bytes: float
     oom: OutOfMemory | None
     curve: MemoryCurve
+    returns: int = 0
 
     @property
     def headroom_bytes(self) -> float:
@@ -126,6 +128,7 @@ def emulate_memory(
         steady=_peak(slice, path, category, begin, end), whole=_peak(slice, path, category, 0, len(events)),
         capacity_bytes=float(capacity), oom=_out_of_memory(slice, path, category),
         curve=_curve(path, category),
+        returns=int((np.diff(path.reserved[max(begin - 1, 0) : end]) < 0).sum()),
     )  # fmt: skip
 
 
