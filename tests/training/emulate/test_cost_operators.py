@@ -231,8 +231,8 @@ def test_host_copies_go_over_pcie():
 def test_inside_a_job_operators_are_slower_than_by_themselves():
     part, gpu, x = device("h100-sxm"), DEFAULT.gpu, t(1 << 26)
     for op, share in (
-        (mm(4096, 4096, 4096), gpu.in_job_matmul), (flash(1, 8, 4096, True), gpu.in_job_attention),
-        (Operator("aten.neg.default", (x,), (x,)), gpu.in_job_memory),
+        (mm(4096, 4096, 4096), gpu.in_job_matmul), (flash(1, 8, 4096, True), gpu.in_job),
+        (Operator("aten.neg.default", (x,), (x,)), gpu.in_job),
     ):  # fmt: skip
         alone = cost_of(op, part, params=ISOLATED).seconds
         assert cost_of(op, part).seconds == pytest.approx(alone / share)

@@ -54,9 +54,8 @@ def cost_of(
     ``params.gpu`` to what it takes inside a training job.
     """
     kind = kind_of(op)
-    gpu = params.gpu
-    share = {"matmul": gpu.in_job_matmul, "conv": gpu.in_job_matmul, "attention": gpu.in_job_attention}
-    slowdown = 1.0 / share.get(kind, gpu.in_job_memory) if device.kind == "gpu" else 1.0
+    share = params.gpu.in_job_matmul if kind in ("matmul", "conv") else params.gpu.in_job
+    slowdown = 1.0 / share if device.kind == "gpu" else 1.0
     if profile is not None:
         exact = profile.exact(op)
         if exact is not None:

@@ -29,12 +29,11 @@ class GpuParameters:
 
     # What an operator takes by itself over what it takes inside a job, where clocks are lower under hours of
     # load and caches colder. Measured profiles tell the former.
-    in_job_matmul: float = figure(0.90, FITTED)
-    in_job_attention: float = figure(0.80, FITTED)
-    in_job_memory: float = figure(0.75, FITTED)
+    in_job: float = figure(0.80, FITTED)
+    in_job_matmul: float = figure(0.90, FITTED + "; instead of in_job for matrix products and convolutions")
     beside_collectives: float = figure(
-        0.35,
-        FITTED + "; 0.19 on average, 0.40 at most in arXiv:2507.03114 (A100 and H100)",
+        0.40,
+        "arXiv:2507.03114: computation beside collectives on A100 and H100 slows by up to 40 %; " + FITTED,
     )
     matmul_issue: float = figure(0.97, "inference: what a full wave reaches of the sustained tensor rate")
     matmul_k_fill: float = figure(160.0, "inference: prologue and epilogue of a tile, in elements of K")
@@ -175,7 +174,7 @@ class CostParameters:
 
 
 DEFAULT = CostParameters()
-ISOLATED = CostParameters(gpu=GpuParameters(in_job_matmul=1.0, in_job_attention=1.0, in_job_memory=1.0))
+ISOLATED = CostParameters(gpu=GpuParameters(in_job=1.0, in_job_matmul=1.0))
 # operators by themselves, as they are benchmarked
 
 
