@@ -36,7 +36,7 @@ from torch.distributed.fsdp import (
     MixedPrecision,
     ShardingStrategy,
 )
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy
 from torch.nn import functional as F
 
 
@@ -68,16 +68,11 @@ def operator(name: str, schema: str, shapes: Callable[..., Any]) -> CustomOpDef:
     return made
 
 
-def empty32(like: Tensor, *shape: int) -> Tensor:
-    """A float32 tensor on the device of ``like``."""
-    return like.new_empty(shape, dtype=torch.float32)
-
-
 # Attention of [batch, sequence, heads, dimension]; losses of logits [tokens, vocabulary].
 attend = operator(
     "_triton_attention_forward",
     "(Tensor q, Tensor k, Tensor v, bool causal) -> (Tensor, Tensor)",
-    lambda q, k, v, causal: (torch.empty_like(q), empty32(q, q.shape[0], q.shape[2], q.shape[1])),
+    lambda q, k, v, causal: (torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
 )
 attend_backward = operator(
     "_triton_attention_backward",
@@ -87,7 +82,7 @@ attend_backward = operator(
 losses_of = operator(
     "xentropy_forward",
     "(Tensor logits, Tensor labels) -> (Tensor, Tensor)",
-    lambda logits, labels: (empty32(logits, len(logits)), empty32(logits, len(logits))),
+    lambda logits, labels: tuple(torch.empty_like(labels, dtype=torch.float32) for _ in range(2)),
 )
 losses_backward = operator(
     "xentropy_backward",
@@ -114,10 +109,6 @@ class HalfLayerNorm(nn.LayerNorm):
         with torch.autocast("cuda", enabled=False):
             weight, bias = self.weight.to(HALF), self.bias.to(HALF)
             return F.layer_norm(x.to(HALF), self.normalized_shape, weight, bias, self.eps)
-
-
-class LastNorm(HalfLayerNorm):
-    """The norm before the head, which is sharded by itself."""
 
 
 class SharedEmbedding(nn.Embedding):
@@ -154,7 +145,7 @@ class Model(nn.Module):
         self.tokens = SharedEmbedding(VOCABULARY, size.width)
         self.positions = nn.Embedding(sequence, size.width)
         self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.layers))
-        self.norm = LastNorm(size.width)
+        self.norm = HalfLayerNorm(size.width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``tokens``: [batch, sequence]. Returns logits [batch, sequence, vocabulary]."""
@@ -243,7 +234,7 @@ def main() -> None:
     reduced = torch.float32 if args.mixed == "DEFAULT" else HALF
     model = FullyShardedDataParallel(
         bare,
-        auto_wrap_policy=ModuleWrapPolicy({Block, nn.Embedding, LastNorm}),
+        auto_wrap_policy=CustomPolicy(lambda m: isinstance(m, Block | nn.Embedding) or m is bare.norm),
         mixed_precision=MixedPrecision(param_dtype=HALF, reduce_dtype=reduced, buffer_dtype=HALF),
         sharding_strategy=ShardingStrategy[args.sharding],
         backward_prefetch=BackwardPrefetch.BACKWARD_POST,
