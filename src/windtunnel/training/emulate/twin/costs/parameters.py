@@ -177,6 +177,7 @@ DEFAULT = CostParameters()
 # Operators by themselves, as they are benchmarked.
 ISOLATED = CostParameters(gpu=GpuParameters(in_job=1.0, in_job_matmul=1.0))
 
+
 def parameter_rows(params: CostParameters, device: Device) -> list[tuple[str, str, str]]:
     """Rows of (name, value, source) of the tables that apply to ``device``, for printing."""
     tables = ("cpu", "gloo") if device.kind == "cpu" else ("gpu", "host", "nccl")
