@@ -25,17 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._library.custom_ops import CustomOpDef
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointImpl,
-    apply_activation_checkpointing,
-    checkpoint_wrapper,
-)
-from torch.distributed.fsdp import (
-    BackwardPrefetch,
-    FullyShardedDataParallel,
-    MixedPrecision,
-    ShardingStrategy,
-)
+from torch.distributed import fsdp
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as recompute
 from torch.distributed.fsdp.wrap import CustomPolicy
 from torch.nn import functional as F
 
@@ -232,22 +223,21 @@ def main() -> None:
     with torch.device("meta"):
         bare = Model(SIZES[args.size], args.seq)
     reduced = torch.float32 if args.mixed == "DEFAULT" else HALF
-    model = FullyShardedDataParallel(
+    model = fsdp.FullyShardedDataParallel(
         bare,
         auto_wrap_policy=CustomPolicy(lambda m: isinstance(m, Block | nn.Embedding) or m is bare.norm),
-        mixed_precision=MixedPrecision(param_dtype=HALF, reduce_dtype=reduced, buffer_dtype=HALF),
-        sharding_strategy=ShardingStrategy[args.sharding],
-        backward_prefetch=BackwardPrefetch.BACKWARD_POST,
+        mixed_precision=fsdp.MixedPrecision(param_dtype=HALF, reduce_dtype=reduced, buffer_dtype=HALF),
+        sharding_strategy=fsdp.ShardingStrategy[args.sharding],
+        backward_prefetch=fsdp.BackwardPrefetch.BACKWARD_POST,
         limit_all_gathers=True,
         use_orig_params=True,
         param_init_fn=fill,
         device_id=torch.cuda.current_device(),
     )
     if args.ac == "full":
-        wrap = functools.partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
-        apply_activation_checkpointing(
-            model, checkpoint_wrapper_fn=wrap, check_fn=lambda module: isinstance(module, Block)
-        )
+        plain = recompute.CheckpointImpl.NO_REENTRANT
+        wrap = functools.partial(recompute.checkpoint_wrapper, checkpoint_impl=plain)
+        recompute.apply_activation_checkpointing(model, wrap, lambda module: isinstance(module, Block))
     optimizer = DecoupledAdamW(model.parameters())
     metrics = [LossMetric(), LossMetric()]
     for _ in range(args.steps):
