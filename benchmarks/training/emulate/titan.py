@@ -2,8 +2,7 @@
 
     windtunnel emulate --cluster h100-96:1x8 benchmarks/training/emulate/titan.py --norm rmsnorm --size 8b
 
-``--norm rmsnorm`` is that of torchtitan's ``norms.py`` in December 2024, which ``llama3_8b.toml`` chose;
-at 217cc94 (April) it chose ``fused_rmsnorm``, one kernel, as PyTorch's is now.
+``--norm rmsnorm`` is that of ``llama3_8b.toml`` in December 2024; before, it was one kernel, as PyTorch's is.
 """
 
 from __future__ import annotations
