@@ -61,7 +61,7 @@ def all_errors(name: str, error: float, within: float) -> Row:
 
 
 def mpt_jobs(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """llm-foundry's rows as jobs."""
+    """llm-foundry's rows (devices, sequence, micro-batch x how many, checkpointing, tokens/s) as jobs."""
     for group in table["groups"]:
         device, size = group["device"], group["size"]
         for row in group["rows"]:
