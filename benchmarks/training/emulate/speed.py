@@ -35,7 +35,7 @@ GIB = float(1 << 30)
 @dataclass(frozen=True)
 class LargeJob:
     """A job: what it is given, and the most seconds and bytes it may take. ``program``: the example where
-    None."""
+    None; ``options``: of `windtunnel emulate`."""
 
     name: str
     cluster: str
@@ -43,6 +43,7 @@ class LargeJob:
     seconds: float
     gib: float
     program: Path | None = None
+    options: str = ""
 
 
 LARGE_JOBS = (
@@ -82,7 +83,8 @@ def emulate_in_process(job: LargeJob) -> tuple[float, float, dict[str, Any]]:
     """
     command = [
         sys.executable, "-c", "from windtunnel.cli.main import main; main()",
-        "emulate", "--cluster", job.cluster, "--json", str(job.program or example()), *job.arguments.split(),
+        "emulate", "--cluster", job.cluster, "--json", *job.options.split(),
+        str(job.program or example()), *job.arguments.split(),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"WINDTUNNEL_HOME": folder}

@@ -8,11 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.training.emulate import mpt
+from benchmarks.harness import rows as harness
+from benchmarks.training.emulate import mpt, published
 from benchmarks.training.emulate.jobs import peak_bytes, step_order
 from benchmarks.training.emulate.speed import LargeJob, emulate_in_process
 from benchmarks.training.emulate.tracked import Held
 from benchmarks.training.emulate.truth import catalogue_name, gpu_rows
+from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import EVENT, EventKind, Operator, Slice
 
 
@@ -73,6 +75,8 @@ def test_devices_are_found_by_the_name_that_pytorch_has_for_them() -> None:
 
 # llm-foundry, scripts/train/benchmarking/README.md: its tables' counts of parameters by model and sequence.
 MPT_PARAMETERS = {
+    ("125m", 2048): 125_311_488, ("350m", 2048): 355_985_408, ("760m", 2048): 760_470_528,
+    ("3b", 2048): 2_651_837_440,
     ("1b", 2048): 1_315_950_592, ("7b", 2048): 6_658_859_008, ("7b", 65536): 6_918_905_856,
     ("13b", 2048): 12_853_954_560, ("30b", 2048): 29_975_214_080, ("70b", 2048): 64_862_437_376,
 }  # fmt: skip
@@ -83,6 +87,19 @@ def test_mpt_has_the_parameters_that_its_table_counts(size: str, sequence: int) 
     with torch.device("meta"):
         model = mpt.Model(mpt.SIZES[size], sequence)
     assert sum(one.numel() for one in model.parameters()) == MPT_PARAMETERS[size, sequence]
+
+
+def test_a_row_of_llm_foundry_is_a_job_on_a_cluster() -> None:
+    jobs = list(published.mpt_jobs(harness.published(published.__file__)["mpt"]))
+    assert len(jobs) == len({job["name"] for job in jobs}) == 143
+    (found,) = (job for job in jobs if job["name"].startswith("MPT 1b, 512 x h100-sxm"))
+    assert found["arguments"] == (
+        "--size 1b --seq 2048 --batch 12 --accumulate 1 --ac none --mixed DEFAULT --sharding SHARD_GRAD_OP"
+    )
+    assert found["tokens_per_s"] == 39837
+    for job in jobs:
+        ranks = int(job["name"].split(", ")[1].split(" x ")[0])
+        assert load_cluster(job["cluster"]).world_size == ranks
 
 
 @pytest.mark.conformance

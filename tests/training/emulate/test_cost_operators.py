@@ -229,6 +229,33 @@ def test_host_copies_go_over_pcie():
 
 
 def test_inside_a_job_operators_are_slower_than_by_themselves():
-    part, op = device("h100-sxm"), mm(4096, 4096, 4096)
-    alone = cost_of(op, part, params=ISOLATED).seconds
-    assert cost_of(op, part).seconds == pytest.approx(alone / DEFAULT.gpu.in_job)
+    part, gpu, x = device("h100-sxm"), DEFAULT.gpu, t(1 << 26)
+    for op, share in (
+        (mm(4096, 4096, 4096), gpu.in_job_matmul), (flash(1, 8, 4096, True), gpu.in_job),
+        (Operator("aten.neg.default", (x,), (x,)), gpu.in_job),
+    ):  # fmt: skip
+        alone = cost_of(op, part, params=ISOLATED).seconds
+        assert cost_of(op, part).seconds == pytest.approx(alone / share)
+
+
+def test_attention_of_triton_is_priced_as_it_and_causal():
+    part, q, sums = device("h100-sxm"), t(2, 8192, 16, 128), t(2, 16, 8192, dtype="float32")
+    rates = []
+    for causal in (True, False):
+        forward = Operator("flash_attn._triton_attention_forward.default", (q, q, q, causal), (q, sums))
+        given = (q, q, q, q, q, sums, causal)
+        backward = Operator("flash_attn._triton_attention_backward.default", given, (q, q, q))
+        for op in (forward, backward):
+            assert kind_of(op) == "attention"
+            rates.append(
+                executed_flops(op) / cost_of(op, part, params=ISOLATED).seconds / part.peak("bfloat16")
+            )
+    assert executed_flops(backward) == 5 * 2 * 2 * 16 * 8192**2 * 128
+    whole = 8192 / (8192 + 600), 8192 / (8192 + 300)
+    gpu = DEFAULT.gpu
+    wanted = [
+        share * part_of
+        for part_of in whole
+        for share in (gpu.triton_forward_hopper, gpu.triton_backward_hopper)
+    ]
+    assert rates == pytest.approx(wanted, rel=0.01)

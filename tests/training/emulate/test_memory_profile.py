@@ -120,6 +120,15 @@ def test_cached_segments_are_given_back_before_it_fails():
     assert profile.headroom_bytes == 20 * MIB
 
 
+def test_how_often_a_step_gives_memory_back():
+    """60 and 30 MiB are cached when 80 are asked for."""
+    rows = [alloc(1, 60 * MIB), alloc(2, 30 * MIB), free(1), free(2), alloc(3, 80 * MIB), free(3)]
+    for steps, capacity, returns in (
+        ([(0, 4), (4, 6)], 100, 1), ([(0, 4), (4, 6)], 200, 0), ([(0, 5), (5, 6)], 100, 0),
+    ):  # fmt: skip
+        assert emulate_memory(make(rows, steps), AllocatorConfig(), capacity * MIB).returns == returns
+
+
 @pytest.mark.parametrize("config", [AllocatorConfig(), EXPANDABLE])
 def test_the_last_byte_of_the_capacity_counts(config):
     slice = make([alloc(1, 40 * MIB)])

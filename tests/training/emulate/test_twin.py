@@ -379,6 +379,16 @@ def test_phases_have_host_costs_of_their_own() -> None:
     assert timing.iteration_time_s == 100
 
 
+def test_what_runs_beside_a_collective_takes_longer() -> None:
+    """Of three transfers of a second the first two run beside backwards, the last beside nothing."""
+    groups = mesh_groups({"dp": 8})
+    world = stitch(slice_world(capture_of(ddp(buckets=3, forward=1.0, transfer=1), groups), 8))
+    costs = replace(costs_of(world.classes), beside=0.5)
+    timing = replay_world(world, cluster_of(1, 8), costs)
+    assert timing.iteration_time_s == 3 + (6 + 2 * 0.5) + 1 + 0.5
+    assert timing.critical_path == {"compute": 10.5, "communication:world": 1.0}
+
+
 def test_the_timeline_of_a_pipeline() -> None:
     timing = replayed(pipeline({"pp": 2}, 2, message=1), {"pp": 2})
     drawn = timeline(timing, [0, 1])

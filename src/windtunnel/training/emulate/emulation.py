@@ -41,6 +41,7 @@ from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
 from windtunnel.training.emulate.twin.compiler import compiled
 from windtunnel.training.emulate.twin.costs.collectives import collective_seconds
 from windtunnel.training.emulate.twin.costs.operators import host_table, operator_seconds
+from windtunnel.training.emulate.twin.costs.parameters import DEFAULT
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, find_profile
 from windtunnel.training.emulate.twin.costs.work import (
     base_name,
@@ -156,12 +157,20 @@ def simulate(
     work = measure(classes, options.tokens)
     notes = [note for cls in classes.classes for note in cls.slice.notes]
     notes += [used_by(one, timing, cluster) for one in alternatives]
+    if returns := max(one.returns for one in memory):
+        notes.append(Note(RETURNS.format(returns, "" if returns == 1 else "s")))
     return EmulationResult(
         program=program, cluster=cluster, options=options, profile=profile, classes=classes, world=world,
         timing=timing, first_iteration_s=first_iteration(classes, cluster, costs), memory=memory, work=work,
         wall_time_s=time.monotonic() - began, capture_time_s=captured,
         notes=list(dict.fromkeys([*classes.notes, *timing.notes, *notes])), alternatives=alternatives,
     )  # fmt: skip
+
+
+RETURNS = (
+    "the allocator runs short and gives its cache back to the device {} time{} a step: what that takes,"
+    " the wait for the device included, is not in the iteration"
+)
 
 
 def used_by(alternative: Alternative, timing: Timing, cluster: Cluster) -> Note:
@@ -256,7 +265,8 @@ def costs_of(
             return collective_seconds(replace(call, peer=peer), group, cluster, profile, rank=issuer)
         return collective_seconds(call, group, cluster, profile, alternatives=alternatives)
 
-    return WorldCosts(operators, host_operators, host_events, seconds)
+    beside = DEFAULT.gpu.beside_collectives if device.kind == "gpu" else 0.0
+    return WorldCosts(operators, host_operators, host_events, seconds, beside)
 
 
 def device_memory(

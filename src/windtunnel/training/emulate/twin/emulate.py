@@ -14,7 +14,7 @@ or two ranks that both send before they receive.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.findings import CollectiveUse, Wait, collective_table, largest_waits
 from windtunnel.training.emulate.twin.job import CollectiveSeconds, Slow, WorldJob, build, slowness
 from windtunnel.training.emulate.twin.program import StepProgram, step_program
-from windtunnel.training.emulate.twin.walk import Split, Walker, compute_spans
+from windtunnel.training.emulate.twin.walk import Split, Walker, compute_spans, intervals
 
 Floats = NDArray[np.float64]
 
@@ -42,13 +42,15 @@ class WorldCosts:
     ``operators[class]``: seconds of each row of the operator table. ``host_operators[class]``: host
     seconds of each row, by phase; [rows, phases]. ``host_events[class]``: host seconds of the other kinds
     of events, by phase; [kinds, phases]. ``collective(row, group)``: seconds of a collective of that
-    group; for a message the group is the pair (sender, receiver).
+    group; for a message the group is the pair (sender, receiver). ``beside``: by how many seconds a second
+    of a collective delays the operators that run beside it.
     """
 
     operators: list[Floats]
     host_operators: list[Floats]
     host_events: list[Floats]
     collective: CollectiveSeconds
+    beside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,9 @@ def replay_world(
         result = replay(job.replay)
     except Stalled as stalled:
         raise deadlock_of(job, stalled) from None
+    if costs.beside:
+        job = delayed(job, result, costs.beside)
+        result = replay(job.replay)
 
     ends = step_ends(job, result)
     begin, end = float(ends[:, -2].max()), float(ends[:, -1].max())
@@ -131,6 +136,35 @@ def replay_world(
         waits=largest_waits(job, cluster, split, iteration), simulated=job.replay.ranks,
         events=result.events, job=job, result=result, split=split, window=(begin, end), notes=notes,
     )  # fmt: skip
+
+
+def delayed(job: WorldJob, result: ReplayResult, beside: float) -> WorldJob:
+    """The job with operators that take longer, by what ran beside them in its last copy of the step.
+
+    The kernels of a collective hold multiprocessors and memory bandwidth while they run. Classes are measured
+    by their first simulated rank. A collective that an operator hides lasts no longer for it, so one round is
+    enough.
+    """
+    programs = list(job.programs)
+    for row in np.unique(job.replay.rank_program).tolist():
+        step = programs[row]
+        colour = int(np.flatnonzero(job.replay.rank_program == row)[0])
+        last = slice((step.copies - 1) * step.nodes, None)
+        start, stop = (times[last] for times in result.of(colour))
+        queue, calls = step.program.queue[last], step.is_join[last]
+        extra = np.zeros(step.nodes)
+        for own in np.unique(queue).tolist():
+            beside_it = calls & (queue != own)
+            begins, ends = intervals(start[beside_it], stop[beside_it])
+            if len(begins):
+                at = np.stack([begins, ends], 1).ravel()
+                busy = np.cumsum(np.diff(at, prepend=at[0]) * (np.arange(len(at)) % 2))
+                shared = np.interp(stop, at, busy) - np.interp(start, at, busy)
+                extra += np.where(step.computes[last] & (queue == own), beside * shared, 0.0)
+        longer = step.program.duration + np.tile(extra, step.copies)
+        programs[row] = replace(step, program=replace(step.program, duration=longer))
+    changed = replace(job.replay, programs=[step.program for step in programs])
+    return replace(job, replay=changed, programs=programs)
 
 
 def compile_steps(world: StitchedWorld, cluster: Cluster, costs: WorldCosts) -> list[StepProgram]:

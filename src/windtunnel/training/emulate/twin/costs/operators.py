@@ -51,10 +51,11 @@ def cost_of(
 
     An exact measurement in ``profile`` wins, then one interpolated from its neighbours, then the roofline;
     views are free. All three tell the time of the operator by itself; on a GPU it is stretched by
-    ``params.gpu.in_job`` to what it takes inside a training job.
+    ``params.gpu`` to what it takes inside a training job.
     """
     kind = kind_of(op)
-    slowdown = 1.0 / params.gpu.in_job if device.kind == "gpu" else 1.0
+    share = params.gpu.in_job_matmul if kind in ("matmul", "conv") else params.gpu.in_job
+    slowdown = 1.0 / share if device.kind == "gpu" else 1.0
     if profile is not None:
         exact = profile.exact(op)
         if exact is not None:

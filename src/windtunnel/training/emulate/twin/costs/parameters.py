@@ -13,6 +13,8 @@ from windtunnel.cluster.model import Device
 
 FA2 = "FlashAttention-2, arXiv:2307.08691, figures 4 to 7"
 FA3 = "FlashAttention-3, arXiv:2407.08608, figures 5 and 6"
+FITTED = "fitted to llm-foundry's published rows of A100 and H100 (benchmarks/training/emulate), one for all"
+TRITON = FITTED + ": by how much a step grows with the sequence, {} TFLOP/s in the job"
 NCCL = "NCCL 2.18+, src/graph/tuning.cc"
 
 
@@ -25,10 +27,13 @@ def figure(value: Any, source: str) -> Any:
 class GpuParameters:
     """Device-side time of operators on a GPU. Efficiencies are fractions of the device's peak."""
 
-    in_job: float = figure(
-        0.80,
-        "fitted to one row: torchtitan, docs/performance.md at 0413364, 8B on 64 A100: 2,973 tokens/s; "
-        "a running job has lower clocks, colder caches and NCCL beside it",
+    # What an operator takes by itself over what it takes inside a job, where clocks are lower under hours of
+    # load and caches colder. Measured profiles tell the former.
+    in_job: float = figure(0.80, FITTED)
+    in_job_matmul: float = figure(0.90, FITTED + "; instead of in_job for matrix products and convolutions")
+    beside_collectives: float = figure(
+        0.40,
+        "arXiv:2507.03114: computation beside collectives on A100 and H100 slows by up to 40 %; " + FITTED,
     )
     matmul_issue: float = figure(0.97, "inference: what a full wave reaches of the sustained tensor rate")
     matmul_k_fill: float = figure(160.0, "inference: prologue and epilogue of a tile, in elements of K")
@@ -41,10 +46,14 @@ class GpuParameters:
     )
     attention_forward_ampere: float = figure(0.72, FA2 + ": 225 of 312 TFLOP/s on A100, head dimension 128")
     attention_backward_ampere: float = figure(0.62, FA2 + ": 196 of 312 TFLOP/s on A100")
-    attention_forward_hopper: float = figure(0.42, FA2 + ": 350 to 400 of 989 TFLOP/s on H100; " + FA3)
+    attention_forward_hopper: float = figure(0.375, FA2 + ": 370 of 989 TFLOP/s on H100")
     attention_backward_hopper: float = figure(0.33, FA2 + ": up to 335 of 989 TFLOP/s on H100")
     cudnn_forward_hopper: float = figure(0.60, FA3 + ": cuDNN 9 at 500 to 640 TFLOP/s, head dimension 128")
     cudnn_backward_hopper: float = figure(0.50, FA3 + ": cuDNN 9 backward at 450 to 550 TFLOP/s")
+    triton_forward_ampere: float = figure(0.48, TRITON.format(120))
+    triton_backward_ampere: float = figure(0.35, TRITON.format(87))
+    triton_forward_hopper: float = figure(0.285, TRITON.format(226))
+    triton_backward_hopper: float = figure(0.20, TRITON.format(158))
     memory_efficient_attention: float = figure(0.36, FA2 + ": xformers (CUTLASS) 110 to 120 TFLOP/s on A100")
     flex_attention: float = figure(0.85, "PyTorch blog 'FlexAttention', 2024: 85 to 90 % of FlashAttention-2")
     attention_small_head: float = figure(0.85, FA2 + ": head dimension 64 against 128")
@@ -165,7 +174,8 @@ class CostParameters:
 
 
 DEFAULT = CostParameters()
-ISOLATED = CostParameters(gpu=GpuParameters(in_job=1.0))  # operators by themselves, as they are benchmarked
+# Operators by themselves, as they are benchmarked.
+ISOLATED = CostParameters(gpu=GpuParameters(in_job=1.0, in_job_matmul=1.0))
 
 
 def parameter_rows(params: CostParameters, device: Device) -> list[tuple[str, str, str]]:

@@ -116,15 +116,13 @@ def _attention_seconds(op: Operator, device: Device, gpu: GpuParameters) -> floa
         return executed_flops(op) / rate
     if "efficient" in base:
         fraction = gpu.memory_efficient_attention
-    elif "cudnn" in base and hopper:
-        fraction = gpu.cudnn_backward_hopper if backward else gpu.cudnn_forward_hopper
-    elif hopper:
-        fraction = gpu.attention_backward_hopper if backward else gpu.attention_forward_hopper
     else:
-        fraction = gpu.attention_backward_ampere if backward else gpu.attention_forward_ampere
+        kernel = "triton" if "triton" in base else "cudnn" if "cudnn" in base and hopper else "attention"
+        way = "backward" if backward else "forward"
+        fraction = getattr(gpu, f"{kernel}_{way}_{'hopper' if hopper else 'ampere'}")
     if "flex" in base:
         fraction *= gpu.flex_attention
-    if query[3] <= 64:
+    if query[3] <= 64 and "triton" not in base:
         fraction *= gpu.attention_small_head
     # Under half of the peak these kernels do not reach the power limit of the full part.
     clock = min(1.0, device.sustained / 0.8)

@@ -157,7 +157,7 @@ _FORWARD_CAUSAL = {
     "_scaled_dot_product_flash_attention": 4, "_scaled_dot_product_efficient_attention": 6,
     "_scaled_dot_product_cudnn_attention": 6, "_scaled_dot_product_flash_attention_for_cpu": 4,
     "_scaled_dot_product_fused_attention_overrideable": 5, "scaled_dot_product_attention": 5,
-    "_flash_attention_forward": 8,
+    "_flash_attention_forward": 8, "_triton_attention_forward": 3,
 }  # fmt: skip
 _BACKWARD_CAUSAL = {
     "_scaled_dot_product_flash_attention_backward": 11,
@@ -165,6 +165,7 @@ _BACKWARD_CAUSAL = {
     "_scaled_dot_product_cudnn_attention_backward": 14,
     "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
     "_flash_attention_backward": 11,
+    "_triton_attention_backward": 6,
 }
 
 
@@ -206,7 +207,7 @@ def attention_shapes(op: Operator) -> tuple[Shape, Shape, Shape, bool, bool]:
     if len(tensors) < skip + 3:
         return (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), False, backward
     query, key, value = (_four(shape) for shape in tensors[skip : skip + 3])
-    if base.startswith(("_flash_attention", "_efficient_attention")):
+    if base.startswith(("_flash_attention", "_efficient_attention", "_triton_attention")):
         query, key, value = ((s[0], s[2], s[1], s[3]) for s in (query, key, value))
     at = (_BACKWARD_CAUSAL if backward else _FORWARD_CAUSAL).get(base, -1)
     causal = bool(op.inputs[at]) if 0 <= at < len(op.inputs) else False

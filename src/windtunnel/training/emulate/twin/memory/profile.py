@@ -78,8 +78,9 @@ class MemoryCurve:
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
     """Memory of one rank in its ``steady`` steps, and in the ``whole`` run, with set-up and first step;
-    ``steps``: peak allocated and reserved bytes of each steady step. When ``oom`` is set, everything after it
-    is what the rank would need of a larger device."""
+    ``steps``: peak allocated and reserved bytes of each steady step; ``returns``: how often they give cached
+    memory back to the device, for want of it. When ``oom`` is set, everything after it is what the rank would
+    need of a larger device."""
 
     steady: Peak
     whole: Peak
@@ -87,6 +88,7 @@ class MemoryProfile:
     oom: OutOfMemory | None
     curve: MemoryCurve
     steps: tuple[tuple[int, int], ...] = ()
+    returns: int = 0
 
     @property
     def headroom_bytes(self) -> float:
@@ -128,6 +130,7 @@ def emulate_memory(
         steady=_peak(slice, path, category, begin, end), whole=_peak(slice, path, category, 0, len(events)),
         capacity_bytes=float(capacity), oom=_out_of_memory(slice, path, category),
         curve=_curve(path, category), steps=tuple(_peaks(path, *one) for one in slice.steps[-slice.period :]),
+        returns=int((np.diff(path.reserved[max(begin - 1, 0) : end]) < 0).sum()),
     )  # fmt: skip
 
 
