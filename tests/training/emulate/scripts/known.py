@@ -132,6 +132,13 @@ def case_a_loop_ends_where_its_length_is_known():
     assert tokens.shape == (4, 10)
 
 
+def case_where_nothing_is_chosen_nothing_changes():
+    ends = torch.full((2,), 5, device="cuda")
+    hit = torch.tensor([[1, 2], [3, 4]]).cuda() == 7
+    ends[hit.any(dim=1)] = hit.int().argmax(dim=1)[hit.any(dim=1)]
+    assert ends.tolist() == [5, 5]
+
+
 def case_counts_are_exchanged():
     dist.init_process_group("nccl")
     size, rank = dist.get_world_size(), dist.get_rank()

@@ -1,12 +1,12 @@
-"""A T5 trained by Seq2SeqTrainer, which evaluates by generating after each step."""
+"""A BART trained by Seq2SeqTrainer, which evaluates by generating after each step."""
 
 import torch
 from torch.utils.data import Dataset
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    T5Config,
-    T5ForConditionalGeneration,
     set_seed,
 )
 
@@ -24,14 +24,23 @@ class Pairs(Dataset):
 
 
 def score(prediction):
-    assert prediction.predictions.shape == (8, 17), prediction.predictions.shape
-    return {"score": float((prediction.predictions[:, 1:] == prediction.label_ids).mean())}
+    assert prediction.predictions.shape == (16, 20), prediction.predictions.shape
+    return {"score": float((prediction.predictions[:, 1:17] == prediction.label_ids[:, :16]).mean())}
 
 
 def main():
     set_seed(42)
-    config = T5Config(
-        vocab_size=1000, d_model=128, d_kv=32, d_ff=256, num_layers=2, num_heads=4, decoder_start_token_id=0
+    config = BartConfig(
+        vocab_size=1000,
+        d_model=128,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=256,
+        decoder_ffn_dim=256,
+        max_position_embeddings=64,
+        forced_eos_token_id=None,
     )
     arguments = Seq2SeqTrainingArguments(
         output_dir="out",
@@ -43,15 +52,15 @@ def main():
         eval_strategy="steps",
         eval_steps=1,
         predict_with_generate=True,
-        generation_max_length=17,
+        generation_max_length=20,
         save_strategy="no",
         report_to="none",
     )
     Seq2SeqTrainer(
-        model=T5ForConditionalGeneration(config),
+        model=BartForConditionalGeneration(config),
         args=arguments,
         train_dataset=Pairs(256),
-        eval_dataset=Pairs(8),
+        eval_dataset=Pairs(16),
         compute_metrics=score,
     ).train()
 

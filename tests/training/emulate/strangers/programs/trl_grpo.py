@@ -35,7 +35,7 @@ def main():
         num_generations=4,
         max_completion_length=16,
         max_steps=6,
-        beta=0.04,
+        beta=0.0,
         bf16=True,
         logging_steps=1,
         save_strategy="no",

@@ -26,7 +26,7 @@ def main():
         output_dir="out",
         per_device_train_batch_size=2,
         num_mini_batches=1,
-        num_ppo_epochs=2,
+        num_ppo_epochs=1,
         gradient_accumulation_steps=1,
         total_episodes=256,
         response_length=16,

@@ -143,6 +143,10 @@ bool take_tensor(const at::Tensor& t, bool unread, Argument& into, Follow& follo
     return true;
   }
   into.place = Place(t);
+  if (t.is_cuda() && t.numel() == 0 && !unread) {  // there is nothing to know
+    into.value = IValue(at::empty(t.sizes(), at::TensorOptions().dtype(t.scalar_type())));
+    return true;
+  }
   if (!t.is_cuda()) {
     if (t.is_meta() || t.numel() > HOST_ELEMENTS) return false;
     auto copy = t.detach().clone();
