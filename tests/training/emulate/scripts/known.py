@@ -132,7 +132,7 @@ def case_a_loop_ends_where_its_length_is_known():
     assert tokens.shape == (4, 10)
 
 
-def case_where_nothing_is_chosen_nothing_changes():
+def case_an_empty_mask_writes_nothing():
     ends = torch.full((2,), 5, device="cuda")
     hit = torch.tensor([[1, 2], [3, 4]]).cuda() == 7
     ends[hit.any(dim=1)] = hit.int().argmax(dim=1)[hit.any(dim=1)]
