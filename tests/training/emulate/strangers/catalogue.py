@@ -82,7 +82,7 @@ STRANGERS = (
         tokens=16 * 1 * 2048,
         needs=("transformers", "accelerate"),
         arguments=("--size", "8b", "--batch", "1", "--sequence", "2048"),
-        cluster="h200:2x8",
+        cluster="b200:2x8",
         settings=OFFLINE,
     ),
     Stranger(
