@@ -132,6 +132,14 @@ def case_a_loop_ends_where_its_length_is_known():
     assert tokens.shape == (4, 10)
 
 
+def case_what_is_followed_is_not_kept():
+    first = torch.arange(8, device="cuda")
+    before = torch.cuda.memory_allocated()
+    second = (first * 2) * 3 & 7
+    assert torch.cuda.memory_allocated() - before == second.untyped_storage().nbytes()
+    assert second.tolist() == [number * 6 & 7 for number in range(8)]
+
+
 def case_an_empty_mask_writes_nothing():
     ends = torch.full((2,), 5, device="cuda")
     hit = torch.tensor([[1, 2], [3, 4]]).cuda() == 7

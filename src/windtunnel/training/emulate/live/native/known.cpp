@@ -327,8 +327,10 @@ Follow Follower::reason(const c10::OperatorHandle& op, const Stack& args) const 
   bool whole = true;
   for (size_t i = 0; i < args.size(); ++i) {
     auto& into = taken[i];
-    into.value = args[i];
-    if (!args[i].isTensor()) continue;
+    if (!args[i].isTensor()) {
+      into.value = args[i];
+      continue;
+    }
     const bool is_known = take_tensor(args[i].toTensor(), unread_[i], into, follow);
     if (into.what == Argument::ROOM) continue;
     whole &= c10::isIntegralType(args[i].toTensor().scalar_type(), true);
