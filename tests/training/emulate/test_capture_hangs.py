@@ -41,13 +41,26 @@ def test_what_stands_still_hangs_where_it_stands(stuck: Session, name: str) -> N
     assert f"in case_{name}" in caught.value.details
 
 
+def test_a_loop_that_reads_what_never_changes_hangs_whatever_else_it_does(stuck: Session) -> None:
+    with pytest.raises(HangError) as caught:
+        stuck.capture([NAMES.index("reads")])
+    line = 1 + (SCRIPTS / "stuck.py").read_text().splitlines().index("    while x.sum().item() < 100:")
+    said = (
+        rf"the script hung as rank \d+: for \d+ s the loop at stuck\.py:{line} in case_reads "
+        "read the same of the device, and did nothing new"
+    )
+    assert re.fullmatch(said, str(caught.value))
+
+
 def test_all_that_a_hanging_rank_started_is_ended(stuck: Session, folder: Path) -> None:
     with pytest.raises(HangError, match="in case_child"):
         stuck.capture([NAMES.index("child")])
     until(lambda: gone(int((folder / "child").read_text())))
 
 
-@pytest.mark.parametrize("names", [["prepares"], ["records"], ["earlier", "waits_for_earlier"]])
+@pytest.mark.parametrize(
+    "names", [["prepares"], ["records"], ["earlier", "waits_for_earlier"], ["evaluates", "grows"]]
+)
 def test_what_is_only_slow_comes_to_its_end(stuck: Session, names: list[str]) -> None:
     slices = stuck.capture([NAMES.index(name) for name in names])
     assert all(len(one.steps) > 1 for one in slices)
@@ -78,7 +91,7 @@ def test_late_looks_are_followed_by_more_before_it_is_a_hang(tmp_path: Path) -> 
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout is not None and child.stdout.readline()
-            watch = Watch(child.pid, 0, tmp_path / "stack", Word(), 0.2)
+            watch = Watch(child.pid, 0, tmp_path / "stack", Word(), 0.2, tmp_path / "loop")
             watch.looked = time.monotonic() - 10.0
             watch._start = watch.looked, watch._before
             looks = 0

@@ -17,7 +17,7 @@ DECLARED = {name for name in NAMES if "chosen" in name or name == "one_choice_a_
 
 @pytest.fixture(scope="module")
 def knowing() -> Iterator[Session]:
-    with session("known.py") as one:
+    with session("known.py", cluster="h100-sxm:2x8") as one:
         yield one
 
 

@@ -85,6 +85,68 @@ def case_many_small_steps():
     assert counter.item() == 5000
 
 
+def case_fewer_choices_than_there_are_lie_apart_as_chosen():
+    logits = torch.randn(2, 1000, device="cuda")
+    assert logits.argmax(-1).tolist() == [250, 750]
+    assert torch.multinomial(logits.softmax(-1), 1).tolist() == [[250], [750]]
+    drawn = torch.multinomial(torch.ones(4, 6, device="cuda"), 3)
+    assert [drawn.flatten().tolist().count(one) for one in range(6)] == [2] * 6
+    assert all(len(set(row)) == 3 for row in drawn.tolist())
+
+
+def case_true_or_unknown_is_true():
+    unknown = torch.rand(3, device="cuda") > 0.5
+    some, every = torch.tensor([True, False, True]).cuda(), torch.ones(3, dtype=torch.bool, device="cuda")
+    assert (every | unknown).all().item() and torch.logical_or(unknown, every).tolist() == [True] * 3
+    assert (some | unknown).any().item(), "one is enough"
+    assert not (some | unknown).all().item() and (some | unknown)[0].item() and not (some | unknown)[1].item()
+    assert (unknown | False).tolist() == [False] * 3, "zeros stand for what is not known"
+    done = unknown.clone()
+    done |= some
+    assert done[2].item() and not done[1].item()
+    done |= ~some
+    assert done.all().item() and not (~done).any().item()
+
+
+def case_false_and_unknown_is_false():
+    unknown = torch.randint(5, (2, 3), device="cuda")
+    none, some = torch.zeros(3, dtype=torch.int64, device="cuda"), torch.tensor([[1], [0]]).cuda()
+    assert (unknown & none).max().item() == 0 and (none * unknown).tolist() == [[0] * 3] * 2
+    assert (unknown * some)[1].tolist() == [0] * 3 and (unknown * some)[0].max().item() == 1
+    assert (some.bool() & (unknown > 2)).all(0).tolist() == [False] * 3
+    assert not torch.logical_and(some, unknown)[1].any().item()
+    known = torch.tensor([[6], [0]]).cuda()
+    assert (known & 3).tolist() == [[2], [0]] and (known * 2.5).tolist() == [[15.0], [0.0]]
+
+
+def case_a_loop_ends_where_its_length_is_known():
+    tokens, unfinished = (
+        torch.ones(4, 1, dtype=torch.int64, device="cuda"),
+        torch.ones(4, device="cuda").long(),
+    )
+    while not (unfinished.max() == 0).item():
+        drawn = (torch.rand(4, 1, device="cuda") * 100).long()
+        tokens = torch.cat([tokens, drawn], dim=1)
+        stop = torch.full((4,), tokens.shape[1] >= 10, device="cuda")
+        unfinished = unfinished & ~(stop | torch.isin(drawn[:, 0], torch.tensor([7]).cuda()))
+    assert tokens.shape == (4, 10)
+
+
+def case_what_is_followed_is_not_kept():
+    first = torch.arange(8, device="cuda")
+    before = torch.cuda.memory_allocated()
+    second = (first * 2) * 3 & 7
+    assert torch.cuda.memory_allocated() - before == second.untyped_storage().nbytes()
+    assert second.tolist() == [number * 6 & 7 for number in range(8)]
+
+
+def case_an_empty_mask_writes_nothing():
+    ends = torch.full((2,), 5, device="cuda")
+    hit = torch.tensor([[1, 2], [3, 4]]).cuda() == 7
+    ends[hit.any(dim=1)] = hit.int().argmax(dim=1)[hit.any(dim=1)]
+    assert ends.tolist() == [5, 5]
+
+
 def case_counts_are_exchanged():
     dist.init_process_group("nccl")
     size, rank = dist.get_world_size(), dist.get_rank()

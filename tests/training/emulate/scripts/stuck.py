@@ -52,6 +52,34 @@ def case_child():
     child.wait()
 
 
+def case_reads():
+    x, turns = torch.rand(8, device="cuda"), 0
+    while x.sum().item() < 100:
+        x, turns = x + 1, turns + 1
+        print(turns, flush=True)
+        with open("/dev/zero", "rb") as file:
+            file.read(1 << 20)
+        for _ in range(3):
+            x.max().item()
+
+
+def case_evaluates():
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
+        for _ in range(100):
+            torch.rand(8, device="cuda").sum().item()
+    train()
+
+
+def case_grows():
+    x, until = torch.rand(8, device="cuda"), time.monotonic() + 2.5
+    while time.monotonic() < until:
+        x = torch.cat([x, x[:1]])
+        x.sum().item()
+        time.sleep(0.02)
+    train()
+
+
 def prepare(seconds):
     until = time.process_time() + seconds
     while time.process_time() < until:

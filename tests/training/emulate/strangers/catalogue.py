@@ -51,6 +51,8 @@ def _version(name: str) -> str | None:
         return None
 
 
+OFFLINE = (("HF_HUB_OFFLINE", "1"),)
+
 STRANGERS = (
     Stranger(
         "minGPT-like, DDP, AMP with GradScaler, 4 micro-batches",
@@ -64,7 +66,7 @@ STRANGERS = (
         tokens=16 * 2 * 2 * 256,
         needs=("transformers", "accelerate"),
         arguments=("--accumulate", "2", "--batch", "2", "--sequence", "256"),
-        settings=(("HF_HUB_OFFLINE", "1"),),
+        settings=OFFLINE,
     ),
     Stranger(
         "Hugging Face Trainer, FSDP2, bfloat16, 2 micro-batches",
@@ -72,7 +74,75 @@ STRANGERS = (
         tokens=16 * 2 * 2 * 256,
         needs=("transformers", "accelerate"),
         arguments=("--fsdp", "--accumulate", "2", "--batch", "2", "--sequence", "256"),
-        settings=(("HF_HUB_OFFLINE", "1"),),
+        settings=OFFLINE,
+    ),
+    Stranger(
+        "Hugging Face Trainer, LlamaForCausalLM of 8B",
+        "hf_trainer.py",
+        tokens=16 * 1 * 2048,
+        needs=("transformers", "accelerate"),
+        arguments=("--size", "8b", "--batch", "1", "--sequence", "2048"),
+        cluster="b200:2x8",
+        settings=OFFLINE,
+    ),
+    Stranger(
+        "Hugging Face Trainer, LlamaForCausalLM of 70B, FSDP2",
+        "hf_trainer.py",
+        tokens=64 * 1 * 2048,
+        needs=("transformers", "accelerate"),
+        arguments=("--fsdp", "--size", "70b", "--batch", "1", "--sequence", "2048"),
+        cluster="h100-sxm:8x8",
+        settings=OFFLINE,
+    ),
+    Stranger(
+        "Hugging Face `generate()`, greedy, then a step on what came out",
+        "hf_generate.py",
+        tokens=8 * 4 * 32,
+        needs=("transformers",),
+        cluster="h100-sxm:1x8",
+        settings=OFFLINE,
+    ),
+    Stranger(
+        "Hugging Face `generate()`, sampling, then a step on what came out",
+        "hf_generate.py",
+        tokens=8 * 4 * 32,
+        needs=("transformers",),
+        arguments=("--sample",),
+        cluster="h100-sxm:1x8",
+        settings=OFFLINE,
+    ),
+    Stranger(
+        "Hugging Face Seq2SeqTrainer, BART, evaluates by generation in every step",
+        "hf_evaluate.py",
+        tokens=4 * 4 * (32 + 16),
+        needs=("transformers", "accelerate"),
+        cluster="h100-sxm:1x4",
+        settings=OFFLINE,
+    ),
+    Stranger(
+        "TRL, GRPO",
+        "trl_grpo.py",
+        tokens=4 * 4 * (8 + 16),
+        needs=("trl",),
+        cluster="h100-sxm:1x4",
+        settings=OFFLINE,
+    ),
+    Stranger(
+        "TRL, GRPO, evaluates by generation in every step",
+        "trl_grpo.py",
+        tokens=4 * 4 * (8 + 16),
+        needs=("trl",),
+        arguments=("--evaluate",),
+        cluster="h100-sxm:1x4",
+        settings=OFFLINE,
+    ),
+    Stranger(
+        "TRL, PPO",
+        "trl_ppo.py",
+        tokens=4 * 2 * 2 * (8 + 16),  # of the policy and of the value model
+        needs=("trl",),
+        cluster="h100-sxm:1x4",
+        settings=OFFLINE,
     ),
     Stranger(
         "Accelerate, 4 micro-batches, gathers a metric and saves in every step",
@@ -80,7 +150,7 @@ STRANGERS = (
         tokens=16 * 4 * 2 * 128,
         needs=("accelerate", "transformers"),
         arguments=("--accumulate", "4", "--batch", "2", "--sequence", "128", "--save"),
-        settings=(("HF_HUB_OFFLINE", "1"),),
+        settings=OFFLINE,
     ),
     Stranger(
         "Lightning, DDP, bf16-mixed, 2 micro-batches, saves in every step",

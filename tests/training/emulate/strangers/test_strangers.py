@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -44,6 +46,25 @@ def test_it_is_emulated(stranger: Stranger, tmp_path: Path) -> None:
     kept = shown()[stranger.name]
     if version("torch").startswith(TORCH) and f"| {stranger.versions} |" in kept:  # others may give others
         assert kept == line, "WINDTUNNEL_WRITE_DOCS=1 writes the line that came out"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["8b", "70b"])
+def test_a_large_model_that_is_built_on_the_host_takes_little_memory(size: str, tmp_path: Path) -> None:
+    stranger = next(one for one in STRANGERS if size in one.arguments)
+    if stranger.missing:
+        pytest.skip(f"needs {', '.join(stranger.missing)}: pip install windtunnel[strangers]")
+    done = subprocess.run(
+        [
+            sys.executable, "-c", "from windtunnel.cli.main import main; main()",
+            "emulate", "--json", "--no-report", "--ranks", "0", "--cluster", stranger.cluster,
+            str(PROGRAMS / stranger.program), *stranger.arguments,
+        ],
+        env=os.environ | dict(stranger.settings) | {"WINDTUNNEL_HOME": str(tmp_path / "home")},
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout)["peak_rss_bytes"] < 2 << 30
 
 
 def test_the_page_shows_them_all() -> None:

@@ -121,6 +121,11 @@ def stack_file(directory: Path, rank: int) -> Path:
     return directory / f"stack-{rank}.txt"
 
 
+def loop_file(directory: Path, rank: int) -> Path:
+    """Where a rank names the loop that waits for what never changes, while it does."""
+    return directory / f"loop-{rank}.txt"
+
+
 def stood_at(log: str) -> str:
     """From a dump of all threads (``faulthandler``), the innermost line of the user's program in the main
     thread."""

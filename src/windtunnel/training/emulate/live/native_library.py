@@ -36,6 +36,7 @@ SOURCES = (
     "by_hand",
     "recurrent",
     "collectives",
+    "untouched",
 )
 MORE_OPERATORS = ("convolution", "embedding")
 """Recorded whole, as cost tables know them, though a CUDA build takes them apart first."""
@@ -168,6 +169,7 @@ def load() -> ctypes.CDLL:
     library.wt_storage_block.argtypes = [ctypes.c_void_p]
     library.wt_unknown.argtypes = [ctypes.c_void_p]
     library.wt_forget.argtypes = [ctypes.c_void_p]
+    library.wt_touch.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.wt_event.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
     if not library.wt_hooks_ready():
         raise RuntimeError("libtorch did not take the absent device's hooks")

@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from windtunnel.training.emulate.graph import (
 )
 from windtunnel.training.emulate.live import failure, steps
 from windtunnel.training.emulate.live.collector import Collector
+from windtunnel.training.emulate.live.loops import Loops
 from windtunnel.training.emulate.live.world import WorldView
 from windtunnel.training.emulate.policy.alike import only_reads
 
@@ -67,6 +69,7 @@ class Observer:
     device: str
     on_step: Callable[[], None]
     on_mark: Callable[[], None]
+    loops: Loops
     settled: tuple[int, int] | None = None
     marked: bool = False
     scopes: list[str] = field(default_factory=lambda: [""])
@@ -114,7 +117,7 @@ class Observer:
 
         base.__init__ = made
         site = ctypes.CFUNCTYPE(ctypes.c_int32)(self._call_site)
-        read = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._host_read)
+        read = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_double)(self._host_read)
         self._keep += [site, read]
         self.native.wt_callbacks(site, read)
         self._mark_reduced_gradients()
@@ -158,6 +161,7 @@ class Observer:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         self._stepping += 1
+        self.loops.anew()
         self._stack.clear()
         self.native.wt_scope(0)
         self._classify_state(optimizer, gradients=True)
@@ -336,17 +340,22 @@ class Observer:
 
     # -- where in the script
 
-    def _place(self) -> str | None:
-        frame = sys._getframe(1)
+    def _own_frame(self) -> FrameType | None:
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            code = frame.f_code
-            own = self._own.get(code.co_filename)
+            own = self._own.get(frame.f_code.co_filename)
             if own is None:
-                own = self._own[code.co_filename] = failure.is_own(code.co_filename)
+                own = self._own[frame.f_code.co_filename] = failure.is_own(frame.f_code.co_filename)
             if own:
-                return failure.name_place(code.co_filename, frame.f_lineno, code.co_name)
-            frame = frame.f_back  # type: ignore[assignment]
+                return frame
+            frame = frame.f_back
         return None
+
+    def _place(self) -> str | None:
+        frame = self._own_frame()
+        if frame is None:
+            return None
+        return failure.name_place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
     def _call_site(self) -> int:
         place = self._place()
@@ -359,8 +368,12 @@ class Observer:
             self.call_sites.append(place)
         return row
 
-    def _host_read(self, what: bytes) -> None:
+    def _host_read(self, what: bytes, answer: float) -> None:
         kind = what.decode()
+        if kind != "routing":
+            self.loops.read(self._own_frame(), answer)
+        if not kind:
+            return
         if kind == "routing":
             self.note(BALANCED, NoteKind.APPROXIMATION)
             return
@@ -455,8 +468,8 @@ class Observer:
 
 
 BALANCED = (
-    "balanced routing is declared: what topk, sort and argmax choose among values that are not there goes "
-    "round, each choice as often as any other"
+    "balanced routing is declared: what topk, sort, argmax and multinomial choose among values that are not "
+    "there goes round, each choice as often as any other"
 )
 
 

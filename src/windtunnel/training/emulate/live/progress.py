@@ -2,7 +2,8 @@
 
 A rank *gets on* when it records events (operators, memory, collectives), when it reads or writes files, which
 imports, data sets and checkpoints do, or when it needs more memory than ever before. All else may be a hang:
-a wait that nothing ends, or a loop that nothing leaves. It is one when it has lasted for ``timeout`` seconds,
+a wait that nothing ends, or a loop that nothing leaves; and so may be, whatever it does, a loop that waits
+for a value of the device which never changes (`loops`). It is one when it has lasted for ``timeout`` seconds,
 of which these are not counted in full:
 
 * those in which the rank could run and another process had the CPU. A busy machine makes nobody hang;
@@ -89,13 +90,15 @@ class Word:
 @dataclass
 class Watch:
     """Follows the process of one rank, a child of this one. ``stack``: the file to which it writes where it
-    stands on SIGUSR1; ``events``: what it has recorded. ``ended``: can be read when it has."""
+    stands on SIGUSR1; ``events``: what it has recorded; ``loop``: the file that is there while a loop of it
+    waits for what never changes. ``ended``: can be read when it has."""
 
     pid: int
     rank: int
     stack: Path
     events: Word
     timeout: float
+    loop: Path
     began: float = field(default_factory=time.monotonic)
     quiet: float = 0.0
     """Seconds that count since it last got on."""
@@ -132,18 +135,19 @@ class Watch:
         those are that it may be waiting for."""
         self.looked, signs = time.monotonic(), self._signs()
         before, self._before = self._before, signs
-        if signs.gets_on(before):
+        waits = self.loop.exists()
+        if signs.gets_on(before) and not waits:
             self.begin_anew()
             return
         since, start = self._start
-        moving = len(self._lines) > FEW_LINES
+        moving = len(self._lines) > FEW_LINES and not waits
         run, wait = max(0.0, signs.run - start.run), max(0.0, signs.wait - start.wait)
         self.quiet = self._earlier + counted(self.looked - since, run, wait, moving)
         if self.quiet > bound:
             self._begin_stretch(bound)
         elif self.quiet > self.timeout / 4:
             self._see_line()
-            if not moving and len(self._lines) > FEW_LINES:
+            if not moving and not waits and len(self._lines) > FEW_LINES:
                 # Until then it was taken for one that stands: late looks may have let that go on long.
                 self._begin_stretch(min(self.quiet, self.timeout / 2))
 

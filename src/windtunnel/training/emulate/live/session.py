@@ -318,8 +318,11 @@ def _failure(message: dict[str, Any], directory: Path) -> ScriptError:
         place = failure.stood_at(dump)
         at = f" at {place}" if place else ""
         seconds = max(1.0, message["quiet"])
+        did = f"it stood{at}"
+        if (loop := failure.loop_file(directory, rank)).exists():
+            did = f"the loop at {loop.read_text()} read the same of the device, and did nothing new"
         return HangError(
-            f"the script hung as rank {rank}: for {seconds:.0f} s it stood{at}",
+            f"the script hung as rank {rank}: for {seconds:.0f} s {did}",
             f"{tail}\n{failure.shorten(dump, LOG_LINES)}",
         )
     reason = failure.told(directory, rank)

@@ -46,7 +46,8 @@ BEGAN = time.time()
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OF_RANKS = (
     "ahead", "answers", "asked", "ending", "extensions", "flex", "host", "kernels", "machine", "mailbox",
-    "names", "objects", "observe", "saving", "substitutes", "surface", "tritons", "values", "world",
+    "names", "objects", "observe", "saving", "substitutes", "surface", "tritons", "untouched", "values",
+    "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
 OPTIONAL = ("numpy.ma", "safetensors.torch", "torch.profiler._cupti_monitor", "triton")
@@ -154,7 +155,8 @@ def _serve(request: Request, device: Any, native: Any) -> None:
         if pid == 0:
             native.wt_recorded(events.address)
             _run_rank(request, rank, earlier, write, device, native)
-        running[pid] = progress.Watch(pid, rank, stack, events, request.timeout)
+        loop = failure.loop_file(Path(request.directory), rank)
+        running[pid] = progress.Watch(pid, rank, stack, events, request.timeout, loop)
         started.add(rank)
         if rank in waiting:
             waiting.remove(rank)
@@ -278,10 +280,12 @@ def _prepare(
         substitutes,
         surface,
         tritons,
+        untouched,
         values,
         world,
     )
     from windtunnel.training.emulate.live.ending import Ending
+    from windtunnel.training.emulate.live.loops import Loops
     from windtunnel.training.emulate.live.mailbox import Mailbox
     from windtunnel.training.emulate.live.observe import Observer
 
@@ -315,6 +319,7 @@ def _prepare(
     if device.kind == "gpu":
         surface.install(surface.Surface(native, device, request.devices_per_host))
         answers.install(native)
+        untouched.install(native)
         machine.install(device, request.devices_per_host, directory / f"programs-{rank}")
         native.wt_device(request.devices_per_host, device.capability[0] * 10 + device.capability[1], local)
         world.install(the_world, native, "cuda")
@@ -322,8 +327,9 @@ def _prepare(
         host.install(native)
         world.install(the_world, native, "cpu")
     questions = asked.Asked()
+    loops = Loops(failure.loop_file(directory, rank), lambda: native.wt_row_count(0) + native.wt_row_count(1))
     observer = Observer(
-        native, the_world, device.name, ending.step, ending.marked, request.settled, request.marked
+        native, the_world, device.name, ending.step, ending.marked, loops, request.settled, request.marked
     )
     ending.observer = observer
     ending.install()

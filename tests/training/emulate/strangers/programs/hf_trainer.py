@@ -18,6 +18,12 @@ class Tokens(Dataset):
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
 
 
+SIZES = {
+    "tiny": (4096, 512, 1408, 2, 8, 4),
+    "8b": (128256, 4096, 14336, 32, 32, 8),
+    "70b": (128256, 8192, 28672, 80, 64, 8),
+}
+
 FSDP = {
     "version": 2,
     "transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
@@ -33,16 +39,18 @@ def main():
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--sequence", type=int, default=256)
     parser.add_argument("--save-steps", type=int, default=0)
+    parser.add_argument("--size", choices=SIZES, default="tiny")
     args = parser.parse_args()
 
     set_seed(42)
+    vocabulary, width, inner, layers, heads, groups = SIZES[args.size]
     config = LlamaConfig(
-        vocab_size=4096,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
         max_position_embeddings=args.sequence,
     )
     model = LlamaForCausalLM(config)
@@ -53,6 +61,7 @@ def main():
         max_steps=20,
         learning_rate=3e-4,
         bf16=True,
+        gradient_checkpointing=args.size != "tiny",
         logging_steps=1,
         save_strategy="steps" if args.save_steps else "no",
         save_steps=args.save_steps or 500,

@@ -9,11 +9,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include <cstring>
-
-#include <sys/mman.h>
-#include <unistd.h>
-
 namespace wt {
 namespace {
 
@@ -28,25 +23,6 @@ int32_t plain_row(const std::string& text) {
   r.operators.push_back(text);
   rows.emplace(text, number);
   return number;
-}
-
-// Large host memory is given back to the kernel, which hands it out again as zeros when it is touched: a copy of a
-// whole model to the host then takes no memory.
-void zero_host(at::Tensor& t) {
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto size = static_cast<uintptr_t>(t.numel()) * t.element_size();
-  if (size >= (1 << 20) && t.is_contiguous()) {
-    auto* begin = static_cast<char*>(t.data_ptr());
-    auto first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
-    auto last = (reinterpret_cast<uintptr_t>(begin) + size) / page * page;
-    auto* middle = reinterpret_cast<char*>(first);
-    if (madvise(middle, last - first, MADV_DONTNEED) == 0 && *middle == 0) {  // shared memory keeps what it holds
-      memset(begin, 0, first - reinterpret_cast<uintptr_t>(begin));
-      memset(reinterpret_cast<char*>(last), 0, reinterpret_cast<uintptr_t>(begin) + size - last);
-      return;
-    }
-  }
-  t.zero_();
 }
 
 // Host storages that hold zeros in the place of what the device has. The weak pointer keeps a storage's address from
@@ -87,9 +63,9 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   } else if (auto known = host_values(src); known.defined()) {
     self.copy_(known);
   } else {
-    zero_host(self);
+    self.zero_();
     mark_unknown(self);
-    if (r.on && !r.paused && r.host_read) r.host_read("copy to the host");
+    r.read("copy to the host");
   }
   return self;
 }
@@ -103,9 +79,13 @@ at::Scalar local_scalar(const at::Tensor& self) {
     r.add(OP, current_stream(), plain_row("{\"n\":\"aten._local_scalar_dense.default\",\"i\":[" + tensor_text(self) + "],\"o\":[],\"r\":0}"), note_flow({self}, {}));
     r.add(SYNC, current_stream(), SYNC_STREAM);
   }
-  if (auto known = host_values(self); known.defined()) return known.item();
+  if (auto known = host_values(self); known.defined()) {
+    const auto number = known.item();
+    r.read("", number.isComplex() ? 0 : number.toDouble());
+    return number;
+  }
   auto type = self.scalar_type();
-  if (r.on && !r.paused && r.host_read) r.host_read(type == at::kByte ? "item of bytes" : "item");
+  r.read(type == at::kByte ? "item of bytes" : "item");
   if (type == at::kBool) return at::Scalar(false);
   if (type == at::kByte) return at::Scalar(static_cast<int64_t>(0));
   if (c10::isIntegralType(type, false)) return at::Scalar(static_cast<int64_t>(1));
@@ -122,8 +102,12 @@ bool alike(const char* name, const at::Tensor& self, const at::Tensor& other) {
     r.add(SYNC, current_stream(), SYNC_STREAM);
   }
   auto known = self.is_cuda() ? host_values(self) : self, as_known = other.is_cuda() ? host_values(other) : other;
-  if (known.defined() && as_known.defined()) return std::string(name) == "equal" ? at::equal(known, as_known) : at::allclose(known, as_known);
-  if (r.on && !r.paused && r.host_read) r.host_read("equal");
+  if (known.defined() && as_known.defined()) {
+    const bool answer = std::string(name) == "equal" ? at::equal(known, as_known) : at::allclose(known, as_known);
+    r.read("", answer);
+    return answer;
+  }
+  r.read("equal");
   return true;
 }
 

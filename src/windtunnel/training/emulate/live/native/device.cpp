@@ -409,7 +409,7 @@ int64_t wt_flow_count() { return static_cast<int64_t>(wt::recorder().flow.size()
 const int64_t* wt_flows() { return wt::recorder().flow.data(); }
 void wt_recorded(int64_t* word) { wt::recorder().recorded = word; }
 
-void wt_callbacks(int32_t (*site)(), void (*read)(const char*)) {
+void wt_callbacks(int32_t (*site)(), void (*read)(const char*, double)) {
   wt::recorder().find_call_site = site;
   wt::recorder().host_read = read;
 }

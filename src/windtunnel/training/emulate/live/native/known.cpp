@@ -1,6 +1,7 @@
 // Small tensors that came from the host keep their values on the device; what is computed from such tensors alone is
 // computed on the host, when the host asks for it. So counts, offsets and masks come back true, and with them the sizes that
-// depend on them.
+// depend on them. Where true or false follows from what is known alone (true or unknown is true), it is known too, element
+// by element (Kleene 1938, "On notation for ordinal numbers").
 //
 // Nothing is done until a value is asked for: a call is remembered with what was known of its arguments. What a router
 // chooses (topk, argmax, sort of values that are not there) is declared: the choices go round, so that each is made as
@@ -37,6 +38,16 @@ at::Tensor at_place(const at::Tensor& flat, const Place& place) {
 
 int64_t item_bytes(c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
+// The bytes of the items at a place, as a last dimension.
+at::Tensor bytes_at(const at::Tensor& flat, const Place& place) {
+  const int64_t item = item_bytes(place.dtype);
+  auto sizes = place.sizes, strides = place.strides;
+  for (auto& stride : strides) stride *= item;
+  sizes.push_back(item);
+  strides.push_back(1);
+  return flat.as_strided(sizes, strides, place.offset * item);
+}
+
 // Whether a tensor is worth being followed.
 bool is_worth(const at::Tensor& t) {
   if (!t.defined() || !t.is_cuda()) return false;
@@ -67,6 +78,14 @@ at::Tensor work_out(const KnownPtr& known) {
     if (flat.defined()) {
       at_place(flat, place).copy_(call.results[known->result]);
       known->flat = flat;
+      const bool partly = call.sure.defined() && !call.sure.all().item<bool>();
+      if (known->before && known->before->sure.defined()) known->sure = known->before->sure.clone();
+      else if (partly) known->sure = at::ones({known->bytes}, at::kBool);
+      if (known->sure.defined()) {
+        auto there = bytes_at(known->sure, place);
+        if (partly) there.copy_(call.sure.unsqueeze(-1));
+        else there.fill_(true);
+      }
     }
   }
   known->call.reset();
@@ -74,9 +93,18 @@ at::Tensor work_out(const KnownPtr& known) {
   return known->flat;
 }
 
+// The values at a place, where they are known, and where they are.
+std::pair<at::Tensor, at::Tensor> values_and_sure(const KnownPtr& known, const Place& place) {
+  auto flat = known ? work_out(known) : at::Tensor();
+  if (!flat.defined() || known->bytes % item_bytes(place.dtype) != 0)
+    return {at::zeros(place.sizes, place.dtype), at::zeros(place.sizes, at::kBool)};
+  auto held = at_place(flat, place);
+  return {held, known->sure.defined() ? bytes_at(known->sure, place).select(-1, 0) : at::ones(place.sizes, at::kBool)};
+}
+
 // An argument of a call that waits: a plain value, a host tensor, what is known of a device tensor, or room for a result.
 struct Argument {
-  enum What { VALUE, KNOWN, ROOM, LIST, OPTIONAL_LIST } what = VALUE;
+  enum What { VALUE, KNOWN, UNKNOWN, ROOM, LIST, OPTIONAL_LIST } what = VALUE;
   IValue value;
   KnownPtr known;
   Place place;
@@ -115,6 +143,10 @@ bool take_tensor(const at::Tensor& t, bool unread, Argument& into, Follow& follo
     return true;
   }
   into.place = Place(t);
+  if (t.is_cuda() && t.numel() == 0 && !unread) {  // there is nothing to know
+    into.value = IValue(at::empty(t.sizes(), at::TensorOptions().dtype(t.scalar_type())));
+    return true;
+  }
   if (!t.is_cuda()) {
     if (t.is_meta() || t.numel() > HOST_ELEMENTS) return false;
     auto copy = t.detach().clone();
@@ -134,7 +166,7 @@ bool take_tensor(const at::Tensor& t, bool unread, Argument& into, Follow& follo
   return true;
 }
 
-// Row r takes r*k, r*k+1, … modulo the number of choices.
+// Row r takes r*k, r*k+1, … modulo the number of choices; where there are more choices than are taken, spread over them.
 at::Tensor in_turn(const std::vector<int64_t>& sizes, int64_t dim, int64_t each, int64_t step, int64_t choices) {
   auto shape = sizes;
   if (dim >= 0) {
@@ -145,7 +177,8 @@ at::Tensor in_turn(const std::vector<int64_t>& sizes, int64_t dim, int64_t each,
   for (auto size : sizes) rows *= size;
   rows /= std::max<int64_t>(each, 1);
   auto first = at::arange(rows, at::kLong).mul_(step).unsqueeze(1);
-  auto picked = (first + at::arange(each, at::kLong)).remainder(choices).reshape(shape);
+  const int64_t apart = std::max<int64_t>(choices / std::max<int64_t>(rows * each, 1), 1);
+  auto picked = (first + at::arange(each, at::kLong)).mul_(apart).add_(apart / 2).remainder(choices).reshape(shape);
   return dim >= 0 ? picked.movedim(-1, dim) : picked;
 }
 
@@ -154,6 +187,7 @@ at::Tensor in_turn(const std::vector<int64_t>& sizes, int64_t dim, int64_t each,
 at::Tensor values(const KnownPtr& known, const Place& place) {
   auto flat = work_out(known);
   if (!flat.defined() || known->bytes % item_bytes(place.dtype) != 0) return {};
+  if (known->sure.defined() && !bytes_at(known->sure, place).all().item<bool>()) return {};
   return at_place(flat, place);
 }
 
@@ -162,7 +196,7 @@ at::Tensor host_values(const at::Tensor& t) {
   if (!known) return {};
   auto found = values(known, Place(t));
   auto& r = recorder();
-  if (found.defined() && known->declared && r.on && !r.paused && r.host_read) r.host_read("routing");
+  if (found.defined() && known->declared) r.read("routing");
   return found;
 }
 
@@ -194,9 +228,10 @@ void copy_values(const at::Tensor& t, const at::Tensor& source) {
   auto from = known_of(source);
   if (!from || !is_worth(t)) return drop_shadow(t);
   auto call = std::make_shared<Call>();
-  call->run = [from, place = Place(source), sizes = t.sizes().vec(), dtype = t.scalar_type()]() {
-    auto held = values(from, place);
-    return std::vector<at::Tensor>{held.defined() ? held.expand(sizes).to(dtype) : held};
+  call->run = [from, place = Place(source), sizes = t.sizes().vec(), dtype = t.scalar_type(), self = call.get()]() {
+    auto [held, sure] = values_and_sure(from, place);
+    self->sure = sure.expand(sizes);
+    return std::vector<at::Tensor>{held.expand(sizes).to(dtype)};
   };
   set_result(t, std::move(call), 0, from->declared, from->depth + 1, known_of(t));
 }
@@ -212,6 +247,14 @@ void Follower::prepare(const c10::OperatorHandle& op, const std::string& name, c
   if (starts(base, "topk.default")) pick_ = TOPK;
   if (starts(base, "sort.")) pick_ = SORT;
   if (starts(base, "argmax.default") || starts(base, "argmin.default") || base == "max.dim" || base == "min.dim") pick_ = REDUCE;
+  if (starts(base, "multinomial.default")) pick_ = DRAW;
+  for (const char* either : {"bitwise_or", "logical_or"})
+    if (starts(base, either)) logic_ = OR;
+  for (const char* both : {"bitwise_and", "logical_and", "mul.", "mul_."})
+    if (starts(base, both)) logic_ = AND;
+  if (starts(base, "bitwise_not") || starts(base, "logical_not")) logic_ = SAME;
+  if (starts(base, "any.")) logic_ = ANY;
+  if (starts(base, "all.")) logic_ = ALL;
   for (const char* sized : {"nonzero.default", "masked_select.default", "_unique2.default", "unique_dim.default",
                             "unique_consecutive.default", "repeat_interleave.Tensor", "bincount.default"})
     sized_by_values |= base == sized;
@@ -223,7 +266,8 @@ void Follower::prepare(const c10::OperatorHandle& op, const std::string& name, c
 
 Follow Follower::take(const c10::OperatorHandle& op, const Stack& args) const {
   Follow follow;
-  if (!follows_) return follow;
+  if (!follows_) return choose(args);
+  if (logic_ != PLAIN) return reason(op, args);
   std::vector<Argument> taken(args.size());
   bool tensors = factory_;
   for (size_t i = 0; i < args.size(); ++i) {
@@ -275,6 +319,65 @@ Follow Follower::take(const c10::OperatorHandle& op, const Stack& args) const {
   return follow;
 }
 
+// An operator on truth values and whole numbers, whose result may be known where its arguments are not.
+Follow Follower::reason(const c10::OperatorHandle& op, const Stack& args) const {
+  Follow follow;
+  std::vector<Argument> taken(args.size());
+  int known = 0, unknown = 0;
+  bool whole = true;
+  for (size_t i = 0; i < args.size(); ++i) {
+    auto& into = taken[i];
+    if (!args[i].isTensor()) {
+      into.value = args[i];
+      continue;
+    }
+    const bool is_known = take_tensor(args[i].toTensor(), unread_[i], into, follow);
+    if (into.what == Argument::ROOM) continue;
+    whole &= c10::isIntegralType(args[i].toTensor().scalar_type(), true);
+    ++(is_known ? known : unknown);
+    if (!is_known) into.what = Argument::UNKNOWN;
+  }
+  if (!known || (unknown && !whole)) return {};
+  for (int i : written_) follow.before.push_back(known_of(args[i].toTensor()));
+  follow.call = std::make_shared<Call>();
+  const bool bits = starts(op.schema().name(), "aten::bitwise");
+  follow.call->run = [op, taken = std::move(taken), logic = logic_, bits, self = follow.call.get()]() {
+    auto decides = [&](const at::Tensor& v) {
+      if (logic == AND) return v == 0;
+      return bits && v.scalar_type() != at::kBool ? v == -1 : v != 0;
+    };
+    Stack stack;
+    auto sure = at::ones({}, at::kBool), decided = at::zeros({}, at::kBool);
+    for (const auto& argument : taken) {
+      stack.push_back(argument.value);
+      if (argument.what == Argument::ROOM) {
+        stack.back() = at::empty({0}, argument.place.dtype);
+      } else if (argument.what != Argument::VALUE) {
+        auto [v, s] = values_and_sure(argument.known, argument.place);
+        TORCH_CHECK(c10::isIntegralType(v.scalar_type(), true) || s.all().item<bool>(), "unknown");
+        stack.back() = v.masked_fill(s.logical_not(), logic == ALL ? 1 : 0);
+        decided = decided | (s & decides(v));
+        sure = sure & s;
+      } else if (argument.value.isTensor()) {
+        decided = decided | decides(argument.value.toTensor());
+      }
+    }
+    Stack masks = stack;
+    op.callBoxed(&stack);
+    auto result = stack[0].toTensor();
+    if (logic == OR || logic == AND) sure = sure | decided;
+    if (logic == ANY || logic == ALL) {  // a true one decides; else all must be sure
+      masks[0] = logic == ANY ? sure.logical_not() : sure;
+      op.callBoxed(&masks);
+      const auto of_masks = masks[0].toTensor().to(at::kBool), said = result.to(at::kBool);
+      sure = logic == ANY ? said | of_masks.logical_not() : said.logical_not() | of_masks;
+    }
+    self->sure = sure;
+    return std::vector<at::Tensor>{result};
+  };
+  return follow;
+}
+
 Follow Follower::choose(const Stack& args) const {
   Follow follow;
   if (pick_ == NONE || !args[0].isTensor() || args[0].toTensor().dim() == 0) return follow;
@@ -283,9 +386,9 @@ Follow Follower::choose(const Stack& args) const {
   auto wrapped = [&](const IValue& v) { return v.isInt() ? (v.toInt() + rank) % rank : int64_t(-1); };
   int64_t dim = -1, each = 1, step = 1;
   bool keep = true;
-  if (pick_ == TOPK) {
+  if (pick_ == TOPK || pick_ == DRAW) {
     each = step = args[1].toInt();
-    dim = wrapped(args[2]);
+    dim = pick_ == TOPK ? wrapped(args[2]) : rank - 1;
   } else if (pick_ == SORT) {
     for (size_t i = 1; i < args.size(); ++i)
       if (args[i].isInt()) dim = wrapped(args[i]);

@@ -25,11 +25,13 @@ struct Place {
 struct Call {
   std::function<std::vector<at::Tensor>()> run;
   std::vector<at::Tensor> results;
+  at::Tensor sure;  // where the first result is known; undefined: everywhere
 };
 
 // What a block of device memory holds: host values, or the result of a call, laid over what it held before.
 struct Known {
   at::Tensor flat;  // the whole block, once it is worked out
+  at::Tensor sure;  // of each byte, whether it is known; undefined: all are
   std::shared_ptr<Call> call;
   size_t result = 0;
   Place place;
@@ -76,11 +78,13 @@ class Follower {
   bool sized_by_values = false;  // how large its result is depends on what is in its arguments
 
  private:
-  enum Pick { NONE, TOPK, SORT, REDUCE } pick_ = NONE;
+  enum Pick { NONE, TOPK, SORT, REDUCE, DRAW } pick_ = NONE;
+  enum Logic { PLAIN, OR, AND, SAME, ANY, ALL } logic_ = PLAIN;
   bool follows_ = false, factory_ = false, histogram_ = false;
   std::vector<int> written_;
   std::vector<bool> unread_;  // for each argument: it is only written
   Follow choose(const torch::jit::Stack& args) const;
+  Follow reason(const c10::OperatorHandle& op, const torch::jit::Stack& args) const;
 };
 
 }  // namespace wt

@@ -65,13 +65,17 @@ struct Recorder {
   int64_t allocated = 0, peak_allocated = 0;
   int64_t* recorded = nullptr;             // counts events in memory that the parent process sees, too
   int32_t (*find_call_site)() = nullptr;   // set by Python: row of the call-site table for the running frame
-  void (*host_read)(const char*) = nullptr;  // set by Python: device data was read by the host
+  // Set by Python: device data was read by the host. What stands for it ("": it is known), and the answer as a number.
+  void (*host_read)(const char* what, double answer) = nullptr;
   // Set by Python, which carries the values of small tensors from rank to rank (values.py tells of the arguments).
   void (*say)(int kind, const char* group, int64_t to, const void* data, int64_t bytes) = nullptr;
   int64_t (*promise)(int kind, const char* group, int64_t place, const void* own, int64_t bytes) = nullptr;
   int (*keep)(int64_t promise, void* into, int64_t bytes) = nullptr;
 
   void add(uint8_t kind, int16_t stream, int32_t ref, int64_t value = 0);
+  void read(const char* what, double answer = 0) const {
+    if (on && !paused && host_read) host_read(what, answer);
+  }
 };
 
 Recorder& recorder();
