@@ -30,6 +30,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--attention", default="sdpa")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--sequence", type=int, default=256)
     parser.add_argument("--save-steps", type=int, default=0)
@@ -44,6 +45,7 @@ def main():
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=args.sequence,
+        attn_implementation=args.attention,
     )
     model = LlamaForCausalLM(config)
     arguments = TrainingArguments(
