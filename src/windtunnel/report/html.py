@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,21 @@ from windtunnel.report import text
 from windtunnel.report.page import page, resource
 from windtunnel.report.sections import (
     about,
+    approximations,
     cards,
     cluster,
     collectives,
     critical_path,
     heat_section,
     memory,
+    module_table,
     operators,
     timeline_section,
     waits,
     warnings,
 )
 from windtunnel.report.text import Summary
-from windtunnel.report.timeline import HeatMap, MemoryCurve, Timeline, Track
+from windtunnel.report.timeline import HeatMap, MemoryCurve, ModuleTime, Timeline, Track
 
 SCRIPTS = ("common.js", "timeline.js", "charts.js")
 
@@ -44,6 +47,7 @@ SCRIPTS = ("common.js", "timeline.js", "charts.js")
 def write_report(
     path: Path, summary: Summary, timeline: Timeline | None = None,
     memory_curves: list[MemoryCurve] | None = None, heat_map: HeatMap | None = None, *, picture: str = "",
+    modules: Sequence[ModuleTime] = (),
 ) -> None:  # fmt: skip
     """Write the page of a run to ``path`` (folders are made).
 
@@ -54,15 +58,17 @@ def write_report(
     curves = pack_curves(memory_curves or [])
     has_heat = heat_map is not None and bool((heat_map.value == heat_map.value).any())
     sections = (
+        ("warnings", "Warnings", warnings(summary)),
         ("path", "Critical path", critical_path(summary)),
         ("waits", "Waits", waits(summary)),
         ("timeline", "Timeline", timeline_section(spans, note)),
         ("memory", "Memory", memory(summary, curves)),
         ("collectives", "Collectives", collectives(summary)),
+        ("modules", "Modules", module_table(modules)),
         ("operators", "Operators", operators(summary)),
         ("heat", "Ranks", heat_section(heat_map) if heat_map and has_heat else ""),
         ("cluster", "Cluster", cluster(summary, picture)),
-        ("warnings", "Warnings", warnings(summary)),
+        ("approximations", "Approximations", approximations(summary)),
         ("inputs", "Inputs", about(summary)),
     )
     data = {

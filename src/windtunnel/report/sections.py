@@ -17,7 +17,7 @@ from windtunnel.base import units
 from windtunnel.report import text
 from windtunnel.report.page import heading
 from windtunnel.report.text import Summary
-from windtunnel.report.timeline import HeatMap
+from windtunnel.report.timeline import HeatMap, ModuleTime
 
 _PATH_COLOURS = {"pipeline_bubble": "bubble", "compute": "compute", "imbalance": "imbalance",
                  "launch": "launch", "idle": "idle"}  # fmt: skip
@@ -145,16 +145,18 @@ def cluster(summary: Summary, picture: str) -> str:
 
 
 def warnings(summary: Summary) -> str:
-    """Warnings, and where the emulation is an approximation."""
-    parts = []
-    for field, title, style in (
-        ("warnings", "Warnings", "warnings"),
-        ("approximations", "Approximations", "plain"),
-    ):
-        items = "".join(f"<li>{escape(str(item))}</li>" for item in summary.get(field) or ())
-        if items:
-            parts.append(f'{heading(title)}<ul class="{style}">{items}</ul>')
-    return "".join(parts)
+    """What a reader must know, before everything else."""
+    return _list(summary, "warnings", "Warnings", "warnings")
+
+
+def approximations(summary: Summary) -> str:
+    """Where the emulation is an approximation."""
+    return _list(summary, "approximations", "Approximations", "plain")
+
+
+def _list(summary: Summary, field: str, title: str, style: str) -> str:
+    items = "".join(f"<li>{escape(str(item))}</li>" for item in summary.get(field) or ())
+    return f'{heading(title)}<ul class="{style}">{items}</ul>' if items else ""
 
 
 def about(summary: Summary) -> str:
@@ -319,6 +321,31 @@ def operators(summary: Summary) -> str:
     some = f"the {TOP_OPERATORS} longest of {len(rows)}, " if len(rows) > TOP_OPERATORS else ""
     head = heading("Operators", f"{some}in one iteration of a rank, emulated")
     return head + _table(columns, rows[:TOP_OPERATORS])
+
+
+def module_table(modules: Sequence[ModuleTime]) -> str:
+    """The table of what modules compute."""
+    rows = [
+        {"name": one.name or "(outside of modules)", "flops": one.flops, "bytes": one.bytes, "all": one.total,
+         **one.seconds} for one in modules if one.total
+    ]  # fmt: skip
+    phases = [phase for phase in ("FORWARD", "BACKWARD", "RECOMPUTE", "OPTIMIZER", "OTHER")
+              if any(row[phase] for row in rows)]  # fmt: skip
+    whole = sum(one.total for one in modules)
+
+    def time(name: str) -> Column:
+        return name.lower(), True, lambda row: _number(row, name, units.seconds)
+
+    columns: tuple[Column, ...] = (
+        ("module", False, lambda row: (str(row["name"]), None)),
+        *(time(phase) for phase in phases),
+        ("in all", True, lambda row: _number(row, "all", units.seconds)),
+        ("share", True, lambda row: (units.share(row["all"] / whole), row["all"])),
+        ("FLOP", True, lambda row: _number(row, "flops", units.decimal)),
+        ("bytes", True, lambda row: _number(row, "bytes", units.size)),
+    )
+    what = "what their operators take in one iteration of the critical rank, those alike together, emulated"
+    return heading("Time by module", what) + _table(columns, rows[:TOP_OPERATORS]) if rows else ""
 
 
 def _members(row: Mapping[str, Any]) -> str:

@@ -203,6 +203,7 @@ class Linear(TransformerEngineBaseModule):
         cached = None
         if FP8GlobalStateManager.is_fp8_enabled():
             cached = self._quantised(weight, is_first_microbatch)
+            FP8GlobalStateManager.layers += 1
         out = _Linear.apply(self, inp.to(dtype), weight, others[0], cached, *others[1:])
         return (out, self.bias) if self.return_bias else out
 

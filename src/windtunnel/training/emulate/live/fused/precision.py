@@ -47,6 +47,7 @@ class FP8GlobalStateManager:
     """Which recipe is in force."""
 
     recipe: Any = None
+    layers = 0  # that have run since the outermost region began
 
     @classmethod
     def is_fp8_enabled(cls) -> bool:
@@ -69,12 +70,13 @@ def fp8_autocast(
     """Delayed scaling reduces its largest values over the group where the outermost one ends."""
     state, before = FP8GlobalStateManager, FP8GlobalStateManager.recipe
     state.recipe = (fp8_recipe or DelayedScaling()) if enabled else None
+    state.layers = state.layers if before else 0
     try:
         yield
         recipe = state.recipe
         outermost = before is None and torch.is_grad_enabled() and dist.is_initialized()
         if recipe is not None and recipe.delayed() and recipe.reduce_amax and outermost:
-            dist.all_reduce(torch.empty(1024, device="cuda"), dist.ReduceOp.MAX, fp8_group)
+            dist.all_reduce(torch.empty(3 * state.layers, device="cuda"), dist.ReduceOp.MAX, fp8_group)
     finally:
         state.recipe = before
 
