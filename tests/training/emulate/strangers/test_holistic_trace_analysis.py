@@ -60,7 +60,9 @@ def _overlap(some: list[tuple[float, float]], others: list[tuple[float, float]])
 
 
 def test_its_breakdown_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    analysis: Any = pytest.importorskip("hta.trace_analysis", reason="pip install windtunnel[strangers]")
+    analysis: Any = pytest.importorskip(
+        "hta.trace_analysis", reason="pip install --no-deps HolisticTraceAnalysis"
+    )
     done = quick.windtunnel(
         "emulate", "--json", "--jobs", "1", "--cluster", "h100-sxm:2x8",
         PROGRAMS / "fsdp1_train.py", "--batch", "16", "--sequence", "1024", lent=quick.STRANGERS,
