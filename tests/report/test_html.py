@@ -197,10 +197,11 @@ def test_warnings_come_before_figures_of_time_and_modules_have_a_table(tmp_path:
     write_report(path, summary() | {"warnings": ["mind this"], "approximations": ["near"]}, modules=modules)
     body = path.read_text(encoding="utf-8").partition("<main")[2]
     places = [
-        body.index(f'<section id="{name}"') for name in ("warnings", "path", "modules", "approximations")
+        body.index(f'<section id="{name}"')
+        for name in ("warnings", "figures", "path", "modules", "approximations")
     ]
     assert places == sorted(places)
-    table = body[places[2] :].partition("</section>")[0]
+    table = body[places[3] :].partition("</section>")[0]
     shown = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", table))
     assert "module forward backward in all share FLOP bytes" in shown, (
         "phases in which nothing runs are left out"

@@ -59,6 +59,7 @@ def write_report(
     has_heat = heat_map is not None and bool((heat_map.value == heat_map.value).any())
     sections = (
         ("warnings", "Warnings", warnings(summary)),
+        ("figures", "Figures", cards(summary)),
         ("path", "Critical path", critical_path(summary)),
         ("waits", "Waits", waits(summary)),
         ("timeline", "Timeline", timeline_section(spans, note)),
@@ -80,7 +81,7 @@ def write_report(
     lead = [line for line in (text.cluster_line(summary), text.ranks_line(summary)) if line]
     whole = page(
         text.command_line(summary), lead, sections, note=_stamp(summary),
-        alarm=text.worst_out_of_memory(summary), cards=cards(summary),
+        alarm=text.worst_out_of_memory(summary),
         footer=text.provenance_sentence(summary),
         tail=f"""<div id="tip" role="status" hidden></div>
 <script type="application/json" id="data">{_json(data)}</script>
