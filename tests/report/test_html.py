@@ -15,7 +15,7 @@ from report_examples import heat_map, memory_curves, summary, timeline
 
 from windtunnel.report import html
 from windtunnel.report.html import write_report
-from windtunnel.report.timeline import HeatMap, ModuleTime, Timeline, Track
+from windtunnel.report.timeline import HeatMap, Timeline, Track
 
 VOID = {"meta", "link", "input", "br"}
 
@@ -192,8 +192,15 @@ def test_what_runs_out_of_memory_comes_before_everything_else(tmp_path: Path) ->
 
 def test_warnings_come_before_figures_of_time_and_modules_have_a_table(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    times = {"FORWARD": 2e-3, "BACKWARD": 4e-3, "RECOMPUTE": 0.0, "OPTIMIZER": 0.0, "OTHER": 0.0}
-    modules = [ModuleTime("layers.*.mlp", times, 3e12, 2**20), ModuleTime("idle", dict.fromkeys(times, 0.0))]
+    times = {
+        "forward": 2e-3,
+        "backward": 4e-3,
+        "recompute": 0.0,
+        "in all": 6e-3,
+        "flops": 3e12,
+        "bytes": 2**20,
+    }
+    modules = [{"name": "layers.*.mlp", **times}, {"name": "idle", **dict.fromkeys(times, 0.0)}]
     write_report(path, summary() | {"warnings": ["mind this"], "approximations": ["near"]}, modules=modules)
     body = path.read_text(encoding="utf-8").partition("<main")[2]
     places = [

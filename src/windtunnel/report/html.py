@@ -39,7 +39,7 @@ from windtunnel.report.sections import (
     warnings,
 )
 from windtunnel.report.text import Summary
-from windtunnel.report.timeline import HeatMap, MemoryCurve, ModuleTime, Timeline, Track
+from windtunnel.report.timeline import HeatMap, MemoryCurve, Timeline, Track
 
 SCRIPTS = ("common.js", "timeline.js", "charts.js")
 
@@ -47,7 +47,7 @@ SCRIPTS = ("common.js", "timeline.js", "charts.js")
 def write_report(
     path: Path, summary: Summary, timeline: Timeline | None = None,
     memory_curves: list[MemoryCurve] | None = None, heat_map: HeatMap | None = None, *, picture: str = "",
-    modules: Sequence[ModuleTime] = (),
+    modules: Sequence[dict[str, Any]] = (),
 ) -> None:  # fmt: skip
     """Write the page of a run to ``path`` (folders are made).
 

@@ -17,7 +17,7 @@ from windtunnel.base import units
 from windtunnel.report import text
 from windtunnel.report.page import heading
 from windtunnel.report.text import Summary
-from windtunnel.report.timeline import HeatMap, ModuleTime
+from windtunnel.report.timeline import HeatMap
 
 _PATH_COLOURS = {"pipeline_bubble": "bubble", "compute": "compute", "imbalance": "imbalance",
                  "launch": "launch", "idle": "idle"}  # fmt: skip
@@ -323,29 +323,28 @@ def operators(summary: Summary) -> str:
     return head + _table(columns, rows[:TOP_OPERATORS])
 
 
-def module_table(modules: Sequence[ModuleTime]) -> str:
-    """The table of what modules compute."""
-    rows = [
-        {"name": one.name or "(outside of modules)", "flops": one.flops, "bytes": one.bytes, "all": one.total,
-         **one.seconds} for one in modules if one.total
-    ]  # fmt: skip
-    phases = [phase for phase in ("FORWARD", "BACKWARD", "RECOMPUTE", "OPTIMIZER", "OTHER")
-              if any(row[phase] for row in rows)]  # fmt: skip
-    whole = sum(one.total for one in modules)
+def module_table(modules: Sequence[Mapping[str, Any]]) -> str:
+    """The table of what modules compute; phases in which nothing runs have no column."""
+    rows = [row for row in modules if row["in all"]]
+    if not rows:
+        return ""
+    whole = sum(row["in all"] for row in rows)
+    times = [
+        name for name in rows[0] if name not in ("name", "flops", "bytes") and any(row[name] for row in rows)
+    ]
 
     def time(name: str) -> Column:
-        return name.lower(), True, lambda row: _number(row, name, units.seconds)
+        return name, True, lambda row: _number(row, name, units.seconds)
 
     columns: tuple[Column, ...] = (
         ("module", False, lambda row: (str(row["name"]), None)),
-        *(time(phase) for phase in phases),
-        ("in all", True, lambda row: _number(row, "all", units.seconds)),
-        ("share", True, lambda row: (units.share(row["all"] / whole), row["all"])),
+        *map(time, times),
+        ("share", True, lambda row: (units.share(row["in all"] / whole), row["in all"])),
         ("FLOP", True, lambda row: _number(row, "flops", units.decimal)),
         ("bytes", True, lambda row: _number(row, "bytes", units.size)),
     )
     what = "what their operators take in one iteration of the critical rank, those alike together, emulated"
-    return heading("Time by module", what) + _table(columns, rows[:TOP_OPERATORS]) if rows else ""
+    return heading("Time by module", what) + _table(columns, rows[:TOP_OPERATORS])
 
 
 def _members(row: Mapping[str, Any]) -> str:

@@ -106,20 +106,6 @@ class MemoryCurve:
     axis: Literal["seconds", "fraction"] = "fraction"
 
 
-@dataclass
-class ModuleTime:
-    """What a module, or several alike, computes in a step: device seconds by phase, FLOP, bytes moved."""
-
-    name: str
-    seconds: dict[str, float]
-    flops: float = 0.0
-    bytes: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return sum(self.seconds.values())
-
-
 @dataclass(frozen=True)
 class HeatMap:
     """One figure for each rank: ``value`` of shape [hosts, devices per host], NaN where there is no rank.

@@ -35,7 +35,6 @@ from windtunnel.report.timeline import (
     About,
     HeatMap,
     MemoryCurve,
-    ModuleTime,
     Timeline,
     Track,
     write_trace,
@@ -52,6 +51,7 @@ from windtunnel.training.emulate.twin.program import HOST, HOST_COMM_STREAM, Ste
 
 Floats = NDArray[np.float64]
 KINDS = ["compute", "communication", "idle", "host"]
+MODULE_TIMES = (*(phase.name.lower() for phase in Phase), "in all", "flops", "bytes")
 _COMPUTE, _COMMUNICATION, _IDLE, _HOST = range(4)
 
 
@@ -279,23 +279,25 @@ def _memory(result: EmulationResult, rank: int) -> tuple[Floats, Floats, Floats]
     return np.maximum(time, 0.0), next(sizes), next(sizes)
 
 
-def module_times(result: EmulationResult) -> list[ModuleTime]:
-    """What the modules of the critical rank compute in a step, those alike (by their numbers) together; those
-    that take longest first."""
+def module_times(result: EmulationResult) -> list[dict[str, Any]]:
+    """What the modules of the critical rank compute in a step: device seconds by phase and in all, FLOP,
+    bytes moved; modules alike (by their numbers) together, those that take longest first."""
     row = int(result.classes.rank_class[result.timing.critical_rank])
     slice_ = result.classes.classes[row].slice
     events = slice_.events[slice(*slice_.steady)]
     events = events[events["kind"] == EventKind.OP]
     costs = [cost_of(op, result.cluster.host.device, result.profile) for op in slice_.operators]
-    found: dict[str, ModuleTime] = {}
+    found: dict[str, dict[str, Any]] = {}
     columns = (events[name].tolist() for name in ("ref", "scope", "phase"))
     for ref, scope, phase in zip(*columns, strict=True):
-        name = re.sub(r"\d+", "*", slice_.scopes[scope])
-        one = found.setdefault(name, ModuleTime(name, dict.fromkeys(Phase.__members__, 0.0)))
-        one.seconds[Phase(phase).name] += costs[ref].seconds
-        one.flops += costs[ref].flops
-        one.bytes += costs[ref].bytes
-    return sorted(found.values(), key=lambda one: -one.total)
+        name, cost = re.sub(r"\d+", "*", slice_.scopes[scope]), costs[ref]
+        one = found.setdefault(
+            name, {"name": name or "(outside of modules)", **dict.fromkeys(MODULE_TIMES, 0.0)}
+        )
+        for column, value in ((Phase(phase).name.lower(), cost.seconds), ("in all", cost.seconds),
+                              ("flops", cost.flops), ("bytes", cost.bytes)):  # fmt: skip
+            one[column] += value
+    return sorted(found.values(), key=lambda one: -one["in all"])
 
 
 def heat_map(result: EmulationResult) -> HeatMap:

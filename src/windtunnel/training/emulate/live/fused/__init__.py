@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from windtunnel.training.emulate.live.fused import attention, core, kernel, layers, precision, steps
+from windtunnel.training.emulate.live.fused import attention, kernel, layers, precision, steps
 from windtunnel.training.emulate.live.kernels import Launches
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
@@ -59,7 +59,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "flash_attn.flash_attn_interface": attention.FLASH,
     "flash_attn.bert_padding": _of(attention, "unpad_input pad_input"),
     "flash_attn.layers": {},
-    "flash_attn.layers.rotary": _of(core, "apply_rotary_emb"),
+    "flash_attn.layers.rotary": _of(attention, "apply_rotary_emb"),
     "xformers": {},
     "xformers.ops": _MASKED,
     "xformers.ops.fmha": _MASKED,
@@ -75,11 +75,11 @@ MODULES: dict[str, dict[str, Any]] = {
     "transformer_engine.common": {},
     "transformer_engine.common.recipe": {**precision.RECIPES, **_of(precision, "Format Recipe")},
     TE: {
-        **_LAYERS, **_of(core, "DotProductAttention"), **_of(precision, "fp8_autocast"),
+        **_LAYERS, **_of(attention, "DotProductAttention"), **_of(precision, "fp8_autocast"),
         **_of(steps, "checkpoint activation_recompute_forward"),
     },
-    f"{TE}.attention": _of(core, "DotProductAttention"),
-    f"{TE}.attention.rope": _of(core, "apply_rotary_pos_emb"),
+    f"{TE}.attention": _of(attention, "DotProductAttention"),
+    f"{TE}.attention.rope": _of(attention, "apply_rotary_pos_emb"),
     f"{TE}.distributed": {
         **_absent(f"{TE}.distributed", "CudaRNGStatesTracker"),
         **_of(steps, "checkpoint activation_recompute_forward"),

@@ -1,4 +1,4 @@
-"""``flash_attn`` and ``xformers.ops``: their attention functions, each one kernel on the given layout.
+"""Attention of ``flash_attn``, ``xformers`` and ``transformer_engine``: one kernel on the given layout.
 
 Signatures are those of flash-attn 2.8 (``flash_attn_interface.py``) and xformers 0.0.33 (``ops/fmha``). With
 several sequences in a row (``cu_seqlens``) the kernel computes the scores within each: their offsets are read
@@ -14,8 +14,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from windtunnel.training.emulate.live.fused.kernel import Attention, note, stands_in, values_of
+from windtunnel.training.emulate.live.fused.kernel import (
+    TE,
+    Attention,
+    begin,
+    launch,
+    note,
+    stands_in,
+    values_of,
+)
 from windtunnel.training.emulate.live.names import refuse
 
 EVERYTHING = (-1, -1)
@@ -100,18 +109,16 @@ def _flash(name: str, tensors: str, offsets: str = "") -> Callable[..., Any]:
 
 
 FLASH = {
-    "flash_attn_func": _flash("flash_attn_func", "q k v"),
-    "flash_attn_kvpacked_func": _flash("flash_attn_kvpacked_func", "q kv"),
-    "flash_attn_qkvpacked_func": _flash("flash_attn_qkvpacked_func", "qkv"),
-    "flash_attn_varlen_func": _flash("flash_attn_varlen_func", "q k v", OFFSETS),
-    "flash_attn_varlen_kvpacked_func": _flash("flash_attn_varlen_kvpacked_func", "q kv", OFFSETS),
-    "flash_attn_varlen_qkvpacked_func": _flash(
-        "flash_attn_varlen_qkvpacked_func", "qkv", "cu_seqlens max_seqlen"
-    ),
-    "flash_attn_with_kvcache": refuse(
-        "flash_attn.flash_attn_with_kvcache", "how much of its cache is filled is not known; use the others"
-    ),
-}
+    f"flash_attn_{name}func": _flash(f"flash_attn_{name}func", tensors, offsets)
+    for name, tensors, offsets in (
+        ("", "q k v", ""), ("kvpacked_", "q kv", ""), ("qkvpacked_", "qkv", ""),
+        ("varlen_", "q k v", OFFSETS), ("varlen_kvpacked_", "q kv", OFFSETS),
+        ("varlen_qkvpacked_", "qkv", "cu_seqlens max_seqlen"),
+    )
+}  # fmt: skip
+FLASH["flash_attn_with_kvcache"] = refuse(
+    "flash_attn.flash_attn_with_kvcache", "how much of its cache is filled is not known; use the others"
+)
 
 
 def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None) -> Any:
@@ -163,3 +170,84 @@ def memory_efficient_attention(
     kernel = f"xformers.{'flash' if flash else 'efficient'}_attention"
     out, _ = Attention.apply(kernel, half, share, batched, *given)
     return out.transpose(1, 2).reshape(shape)
+
+
+# -- Transformer Engine, and rotary embeddings
+
+
+def _sequence_first(tensors: Any) -> Any:
+    return [tensor.permute(1, 2, 0, 3) for tensor in tensors]
+
+
+class DotProductAttention(torch.nn.Module):
+    """``transformer_engine.pytorch``'s: cuDNN's kernel from Hopper on, else FlashAttention's, as
+    ``dot_product_attention/utils.py`` prefers them. Layouts ``sbhd``, ``bshd``, and ``thd`` in a row."""
+
+    def __init__(
+        self, num_attention_heads: int, kv_channels: Any, num_gqa_groups: int | None = None,
+        attention_dropout: float = 0.0, qkv_format: str = "sbhd", attn_mask_type: str = "causal",
+        window_size: Any = None, cp_group: Any = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.qkv_format, self.attn_mask_type, self.window_size = qkv_format, attn_mask_type, window_size
+        self.set_context_parallel_group(cp_group)
+
+    def set_context_parallel_group(self, cp_group: Any, *others: Any) -> None:
+        if cp_group is not None and dist.get_world_size(cp_group) > 1:
+            refuse(f"{TE}'s context parallelism", "its ring is not known; use torch's context_parallel")()
+
+    def forward(
+        self, query_layer: Any, key_layer: Any, value_layer: Any, attention_mask: Any = None,
+        qkv_format: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None,
+        attn_mask_type: str | None = None, window_size: Any = None, **options: Any,
+    ) -> Any:  # fmt: skip
+        stands_in(TE, "DotProductAttention")
+        if query_layer.dtype == torch.float32:
+            refuse(f"{TE}'s attention in float32", "no kernel of it is fused; use bfloat16")()
+        form = qkv_format or self.qkv_format
+        given = [t.unsqueeze(0) if form == "thd" else t for t in (query_layer, key_layer, value_layer)]
+        rows, columns = (tensor.shape[0 if form == "sbhd" else 1] for tensor in given[:2])
+        lengths = [(rows, columns)]
+        if form == "thd":
+            lengths = list(
+                zip(lengths_of(cu_seqlens_q, rows), lengths_of(cu_seqlens_kv, columns), strict=True)
+            )
+        causal = "causal" in (attn_mask_type or self.attn_mask_type)
+        half, share = share_of(lengths, rows, columns, causal, window_size or self.window_size or EVERYTHING)
+        kernel = f"{TE}.{'cudnn' if torch.cuda.get_device_capability() >= (9, 0) else 'flash'}_attention"
+        views = _sequence_first if form == "sbhd" else batched
+        out, _ = Attention.apply(kernel, half, share, views, *given)
+        out = (out.permute(2, 0, 1, 3) if form == "sbhd" else out.transpose(1, 2)).flatten(-2)
+        return out.squeeze(0) if form == "thd" else out
+
+
+class _Rotary(torch.autograd.Function):
+    """``x`` turned by ``tables`` of angles, or of their cosines and sines."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: str, x: Any, *tables: Any) -> Any:
+        begin()
+        ctx.kernel = kernel
+        ctx.save_for_backward(*tables)
+        out = torch.empty_like(x)
+        launch(kernel, (x, *tables), (out,))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        tables = ctx.saved_tensors
+        found = torch.empty_like(gradients[0])
+        launch(f"{ctx.kernel}_backward", (gradients[0], *tables), (found,))
+        return None, found, *(None for _ in tables)
+
+
+def apply_rotary_pos_emb(t: Any, freqs: Any, tensor_format: str = "sbhd", **options: Any) -> Any:
+    """Transformer Engine's, of ``t`` (sequence, batch, heads, dimension)."""
+    stands_in(TE, "apply_rotary_pos_emb")
+    return _Rotary.apply(f"{TE}.rotary", t, freqs)
+
+
+def apply_rotary_emb(x: Any, cos: Any, sin: Any, interleaved: bool = False, **options: Any) -> Any:
+    """``flash_attn.layers.rotary``'s, of ``x`` (batch, sequence, heads, dimension)."""
+    stands_in("flash_attn", "apply_rotary_emb")
+    return _Rotary.apply("flash_attn.rotary", x, cos, sin)

@@ -16,6 +16,7 @@ Views = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """From the tensors of a call to query (B, Hq, L, E), key (B, Hkv, S, E) and value (B, Hkv, S, Ev), without a
 copy; their gradients are laid out as the tensors are."""
 
+TE = "transformer_engine"
 _process: dict[str, Any] = {}
 
 

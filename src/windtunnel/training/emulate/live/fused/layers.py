@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from windtunnel.training.emulate.live.fused.kernel import begin, note, stands_in
+from windtunnel.training.emulate.live.fused.kernel import TE, begin, note, stands_in
 from windtunnel.training.emulate.live.fused.precision import (
     FP8GlobalStateManager,
     Quantised,
@@ -25,7 +25,6 @@ from windtunnel.training.emulate.live.fused.precision import (
 )
 from windtunnel.training.emulate.live.names import refuse
 
-TE = "transformer_engine"
 HARMLESS = ("name", "rng_tracker_name", "save_original_input", "ub_name", "ub_bulk_dgrad", "ub_bulk_wgrad")
 """Arguments that change nothing that is emulated, or say what is done anyway."""
 
