@@ -187,10 +187,12 @@ def _kernels(
     timeline: Timeline, track: Track, thread: int, host: int, numbers: Iterator[int]
 ) -> Iterator[str]:
     """Spans of which more is known, with the operators and launches that lead to them."""
-    names = [json.dumps(one.name) for one in timeline.about]
-    heads = [f'"name":{name},"cat":"{one.category}"' for name, one in zip(names, timeline.about, strict=True)]
-    texts = [json.dumps(one.args, separators=(",", ":"))[1:-1] for one in timeline.about]
-    operators = [json.dumps(one.operator) for one in timeline.about]
+    names = [json.dumps(entry.name) for entry in timeline.about]
+    heads = [
+        f'"name":{name},"cat":"{entry.category}"' for name, entry in zip(names, timeline.about, strict=True)
+    ]
+    texts = [json.dumps(entry.args, separators=(",", ":"))[1:-1] for entry in timeline.about]
+    operators = [json.dumps(entry.operator) for entry in timeline.about]
     start, end = (times.tolist() for times in _nanoseconds(track.start, track.end))
     issued = np.full((2, len(track)), -1.0) if track.issued is None else track.issued
     first, last = (times.tolist() for times in _nanoseconds(*issued))
@@ -256,30 +258,34 @@ def read_trace(path: Path) -> Timeline:
     """The timeline that `write_trace` wrote to ``path``, as the page shows it; times to the nanosecond."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
-    labels = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    labels = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name"
+    }
     queues = {key: name for key, name in labels.items() if name != LAUNCHES}
     names: dict[str, int] = {}
     kinds: dict[str, int] = {}
     spans: dict[tuple[int, int], list[tuple[float, float, int, int]]] = {key: [] for key in queues}
-    for one in events:
-        if one["ph"] != "X" or (one["pid"], one["tid"]) not in queues:
+    for event in events:
+        if event["ph"] != "X" or (event["pid"], event["tid"]) not in queues:
             continue
-        args = one.get("args", {})
-        name, kind = one["name"], _KIND_OF.get(one["cat"], one["cat"])
+        args = event.get("args", {})
+        name, kind = event["name"], _KIND_OF.get(event["cat"], event["cat"])
         if name.startswith(COLLECTIVE):
             name, kind = f"{args['Collective name']} {args['Process Group Description']}", "communication"
         name = args.get("operator", name)
-        start, end = one["ts"] / 1e6, (one["ts"] + one["dur"]) / 1e6
+        start, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
         rows = [(start, end, name, kind)]
         if waited := args.get(WAITING, 0):
             middle = start + waited / 1e6
             rows = [(start, middle, f"wait for {name}", "idle"), (middle, end, name, kind)]
-        spans[one["pid"], one["tid"]].extend(
+        spans[event["pid"], event["tid"]].extend(
             (*times, names.setdefault(word, len(names)), kinds.setdefault(of, len(kinds)))
             for *times, word, of in rows
         )
     tracks = []
-    for key in sorted(queues, key=lambda one: one[1]):
+    for key in sorted(queues, key=lambda event: event[1]):
         start, end, name_of, kind_of = np.array(spans[key], np.float64).reshape(-1, 4).T
         tracks.append(
             Track(key[0], queues[key], start, end, name_of.astype(np.int32), kind_of.astype(np.int32))

@@ -1,4 +1,4 @@
-"""Fused kernels of packages that are not installed: what is recorded, kept, told, and what it costs."""
+"""Fused kernels of packages that are not installed: what is recorded, kept, said, and what it costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from windtunnel.training.emulate.live.failure import sentence
 from windtunnel.training.emulate.twin.costs.operators import cost_of
 from windtunnel.training.emulate.twin.costs.work import counted_flops, executed_flops, kind_of, moved_bytes
 
-ALL = ("probed", "flash", "xformers", "linear", "float8", "core", "parallel", "apex")
+ALL = ("probed", "flash", "xformers", "linear", "float8", "core", "refused", "parallel", "apex")
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,11 @@ def kernels(slice_: Slice, package: str) -> list[tuple[Phase, str, Operator]]:
 
 
 def test_flash_attention_is_one_kernel_each_way_of_the_scores_that_its_mask_leaves(slice_: Slice) -> None:
-    found = kernels(slice_, "flash_attn")
-    assert [name for _, name, _ in found] == 3 * ["flash_attention", "flash_attention_backward"] + 2 * [
+    launches = kernels(slice_, "flash_attn")
+    assert [name for _, name, _ in launches] == 3 * ["flash_attention", "flash_attention_backward"] + 2 * [
         "flash_attention"
     ]
-    grouped, back, _, _, in_a_row, _, sliding, unknown = (op for _, _, op in found)
+    grouped, back, _, _, in_a_row, _, sliding, unknown = (op for _, _, op in launches)
     assert [t.shape for t in grouped.outputs] == [(2, 8, 256, 64), (2, 8, 256)]
     assert [t.shape for t in back.outputs] == [(2, 8, 256, 64), (2, 2, 256, 64), (2, 2, 256, 64)]
     products = 2 * 2 * 8 * 256 * 256 * 64
@@ -46,14 +46,14 @@ def test_flash_attention_is_one_kernel_each_way_of_the_scores_that_its_mask_leav
     assert executed_flops(grouped) == pytest.approx(products, rel=0.01)
     lengths = (10, 30, 60)
     assert counted_flops(in_a_row) == pytest.approx(4 * 8 * 64 * sum(n * n for n in lengths))
-    seen = sum(min(row + 1, 128) for row in range(512))
-    assert executed_flops(sliding) == pytest.approx(4 * 4 * 64 * seen)
-    assert counted_flops(unknown) == pytest.approx(4 * 8 * 64 * 4 * 25 * 25), "equally long, which is told"
+    left = sum(min(row + 1, 128) for row in range(512))
+    assert executed_flops(sliding) == pytest.approx(4 * 4 * 64 * left)
+    assert counted_flops(unknown) == pytest.approx(4 * 8 * 64 * 4 * 25 * 25), "equally long, which is said"
 
 
 def test_xformers_dispatches_by_dtype_and_takes_the_heads_of_a_group_once(slice_: Slice) -> None:
     half, back, full, grouped = kernels(slice_, "xformers")
-    assert [one[1] for one in (half, back, full)] == [
+    assert [row[1] for row in (half, back, full)] == [
         "flash_attention", "flash_attention_backward", "efficient_attention",
     ]  # fmt: skip
     assert [t.shape for t in grouped[2].inputs if isinstance(t, TensorMeta)][1] == (1, 2, 64, 64)
@@ -91,7 +91,7 @@ def test_attention_of_transformer_engine_is_cudnn_s_on_hopper(slice_: Slice) -> 
 def test_tensor_parallel_layers_send_what_they_send_and_add_to_the_main_gradient(slice_: Slice) -> None:
     calls = [slice_.collectives[e["ref"]] for e in slice_.events if e["kind"] == EventKind.COLLECTIVE]
     part, whole = 8 * 64 * 2, 64 * 64 * 2
-    assert [(one.kind, one.in_bytes) for one in calls] == [
+    assert [(call.kind, call.in_bytes) for call in calls] == [
         ("all_gather", part), ("reduce_scatter", whole), ("all_gather", part), ("all_gather", part),
         ("reduce_scatter", whole),
     ]  # fmt: skip
@@ -101,10 +101,10 @@ def test_tensor_parallel_layers_send_what_they_send_and_add_to_the_main_gradient
 
 
 def test_the_report_says_which_stand_ins_ran(slice_: Slice) -> None:
-    told = " ".join(sentences(slice_.notes, NoteKind.APPROXIMATION))
+    said = " ".join(sentences(slice_.notes, NoteKind.APPROXIMATION))
     for name in ("flash_attn_varlen_func", "memory_efficient_attention", "FusedRMSNorm", "LayerNormLinear"):
-        assert name in told
-    assert "equally long" in told
+        assert name in said
+    assert "equally long" in said
 
 
 def test_a_package_can_be_left_out_and_what_is_not_there_is_named() -> None:

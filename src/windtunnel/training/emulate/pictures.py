@@ -147,13 +147,17 @@ def _about(timing: Timing, colour: int, node: int) -> About:
     if event["kind"] == EventKind.COLLECTIVE:
         calls = timing.job.world.calls[row]
         call = int(program.program.join[node]) % len(calls.event)
-        one, family = calls.collective(call), timing.job.world.family(calls.channel(call))
-        words = "SendRecv" if one.kind in ("send", "recv") else "".join(map(str.title, one.kind.split("_")))
+        collective, family = calls.collective(call), timing.job.world.family(calls.channel(call))
+        words = (
+            "SendRecv"
+            if collective.kind in ("send", "recv")
+            else "".join(map(str.title, collective.kind.split("_")))
+        )
         nccl = {
-            "Collective name": one.kind, "Process Group Description": family.name, "dtype": one.dtype,
-            "Group size": family.size, "In bytes": one.in_bytes, "Out bytes": one.out_bytes,
+            "Collective name": collective.kind, "Process Group Description": family.name,
+            "dtype": collective.dtype, "Group size": family.size, "In bytes": collective.in_bytes, "Out bytes": collective.out_bytes,
         }  # fmt: skip
-        return About(f"{COLLECTIVE}{words}", "kernel", {**nccl, **args}, f"c10d::{one.kind}")
+        return About(f"{COLLECTIVE}{words}", "kernel", {**nccl, **args}, f"c10d::{collective.kind}")
     op = slice_.operators[int(event["ref"])]
     ends = [tensor.device for tensor in (*op.tensors(), *op.outputs)]
     args = {
@@ -287,17 +291,17 @@ def module_times(result: EmulationResult) -> list[dict[str, Any]]:
     events = slice_.events[slice(*slice_.steady)]
     events = events[events["kind"] == EventKind.OP]
     costs = [cost_of(op, result.cluster.host.device, result.profile) for op in slice_.operators]
-    found: dict[str, dict[str, Any]] = {}
+    modules: dict[str, dict[str, Any]] = {}
     columns = (events[name].tolist() for name in ("ref", "scope", "phase"))
     for ref, scope, phase in zip(*columns, strict=True):
         name, cost = re.sub(r"\d+", "*", slice_.scopes[scope]), costs[ref]
-        one = found.setdefault(
+        times = modules.setdefault(
             name, {"name": name or "(outside of modules)", **dict.fromkeys(MODULE_TIMES, 0.0)}
         )
         for column, value in ((Phase(phase).name.lower(), cost.seconds), ("in all", cost.seconds),
                               ("flops", cost.flops), ("bytes", cost.bytes)):  # fmt: skip
-            one[column] += value
-    return sorted(found.values(), key=lambda one: -one["in all"])
+            times[column] += value
+    return sorted(modules.values(), key=lambda times: -times["in all"])
 
 
 def heat_map(result: EmulationResult) -> HeatMap:

@@ -97,6 +97,36 @@ def core():
     out.sum().backward()
 
 
+def refused():
+    import transformer_engine.pytorch as te
+    from flash_attn import flash_attn_with_kvcache
+    from transformer_engine.common.recipe import DelayedScaling
+    from xformers.ops import memory_efficient_attention
+
+    q, full = given(8, 2, 4, 64), given(8, 2, 4, 64, dtype=torch.float32)
+    attention = te.DotProductAttention(4, 64)
+
+    def in_float8():
+        with te.fp8_autocast(fp8_recipe=DelayedScaling(fp8_dpa=True)):
+            attention(q, q, q)
+
+    for call in (
+        lambda: flash_attn_with_kvcache(q, q, q),
+        lambda: attention(full, full, full),
+        lambda: attention(q, q, q, attn_mask_type="arbitrary"),
+        in_float8,
+        lambda: te.Linear(8, 8, delay_wgrad_compute=True),
+        lambda: te.TransformerLayer(8, 8, 8),
+        lambda: memory_efficient_attention(q, q, q, attn_bias=given(8, 4, 2, 2)),
+    ):
+        try:
+            call()
+        except NotImplementedError as error:
+            assert "cannot be emulated because" in str(error)
+        else:
+            raise AssertionError("nothing was refused")
+
+
 def parallel():
     import torch.distributed as dist
     import transformer_engine.pytorch as te

@@ -25,9 +25,9 @@ def _copies(path: str) -> set[tuple[int, int]]:
     of the device for both."""
     events = json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"]
     return {
-        (round(one["ts"] * 1000), round((one["ts"] + one["dur"]) * 1000))
-        for one in events
-        if one.get("cat") == "gpu_memcpy"
+        (round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000))
+        for event in events
+        if event.get("cat") == "gpu_memcpy"
     }
 
 
@@ -83,13 +83,13 @@ def test_its_breakdown_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         communication = _covered(ours, rank, {"communication", "idle"})
         kernels = _covered(ours, rank, {"compute", "communication", "idle"})
         whole = kernels[-1][1] - kernels[0][0]
-        found = times.loc[rank]
+        theirs_of = times.loc[rank]
         for name, seconds in (
             ("kernel_time(us)", whole), ("compute_time(us)", _seconds(compute)),
             ("idle_time(us)", whole - _seconds(kernels)),
             ("non_compute_time(us)", _seconds(kernels) - _seconds(compute)),
         ):  # fmt: skip
-            assert math.isclose(found[name] * 1e-6, seconds, rel_tol=1e-6, abs_tol=1e-7), name
+            assert math.isclose(theirs_of[name] * 1e-6, seconds, rel_tol=1e-6, abs_tol=1e-7), name
         assert _overlap(communication, compute) > 0
         share = 100 * _overlap(communication, compute) / _seconds(communication)
         assert overlaps[rank] == pytest.approx(share, abs=0.01)

@@ -25,6 +25,7 @@ from windtunnel.training.emulate.live.fused.kernel import (
     stands_in,
     values_of,
 )
+from windtunnel.training.emulate.live.fused.precision import FP8GlobalStateManager
 from windtunnel.training.emulate.live.names import refuse
 
 EVERYTHING = (-1, -1)
@@ -78,7 +79,7 @@ def _in_a_row(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
 
 
 def _flash(name: str, tensors: str, offsets: str = "") -> Callable[..., Any]:
-    """The function ``name`` of flash-attn: its tensors and what it is told of sequences in a row."""
+    """The function ``name`` of flash-attn: its tensors and the ends of sequences in a row."""
     words = [*tensors.split(), *offsets.split()]
     parameters = [inspect.Parameter(word, PLAIN) for word in words]
     parameters += [inspect.Parameter(word, PLAIN, default=value) for word, value in OPTIONS.items()]
@@ -91,8 +92,8 @@ def _flash(name: str, tensors: str, offsets: str = "") -> Callable[..., Any]:
         bound.apply_defaults()
         given = bound.arguments
         stands_in("flash_attn", name)
-        found = [given[word] for word in tensors.split()]
-        rows, columns = (t.shape[0 if offsets else 1] for t in (found[0], found[-1]))
+        operands = [given[word] for word in tensors.split()]
+        rows, columns = (t.shape[0 if offsets else 1] for t in (operands[0], operands[-1]))
         lengths = [(rows, columns)]
         if offsets:
             ends = [given[word] for word in offsets.split() if word.startswith("cu_")]
@@ -100,7 +101,7 @@ def _flash(name: str, tensors: str, offsets: str = "") -> Callable[..., Any]:
             lengths = list(zip(sides[0], sides[-1], strict=True))
         half, share = share_of(lengths, rows, columns, given["causal"], given["window_size"])
         views = _in_a_row if offsets else batched
-        out, lse = Attention.apply("flash_attn.flash_attention", half, share, views, *found)
+        out, lse = Attention.apply("flash_attn.flash_attention", half, share, views, *operands)
         out, lse = (out[0].transpose(0, 1), lse[0]) if offsets else (out.transpose(1, 2), lse)
         return (out, lse, None) if given["return_attn_probs"] else out
 
@@ -157,6 +158,10 @@ def memory_efficient_attention(
     """Tensors (batch, sequence, heads, dimension), without heads, or with groups before them. What it
     dispatches to: FlashAttention for half precision without a mask of values, else CUTLASS's kernel."""
     stands_in("xformers", "memory_efficient_attention")
+    if isinstance(attn_bias, torch.Tensor) and attn_bias.requires_grad:
+        refuse(
+            "xformers' bias that is trained", "what its kernels do is not known; use torch's flex_attention"
+        )()
     shape = (*query.shape[:-1], value.shape[-1])
     given = [query, key, value]
     if query.ndim == 3:
@@ -202,8 +207,17 @@ class DotProductAttention(torch.nn.Module):
         attn_mask_type: str | None = None, window_size: Any = None, **options: Any,
     ) -> Any:  # fmt: skip
         stands_in(TE, "DotProductAttention")
-        if query_layer.dtype == torch.float32:
-            refuse(f"{TE}'s attention in float32", "no kernel of it is fused; use bfloat16")()
+        mask = attn_mask_type or self.attn_mask_type
+        recipe = FP8GlobalStateManager.recipe
+        for given, words in (
+            (query_layer.dtype == torch.float32, "attention in float32"),
+            (mask == "arbitrary", "arbitrary mask"),
+            (options.get("core_attention_bias") is not None, "core_attention_bias"),
+            (options.get("inference_params") is not None, "inference_params"),
+            (recipe is not None and recipe.fp8_dpa, "attention in float8 (fp8_dpa)"),
+        ):  # fmt: skip
+            if given:
+                refuse(f"{TE}'s {words}", "what its kernels do is not known; leave it out")()
         form = qkv_format or self.qkv_format
         given = [t.unsqueeze(0) if form == "thd" else t for t in (query_layer, key_layer, value_layer)]
         rows, columns = (tensor.shape[0 if form == "sbhd" else 1] for tensor in given[:2])
@@ -212,8 +226,9 @@ class DotProductAttention(torch.nn.Module):
             lengths = list(
                 zip(lengths_of(cu_seqlens_q, rows), lengths_of(cu_seqlens_kv, columns), strict=True)
             )
-        causal = "causal" in (attn_mask_type or self.attn_mask_type)
-        half, share = share_of(lengths, rows, columns, causal, window_size or self.window_size or EVERYTHING)
+        half, share = share_of(
+            lengths, rows, columns, "causal" in mask, window_size or self.window_size or EVERYTHING
+        )
         kernel = f"{TE}.{'cudnn' if torch.cuda.get_device_capability() >= (9, 0) else 'flash'}_attention"
         views = _sequence_first if form == "sbhd" else batched
         out, _ = Attention.apply(kernel, half, share, views, *given)
@@ -236,9 +251,9 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         tables = ctx.saved_tensors
-        found = torch.empty_like(gradients[0])
-        launch(f"{ctx.kernel}_backward", (gradients[0], *tables), (found,))
-        return None, found, *(None for _ in tables)
+        gradient = torch.empty_like(gradients[0])
+        launch(f"{ctx.kernel}_backward", (gradients[0], *tables), (gradient,))
+        return None, gradient, *(None for _ in tables)
 
 
 def apply_rotary_pos_emb(t: Any, freqs: Any, tensor_format: str = "sbhd", **options: Any) -> Any:

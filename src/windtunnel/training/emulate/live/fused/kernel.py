@@ -93,11 +93,11 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         kernel, causal, share, views = ctx.given
         *tensors, out, lse = ctx.saved_tensors
-        found = [torch.empty_like(tensor) for tensor in tensors]
+        results = [torch.empty_like(tensor) for tensor in tensors]
         with unrecorded():
             query, key, value = views(tensors)
-            written = views(found)
+            written = views(results)
         delta = torch.empty_like(lse)  # the sums of the output and its gradient, which the kernel takes
         given = (query, key, value, out, lse, delta, gradients[0], causal, share)
         launch(f"{kernel}_backward", given, written)
-        return None, None, None, None, *found
+        return None, None, None, None, *results

@@ -91,7 +91,7 @@ class _Linear(torch.autograd.Function):
         layer = ctx.layer
         flat, operand, weight, turned, norm_weight, norm_bias, *stats = ctx.saved_tensors
         grad = gradients[0].reshape(-1, weight.shape[0]).contiguous()
-        gathered = reduced = found = weight_grad = None
+        gathered = reduced = dgrad = weight_grad = None
         if layer.parallel_mode == "row" and layer.sequence_parallel:
             grad, gathered = _gather(grad, layer, layer.ub_overlap_ag)
         bias_grad = grad.new_empty(weight.shape[0]) if ctx.has_bias else None
@@ -101,10 +101,10 @@ class _Linear(torch.autograd.Function):
         if operand is not None and layer.gathers:
             operand, gathered = _gather(operand, layer)
         if ctx.needs_input_grad[1] or stats:
-            found = multiply(left, right, grad.new_empty(grad.shape[0], weight.shape[1]))
+            dgrad = multiply(left, right, grad.new_empty(grad.shape[0], weight.shape[1]))
         _wait(gathered)
-        if found is not None and layer.parallel_mode == "column" and layer.tp_size > 1:
-            found, reduced = _reduce(found, layer)
+        if dgrad is not None and layer.parallel_mode == "column" and layer.tp_size > 1:
+            dgrad, reduced = _reduce(dgrad, layer)
         if operand is not None:
             if turned is not None:
                 operand = (quantise(operand).columns if layer.gathers else operand).t()
@@ -113,12 +113,12 @@ class _Linear(torch.autograd.Function):
         norms: list[Any] = [None, None]
         if stats and layer.normalization == "RMSNorm":
             backward = torch.ops.aten._fused_rms_norm_backward
-            found, norm_grad = backward(found, flat, [flat.shape[1]], *stats, norm_weight, [True] * 2)
+            dgrad, norm_grad = backward(dgrad, flat, [flat.shape[1]], *stats, norm_weight, [True] * 2)
             norms = [norm_grad, None]
         elif stats:
             backward = torch.ops.aten.native_layer_norm_backward
-            found, *norms = backward(found, flat, [flat.shape[1]], *stats, norm_weight, norm_bias, [True] * 3)
-        return None, None if found is None else found.view(ctx.shape), weight_grad, bias_grad, None, *norms
+            dgrad, *norms = backward(dgrad, flat, [flat.shape[1]], *stats, norm_weight, norm_bias, [True] * 3)
+        return None, None if dgrad is None else dgrad.view(ctx.shape), weight_grad, bias_grad, None, *norms
 
 
 _unread: dict[Any, torch.Tensor] = {}

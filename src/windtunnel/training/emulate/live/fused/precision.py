@@ -95,9 +95,9 @@ def quantise(tensor: torch.Tensor, gradient: bool = False) -> Quantised:
         launch("transformer_engine.amax", (tensor,), (tensor.new_empty(1, dtype=torch.float32),))
     wide = gradient and recipe.fp8_format == Format.HYBRID
     dtype = torch.float8_e5m2 if wide else torch.float8_e4m3fn
-    made = [tensor.new_empty(size, dtype=dtype) for size in (tensor.shape, tensor.shape[::-1])]
-    launch("transformer_engine._to_copy", (tensor,), made)
-    return Quantised(*made)
+    copies = [tensor.new_empty(size, dtype=dtype) for size in (tensor.shape, tensor.shape[::-1])]
+    launch("transformer_engine._to_copy", (tensor,), copies)
+    return Quantised(*copies)
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, add: bool = False) -> torch.Tensor:
