@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from capturing import capture
 
@@ -91,13 +92,24 @@ def test_attention_of_transformer_engine_is_cudnn_s_on_hopper(slice_: Slice) -> 
 def test_tensor_parallel_layers_send_what_they_send_and_add_to_the_main_gradient(slice_: Slice) -> None:
     calls = [slice_.collectives[e["ref"]] for e in slice_.events if e["kind"] == EventKind.COLLECTIVE]
     part, whole = 8 * 64 * 2, 64 * 64 * 2
-    assert [(call.kind, call.in_bytes) for call in calls] == [
+    assert [(call.kind, call.in_bytes) for call in calls[:-1]] == [
         ("all_gather", part), ("reduce_scatter", whole), ("all_gather", part), ("all_gather", part),
         ("reduce_scatter", whole),
     ]  # fmt: skip
-    added = kernels(slice_, "transformer_engine")[-1][2]
+    *_, added, _ = (op for _, _, op in kernels(slice_, "transformer_engine"))
     assert added.outputs[0].dtype == "float32" and added.inputs[2] == added.outputs[0]
     assert moved_bytes(added) == (32 * 64 + 64 * 64) * 2 + 2 * 32 * 64 * 4, "read, and written"
+
+
+def test_user_buffers_run_a_collective_beside_its_product(slice_: Slice) -> None:
+    events = slice_.events
+    products = [i for i in np.flatnonzero(events["kind"] == EventKind.OP)
+                if slice_.operators[events[i]["ref"]].name == "transformer_engine.mm.default"]  # fmt: skip
+    sent, waited = (
+        np.flatnonzero(events["kind"] == kind)[-1] for kind in (EventKind.COLLECTIVE, EventKind.WORK_WAIT)
+    )
+    assert sent < products[-1] < waited
+    assert slice_.collectives[events[sent]["ref"]].in_bytes == 64 * 48 * 2
 
 
 def test_the_report_says_which_stand_ins_ran(slice_: Slice) -> None:

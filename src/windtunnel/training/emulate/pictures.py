@@ -155,7 +155,8 @@ def _about(timing: Timing, colour: int, node: int) -> About:
         )
         nccl = {
             "Collective name": collective.kind, "Process Group Description": family.name,
-            "dtype": collective.dtype, "Group size": family.size, "In bytes": collective.in_bytes, "Out bytes": collective.out_bytes,
+            "dtype": collective.dtype, "Group size": family.size,
+            "In bytes": collective.in_bytes, "Out bytes": collective.out_bytes,
         }  # fmt: skip
         return About(f"{COLLECTIVE}{words}", "kernel", {**nccl, **args}, f"c10d::{collective.kind}")
     op = slice_.operators[int(event["ref"])]

@@ -141,6 +141,7 @@ def parallel():
     assert out.shape == x.shape
     out.sum().backward()
     assert up.weight.grad_added_to_main_grad
+    te.Linear(256, 48, parallel_mode="row", ub_overlap_rs=True, **options)(given(64, 32))
 
 
 def without():
