@@ -33,6 +33,7 @@ Indices = NDArray[np.int32]
 
 COLLECTIVE = "ncclDevKernel_"  # what the names of kernels that communicate begin with
 WAITING = "Waiting (us)"
+ON_HOST = ("Input Dims", "Input type", "module")  # of an operator's arguments, beside those of its kernel
 LAUNCHES = "launches"  # the thread of the host that issues
 KINDS = ("compute", "communication", "idle", "launch", "host")
 """Kinds of spans that the report has a colour for."""
@@ -147,7 +148,7 @@ def _open(path: Path, known: str, stack: ExitStack) -> gzip.GzipFile:
     """The beginning of a file, which gets its end when ``stack`` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     raw = stack.enter_context(path.open("wb"))
-    file = stack.enter_context(gzip.GzipFile("", "wb", 4, raw, mtime=0))
+    file = stack.enter_context(gzip.GzipFile("", "wb", 2, raw, mtime=0))
     file.write(f'{{{known}"displayTimeUnit":"ms","traceEvents":[\n'.encode())
     stack.callback(file.write, b"\n]}\n")
     return file
@@ -191,8 +192,11 @@ def _kernels(
     heads = [
         f'"name":{name},"cat":"{entry.category}"' for name, entry in zip(names, timeline.about, strict=True)
     ]
-    texts = [json.dumps(entry.args, separators=(",", ":"))[1:-1] for entry in timeline.about]
+    texts = [_inside(entry.args) for entry in timeline.about]
     operators = [json.dumps(entry.operator) for entry in timeline.about]
+    inputs = [
+        _inside({key: entry.args[key] for key in ON_HOST if key in entry.args}) for entry in timeline.about
+    ]
     start, end = (times.tolist() for times in _nanoseconds(track.start, track.end))
     issued = np.full((2, len(track)), -1.0) if track.issued is None else track.issued
     first, last = (times.tolist() for times in _nanoseconds(*issued))
@@ -209,17 +213,17 @@ def _kernels(
         since = -1
         span = f'"ts":{_micros(begin)},"dur":{_micros(end[row] - begin)}'
         if not timeline.about[about].operator:
-            yield f'{{"ph":"X",{heads[about]},{span},{here},"args":{{{texts[about]}}}}}'
+            yield f'{{"ph":"X",{heads[about]},{span},{here},"args":{{{texts[about][1:]}}}}}'
             continue
         number = next(numbers)
         tie = f'"External id":{number},"correlation":{number}'
         more = f'"stream":{thread},"device":{track.rank},{tie}{waited}'
-        yield f'{{"ph":"X",{heads[about]},{span},{here},"args":{{{more},{texts[about]}}}}}'
+        yield f'{{"ph":"X",{heads[about]},{span},{here},"args":{{{more}{texts[about]}}}}}'
         if first[row] < 0:
             continue
         launch = f'"ts":{_micros(first[row])},"dur":{_micros(last[row] - first[row])},{on_host}'
         operator = f'"name":{operators[about]},"cat":"cpu_op",{launch}'
-        yield f'{{"ph":"X",{operator},"args":{{"External id":{number},{texts[about]}}}}}'
+        yield f'{{"ph":"X",{operator},"args":{{"External id":{number}{inputs[about]}}}}}'
         yield f'{{"ph":"X","name":"cudaLaunchKernel","cat":"cuda_runtime",{launch},"args":{{{tie}}}}}'
         arrow = f'"cat":"ac2g","name":"ac2g","id":{number}'
         yield f'{{"ph":"s",{arrow},"ts":{_micros(first[row])},{on_host}}}'
@@ -229,6 +233,11 @@ def _kernels(
 def _label(kind: str, rank: int, thread: int, key: str, value: str | int) -> str:
     event = {"ph": "M", "name": kind, "pid": rank, "tid": thread, "args": {key: value}}
     return json.dumps(event, separators=(",", ":"))
+
+
+def _inside(args: dict[str, Any]) -> str:
+    """Arguments as they follow others."""
+    return "".join(f",{json.dumps(key)}:{json.dumps(value)}" for key, value in args.items())
 
 
 def _spans(timeline: Timeline, track: Track, thread: int) -> Iterator[str]:
