@@ -90,7 +90,7 @@ $(VENV)/ready: pyproject.toml $(LOCK)
 # TorchRec asks for the CUDA build of fbgemm, whose CPU build is among the strangers.
 $(VENV)/conformance-ready: $(VENV)/ready
 	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[strangers]'
-	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0
+	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0 HolisticTraceAnalysis==0.5.0
 	if [ "$$(id -u)" = 0 ]; then $(BIN)/windtunnel sandbox setup; fi
 	touch $@
 

@@ -188,3 +188,29 @@ def test_what_runs_out_of_memory_comes_before_everything_else(tmp_path: Path) ->
         one["oom"] = None
     write_report(path, known)
     assert 'class="alarm"' not in path.read_text(encoding="utf-8")
+
+
+def test_warnings_come_before_figures_of_time_and_modules_have_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    times = {
+        "forward": 2e-3,
+        "backward": 4e-3,
+        "recompute": 0.0,
+        "in all": 6e-3,
+        "flops": 3e12,
+        "bytes": 2**20,
+    }
+    modules = [{"name": "layers.*.mlp", **times}, {"name": "idle", **dict.fromkeys(times, 0.0)}]
+    write_report(path, summary() | {"warnings": ["mind this"], "approximations": ["near"]}, modules=modules)
+    body = path.read_text(encoding="utf-8").partition("<main")[2]
+    places = [
+        body.index(f'<section id="{name}"')
+        for name in ("warnings", "figures", "path", "modules", "approximations")
+    ]
+    assert places == sorted(places)
+    table = body[places[3] :].partition("</section>")[0]
+    shown = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", table))
+    assert "module forward backward in all share FLOP bytes" in shown, (
+        "phases in which nothing runs are left out"
+    )
+    assert "layers.*.mlp 2.00 ms 4.00 ms 6.00 ms 100.0 %" in shown and "idle" not in shown

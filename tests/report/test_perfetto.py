@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from report_examples import timeline
 
-from windtunnel.report.timeline import Timeline, Track, read_trace, write_trace
+from windtunnel.report.timeline import About, Timeline, Track, read_trace, write_trace
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
@@ -67,3 +67,34 @@ def test_equal_timelines_give_equal_bytes_and_nothing_is_a_trace_too(tmp_path: P
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
     write_trace(tmp_path / "c.json.gz", Timeline([], []))
     assert _events(tmp_path / "c.json.gz") == []
+
+
+def test_what_is_known_of_spans_is_written_and_the_page_s_timeline_is_read_again(tmp_path: Path) -> None:
+    about = [
+        About("aten::mm", "kernel", {"operator": "aten.mm.default"}, "aten::mm"),
+        About("ncclDevKernel_AllReduce", "kernel",
+              {"Collective name": "all_reduce", "Process Group Description": "dp"}, "c10d::all_reduce"),
+        About("cudaStreamSynchronize", "cuda_runtime", {}),
+    ]  # fmt: skip
+    names = ["aten.mm.default", "wait for all_reduce dp", "all_reduce dp", "cudaStreamSynchronize"]
+    kinds = ["compute", "idle", "communication", "host"]
+    rows = np.arange(4, dtype=np.int32)
+    start, end = np.arange(4) * 1e-6, np.arange(1, 5) * 1e-6
+    issued = np.array([[-1.0, -1.0, 0.5e-6, 3e-6], [-1.0, -1.0, 0.75e-6, 3e-6]])
+    track = Track(3, "compute", start, end, rows, rows, np.array([0, -1, 1, 2], np.int32), issued)
+    memory = (np.array([0.0, 2e-6]), np.array([512.0, 1024.0]), np.array([2048.0, 2048.0]))
+    given = Timeline([track], names, kinds, about, {3: memory}, (7, 4e-6))
+    write_trace(tmp_path / "timeline.json.gz", given, tmp_path / "trace")
+    whole, alone = (_events(tmp_path / name) for name in ("timeline.json.gz", "trace/rank-3.json.gz"))
+    assert whole == alone, "of one rank"
+    kernels = [event for event in whole if event.get("cat") == "kernel"]
+    assert [(event["ts"], event["dur"]) for event in kernels] == [(0, 1), (1, 2)]
+    assert kernels[1]["args"]["Waiting (us)"] == 1, "a collective begins where it is ready"
+    assert [event["ts"] for event in whole if event.get("cat") == "ac2g"] == [0.5, 1]
+    assert [event["args"]["allocated"] for event in whole if event["ph"] == "C"] == [512, 1024]
+    assert [event["name"] for event in whole if event.get("cat") == "user_annotation"] == ["ProfilerStep#7"]
+    copy = read_trace(tmp_path / "timeline.json.gz")
+    (again,) = copy.tracks
+    assert [copy.names[row] for row in again.name] == names
+    assert [copy.kinds[row] for row in again.kind] == kinds
+    np.testing.assert_allclose(again.start, start, atol=1e-10)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,14 @@ from windtunnel.report import text
 from windtunnel.report.page import page, resource
 from windtunnel.report.sections import (
     about,
+    approximations,
     cards,
     cluster,
     collectives,
     critical_path,
     heat_section,
     memory,
+    module_table,
     operators,
     period,
     timeline_section,
@@ -45,6 +48,7 @@ SCRIPTS = ("common.js", "timeline.js", "charts.js")
 def write_report(
     path: Path, summary: Summary, timeline: Timeline | None = None,
     memory_curves: list[MemoryCurve] | None = None, heat_map: HeatMap | None = None, *, picture: str = "",
+    modules: Sequence[dict[str, Any]] = (),
 ) -> None:  # fmt: skip
     """Write the page of a run to ``path`` (folders are made).
 
@@ -55,16 +59,19 @@ def write_report(
     curves = pack_curves(memory_curves or [])
     has_heat = heat_map is not None and bool((heat_map.value == heat_map.value).any())
     sections = (
+        ("warnings", "Warnings", warnings(summary)),
+        ("figures", "Figures", cards(summary)),
         ("period", "Period", period(summary)),
         ("path", "Critical path", critical_path(summary)),
         ("waits", "Waits", waits(summary)),
         ("timeline", "Timeline", timeline_section(spans, note)),
         ("memory", "Memory", memory(summary, curves)),
         ("collectives", "Collectives", collectives(summary)),
+        ("modules", "Modules", module_table(modules)),
         ("operators", "Operators", operators(summary)),
         ("heat", "Ranks", heat_section(heat_map) if heat_map and has_heat else ""),
         ("cluster", "Cluster", cluster(summary, picture)),
-        ("warnings", "Warnings", warnings(summary)),
+        ("approximations", "Approximations", approximations(summary)),
         ("inputs", "Inputs", about(summary)),
     )
     data = {
@@ -76,7 +83,7 @@ def write_report(
     lead = [line for line in (text.cluster_line(summary), text.ranks_line(summary)) if line]
     whole = page(
         text.command_line(summary), lead, sections, note=_stamp(summary),
-        alarm=text.worst_out_of_memory(summary), cards=cards(summary),
+        alarm=text.worst_out_of_memory(summary),
         footer=text.provenance_sentence(summary),
         tail=f"""<div id="tip" role="status" hidden></div>
 <script type="application/json" id="data">{_json(data)}</script>

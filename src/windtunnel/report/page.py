@@ -22,13 +22,12 @@ Section = tuple[str, str, str]
 
 def page(
     title: str, lead: Sequence[str], sections: Sequence[Section], *, note: str = "", alarm: str = "",
-    cards: str = "",
     footer: str = "", tail: str = "", code: bool = False, plots: bool = False,
 ) -> str:  # fmt: skip
     """The whole page. ``title``, ``lead`` (paragraphs), ``note`` and ``footer`` are text and are escaped, and
     so is ``alarm``, a sentence that is seen before everything else.
 
-    ``cards``: HTML above the sections. ``tail``: HTML at the end of the body, such as scripts. ``code``: the
+    ``tail``: HTML at the end of the body, such as scripts. ``code``: the
     title is a command line. ``plots``: sections hold what `plot` made.
     """
     shown = [(name, word, body) for name, word, body in sections if body]
@@ -56,7 +55,6 @@ def page(
 </div></header>
 {nav}
 <main class="frame">
-{cards}
 {"".join(f'<section id="{name}">{body}</section>' for name, _, body in shown)}
 </main>
 <footer class="frame">{escape(footer)}</footer>

@@ -153,16 +153,18 @@ def cluster(summary: Summary, picture: str) -> str:
 
 
 def warnings(summary: Summary) -> str:
-    """Warnings, and where the emulation is an approximation."""
-    parts = []
-    for field, title, style in (
-        ("warnings", "Warnings", "warnings"),
-        ("approximations", "Approximations", "plain"),
-    ):
-        items = "".join(f"<li>{escape(str(item))}</li>" for item in summary.get(field) or ())
-        if items:
-            parts.append(f'{heading(title)}<ul class="{style}">{items}</ul>')
-    return "".join(parts)
+    """What a reader must know, before everything else."""
+    return _list(summary, "warnings", "Warnings", "warnings")
+
+
+def approximations(summary: Summary) -> str:
+    """Where the emulation is an approximation."""
+    return _list(summary, "approximations", "Approximations", "plain")
+
+
+def _list(summary: Summary, field: str, title: str, style: str) -> str:
+    items = "".join(f"<li>{escape(str(item))}</li>" for item in summary.get(field) or ())
+    return f'{heading(title)}<ul class="{style}">{items}</ul>' if items else ""
 
 
 def about(summary: Summary) -> str:
@@ -327,6 +329,30 @@ def operators(summary: Summary) -> str:
     some = f"the {TOP_OPERATORS} longest of {len(rows)}, " if len(rows) > TOP_OPERATORS else ""
     head = heading("Operators", f"{some}{text.counted(summary)}, of a rank, emulated")
     return head + _table(columns, rows[:TOP_OPERATORS])
+
+
+def module_table(modules: Sequence[Mapping[str, Any]]) -> str:
+    """The table of what modules compute; phases in which nothing runs have no column."""
+    rows = [row for row in modules if row["in all"]]
+    if not rows:
+        return ""
+    whole = sum(row["in all"] for row in rows)
+    times = [
+        name for name in rows[0] if name not in ("name", "flops", "bytes") and any(row[name] for row in rows)
+    ]
+
+    def time(name: str) -> Column:
+        return name, True, lambda row: _number(row, name, units.seconds)
+
+    columns: tuple[Column, ...] = (
+        ("module", False, lambda row: (str(row["name"]), None)),
+        *map(time, times),
+        ("share", True, lambda row: (units.share(row["in all"] / whole), row["in all"])),
+        ("FLOP", True, lambda row: _number(row, "flops", units.decimal)),
+        ("bytes", True, lambda row: _number(row, "bytes", units.size)),
+    )
+    what = "what their operators take in one iteration of the critical rank, those alike together, emulated"
+    return heading("Time by module", what) + _table(columns, rows[:TOP_OPERATORS])
 
 
 def _members(row: Mapping[str, Any]) -> str:

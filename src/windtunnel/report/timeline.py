@@ -4,10 +4,14 @@ Plain arrays that a capability fills in; times are seconds, memory is bytes.
 
 `write_trace` makes a file that https://ui.perfetto.dev opens: Chrome's trace events as JSON, gzipped. A
 process is a rank, a thread is one of its queues, a span is a complete event. Spans are rounded to whole
-nanoseconds at both ends, so that neighbours stay neighbours. Events are written as they are made: memory does
-not grow with the length of the trace beyond that of one track.
+nanoseconds at both ends, so that neighbours stay neighbours. What is known more of a span (`About`) is
+written as PyTorch's profiler (Kineto) writes it: kernels with stream, device, correlation and arguments, the
+operator and the launch on the host's thread, an arrow (``ac2g``) from the launch to the kernel, a collective
+from where it is ready to where it ends, the step as ``ProfilerStep#n``, and memory as a counter. So the file
+of one rank is what Meta's HolisticTraceAnalysis reads.
 
-Source: "Trace Event Format" (Google, 2016), https://perfetto.dev/docs/getting-started/other-formats.
+Source: "Trace Event Format" (Google, 2016), https://perfetto.dev/docs/getting-started/other-formats;
+``libkineto/src/output_json.cpp`` (pytorch/kineto).
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import count, islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +31,23 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int32]
 
+COLLECTIVE = "ncclDevKernel_"  # what the names of kernels that communicate begin with
+WAITING = "Waiting (us)"
+ON_HOST = ("Input Dims", "Input type", "module")  # of an operator's arguments, beside those of its kernel
+LAUNCHES = "launches"  # the thread of the host that issues
 KINDS = ("compute", "communication", "idle", "launch", "host")
 """Kinds of spans that the report has a colour for."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What PyTorch's profiler would say of a span: its name and category there, its arguments, and the
+    operator that the host ran for it ("": none, the span is the host's own)."""
+
+    name: str
+    category: str
+    args: dict[str, Any]
+    operator: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,8 @@ class Track:
     """What one queue of one rank did: n spans that do not overlap, in order.
 
     ``queue`` is shown to the reader (``"host"``, ``"compute"``, ``"nccl dp"``). ``start`` and ``end`` are
-    seconds, ``name`` and ``kind`` index the timeline's tables; all of shape [n].
+    seconds, ``name`` and ``kind`` index the timeline's tables; all of shape [n]. So is, where more is known,
+    ``about`` (-1: the wait of the span that follows); and from when to when the host ``issued``, [2, n].
     """
 
     rank: int
@@ -44,6 +65,8 @@ class Track:
     end: Floats
     name: Indices
     kind: Indices
+    about: Indices | None = None
+    issued: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -56,6 +79,11 @@ class Timeline:
     tracks: list[Track]
     names: list[str]
     kinds: list[str] = field(default_factory=lambda: list(KINDS))
+    about: list[About] = field(default_factory=list)
+    memory: dict[int, tuple[Floats, Floats, Floats]] = field(default_factory=dict)
+    """Of each rank the times, and the bytes that are allocated and reserved from then on."""
+    step: tuple[int, float] = (0, 0.0)
+    """The number of the step that is shown, and how long it takes."""
 
     def ranks(self) -> list[int]:
         """The ranks shown, in the order of their first tracks."""
@@ -94,30 +122,112 @@ class HeatMap:
 _LINES = 8192  # of text that are compressed at a time
 
 
-def write_trace(path: Path, timeline: Timeline) -> None:
-    """Write ``timeline`` to ``path`` (``….json.gz``; folders are made), for equal timelines equal bytes."""
+def write_trace(path: Path, timeline: Timeline, by_rank: Path | None = None) -> None:
+    """Write ``timeline`` to ``path`` (``….json.gz``; folders are made), for equal timelines equal bytes.
+    ``by_rank``: a folder that gets each rank's part as a file, ``rank-17.json.gz``."""
+    numbers = count(1)
+    with ExitStack() as end:
+        whole = _open(path, "", end)
+        for place, rank in enumerate(timeline.ranks()):
+            with ExitStack() as part:
+                files = [whole]
+                if by_rank is not None:
+                    known = f'"schemaVersion":1,"distributedInfo":{{"backend":"nccl","rank":{rank}}},'
+                    files.append(_open(by_rank / f"rank-{rank}.json.gz", known, part))
+                if place:
+                    whole.write(b",\n")
+                lines = _events(timeline, place, rank, numbers)
+                separator = ""
+                while some := list(islice(lines, _LINES)):
+                    for file in files:
+                        file.write((separator + ",\n".join(some)).encode())
+                    separator = ",\n"
+
+
+def _open(path: Path, known: str, stack: ExitStack) -> gzip.GzipFile:
+    """The beginning of a file, which gets its end when ``stack`` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
-        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        lines: list[str] = []
-        separator = ""
-        for line in chain(_names(timeline), _spans(timeline)):
-            lines.append(separator + line)
-            separator = ",\n"
-            if len(lines) == _LINES:
-                file.write("".join(lines).encode())
-                lines.clear()
-        file.write("".join(lines).encode())
-        file.write(b"\n]}\n")
+    raw = stack.enter_context(path.open("wb"))
+    file = stack.enter_context(gzip.GzipFile("", "wb", 2, raw, mtime=0))
+    file.write(f'{{{known}"displayTimeUnit":"ms","traceEvents":[\n'.encode())
+    stack.callback(file.write, b"\n]}\n")
+    return file
 
 
-def _names(timeline: Timeline) -> Iterator[str]:
-    for place, rank in enumerate(timeline.ranks()):
-        yield _label("process_name", rank, 0, "name", f"rank {rank}")
-        yield _label("process_sort_index", rank, 0, "sort_index", place)
+def _events(timeline: Timeline, place: int, rank: int, numbers: Iterator[int]) -> Iterator[str]:
+    """All lines of one rank."""
+    yield _label("process_name", rank, 0, "name", f"rank {rank}")
+    yield _label("process_sort_index", rank, 0, "sort_index", place)
+    described, host = False, len(timeline.tracks) + 1
     for i, track in enumerate(timeline.tracks):
-        yield _label("thread_name", track.rank, i + 1, "name", track.queue)
-        yield _label("thread_sort_index", track.rank, i + 1, "sort_index", i)
+        if track.rank == rank:
+            yield _label("thread_name", rank, i + 1, "name", track.queue)
+            yield _label("thread_sort_index", rank, i + 1, "sort_index", i)
+            described = described or track.about is not None
+    if described:
+        yield _label("thread_name", rank, host, "name", LAUNCHES)
+        yield _label("thread_sort_index", rank, host, "sort_index", -1)
+        step, lasting = timeline.step
+        yield (
+            f'{{"ph":"X","name":"ProfilerStep#{step}","cat":"user_annotation","ts":0,'
+            f'"dur":{_micros(round(lasting * 1e9))},"pid":{rank},"tid":{host}}}'
+        )
+    for time, *sizes in zip(*timeline.memory.get(rank, ()), strict=True):
+        held = dict(zip(("allocated", "reserved"), map(int, sizes), strict=True))
+        event = {"ph": "C", "name": "device memory", "pid": rank, "ts": time * 1e6, "args": held}
+        yield json.dumps(event, separators=(",", ":"))
+    for i, track in enumerate(timeline.tracks):
+        if track.rank == rank:
+            known = track.about is not None
+            yield from (
+                _kernels(timeline, track, i + 1, host, numbers) if known else _spans(timeline, track, i + 1)
+            )
+
+
+def _kernels(
+    timeline: Timeline, track: Track, thread: int, host: int, numbers: Iterator[int]
+) -> Iterator[str]:
+    """Spans of which more is known, with the operators and launches that lead to them."""
+    names = [json.dumps(entry.name) for entry in timeline.about]
+    heads = [
+        f'"name":{name},"cat":"{entry.category}"' for name, entry in zip(names, timeline.about, strict=True)
+    ]
+    texts = [_inside(entry.args) for entry in timeline.about]
+    operators = [json.dumps(entry.operator) for entry in timeline.about]
+    inputs = [
+        _inside({key: entry.args[key] for key in ON_HOST if key in entry.args}) for entry in timeline.about
+    ]
+    start, end = (times.tolist() for times in _nanoseconds(track.start, track.end))
+    issued = np.full((2, len(track)), -1.0) if track.issued is None else track.issued
+    first, last = (times.tolist() for times in _nanoseconds(*issued))
+    on_host = f'"pid":{track.rank},"tid":{host}'
+    here = f'"pid":{track.rank},"tid":{thread}'
+    since = -1
+    for row, about in enumerate([] if track.about is None else track.about.tolist()):
+        if about < 0:
+            since = start[row]
+            continue
+        begin, waited = start[row], ""
+        if since >= 0:
+            begin, waited = since, f',"{WAITING}":{_micros(start[row] - since)}'
+        since = -1
+        span = f'"ts":{_micros(begin)},"dur":{_micros(end[row] - begin)}'
+        if not timeline.about[about].operator:
+            yield f'{{"ph":"X",{heads[about]},{span},{here},"args":{{{texts[about][1:]}}}}}'
+            continue
+        number = next(numbers)
+        tie = f'"External id":{number},"correlation":{number}'
+        more = f'"stream":{thread},"device":{track.rank},{tie}{waited}'
+        yield f'{{"ph":"X",{heads[about]},{span},{here},"args":{{{more}{texts[about]}}}}}'
+        if first[row] < 0:
+            continue
+        launch = f'"ts":{_micros(first[row])},"dur":{_micros(last[row] - first[row])},{on_host}'
+        operator = f'"name":{operators[about]},"cat":"cpu_op",{launch}'
+        yield f'{{"ph":"X",{operator},"args":{{"External id":{number}{inputs[about]}}}}}'
+        yield f'{{"ph":"X","name":"cudaLaunchKernel","cat":"cuda_runtime",{launch},"args":{{{tie}}}}}'
+        arrow = f'"cat":"ac2g","name":"ac2g","id":{number}'
+        yield f'{{"ph":"s",{arrow},"ts":{_micros(first[row])},{on_host}}}'
+        yield f'{{"ph":"f","bp":"e",{arrow},"ts":{_micros(begin)},{here}}}'
 
 
 def _label(kind: str, rank: int, thread: int, key: str, value: str | int) -> str:
@@ -125,22 +235,26 @@ def _label(kind: str, rank: int, thread: int, key: str, value: str | int) -> str
     return json.dumps(event, separators=(",", ":"))
 
 
-def _spans(timeline: Timeline) -> Iterator[str]:
+def _inside(args: dict[str, Any]) -> str:
+    """Arguments as they follow others."""
+    return "".join(f",{json.dumps(key)}:{json.dumps(value)}" for key, value in args.items())
+
+
+def _spans(timeline: Timeline, track: Track, thread: int) -> Iterator[str]:
     names = [json.dumps(name) for name in timeline.names]
     kinds = [json.dumps(kind) for kind in timeline.kinds]
-    for i, track in enumerate(timeline.tracks):
-        tail = f',"pid":{track.rank},"tid":{i + 1}}}'
-        start, end = _nanoseconds(track)
-        columns = (start.tolist(), (end - start).tolist(), track.name.tolist(), track.kind.tolist())
-        for begin, lasting, name, kind in zip(*columns, strict=True):
-            yield (
-                f'{{"ph":"X","name":{names[name]},"cat":{kinds[kind]},'
-                f'"ts":{_micros(begin)},"dur":{_micros(lasting)}{tail}'
-            )
+    tail = f',"pid":{track.rank},"tid":{thread}}}'
+    start, end = _nanoseconds(track.start, track.end)
+    columns = (start.tolist(), (end - start).tolist(), track.name.tolist(), track.kind.tolist())
+    for begin, lasting, name, kind in zip(*columns, strict=True):
+        yield (
+            f'{{"ph":"X","name":{names[name]},"cat":{kinds[kind]},'
+            f'"ts":{_micros(begin)},"dur":{_micros(lasting)}{tail}'
+        )
 
 
-def _nanoseconds(track: Track) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]:
-    return tuple(np.round(times * 1e9).astype(np.int64) for times in (track.start, track.end))
+def _nanoseconds(*times: Floats) -> list[NDArray[np.int64]]:
+    return [np.round(column * 1e9).astype(np.int64) for column in times]
 
 
 def _micros(nanoseconds: int) -> str:
@@ -150,24 +264,42 @@ def _micros(nanoseconds: int) -> str:
 
 
 def read_trace(path: Path) -> Timeline:
-    """The timeline that `write_trace` wrote to ``path``; times to the nanosecond."""
+    """The timeline that `write_trace` wrote to ``path``, as the page shows it; times to the nanosecond."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
-    queues = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    labels = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name"
+    }
+    queues = {key: name for key, name in labels.items() if name != LAUNCHES}
     names: dict[str, int] = {}
     kinds: dict[str, int] = {}
     spans: dict[tuple[int, int], list[tuple[float, float, int, int]]] = {key: [] for key in queues}
-    for one in events:
-        if one["ph"] == "X":
-            name, kind = (
-                known.setdefault(one[key], len(known)) for known, key in ((names, "name"), (kinds, "cat"))
-            )
-            start = one["ts"] / 1e6
-            spans[one["pid"], one["tid"]].append((start, start + one["dur"] / 1e6, name, kind))
+    for event in events:
+        if event["ph"] != "X" or (event["pid"], event["tid"]) not in queues:
+            continue
+        args = event.get("args", {})
+        name, kind = event["name"], _KIND_OF.get(event["cat"], event["cat"])
+        if name.startswith(COLLECTIVE):
+            name, kind = f"{args['Collective name']} {args['Process Group Description']}", "communication"
+        name = args.get("operator", name)
+        start, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+        rows = [(start, end, name, kind)]
+        if waited := args.get(WAITING, 0):
+            middle = start + waited / 1e6
+            rows = [(start, middle, f"wait for {name}", "idle"), (middle, end, name, kind)]
+        spans[event["pid"], event["tid"]].extend(
+            (*times, names.setdefault(word, len(names)), kinds.setdefault(of, len(kinds)))
+            for *times, word, of in rows
+        )
     tracks = []
-    for key in sorted(queues, key=lambda one: one[1]):
+    for key in sorted(queues, key=lambda event: event[1]):
         start, end, name_of, kind_of = np.array(spans[key], np.float64).reshape(-1, 4).T
         tracks.append(
             Track(key[0], queues[key], start, end, name_of.astype(np.int32), kind_of.astype(np.int32))
         )
     return Timeline(tracks, list(names), list(kinds))
+
+
+_KIND_OF = {"kernel": "compute", "gpu_memcpy": "compute", "gpu_memset": "compute", "cuda_runtime": "host"}

@@ -240,8 +240,8 @@ def test_nvml_knows_the_emulated_devices(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "package"),
     [
-        ("from flash_attn import flash_attn_func", "flash_attn"),
-        ("import transformer_engine.pytorch as te", "transformer_engine"),
+        ("from flash_attn.ops.triton import rotary", "flash_attn.ops"),
+        ("from transformer_engine.pytorch import Sequential", "transformer_engine.pytorch.Sequential"),
         ("raise ImportError('the package for FlashAttention2 is not there')", "flash_attn"),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_package_of_kernels_that_is_not_there_is_one_sentence(
     with pytest.raises(ScriptError) as caught:
         run(f"try:\n    import {package}\nexcept ImportError:\n    pass\n{program}", tmp_path, [0])
     said = (
-        f"job.py:5 in <module>: {package} cannot be emulated because its kernels are not known; use torch.nn"
+        f"job.py:5 in <module>: {package} cannot be emulated because its kernels are not known; use PyTorch"
     )
     assert str(caught.value).startswith(said)
     assert "Traceback" not in caught.value.details

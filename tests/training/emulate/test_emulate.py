@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from windtunnel.base import ranges
 from windtunnel.cli.main import app
 from windtunnel.report.chakra import read_graph
+from windtunnel.report.timeline import read_trace
 from windtunnel.store.runs import Store
 
 ROOT = Path(__file__).parents[3]
@@ -118,6 +119,46 @@ def test_files_of_a_run(fsdp: dict[str, Any]) -> None:
     assert run.status == "done"
     assert run.summary is not None
     assert run.summary["iteration_time_s"] == fsdp["iteration_time_s"]
+
+
+def test_the_trace_of_a_rank_is_as_the_profiler_s(fsdp: dict[str, Any]) -> None:
+    folder = Path(fsdp["directory"])
+    (path,) = (folder / "trace").glob("*.json.gz")
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    events = trace["traceEvents"]
+    rank = trace["distributedInfo"]["rank"]
+    assert path.name == f"rank-{rank}.json.gz"
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    launches = {
+        event["args"].get("correlation"): event for event in events if event.get("cat") == "cuda_runtime"
+    }
+    operators = {event["args"]["External id"]: event for event in events if event.get("cat") == "cpu_op"}
+    begins, ends = ({event["id"]: event for event in events if event["ph"] == ph} for ph in "sf")
+    assert len(begins) == len(ends) == len(operators) > len(kernels) // 2
+    for event in kernels:
+        args = event["args"]
+        number = args["correlation"]
+        assert {"stream", "device", "External id", "module", "step", "phase"} <= set(args)
+        if number in begins:  # else it was issued before the window
+            launch = launches[number]
+            assert begins[number]["ts"] == launch["ts"] and ends[number]["ts"] == event["ts"]
+            assert round(1000 * (launch["ts"] + launch["dur"])) <= round(1000 * event["ts"])
+    product = next(event for event in kernels if event["name"] == "aten::mm")
+    (m, k), (_, n) = product["args"]["Input Dims"]
+    assert product["args"]["FLOP"] == 2 * m * n * k and product["args"]["bytes"] > 0
+    assert any("layers" in event["args"]["module"] for event in kernels)
+    gathers = [event for event in kernels if event["name"] == "ncclDevKernel_AllGather"]
+    assert all(event["args"]["Process Group Description"] == "world" for event in gathers)
+    transfer = sum(event["dur"] - event["args"].get("Waiting (us)", 0) for event in gathers)
+    expected = sum(row["seconds_total"] for row in fsdp["collectives"] if row["kind"] == "all_gather")
+    assert math.isclose(transfer * 1e-6, expected, rel_tol=1e-4)
+    (step,) = (event for event in events if event.get("cat") == "user_annotation")
+    assert re.fullmatch(r"ProfilerStep#\d+", step["name"])
+    assert math.isclose(step["dur"] * 1e-6, fsdp["iteration_time_s"], rel_tol=1e-6)
+    held = [event["args"]["allocated"] for event in events if event["ph"] == "C"]
+    assert max(held) == max(row["peak_allocated_bytes"] for row in fsdp["ranks"])
+    again = read_trace(folder / "timeline.json.gz")
+    assert {"compute", "communication"} <= set(again.kinds) and "all_gather world" in again.names
 
 
 def test_same_inputs_same_times(fsdp: dict[str, Any], home: Path) -> None:

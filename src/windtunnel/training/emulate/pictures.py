@@ -30,17 +30,28 @@ from windtunnel.report.chakra import (
     write_graph,
 )
 from windtunnel.report.html import write_report
-from windtunnel.report.timeline import HeatMap, MemoryCurve, Timeline, Track, write_trace
+from windtunnel.report.timeline import (
+    COLLECTIVE,
+    About,
+    HeatMap,
+    MemoryCurve,
+    Timeline,
+    Track,
+    write_trace,
+)
 from windtunnel.training.emulate.emulation import EmulationResult
-from windtunnel.training.emulate.graph import COMM_STREAM, Category, EventKind
+from windtunnel.training.emulate.graph import COMM_STREAM, Category, EventKind, Phase
 from windtunnel.training.emulate.joins import NAME as JOB
 from windtunnel.training.emulate.joins import joins
 from windtunnel.training.emulate.twin.costs.collectives import full_bytes
 from windtunnel.training.emulate.twin.costs.operators import cost_of
+from windtunnel.training.emulate.twin.costs.work import base_name, counted_flops, moved_bytes
 from windtunnel.training.emulate.twin.emulate import Timing
 from windtunnel.training.emulate.twin.program import HOST, HOST_COMM_STREAM, StepProgram
 
+Floats = NDArray[np.float64]
 KINDS = ["compute", "communication", "idle", "host"]
+MODULE_TIMES = (*(phase.name.lower() for phase in Phase), "in all", "flops", "bytes")
 _COMPUTE, _COMMUNICATION, _IDLE, _HOST = range(4)
 
 
@@ -51,18 +62,36 @@ def timeline(timing: Timing, ranks: Sequence[int]) -> Timeline:
     of its own, of kind ``idle``, before the transfer.
     """
     names: dict[str, int] = {}
+    about: dict[tuple[int, ...], int] = {}
+    described: list[About] = []
     tracks: list[Track] = []
     for rank in ranks:
         colour = int(timing.job.colour[rank])
         program = timing.job.programs[timing.job.class_of(colour)]
+        issued = _issued(timing, colour)
         for queue in range(len(program.streams)):
-            track = _track(timing, rank, colour, queue, names)
+            track = _track(timing, rank, colour, queue, names, about, described, issued)
             if len(track.start):
                 tracks.append(track)
-    return Timeline(tracks, list(names), KINDS)
+    begin, end = timing.window
+    number = max((len(program.slice.steps) for program in timing.job.programs), default=0)
+    return Timeline(tracks, list(names), KINDS, described, step=(number, end - begin))
 
 
-def _track(timing: Timing, rank: int, colour: int, queue: int, names: dict[str, int]) -> Track:
+def _issued(timing: Timing, colour: int) -> NDArray[np.float64]:
+    """From when to when the host issued each node, [2, nodes]: after what it did since it last waited."""
+    program = timing.job.programs[timing.job.class_of(colour)]
+    issue = program.program.issue * timing.job.replay.issue_scale[colour]
+    done, before = np.cumsum(issue), program.host_before
+    stop = timing.result.of(colour)[1]
+    end = done + np.where(before >= 0, stop[before] - done[before], 0.0)
+    return np.stack([end - issue, end])
+
+
+def _track(
+    timing: Timing, rank: int, colour: int, queue: int, names: dict[str, int],
+    about: dict[tuple[int, ...], int], described: list[About], issued: NDArray[np.float64],
+) -> Track:  # fmt: skip
     job, result = timing.job, timing.result
     program = job.programs[job.class_of(colour)]
     begin, end = timing.window
@@ -75,12 +104,22 @@ def _track(timing: Timing, rank: int, colour: int, queue: int, names: dict[str, 
     kind = np.where(joins, _COMMUNICATION, np.where(program.computes[nodes], _COMPUTE, _HOST))
     starts, stops = start[nodes], stop[nodes]
     name = np.array([names.setdefault(text, len(names)) for text in texts], np.int32)
+    places = []
+    for node, event in zip(
+        nodes.tolist(), program.slice.events[program.event[nodes % program.nodes]], strict=True
+    ):
+        key = (job.class_of(colour), *(int(event[column]) for column in ("kind", "ref", "scope", "phase")))
+        if key not in about:
+            about[key] = len(described)
+            described.append(_about(timing, colour, node))
+        places.append(about[key])
 
     waits = joins & (ready[nodes] < starts)
     waiting = [f"wait for {text}" for text, wait in zip(texts, waits.tolist(), strict=True) if wait]
     wait_name = np.array([names.setdefault(text, len(names)) for text in waiting], np.int32)
     all_starts = np.concatenate([starts, ready[nodes][waits]])
     order = np.argsort(all_starts, kind="stable")
+    host = np.concatenate([issued[:, nodes] - begin, np.full((2, len(waiting)), -1.0)], axis=1)
     return Track(
         rank=rank,
         queue=_queue_name(program, queue, timing, colour),
@@ -88,7 +127,52 @@ def _track(timing: Timing, rank: int, colour: int, queue: int, names: dict[str, 
         end=np.minimum(np.concatenate([stops, starts[waits]]), end)[order] - begin,
         name=np.concatenate([name, wait_name])[order],
         kind=np.concatenate([kind, np.full(len(waiting), _IDLE)])[order].astype(np.int32),
+        about=np.concatenate([places, np.full(len(waiting), -1)])[order].astype(np.int32),
+        issued=host[:, order],
     )
+
+
+def _about(timing: Timing, colour: int, node: int) -> About:
+    """What PyTorch's profiler would say of a node."""
+    row = timing.job.class_of(colour)
+    program = timing.job.programs[row]
+    slice_ = program.slice
+    event = slice_.events[program.event[node % program.nodes]]
+    args: dict[str, Any] = {
+        "module": slice_.scopes[event["scope"]], "step": len(slice_.steps),
+        "phase": Phase(event["phase"]).name.lower(),
+    }  # fmt: skip
+    if event["kind"] == EventKind.SYNC:
+        return About("cudaStreamSynchronize", "cuda_runtime", {"operator": "wait for the device", **args})
+    if event["kind"] == EventKind.COLLECTIVE:
+        calls = timing.job.world.calls[row]
+        call = int(program.program.join[node]) % len(calls.event)
+        collective, family = calls.collective(call), timing.job.world.family(calls.channel(call))
+        words = (
+            "SendRecv"
+            if collective.kind in ("send", "recv")
+            else "".join(map(str.title, collective.kind.split("_")))
+        )
+        nccl = {
+            "Collective name": collective.kind, "Process Group Description": family.name,
+            "dtype": collective.dtype, "Group size": family.size,
+            "In bytes": collective.in_bytes, "Out bytes": collective.out_bytes,
+        }  # fmt: skip
+        return About(f"{COLLECTIVE}{words}", "kernel", {**nccl, **args}, f"c10d::{collective.kind}")
+    op = slice_.operators[int(event["ref"])]
+    ends = [tensor.device for tensor in (*op.tensors(), *op.outputs)]
+    args = {
+        "operator": op.name, "Input Dims": [tensor.shape for tensor in op.tensors()],
+        "Input type": [tensor.dtype for tensor in op.tensors()], "bytes": moved_bytes(op),
+        "FLOP": counted_flops(op), **args,
+    }  # fmt: skip
+    name = op.name.rpartition(".")[0].replace(".", "::")
+    if len(set(ends)) > 1 or base_name(op.name) == "_local_scalar_dense":
+        way = (
+            "HtoD" if ends[0] == "cuda" and len(set(ends)) > 1 else "DtoH"
+        )  # copy_: where to, and from where
+        return About(f"Memcpy {way}", "gpu_memcpy", args, name)
+    return About(name, "kernel", args, name)
 
 
 def _name(timing: Timing, colour: int, node: int) -> str:
@@ -135,7 +219,9 @@ def write_pictures(
     ``timeline_ranks``: the ranks in the timeline; by default the critical one and one of some classes.
     """
     spans = timeline(result.timing, list(timeline_ranks) or shown_ranks(result))
-    write_trace(directory / "timeline.json.gz", spans)
+    for rank in spans.ranks():
+        spans.memory[rank] = _memory(result, rank)
+    write_trace(directory / "timeline.json.gz", spans, directory / "trace")
     for row, cls in enumerate(result.classes.classes):
         name = re.sub(r"[^A-Za-z0-9=.-]+", "_", cls.name).strip("_") or "all"
         write_graph(directory / "graph" / f"{name}.et", graph_nodes(result, row))
@@ -143,7 +229,7 @@ def write_pictures(
         atomic.replace(directory / "graph" / JOB, json.dumps(step, separators=(",", ":")))
     write_report(
         directory / "report.html", summary, spans, memory_curves(result), heat_map(result),
-        picture=picture(result.cluster),
+        picture=picture(result.cluster), modules=module_times(result),
     )  # fmt: skip
 
 
@@ -179,6 +265,44 @@ def memory_curves(result: EmulationResult) -> list[MemoryCurve]:
             )
         )
     return curves
+
+
+def _memory(result: EmulationResult, rank: int) -> tuple[Floats, Floats, Floats]:
+    """When the memory of a rank changes, which is when its host is there, and to what."""
+    row = int(result.classes.rank_class[rank])
+    curve, timing = result.memory[row].curve, result.timing
+    colour = int(timing.job.colour[rank])
+    program = timing.job.programs[timing.job.class_of(colour)]
+    first, end = program.slice.steady
+    inside = np.flatnonzero((curve.event >= first) & (curve.event < end))
+    changed = inside[np.diff(curve.allocated[inside], prepend=-1) != 0]
+    at = _issued(timing, colour)[1, -program.nodes :] - timing.window[0]
+    time = (
+        np.interp(curve.event[changed], program.event, np.maximum.accumulate(at)) if len(at) else np.zeros(0)
+    )
+    sizes = (column[changed].astype(np.float64) for column in (curve.allocated, curve.reserved))
+    return np.maximum(time, 0.0), next(sizes), next(sizes)
+
+
+def module_times(result: EmulationResult) -> list[dict[str, Any]]:
+    """What the modules of the critical rank compute in a step: device seconds by phase and in all, FLOP,
+    bytes moved; modules alike (by their numbers) together, those that take longest first."""
+    row = int(result.classes.rank_class[result.timing.critical_rank])
+    slice_ = result.classes.classes[row].slice
+    events = slice_.events[slice(*slice_.steady)]
+    events = events[events["kind"] == EventKind.OP]
+    costs = [cost_of(op, result.cluster.host.device, result.profile) for op in slice_.operators]
+    modules: dict[str, dict[str, Any]] = {}
+    columns = (events[name].tolist() for name in ("ref", "scope", "phase"))
+    for ref, scope, phase in zip(*columns, strict=True):
+        name, cost = re.sub(r"\d+", "*", slice_.scopes[scope]), costs[ref]
+        times = modules.setdefault(
+            name, {"name": name or "(outside of modules)", **dict.fromkeys(MODULE_TIMES, 0.0)}
+        )
+        for column, value in ((Phase(phase).name.lower(), cost.seconds), ("in all", cost.seconds),
+                              ("flops", cost.flops), ("bytes", cost.bytes)):  # fmt: skip
+            times[column] += value
+    return sorted(modules.values(), key=lambda times: -times["in all"])
 
 
 def heat_map(result: EmulationResult) -> HeatMap:

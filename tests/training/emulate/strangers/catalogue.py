@@ -145,6 +145,14 @@ STRANGERS = (
         settings=OFFLINE,
     ),
     Stranger(
+        "Hugging Face Trainer, DDP, bfloat16, flash_attention_2",
+        "hf_trainer.py",
+        tokens=16 * 2 * 256,
+        needs=("transformers", "accelerate"),
+        arguments=("--batch", "2", "--sequence", "256", "--attention", "flash_attention_2"),
+        settings=(("HF_HUB_OFFLINE", "1"),),
+    ),
+    Stranger(
         "Accelerate, 4 micro-batches, gathers a metric and saves in every step",
         "accelerate_loop.py",
         tokens=16 * 4 * 2 * 128,
@@ -238,6 +246,20 @@ STRANGERS = (
         needs=("megatron-core",),
         arguments=("--pp", "2", "--distributed-optimizer"),
         cluster="h100-sxm:1x8",
+    ),
+    Stranger(
+        "Megatron-Core, TP2, Transformer Engine's layers, distributed optimizer, 4 micro-batches",
+        "megatron_gpt.py",
+        tokens=8 * 4 * 2 * 256,
+        needs=("megatron-core",),
+        arguments=("--fused", "--distributed-optimizer"),
+    ),
+    Stranger(
+        "Megatron-Core, TP2, Transformer Engine, float8, 4 micro-batches",
+        "megatron_gpt.py",
+        tokens=8 * 4 * 2 * 256,
+        needs=("megatron-core",),
+        arguments=("--fused", "--distributed-optimizer", "--fp8"),
     ),
 )
 

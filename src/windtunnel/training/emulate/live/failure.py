@@ -20,11 +20,8 @@ WITHOUT_DRIVER = (
     "Found no NVIDIA driver", "No CUDA GPUs are available", "0 active drivers",
 )  # fmt: skip
 """How a CUDA build complains that there is no driver or, where it is kept from it, no device."""
-LACKING = {
-    "flash_attn": "use torch.nn.functional.scaled_dot_product_attention",
-    "transformer_engine": "use torch.nn's layers",
-}
-"""Packages of CUDA kernels that are not emulated, and what is."""
+STAND_INS = "flash_attn", "transformer_engine", "apex", "xformers"
+"""Packages of CUDA kernels of which a part is stood in for (`fused`)."""
 REFUSED = 72
 """Exit status of a rank that was only to be checked, and calls what cannot be emulated."""
 
@@ -63,11 +60,14 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def lacking(error: BaseException) -> str:
-    """Which of the `LACKING` packages could not be imported, or was missed by another; or nothing."""
+    """What of the packages that are stood in for could not be imported, or was missed by another."""
     if not isinstance(error, ImportError):
         return ""
-    said = f"{error.name} {error}".lower().replace(" ", "").replace("flashattention", "flash_attn")
-    return next((package for package in LACKING if package in said), "")
+    if (error.name or "").partition(".")[0] in STAND_INS:
+        missed = re.match(r"cannot import name '(\w+)'", str(error))
+        return f"{error.name}.{missed[1]}" if missed else str(error.name)
+    said = str(error).lower().replace(" ", "").replace("flashattention", "flash_attn")
+    return next((package for package in STAND_INS if package in said), "")
 
 
 def sentence(error: BaseException) -> str:
@@ -79,8 +79,9 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, WouldHang):
         return where(error) + message
     if package := lacking(error):
-        text = f"{package} cannot be emulated because its kernels are not known; {LACKING[package]}"
-        return where(error) + text
+        return (
+            f"{where(error)}{package} cannot be emulated because its kernels are not known; use PyTorch's own"
+        )
     backend = re.match(r"Could not run '(\S+)' with arguments from the '(\w+)' backend", message)
     if backend is not None:
         operator, kind = backend.groups()

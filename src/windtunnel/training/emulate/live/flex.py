@@ -15,7 +15,7 @@ import torch
 import torch.nn.attention.flex_attention as module
 
 from windtunnel.training.emulate.graph import NoteKind
-from windtunnel.training.emulate.live.kernels import Launches
+from windtunnel.training.emulate.live.fused.kernel import Attention
 from windtunnel.training.emulate.live.observe import Observer
 
 ELEMENTS = 1 << 22
@@ -25,7 +25,7 @@ PLACES = 4  # in the batch and among the heads, where a mask differs between the
 CAUSAL = 0.5
 
 
-def install(observer: Observer, launches: Launches) -> None:
+def install(observer: Observer) -> None:
     """Replace ``flex_attention`` and ``create_block_mask``. Call once, before the script runs."""
     flex: Any = module
     original, original_mask = flex.flex_attention, flex.create_block_mask
@@ -47,7 +47,7 @@ def install(observer: Observer, launches: Launches) -> None:
                 f"Hq={query.shape[1]} and Hkv={key.shape[1]}. Try setting enable_gqa=True for GQA."
             )
         share = _share_of(block_mask, observer)
-        out, lse = _Attention.apply(launches, share, query, key, value)
+        out, lse = Attention.apply("flex.flex_attention", False, share, tuple, query, key, value)
         if return_aux is not None:
             highest = torch.empty_like(lse) if return_aux.max_scores else None
             return out, flex.AuxOutput(lse=lse if return_aux.lse else None, max_scores=highest)
@@ -70,30 +70,6 @@ def install(observer: Observer, launches: Launches) -> None:
         )  # fmt: skip
 
     flex.flex_attention, flex.create_block_mask = flex_attention, create_block_mask
-
-
-class _Attention(torch.autograd.Function):
-    """The kernel and its gradient. Shapes: query (B, Hq, L, E), key (B, Hkv, S, E), value (B, Hkv, S, Ev)."""
-
-    @staticmethod
-    def forward(ctx: Any, launches: Launches, share: float, query: Any, key: Any, value: Any) -> Any:
-        same = query.shape[-1] == value.shape[-1]
-        out = torch.empty_like(query) if same else query.new_empty(*query.shape[:-1], value.shape[-1])
-        lse = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        launches.native.wt_note_node()
-        launches.record("flex.flex_attention.default", (query, key, value, share), (out, lse))
-        ctx.save_for_backward(query, key, value, out, lse)
-        ctx.launches, ctx.share = launches, share
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        query, key, value, out, lse = ctx.saved_tensors
-        delta = torch.empty_like(lse)  # the sums of the output and its gradient, which the kernel takes
-        found = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
-        given = (query, key, value, out, lse, delta, gradients[0], ctx.share)
-        ctx.launches.record("flex.flex_attention_backward.default", given, found)
-        return None, None, *found
 
 
 def _share_of(mask: Any, observer: Observer) -> float:

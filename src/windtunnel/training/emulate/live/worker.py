@@ -45,9 +45,9 @@ BEGAN = time.time()
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OF_RANKS = (
-    "ahead", "answers", "asked", "ending", "extensions", "flex", "host", "kernels", "machine", "mailbox",
-    "names", "objects", "observe", "saving", "substitutes", "surface", "tritons", "untouched", "values",
-    "world",
+    "ahead", "answers", "asked", "ending", "extensions", "flex", "fused", "host", "kernels", "machine",
+    "mailbox", "names", "objects", "observe", "saving", "substitutes", "surface", "tritons", "untouched",
+    "values", "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
 OPTIONAL = ("numpy.ma", "safetensors.torch", "torch.profiler._cupti_monitor", "triton")
@@ -271,6 +271,7 @@ def _prepare(
         asked,
         extensions,
         flex,
+        fused,
         host,
         kernels,
         machine,
@@ -349,7 +350,8 @@ def _prepare(
         kernels.install(launches)
         tritons.install(observer, launches)
         extensions.install(observer, launches)
-        flex.install(observer, launches)
+        fused.install(observer, launches)
+        flex.install(observer)
     questions.install()
     native.wt_record_on(1)
     return observer, ending

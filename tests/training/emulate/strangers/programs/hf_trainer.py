@@ -36,6 +36,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--attention", default="sdpa")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--sequence", type=int, default=256)
     parser.add_argument("--save-steps", type=int, default=0)
@@ -52,6 +53,7 @@ def main():
         num_attention_heads=heads,
         num_key_value_heads=groups,
         max_position_embeddings=args.sequence,
+        attn_implementation=args.attention,
     )
     model = LlamaForCausalLM(config)
     arguments = TrainingArguments(

@@ -1,9 +1,17 @@
-"""A small GPT on Megatron-Core, after its quick start: tensor and pipeline parallel, without extensions."""
+"""A small GPT on Megatron-Core, after its quick start: with its extensions or without."""
 
+# ruff: noqa: E402
 import argparse
 import os
+import sys
 
 import torch
+
+FUSED = "--fused" in sys.argv
+if not FUSED:  # as where they are not installed
+    sys.modules.update(
+        dict.fromkeys(("transformer_engine", "apex", "amp_C", "fused_weight_gradient_mlp_cuda"))
+    )
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -11,7 +19,10 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
@@ -41,6 +52,8 @@ def main():
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--distributed-optimizer", action="store_true")
+    parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--fp8", action="store_true")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--length", type=int, default=256)
@@ -58,10 +71,15 @@ def main():
     config = TransformerConfig(
         num_layers=2, hidden_size=512, num_attention_heads=8, bf16=True, params_dtype=torch.bfloat16,
         pipeline_dtype=torch.bfloat16, tensor_model_parallel_size=args.tp,
-        pipeline_model_parallel_size=args.pp, masked_softmax_fusion=False, gradient_accumulation_fusion=False,
+        pipeline_model_parallel_size=args.pp, masked_softmax_fusion=False,
+        gradient_accumulation_fusion=args.fused, sequence_parallel=args.fused,
+        fp8="hybrid" if args.fp8 else None,
     )  # fmt: skip
     model = GPTModel(
-        config=config, transformer_layer_spec=get_gpt_layer_local_spec(), vocab_size=vocabulary,
+        config=config, vocab_size=vocabulary,
+        transformer_layer_spec=(
+            get_gpt_layer_with_transformer_engine_spec() if args.fused else get_gpt_layer_local_spec()
+        ),
         max_sequence_length=args.length, pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(), share_embeddings_and_output_weights=False,
     ).to("cuda", torch.bfloat16)  # fmt: skip

@@ -152,6 +152,15 @@ def first_tensor(op: Operator) -> TensorMeta | None:
 
 Shape = tuple[int, ...]
 
+# What `live.fused` and `live.flex` record, forward and backward: queries, keys and values (batch, heads,
+# sequence, head dimension) first, and last whether causal and the share of the scores that the mask leaves.
+WITH_SHARE = words("flash_attention cudnn_attention efficient_attention flex_attention")
+
+
+def _with_share(base: str) -> bool:
+    return base.removesuffix("_backward") in WITH_SHARE
+
+
 # Positions of (query, key, value) and of is_causal in the arguments of each attention operator.
 _FORWARD_CAUSAL = {
     "_scaled_dot_product_flash_attention": 4, "_scaled_dot_product_efficient_attention": 6,
@@ -203,13 +212,15 @@ def attention_shapes(op: Operator) -> tuple[Shape, Shape, Shape, bool, bool]:
     base = base_name(op.name)
     backward = "backward" in base
     tensors = [arg.shape for arg in op.inputs if isinstance(arg, TensorMeta) and len(arg.shape) >= 3]
-    skip = 1 if backward and "flex" not in base else 0
+    skip = 1 if backward and not _with_share(base) else 0
     if len(tensors) < skip + 3:
         return (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), False, backward
     query, key, value = (_four(shape) for shape in tensors[skip : skip + 3])
     if base.startswith(("_flash_attention", "_efficient_attention", "_triton_attention")):
         query, key, value = ((s[0], s[2], s[1], s[3]) for s in (query, key, value))
     at = (_BACKWARD_CAUSAL if backward else _FORWARD_CAUSAL).get(base, -1)
+    if _with_share(base):
+        at = len(op.inputs) - 2
     causal = bool(op.inputs[at]) if 0 <= at < len(op.inputs) else False
     return query, key, value, causal, backward
 
@@ -244,8 +255,8 @@ def executed_flops(op: Operator) -> float:
 
 
 def _share_of_scores(op: Operator) -> float:
-    """Of flex attention, the share of blocks that its mask leaves, which is its last argument."""
-    share = op.inputs[-1] if base_name(op.name).startswith("flex_") else 1.0
+    """The share of the scores that a mask leaves, where the operator says it."""
+    share = op.inputs[-1] if _with_share(base_name(op.name)) else 1.0
     return share if isinstance(share, float) else 1.0
 
 

@@ -1,0 +1,268 @@
+"""Attention of ``flash_attn``, ``xformers`` and ``transformer_engine``: one kernel on the given layout.
+
+Signatures are those of flash-attn 2.8 (``flash_attn_interface.py``) and xformers 0.0.33 (``ops/fmha``). With
+several sequences in a row (``cu_seqlens``) the kernel computes the scores within each: their offsets are read
+where the host knows them, else the sequences are taken to be equally long.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from windtunnel.training.emulate.live.fused.kernel import (
+    TE,
+    Attention,
+    begin,
+    launch,
+    note,
+    stands_in,
+    values_of,
+)
+from windtunnel.training.emulate.live.fused.precision import FP8GlobalStateManager
+from windtunnel.training.emulate.live.names import refuse
+
+EVERYTHING = (-1, -1)
+PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
+OPTIONS = {
+    "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": EVERYTHING, "softcap": 0.0,
+    "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
+}  # fmt: skip
+OFFSETS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
+
+
+def share_of(
+    lengths: Iterable[tuple[int, int]], rows: int, columns: int, causal: bool, window: Sequence[int]
+) -> tuple[bool, float]:
+    """Whether of the scores the half above the diagonal is left out, and otherwise the share of ``rows`` ×
+    ``columns`` that the mask leaves. ``lengths``: queries and keys of each sequence; ``window``: how far a
+    query sees to the left and right, -1 for all."""
+    pairs = 0
+    left, right = window[0], 0 if causal else window[1]
+    sliding = left >= 0 or (right >= 0 and not causal)
+    for queries, keys in lengths:
+        row = np.arange(keys - queries, keys)  # the last query stands at the last key
+        begin = np.maximum(0, row - left) if sliding and left >= 0 else 0
+        end = np.minimum(keys, row + right + 1) if sliding and right >= 0 else keys
+        pairs += int(np.maximum(0, end - begin + np.zeros_like(row)).sum())
+    return causal and not sliding, pairs / max(1, rows * columns)
+
+
+def lengths_of(offsets: Any, total: int) -> list[int]:
+    """The lengths of sequences in a row, from their ``offsets``, one more than there are sequences."""
+    known = values_of(offsets)
+    if known is not None:
+        return [end - begin for begin, end in pairwise(known)]
+    count = max(1, offsets.numel() - 1)
+    note("the lengths of sequences in a row are not known: attention takes them to be equally long")
+    return [total // count] * count
+
+
+def _unpack(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Query, key and value of three tensors, of two (keys with values) or of one."""
+    return (*tensors[:-1], *tensors[-1].unbind(-3)) if len(tensors) < 3 else tensors
+
+
+def batched(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """From (batch, sequence, heads, dimension)."""
+    return [tensor.transpose(1, 2) for tensor in _unpack(tensors)]
+
+
+def _in_a_row(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return [tensor.transpose(0, 1).unsqueeze(0) for tensor in _unpack(tensors)]
+
+
+def _flash(name: str, tensors: str, offsets: str = "") -> Callable[..., Any]:
+    """The function ``name`` of flash-attn: its tensors and the ends of sequences in a row."""
+    words = [*tensors.split(), *offsets.split()]
+    parameters = [inspect.Parameter(word, PLAIN) for word in words]
+    parameters += [inspect.Parameter(word, PLAIN, default=value) for word, value in OPTIONS.items()]
+    if name == "flash_attn_varlen_func":
+        parameters.append(inspect.Parameter("block_table", PLAIN, default=None))
+    signature = inspect.Signature(parameters)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        stands_in("flash_attn", name)
+        operands = [given[word] for word in tensors.split()]
+        rows, columns = (t.shape[0 if offsets else 1] for t in (operands[0], operands[-1]))
+        lengths = [(rows, columns)]
+        if offsets:
+            ends = [given[word] for word in offsets.split() if word.startswith("cu_")]
+            sides = [lengths_of(end, n) for end, n in zip(dict.fromkeys(ends), (rows, columns), strict=False)]
+            lengths = list(zip(sides[0], sides[-1], strict=True))
+        half, share = share_of(lengths, rows, columns, given["causal"], given["window_size"])
+        views = _in_a_row if offsets else batched
+        out, lse = Attention.apply("flash_attn.flash_attention", half, share, views, *operands)
+        out, lse = (out[0].transpose(0, 1), lse[0]) if offsets else (out.transpose(1, 2), lse)
+        return (out, lse, None) if given["return_attn_probs"] else out
+
+    call.__name__, call.__signature__ = name, signature  # type: ignore[attr-defined]
+    return call
+
+
+FLASH = {
+    f"flash_attn_{name}func": _flash(f"flash_attn_{name}func", tensors, offsets)
+    for name, tensors, offsets in (
+        ("", "q k v", ""), ("kvpacked_", "q kv", ""), ("qkvpacked_", "qkv", ""),
+        ("varlen_", "q k v", OFFSETS), ("varlen_kvpacked_", "q kv", OFFSETS),
+        ("varlen_qkvpacked_", "qkv", "cu_seqlens max_seqlen"),
+    )
+}  # fmt: skip
+FLASH["flash_attn_with_kvcache"] = refuse(
+    "flash_attn.flash_attn_with_kvcache", "how much of its cache is filled is not known; use the others"
+)
+
+
+def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None) -> Any:
+    """Rows that a mask (batch, sequence) leaves, in a row (``flash_attn/bert_padding.py``)."""
+    every = attention_mask if unused_mask is None else attention_mask + unused_mask
+    lengths, used = every.sum(-1, dtype=torch.int32), attention_mask.sum(-1, dtype=torch.int32)
+    indices = torch.nonzero(every.flatten(), as_tuple=False).flatten()
+    offsets = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return hidden_states.flatten(0, 1)[indices], indices, offsets, int(lengths.max().item()), used
+
+
+def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
+    """The opposite."""
+    out = hidden_states.new_zeros(batch * seqlen, *hidden_states.shape[1:])
+    out[indices] = hidden_states
+    return out.unflatten(0, (batch, seqlen))
+
+
+# -- xformers
+
+
+class AttentionBias:
+    """A mask of xformers that is not made of values."""
+
+    causal = False
+
+
+class LowerTriangularMask(AttentionBias):
+    causal = True
+
+
+def memory_efficient_attention(
+    query: Any, key: Any, value: Any, attn_bias: Any = None, p: float = 0.0, scale: Any = None, *,
+    op: Any = None, output_dtype: Any = None,
+) -> Any:  # fmt: skip
+    """Tensors (batch, sequence, heads, dimension), without heads, or with groups before them. What it
+    dispatches to: FlashAttention for half precision without a mask of values, else CUTLASS's kernel."""
+    stands_in("xformers", "memory_efficient_attention")
+    if isinstance(attn_bias, torch.Tensor) and attn_bias.requires_grad:
+        refuse(
+            "xformers' bias that is trained", "what its kernels do is not known; use torch's flex_attention"
+        )()
+    shape = (*query.shape[:-1], value.shape[-1])
+    given = [query, key, value]
+    if query.ndim == 3:
+        given = [tensor.unsqueeze(2) for tensor in given]
+    elif query.ndim == 5:
+        given = [(t if t.stride(3) else t[:, :, :, :1]).flatten(2, 3) for t in given]  # one for a whole group
+    bias = attn_bias if isinstance(attn_bias, AttentionBias) else AttentionBias()
+    rows, columns = query.shape[1], key.shape[1]
+    half, share = share_of([(rows, columns)], rows, columns, bias.causal, EVERYTHING)
+    flash = query.dtype.itemsize == 2 and not isinstance(attn_bias, torch.Tensor)
+    kernel = f"xformers.{'flash' if flash else 'efficient'}_attention"
+    out, _ = Attention.apply(kernel, half, share, batched, *given)
+    return out.transpose(1, 2).reshape(shape)
+
+
+# -- Transformer Engine, and rotary embeddings
+
+
+def _sequence_first(tensors: Any) -> Any:
+    return [tensor.permute(1, 2, 0, 3) for tensor in tensors]
+
+
+class DotProductAttention(torch.nn.Module):
+    """``transformer_engine.pytorch``'s: cuDNN's kernel from Hopper on, else FlashAttention's, as
+    ``dot_product_attention/utils.py`` prefers them. Layouts ``sbhd``, ``bshd``, and ``thd`` in a row."""
+
+    def __init__(
+        self, num_attention_heads: int, kv_channels: Any, num_gqa_groups: int | None = None,
+        attention_dropout: float = 0.0, qkv_format: str = "sbhd", attn_mask_type: str = "causal",
+        window_size: Any = None, cp_group: Any = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.qkv_format, self.attn_mask_type, self.window_size = qkv_format, attn_mask_type, window_size
+        self.set_context_parallel_group(cp_group)
+
+    def set_context_parallel_group(self, cp_group: Any, *others: Any) -> None:
+        if cp_group is not None and dist.get_world_size(cp_group) > 1:
+            refuse(f"{TE}'s context parallelism", "its ring is not known; use torch's context_parallel")()
+
+    def forward(
+        self, query_layer: Any, key_layer: Any, value_layer: Any, attention_mask: Any = None,
+        qkv_format: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None,
+        attn_mask_type: str | None = None, window_size: Any = None, **options: Any,
+    ) -> Any:  # fmt: skip
+        stands_in(TE, "DotProductAttention")
+        mask = attn_mask_type or self.attn_mask_type
+        recipe = FP8GlobalStateManager.recipe
+        for given, words in (
+            (query_layer.dtype == torch.float32, "attention in float32"),
+            (mask == "arbitrary", "arbitrary mask"),
+            (options.get("core_attention_bias") is not None, "core_attention_bias"),
+            (options.get("inference_params") is not None, "inference_params"),
+            (recipe is not None and recipe.fp8_dpa, "attention in float8 (fp8_dpa)"),
+        ):  # fmt: skip
+            if given:
+                refuse(f"{TE}'s {words}", "what its kernels do is not known; leave it out")()
+        form = qkv_format or self.qkv_format
+        given = [t.unsqueeze(0) if form == "thd" else t for t in (query_layer, key_layer, value_layer)]
+        rows, columns = (tensor.shape[0 if form == "sbhd" else 1] for tensor in given[:2])
+        lengths = [(rows, columns)]
+        if form == "thd":
+            lengths = list(
+                zip(lengths_of(cu_seqlens_q, rows), lengths_of(cu_seqlens_kv, columns), strict=True)
+            )
+        half, share = share_of(
+            lengths, rows, columns, "causal" in mask, window_size or self.window_size or EVERYTHING
+        )
+        kernel = f"{TE}.{'cudnn' if torch.cuda.get_device_capability() >= (9, 0) else 'flash'}_attention"
+        views = _sequence_first if form == "sbhd" else batched
+        out, _ = Attention.apply(kernel, half, share, views, *given)
+        out = (out.permute(2, 0, 1, 3) if form == "sbhd" else out.transpose(1, 2)).flatten(-2)
+        return out.squeeze(0) if form == "thd" else out
+
+
+class _Rotary(torch.autograd.Function):
+    """``x`` turned by ``tables`` of angles, or of their cosines and sines."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: str, x: Any, *tables: Any) -> Any:
+        begin()
+        ctx.kernel = kernel
+        ctx.save_for_backward(*tables)
+        out = torch.empty_like(x)
+        launch(kernel, (x, *tables), (out,))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        tables = ctx.saved_tensors
+        gradient = torch.empty_like(gradients[0])
+        launch(f"{ctx.kernel}_backward", (gradients[0], *tables), (gradient,))
+        return None, gradient, *(None for _ in tables)
+
+
+def apply_rotary_pos_emb(t: Any, freqs: Any, tensor_format: str = "sbhd", **options: Any) -> Any:
+    """Transformer Engine's, of ``t`` (sequence, batch, heads, dimension)."""
+    stands_in(TE, "apply_rotary_pos_emb")
+    return _Rotary.apply(f"{TE}.rotary", t, freqs)
+
+
+def apply_rotary_emb(x: Any, cos: Any, sin: Any, interleaved: bool = False, **options: Any) -> Any:
+    """``flash_attn.layers.rotary``'s, of ``x`` (batch, sequence, heads, dimension)."""
+    stands_in("flash_attn", "apply_rotary_emb")
+    return _Rotary.apply("flash_attn.rotary", x, cos, sin)
