@@ -31,6 +31,8 @@ LOG_LINES = 120
 """Of a failed script's output that are shown."""
 MAX_STEPS = 5
 """Steps that are run at most while looking for two equal ones."""
+TEMPLATES = True
+"""Micro-batches that are like others are not all run; False, to hold the one against the other."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ class Session:
             "max_steps": MAX_STEPS, "jobs": self.jobs, "timeout": self.timeout,
             "earlier": [*self.captured, *self.checked, *sorted(self.heard)], "settled": self.settled,
             "further": self._follows and self.ended is not False, "to_end": bool(self.ended),
-            "outline": outline,
+            "outline": outline, "templates": TEMPLATES,
         }  # fmt: skip
         try:
             self._worker.stdin.write(json.dumps(request) + "\n")

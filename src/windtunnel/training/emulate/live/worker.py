@@ -45,7 +45,7 @@ BEGAN = time.time()
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OF_RANKS = (
-    "answers", "asked", "ending", "extensions", "flex", "host", "kernels", "machine", "mailbox", "names",
+    "answers", "asked", "chunks", "ending", "extensions", "flex", "host", "kernels", "machine", "mailbox", "names",
     "objects", "observe", "saving", "substitutes", "surface", "tritons", "values", "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
@@ -58,7 +58,8 @@ optimiser steps; some are there only beside some builds of torch."""
 class Request:
     """What to run: see `session.Session`, which sends it. Without a ``script`` or a ``module`` it is the
     function that lies pickled in ``directory``, of modules on ``paths``; ``arguments`` then is only its name.
-    ``further`` and ``to_end``: see `ending.Ending`. ``outline``: only the ranks' outlines are wanted."""
+    ``further`` and ``to_end``: see `ending.Ending`. ``outline``: only the ranks' outlines are wanted.
+    ``templates``: not all micro-batches are run, see `chunks`."""
 
     number: int
     script: str
@@ -77,6 +78,7 @@ class Request:
     further: bool
     to_end: bool
     outline: bool
+    templates: bool
 
 
 def main() -> None:
@@ -130,6 +132,7 @@ def _import_torch() -> None:
 
 def _serve(request: Request, device: Any, native: Any) -> None:
     """Run the ranks that are asked for, so many at once, and at once those that one of them waits for."""
+    from windtunnel.training.emulate.live.chunks import AGAIN
     from windtunnel.training.emulate.live.mailbox import hanging
 
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -140,7 +143,9 @@ def _serve(request: Request, device: Any, native: Any) -> None:
     hung: set[int] = set()
     started = set(request.earlier)
 
-    def start(rank: int) -> None:
+    plain = replace(request, templates=False)
+
+    def start(rank: int, templates: bool = True) -> None:
         sys.stdout.flush()
         # Which ranks come before this one is a matter of what is asked for, not of what runs already.
         place = request.ranks.index(rank) if rank in request.ranks else 0
@@ -150,7 +155,7 @@ def _serve(request: Request, device: Any, native: Any) -> None:
         pid = os.fork()
         if pid == 0:
             native.wt_recorded(events.address)
-            _run_rank(request, rank, earlier, write, device, native)
+            _run_rank(request if templates else plain, rank, earlier, write, device, native)
         running[pid] = progress.Watch(pid, rank, stack, events, request.timeout)
         started.add(rank)
         if rank in waiting:
@@ -171,6 +176,9 @@ def _serve(request: Request, device: Any, native: Any) -> None:
             blocked.pop(ended.rank, None)
             os.close(ended.ended)
             code = os.waitstatus_to_exitcode(status)
+            if code == AGAIN:
+                start(ended.rank, templates=False)
+                continue
             Path(request.directory, f"done-{ended.rank}").touch()
             now = time.monotonic()
             _answer(
@@ -264,6 +272,8 @@ def _prepare(
     from windtunnel.training.emulate.live import (
         answers,
         asked,
+        chunks,
+        collector,
         extensions,
         flex,
         host,
@@ -310,6 +320,7 @@ def _prepare(
     ending = Ending(request.further, request.to_end, write, leave)
 
     if device.kind == "gpu":
+        collector.settle_backwards(native)
         surface.install(surface.Surface(native, device, request.devices_per_host))
         answers.install(native)
         machine.install(device, request.devices_per_host, directory / f"programs-{rank}")
@@ -324,6 +335,7 @@ def _prepare(
     ending.install()
     the_world.note = observer.note
     observer.install()
+    chunks.Chunks(observer, mailbox, directory, request.templates and device.kind == "gpu").install()
     objects.install(the_world)
     values.install(the_world, native)
     if untried := native_library.untried():

@@ -42,7 +42,7 @@ struct Recorder {
   std::vector<Event> events;
   std::vector<std::string> operators;    // JSON, one row each
   std::vector<std::string> collectives;  // JSON, one row each
-  std::unordered_map<std::string, int32_t> collective_rows;
+  std::unordered_map<std::string, int32_t> operator_rows, collective_rows;
   std::unordered_map<std::string, int16_t> comm_streams;
   std::unordered_map<uint64_t, int32_t> node_scope;  // (forward thread, autograd sequence number) -> scope
   std::vector<int64_t> collective_blocks;            // blocks that a collective reads or writes
@@ -72,6 +72,8 @@ struct Recorder {
   int (*keep)(int64_t promise, void* into, int64_t bytes) = nullptr;
 
   void add(uint8_t kind, int16_t stream, int32_t ref, int64_t value = 0);
+  int32_t operator_row(const std::string& text);
+  int32_t collective_row(const std::string& text);
 };
 
 Recorder& recorder();
