@@ -126,6 +126,7 @@ def _import_torch() -> None:
             importlib.import_module(name)
     for name in OF_RANKS:
         importlib.import_module(f"windtunnel.training.emulate.live.{name}")
+    importlib.import_module("windtunnel.training.emulate.live.shortcuts").install()
 
     torch.set_num_threads(1)
 
