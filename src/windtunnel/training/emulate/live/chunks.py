@@ -1,23 +1,22 @@
 """Micro-batches of a pipeline: the first of them run, the others are written down again.
 
-Nearly all that a rank of a pipeline does are its micro-batches, and they do the same. So of each stage, in each call
-of a schedule, the first one is run. So are the second and the third; where these two did the same (`templates`),
-the others but the last are not run: their events are written down with numbers of their own, and tensors without
-a graph, on the blocks that theirs would have, stand for what they return. What was learned lies in a file under
-what the first micro-batch did: later steps, and other ranks, whose first one does the same take it from there.
+Nearly all that a rank of a pipeline does are its micro-batches, and they do the same. So of each stage, in
+each call of a schedule, the first one is run. So are the second and the third; where these two did the same
+(`templates`), the others but the last are not run: their events are written down with numbers of their own,
+and tensors without a graph, on the blocks that theirs would have, stand for what they return. What was
+learned lies in a file under what the first micro-batch did: later steps, and other ranks, whose first one
+does the same take it from there.
 
-All are run where one may do what the one before it did not: the host looks at the device or hears what other ranks
-say, numbers that modules keep or random generators of the host change, the user has hooks there, or parameters
-are gathered for each micro-batch. Where they turn out to differ, the rank is run once more (`AGAIN`), all of it.
-"""
+All are run where one may do what the one before it did not: the host looks at the device or hears what
+other ranks say, numbers that modules keep or random generators of the host change, the user has hooks
+there, or parameters are gathered for each micro-batch. Where they turn out to differ, the rank is run once
+more (`AGAIN`), all of it."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import pickle
-import random
 import sys
 import weakref
 from collections.abc import Callable
@@ -25,18 +24,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 import torch.utils._pytree as pytree
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.pipelining import schedules, stage
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from windtunnel.base import atomic
 from windtunnel.training.emulate.graph import NoteKind, Phase
-from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live import likeness
 from windtunnel.training.emulate.live.mailbox import Mailbox
 from windtunnel.training.emulate.live.observe import Observer
 from windtunnel.training.emulate.live.templates import (
@@ -57,10 +53,9 @@ AGAIN = 75
 FEWEST = 4
 """Micro-batches of a call of which some may be left out."""
 ALIKE = (
-    "of the micro-batches of a pipeline stage the first few and the last ran; the others are taken to do what "
-    "the second one did"
+    "of the micro-batches of a pipeline stage the first few and the last ran; the others are taken to do "
+    "what the second one did"
 )
-_other = itertools.count()
 
 
 @dataclass
@@ -82,6 +77,7 @@ class Course:
 
     number: int
     plain: bool
+    given: Any = None  # the signature of its inputs
     firsts: dict[Part, str] = field(default_factory=dict)
     kind: dict[Part, Template] = field(default_factory=dict)
     sure: set[Part] = field(default_factory=set)
@@ -142,7 +138,7 @@ class Chunks:
         def forward_one_chunk(
             self: Any, number: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
         ) -> Any:
-            chunks.begin(self, number)
+            chunks.begin(self, number, likeness.signature((args, kwargs)))
             if not chunks.replayed(self, number):
                 call = (self, number, args, kwargs, save_forward_output)
                 return chunks.run(Part.FORWARD, self, number, lambda: forward(*call))
@@ -194,24 +190,30 @@ class Chunks:
         modules: Any = stage
         register_optimizer_step_post_hook(updated)
         base.forward_one_chunk, schedule._maybe_compute_loss = forward_one_chunk, compute_loss
-        base.backward_one_chunk, base.backward_weight_one_chunk = backward_one_chunk, backward_weight_one_chunk
+        base.backward_one_chunk, base.backward_weight_one_chunk = (
+            backward_one_chunk,
+            backward_weight_one_chunk,
+        )
 
-    def begin(self, of: Any, number: int) -> None:
-        """A forward comes: decide whether this micro-batch is run."""
+    def begin(self, of: Any, number: int, given: Any) -> None:
+        """A forward of what has the signature ``given`` comes: decide whether this micro-batch is run."""
         found = self.stages.setdefault(of, Stage(Names(self.observer)))
         chunks = of.chunks or 1
         position = found.forwards % chunks
         found.forwards += 1
         if position == 0:
             fit = self.replays and of.has_backward and of.dw_builder is None and chunks >= FEWEST
-            fit = fit and not self.native.wt_flow_count() and keeps_parameters(of.submod)
-            found.course = Course(found.course.number + 1 if self.updates == found.updates else 0, not fit)
+            fit = fit and not self.native.wt_flow_count() and likeness.keeps_parameters(of.submod)
+            turn = found.course.number + 1 if self.updates == found.updates else 0
+            found.course = Course(turn, not fit, given)
             found.updates = self.updates
             found.micros.clear()
         course = found.course
         known = position > 0 if not course.learns else position > 2 and Part.FORWARD in course.sure
         ends = position == chunks - 1 and (course.learns or course.last)
-        found.micros[number] = Micro(position, known and not ends and not course.plain)
+        other = given != course.given
+        course.plain |= other and course.learns and position in (1, 2)
+        found.micros[number] = Micro(position, known and not (ends or other or course.plain))
 
     def replayed(self, of: Any, number: int) -> bool:
         """Whether this micro-batch is not run."""
@@ -222,16 +224,19 @@ class Chunks:
         self, part: Part, of: Any, number: int, call: Callable[[], Any],
         returned: Callable[[], Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Run a part of a micro-batch, and learn from it. ``returned``: what it gives, where ``call`` does not."""
+        """Run a part of a micro-batch, and learn from it. ``returned``: what it gives, where ``call`` does
+        not."""
         found, native, observer = self.stages[of], self.native, self.observer
         course, micro = found.course, found.micros[number]
         last = micro.position == (of.chunks or 1) - 1
-        learns = not course.plain and (micro.position == 0 or course.learns and (micro.position < 3 or last))
+        learns = not course.plain and (
+            micro.position == 0 or (course.learns and (micro.position < 3 or last))
+        )
         native.wt_forget_site()  # so that its call sites are written down in it, not before
         first, begin = self._next(), native.wt_event_count()
         communicated, marked = native.wt_collective_block_count(), set(observer.categories)
         modules, heard = observer.collector.entered, self.mailbox.known
-        kept = host_state(of.submod) if learns else None
+        kept = likeness.host_state(of.submod) if learns else None
         self.mailbox.place = f"{part} {of.stage_index} {number} "
         result = call()
         self.mailbox.place = ""
@@ -239,7 +244,9 @@ class Chunks:
         if not learns:
             return result
         self._take_inputs(of, number, micro)
-        micro.taken[part] = Taken(first, tuple(now - then for now, then in zip(self._next(), first, strict=True)))
+        micro.taken[part] = Taken(
+            first, tuple(now - then for now, then in zip(self._next(), first, strict=True))
+        )
         leaves, tree = pytree.tree_flatten(returned() if returned else result)
         metas = [self._meta(leaf) for leaf in leaves]
         tensors = [meta for meta in metas if isinstance(meta, _Meta)]
@@ -252,7 +259,7 @@ class Chunks:
         )  # fmt: skip
         if micro.position == 0:
             course.returned[part] = (metas, tree)
-        if kept != host_state(of.submod) or heard != self.mailbox.known:
+        if kept != likeness.host_state(of.submod) or heard != self.mailbox.known:
             self._doubt(found)
         else:
             self._learn(found, micro, did, of.chunks, last)
@@ -273,7 +280,9 @@ class Chunks:
                 self._doubt(found)
             course.kind[part] = did
         elif last:
-            held = [block for other in course.kind.values() for block in other.blocks]  # maybe, by somebody else
+            held = [
+                block for other in course.kind.values() for block in other.blocks
+            ]  # maybe, by somebody else
             like = part in course.kind and course.kind[part].digest(held) == did.digest(held)
             course.last |= not like
         elif part not in course.kind or course.kind[part].digest() != digest or not did.is_closed:
@@ -298,7 +307,8 @@ class Chunks:
             again()
 
     def replay(self, part: Part, of: Any, number: int) -> Any:
-        """Write a part of a micro-batch down that is not run; returns what stands for what it would return."""
+        """Write a part of a micro-batch down that is not run; returns what stands for what it would
+        return."""
         found, native, observer = self.stages[of], self.native, self.observer
         course, micro = found.course, found.micros[number]
         if part not in course.kind or part not in course.returned:
@@ -325,7 +335,8 @@ class Chunks:
         metas, tree = course.returned[part]
         blocks = iter(own(kind.blocks, micro.taken, 0).tolist())
         return pytree.tree_unflatten(
-            [self._stand(meta, next(blocks), micro) if isinstance(meta, _Meta) else meta for meta in metas], tree
+            [self._stand(meta, next(blocks), micro) if isinstance(meta, _Meta) else meta for meta in metas],
+            tree,
         )
 
     def end(self, of: Any, number: int) -> None:
@@ -347,10 +358,10 @@ class Chunks:
         if leaf is None or type(leaf) in (bool, int, float, str):
             return leaf
         if type(local) is not torch.Tensor or not local.is_cuda:
-            return f"no tensor {next(_other)}"  # like nothing else
+            return f"no tensor {next(likeness.other)}"  # like nothing else
         storage = local.untyped_storage()
         spec = leaf._spec if type(leaf) is DTensor else None
-        shape, stride, offset = tuple(local.shape), local.stride(), local.storage_offset()
+        shape, stride, offset = tuple(local.shape), local.stride(), int(local.storage_offset())
         words = f"{local.dtype} {shape} {stride} {offset} {storage.nbytes()} {spec and spec.placements}"
         block = int(self.native.wt_storage_block(storage._cdata))
         return _Meta(words, block, storage.nbytes(), shape, stride, offset, local.dtype, spec)
@@ -373,31 +384,3 @@ def again() -> NoReturn:
     """End this rank's process, so that it is run with all of its micro-batches."""
     sys.stdout.flush()
     os._exit(AGAIN)
-
-
-def keeps_parameters(module: torch.nn.Module) -> bool:
-    """Whether a micro-batch leaves parameters and gradients as it found them, and no hook of the user's is there."""
-    for part in module.modules():
-        if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
-            return False
-        if isinstance(part, FSDPModule):
-            groups = part._get_fsdp_state()._fsdp_param_groups
-            if any(group.post_forward_mesh_info is not None for group in groups):
-                return False
-        hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-        for hook in itertools.chain(*(each.values() for each in hooks)):
-            code = getattr(getattr(hook, "func", hook), "__code__", None)
-            if code is not None and failure.is_own(code.co_filename):
-                return False
-    return True
-
-
-def host_state(module: torch.nn.Module) -> Any:
-    """What a program may go by that counts micro-batches, or draws what each does."""
-    kept = [
-        (name, value if isinstance(value, int | float | str) else len(value))
-        for part in module.modules()
-        for name, value in vars(part).items()
-        if isinstance(value, int | float | str | list | dict)
-    ]
-    return kept, random.getstate(), np.random.get_state()[2], torch.get_rng_state().tolist()

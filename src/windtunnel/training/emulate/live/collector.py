@@ -5,9 +5,9 @@ Tensors in reference cycles are freed when the collector runs, and it runs by co
 from process to process. Here it runs every so many modules entered and at the end of a step: often, as it
 does in a real run. A script that switches it off (``gc.disable()``) gets its wish.
 
-Autograd's thread for the device lets go of the last gradients when backward has returned already, somewhere in
-what the script does next. So after each backward it is given one more node, for which it must be done with them.
-"""
+Autograd's thread for the device lets go of the last gradients when backward has returned already, somewhere
+in what the script does next. So after each backward it is given one more node, for which it must be done
+with them."""
 
 from __future__ import annotations
 

@@ -382,7 +382,7 @@ class Observer:
         if count == 0:
             return np.zeros(0, np.int64)
         buffer = (ctypes.c_int64 * count).from_address(self.native.wt_collective_blocks())
-        return np.frombuffer(buffer, np.int64)[begin:].copy()
+        return np.frombuffer(bytes(buffer), np.int64)[begin:]
 
     def calls(self) -> tuple[list[Collective], list[Group]]:
         """The table of collectives so far, and the groups that it refers to."""

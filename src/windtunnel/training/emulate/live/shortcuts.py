@@ -1,5 +1,6 @@
-"""What PyTorch works out for every parameter anew is worked out once for those that are alike. What comes out is
-the same; on a device that is there nobody would notice, but a large job is emulated with many ranks."""
+"""What PyTorch works out for every parameter anew is worked out once for those that are alike. What comes
+out is the same; on a device that is there nobody would notice, but a large job is emulated with many
+ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def install() -> None:
 
 
 def _flags_once() -> None:
-    """Of an operator on lists, the whole list is walked for each tensor, to see whether one of them is strided."""
+    """Of an operator on lists, the whole list is walked for each tensor, to see whether one of them is
+    strided."""
     module: Any = _sharding_prop
     propagate = module._propagate_use_strided_shard_flag
     last: list[Any] = [None, False]

@@ -1,11 +1,11 @@
 """What a part of a micro-batch did, in names that belong to no process, to be written down once more.
 
-A part (the forward, the loss, the backward of a micro-batch) takes numbers for the blocks, event records and work
-handles that it makes. In a template they are counted from the first that the part took, and those of an
-earlier part of the same micro-batch from the first that that one took; rows of tables are replaced by what they
-say. So two parts did the same exactly when their templates are equal, also in different processes, and a template
-gives the events of any other micro-batch, to the byte, as soon as it has taken numbers.
-"""
+A part (the forward, the loss, the backward of a micro-batch) takes numbers for the blocks, event records
+and work handles that it makes. In a template they are counted from the first that the part took, and those
+of an earlier part of the same micro-batch from the first that that one took; rows of tables are replaced by
+what they say. So two parts did the same exactly when their templates are equal, also in different
+processes, and a template gives the events of any other micro-batch, to the byte, as soon as it has taken
+numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,8 @@ Longs = NDArray[np.int64]
 Where = tuple[str, NDArray[np.bool_]]
 
 SHIFT = 24
-"""In a template a number is the part that took it above so many bits, and how many that part took before it; 0
-is one that no part of this micro-batch took."""
+"""In a template a number is the part that took it above so many bits, and how many that part took before
+it; 0 is one that no part of this micro-batch took."""
 INPUT = 5
 """From here on the micro-batch's buffers for what comes from other stages stand in the place of a part."""
 
@@ -43,7 +43,8 @@ class Part(IntEnum):
     WEIGHTS = 4
 
 
-class Taken(NamedTuple):
+@dataclass(frozen=True)
+class Taken:
     """The first of the numbers that a part took of blocks, event records and work handles, and how many."""
 
     first: tuple[int, ...]
@@ -52,8 +53,9 @@ class Taken(NamedTuple):
 
 @dataclass
 class Names:
-    """What rows and streams of this process are called elsewhere: a process group by its place among those of
-    the rank, and a layer by its place among those of the stage (``layers``: their numbers, as they ran first)."""
+    """What rows and streams of this process are called elsewhere: a process group by its place among those
+    of the rank, and a layer by its place among those of the stage (``layers``: their numbers, as they ran
+    first)."""
 
     observer: Observer
     layers: list[str] = field(default_factory=list)
@@ -117,9 +119,10 @@ def portable(numbers: Any, taken: dict[int, Taken], which: int) -> Longs:
     """Numbers of blocks (0), event records (1) or work handles (2) as in a template."""
     numbers = np.asarray(numbers, np.int64)
     found = np.zeros(len(numbers), np.int64)
-    for part, (first, count) in taken.items():
-        inside = (numbers >= first[which]) & (numbers < first[which] + count[which])
-        found[inside] = (part << SHIFT) + numbers[inside] - first[which]
+    for part, numbers_of in taken.items():
+        first, count = numbers_of.first[which], numbers_of.count[which]
+        inside = (numbers >= first) & (numbers < first + count)
+        found[inside] = (part << SHIFT) + numbers[inside] - first
     return found
 
 
@@ -158,8 +161,8 @@ class Template:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it depends on nothing but its micro-batch: what was made before it is neither used nor freed, and
-        the host does not look at the device."""
+        """Whether it depends on nothing but its micro-batch: what was made before it is neither used nor
+        freed, and the host does not look at the device."""
         foreign = any((self.events[column][where] == 0).any() for column, where in _numbered(self.events))
         flows = self.events["value"][self.events["kind"] == EventKind.OP].any()
         waits = (self.events["kind"] == EventKind.SYNC).any()
@@ -199,9 +202,12 @@ def write(
     given: Template, events: Events, taken: dict[int, Taken], native: ctypes.CDLL,
     stands: dict[int, Any], drop: Callable[[int, Any], None],
 ) -> None:  # fmt: skip
-    """Write the events of a template (as `localised`) down for another micro-batch, which takes the numbers. Instead
-    of the free of a block that a tensor ``stands`` for, ``drop(block, event)`` is called in its place."""
-    taken[given.part] = Taken(tuple(int(native.wt_take(i, n)) for i, n in enumerate(given.count)), given.count)
+    """Write the events of a template (as `localised`) down for another micro-batch, which takes the
+    numbers. Instead of the free of a block that a tensor ``stands`` for, ``drop(block, event)`` is called
+    in its place."""
+    taken[given.part] = Taken(
+        tuple(int(native.wt_take(i, n)) for i, n in enumerate(given.count)), given.count
+    )
     events = events.copy()
     for which, (column, where) in enumerate(_numbered(events)):
         events[column][where] = own(events[column][where], taken, which)

@@ -45,8 +45,8 @@ BEGAN = time.time()
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OF_RANKS = (
-    "answers", "asked", "chunks", "ending", "extensions", "flex", "host", "kernels", "machine", "mailbox", "names",
-    "objects", "observe", "saving", "substitutes", "surface", "tritons", "values", "world",
+    "answers", "asked", "chunks", "collector", "ending", "extensions", "flex", "host", "kernels", "machine",
+    "mailbox", "names", "objects", "observe", "saving", "substitutes", "surface", "tritons", "values", "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
 OPTIONAL = ("numpy.ma", "safetensors.torch", "torch.profiler._cupti_monitor", "triton")
