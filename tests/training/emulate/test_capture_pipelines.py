@@ -100,7 +100,7 @@ def test_zero_bubble_schedules(monkeypatch: pytest.MonkeyPatch, schedule: str) -
 @pytest.mark.conformance
 def test_summaries_have_the_same_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
-    words = "--size debug --tp 2 --pp 2 --microbatches 8 --batch 8".split()
+    words = ["--size", "debug", "--tp", "2", "--pp", "2", "--microbatches", "8", "--batch", "8"]
     summaries = []
     for templates in (True, False):
         monkeypatch.setattr(session, "TEMPLATES", templates)
