@@ -78,7 +78,6 @@ def test_micro_batches_that_may_differ_are_run(monkeypatch: pytest.MonkeyPatch, 
         ("--schedule gpipe", True),
         ("--schedule interleaved1f1b", True),
         ("--grad-accum 2", True),
-        ("--parallel none --tp 16", True),
     ],
 )
 def test_llama(monkeypatch: pytest.MonkeyPatch, options: str, fewer: bool) -> None:
