@@ -4,11 +4,18 @@ the same place.
 Tensors in reference cycles are freed when the collector runs, and it runs by counts of objects that differ
 from process to process. Here it runs every so many modules entered and at the end of a step: often, as it
 does in a real run. A script that switches it off (``gc.disable()``) gets its wish.
-"""
+
+Autograd's thread for the device lets go of the last gradients when backward has returned already, somewhere
+in what the script does next. So after each backward it is given one more node, for which it must be done
+with them."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+from typing import Any
+
+import torch
 
 MODULES = 32
 """Modules entered between two young collections."""
@@ -28,10 +35,11 @@ class Collector:
         gc.disable = lambda: setattr(self, "enabled", False)
         gc.isenabled = lambda: self.enabled
 
-    def module_entered(self) -> None:
-        """Count a module; now and then, collect what is young."""
-        self.entered += 1
-        if self.enabled and self.entered % MODULES == 0:
+    def modules_entered(self, count: int = 1) -> None:
+        """Count modules; now and then, collect what is young."""
+        before = self.entered // MODULES
+        self.entered += count
+        if self.enabled and self.entered // MODULES > before:
             gc.collect(1)
 
     def step_ended(self) -> None:
@@ -39,3 +47,26 @@ class Collector:
         self.entered = 0
         if self.enabled:
             gc.collect()
+
+
+def settle_backwards(native: ctypes.CDLL) -> None:
+    """Let nothing of a backward be freed after it. Call once."""
+    run = torch.autograd.graph._engine_run_backward
+    node: list[torch.Tensor] = []
+
+    def run_and_settle(*args: Any, **kwargs: Any) -> Any:
+        result = run(*args, **kwargs)
+        if torch._C._current_autograd_node() is None:  # else it is the backward of a part of another one
+            if not node:
+                native.wt_pause(1)
+                with torch.enable_grad():
+                    leaf = torch.zeros((), device="cuda", requires_grad=True)
+                    node.extend((leaf, leaf.clone(), leaf.detach()))
+                native.wt_pause(-1)
+            leaf, output, gradient = node
+            # the backward of a copy hands the gradient on and issues nothing
+            run((output,), (gradient,), True, False, (leaf,), allow_unreachable=True, accumulate_grad=False)
+        return result
+
+    for module in (torch.autograd.graph, torch.autograd):
+        module._engine_run_backward = run_and_settle  # type: ignore[attr-defined]

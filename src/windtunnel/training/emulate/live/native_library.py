@@ -162,8 +162,13 @@ def load() -> ctypes.CDLL:
     library.wt_events.restype = ctypes.c_void_p
     library.wt_collective_blocks.restype = ctypes.c_void_p
     library.wt_flows.restype = ctypes.c_void_p
-    for name in ("wt_event_count", "wt_collective_block_count", "wt_allocated", "wt_flow_count", "wt_flow"):
+    counts = ("wt_event_count", "wt_collective_block_count", "wt_allocated", "wt_flow_count", "wt_flow")
+    for name in (*counts, "wt_take"):
         getattr(library, name).restype = ctypes.c_int64
+    library.wt_take.argtypes = [ctypes.c_int, ctypes.c_int64]
+    library.wt_append.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.wt_communicated.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.wt_adopt.argtypes = [ctypes.c_void_p, ctypes.c_int]
     library.wt_storage_resize.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.wt_recorded.argtypes = [ctypes.c_void_p]
     library.wt_storage_block.argtypes = [ctypes.c_void_p]

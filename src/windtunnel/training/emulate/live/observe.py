@@ -86,7 +86,7 @@ class Observer:
     def __post_init__(self) -> None:
         self._scope_ids: dict[str, int] = {"": 0}
         self._own: dict[str, bool] = {}  # file -> whether it is the user's
-        self._collector = Collector()
+        self.collector = Collector()
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._stack: list[int] = []
         self._site_ids: dict[str, int] = {}
@@ -102,7 +102,7 @@ class Observer:
 
     def install(self) -> None:
         """Hook modules, optimisers and the native library's questions. Call once."""
-        self._collector.install()
+        self.collector.install()
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, always_call=True)
         register_optimizer_step_pre_hook(self._before_step)
@@ -144,18 +144,26 @@ class Observer:
                 for name, child in module.named_modules():
                     self._paths[child] = name or type(module).__name__
             path = self._paths.setdefault(module, type(module).__name__)
-        scope = self._scope_ids.get(path)
-        if scope is None:
-            scope = self._scope_ids[path] = len(self.scopes)
-            self.scopes.append(path)
+        scope = self.scope_row(path)
         self._stack.append(scope)
         self.native.wt_scope(scope)
-        self._collector.module_entered()
+        self.collector.modules_entered()
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._stack:
             self._stack.pop()
-        self.native.wt_scope(self._stack[-1] if self._stack else 0)
+        self.native.wt_scope(self.scope)
+
+    @property
+    def scope(self) -> int:
+        """Of the module that runs."""
+        return self._stack[-1] if self._stack else 0
+
+    def scope_row(self, path: str) -> int:
+        """The row of a module's path."""
+        row = self._scope_ids.setdefault(path, len(self.scopes))
+        self.scopes += [path] if row == len(self.scopes) else []
+        return row
 
     # -- steps
 
@@ -220,7 +228,7 @@ class Observer:
     def _collect(self) -> None:
         if not self._collected and not self.only_kinds:
             self._collected = True
-            self._collector.step_ended()
+            self.collector.step_ended()
 
     def _step_ended(self, mark: After) -> None:
         begin = self.steps[-1][1] if self.steps else 0
@@ -362,10 +370,12 @@ class Observer:
         if place is None:
             where = self.scopes[self._stack[-1]] if self._stack else ""
             place = f"backward of {where}" if where else "backward"
-        row = self._site_ids.get(place)
-        if row is None:
-            row = self._site_ids[place] = len(self.call_sites)
-            self.call_sites.append(place)
+        return self.site_row(place)
+
+    def site_row(self, place: str) -> int:
+        """The row of a call site."""
+        row = self._site_ids.setdefault(place, len(self.call_sites))
+        self.call_sites += [place] if row == len(self.call_sites) else []
         return row
 
     def _host_read(self, what: bytes, answer: float) -> None:
@@ -416,7 +426,7 @@ class Observer:
             scopes=self.scopes, call_sites=self.call_sites,
             block_category=self._block_categories(events, self._marks[:count]),
             block_name=self.names, settled=period.repeats, flow=self._flow(),
-            communicated=self._communicated(), notes=list(self.notes),
+            communicated=np.unique(self.communicated()), notes=list(self.notes),
         )  # fmt: skip
 
     def _flow(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -426,12 +436,13 @@ class Observer:
         buffer = (ctypes.c_int64 * count).from_address(self.native.wt_flows())
         return np.frombuffer(bytes(buffer), np.int64)
 
-    def _communicated(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def communicated(self, begin: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The blocks that collectives were given, from the call ``begin`` of them on."""
         count = int(self.native.wt_collective_block_count())
         if count == 0:
             return np.zeros(0, np.int64)
         buffer = (ctypes.c_int64 * count).from_address(self.native.wt_collective_blocks())
-        return np.unique(np.frombuffer(bytes(buffer), np.int64))
+        return np.frombuffer(bytes(buffer), np.int64)[begin:]
 
     def calls(self) -> tuple[list[Collective], list[Group]]:
         """The table of collectives so far, and the groups that it refers to."""

@@ -32,6 +32,8 @@ LOG_LINES = 120
 STEPS = {"gpu": 32, "cpu": 5}
 """Steps that are looked at at most while looking for those that repeat, by the kind of the device: what is
 not there computes nothing."""
+TEMPLATES = True
+"""Micro-batches that are like others are not all run; False, to hold the one against the other."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ class Session:
             "jobs": self.jobs, "timeout": self.timeout,
             "earlier": [*self.captured, *self.checked, *sorted(self.heard)], "settled": self.settled,
             "further": self._follows and self.ended is not False, "to_end": bool(self.ended),
-            "outline": outline,
+            "outline": outline, "templates": TEMPLATES,
         }  # fmt: skip
         try:
             self._worker.stdin.write(json.dumps(request) + "\n")

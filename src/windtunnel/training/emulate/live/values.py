@@ -66,6 +66,7 @@ class Values:
         """This rank says ``size`` bytes at ``data``, or that nobody knows them (None), to the place ``to`` of
         the group, or to all of it (-1)."""
         _, topic = self._topic(kind, name, to)
+        self.world.mailbox.known += data is not None
         self.world.mailbox.post(topic, ctypes.string_at(data, size) if data else None)
 
     def promise(self, kind: int, name: bytes, place: int, own: int | None, size: int) -> int:
@@ -128,4 +129,5 @@ class Values:
     def _topic(self, kind: int, name: bytes, to: int) -> tuple[list[int], str]:
         """The group's ranks, and what a message is called."""
         group = self.world.groups[self.world.names[name.decode()]]
-        return list(group.ranks), f"{KINDS[kind]} {group.label} {group.ranks} {to}"
+        place = self.world.mailbox.place
+        return list(group.ranks), f"{KINDS[kind]} {place}{group.label} {group.ranks} {to}"

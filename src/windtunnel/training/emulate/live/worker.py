@@ -45,9 +45,9 @@ BEGAN = time.time()
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OF_RANKS = (
-    "ahead", "answers", "asked", "ending", "extensions", "flex", "fused", "host", "kernels", "machine",
-    "mailbox", "names", "objects", "observe", "saving", "substitutes", "surface", "tritons", "untouched",
-    "values", "world",
+    "ahead", "answers", "asked", "chunks", "collector", "ending", "extensions", "flex", "fused", "host",
+    "kernels", "machine", "mailbox", "names", "objects", "observe", "saving", "substitutes", "surface",
+    "tritons", "untouched", "values", "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
 OPTIONAL = ("numpy.ma", "safetensors.torch", "torch.profiler._cupti_monitor", "triton")
@@ -60,7 +60,8 @@ class Request:
     """What to run: see `session.Session`, which sends it. Without a ``script`` or a ``module`` it is the
     function that lies pickled in ``directory``, of modules on ``paths``; ``arguments`` then is only its name.
     ``steps``, ``least``, ``further`` and ``to_end``: see `ending.Ending`; ``marked`` and ``settled``:
-    `observe.Observer`. ``outline``: only the ranks' outlines are wanted."""
+    `observe.Observer`. ``outline``: only the ranks' outlines are wanted. ``templates``: not all micro-batches
+    are run, see `chunks`."""
 
     number: int
     script: str
@@ -81,6 +82,7 @@ class Request:
     further: bool
     to_end: bool
     outline: bool
+    templates: bool
 
 
 def main() -> None:
@@ -128,12 +130,14 @@ def _import_torch() -> None:
             importlib.import_module(name)
     for name in OF_RANKS:
         importlib.import_module(f"windtunnel.training.emulate.live.{name}")
+    importlib.import_module("windtunnel.training.emulate.live.shortcuts").install()
 
     torch.set_num_threads(1)
 
 
 def _serve(request: Request, device: Any, native: Any) -> None:
     """Run the ranks that are asked for, so many at once, and at once those that one of them waits for."""
+    from windtunnel.training.emulate.live.chunks import AGAIN
     from windtunnel.training.emulate.live.mailbox import hanging
 
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -144,7 +148,9 @@ def _serve(request: Request, device: Any, native: Any) -> None:
     hung: set[int] = set()
     started = set(request.earlier)
 
-    def start(rank: int) -> None:
+    plain = replace(request, templates=False)
+
+    def start(rank: int, templates: bool = True) -> None:
         sys.stdout.flush()
         # Which ranks come before this one is a matter of what is asked for, not of what runs already.
         place = request.ranks.index(rank) if rank in request.ranks else 0
@@ -154,7 +160,7 @@ def _serve(request: Request, device: Any, native: Any) -> None:
         pid = os.fork()
         if pid == 0:
             native.wt_recorded(events.address)
-            _run_rank(request, rank, earlier, write, device, native)
+            _run_rank(request if templates else plain, rank, earlier, write, device, native)
         loop = failure.loop_file(Path(request.directory), rank)
         running[pid] = progress.Watch(pid, rank, stack, events, request.timeout, loop)
         started.add(rank)
@@ -176,6 +182,9 @@ def _serve(request: Request, device: Any, native: Any) -> None:
             blocked.pop(ended.rank, None)
             os.close(ended.ended)
             code = os.waitstatus_to_exitcode(status)
+            if code == AGAIN:
+                start(ended.rank, templates=False)
+                continue
             Path(request.directory, f"done-{ended.rank}").touch()
             now = time.monotonic()
             _answer(
@@ -269,6 +278,8 @@ def _prepare(
     from windtunnel.training.emulate.live import (
         answers,
         asked,
+        chunks,
+        collector,
         extensions,
         flex,
         fused,
@@ -318,6 +329,7 @@ def _prepare(
     ending = Ending(request.steps, request.least, request.further, request.to_end, write, leave)
 
     if device.kind == "gpu":
+        collector.settle_backwards(native)
         surface.install(surface.Surface(native, device, request.devices_per_host))
         answers.install(native)
         untouched.install(native)
@@ -336,6 +348,7 @@ def _prepare(
     ending.install()
     the_world.note = observer.note
     observer.install()
+    chunks.Chunks(observer, mailbox, directory, request.templates and device.kind == "gpu").install()
     objects.install(the_world)
     values.install(the_world, native)
     if untried := native_library.untried():

@@ -14,17 +14,6 @@ namespace {
 
 constexpr int64_t STAGED_BYTES = 64 << 10;  // pageable memory up to here is staged without waiting
 
-int32_t plain_row(const std::string& text) {
-  static std::unordered_map<std::string, int32_t> rows;
-  auto& r = recorder();
-  auto found = rows.find(text);
-  if (found != rows.end()) return found->second;
-  int32_t number = static_cast<int32_t>(r.operators.size());
-  r.operators.push_back(text);
-  rows.emplace(text, number);
-  return number;
-}
-
 // Host storages that hold zeros in the place of what the device has. The weak pointer keeps a storage's address from
 // being used again, so that a later tensor is not taken for it.
 std::unordered_map<void*, c10::weak_intrusive_ptr<c10::StorageImpl>>& unknown_storages() {
@@ -46,7 +35,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
                   (non_blocking ? "true" : "false") + "],\"o\":[" + tensor_text(self) + "],\"r\":" + std::to_string(r.region) + "}";
   {
     std::lock_guard<std::recursive_mutex> lock(r.mutex);
-    r.add(OP, current_stream(), plain_row(s), note_flow({self, src}, {self}));
+    r.add(OP, current_stream(), recorder().operator_row(s), note_flow({self, src}, {self}));
     // aten/src/ATen/native/cuda/Copy.cu: a blocking copy waits for its stream, in either direction. A copy that need not
     // block does so still where the host's memory is not pinned (CUDA's API synchronization behaviour), unless it
     // is small and goes to the device.
@@ -76,7 +65,7 @@ at::Scalar local_scalar(const at::Tensor& self) {
   auto& r = recorder();
   {
     std::lock_guard<std::recursive_mutex> lock(r.mutex);
-    r.add(OP, current_stream(), plain_row("{\"n\":\"aten._local_scalar_dense.default\",\"i\":[" + tensor_text(self) + "],\"o\":[],\"r\":0}"), note_flow({self}, {}));
+    r.add(OP, current_stream(), recorder().operator_row("{\"n\":\"aten._local_scalar_dense.default\",\"i\":[" + tensor_text(self) + "],\"o\":[],\"r\":0}"), note_flow({self}, {}));
     r.add(SYNC, current_stream(), SYNC_STREAM);
   }
   if (auto known = host_values(self); known.defined()) {
@@ -97,7 +86,7 @@ bool alike(const char* name, const at::Tensor& self, const at::Tensor& other) {
   auto& r = recorder();
   {
     std::lock_guard<std::recursive_mutex> lock(r.mutex);
-    r.add(OP, current_stream(), plain_row("{\"n\":\"aten." + std::string(name) + ".default\",\"i\":[" + tensor_text(self) + "," +
+    r.add(OP, current_stream(), recorder().operator_row("{\"n\":\"aten." + std::string(name) + ".default\",\"i\":[" + tensor_text(self) + "," +
                                           tensor_text(other) + "],\"o\":[],\"r\":0}"), note_flow({self, other}, {}));
     r.add(SYNC, current_stream(), SYNC_STREAM);
   }

@@ -276,14 +276,13 @@ struct Collective final : c10::OperatorKernel {
       std::string row = "{\"k\":\"" + what + "\",\"g\":\"" + group_name + "\",\"i\":" + std::to_string(in_bytes) + ",\"o\":" +
                         std::to_string(out_bytes) + ",\"t\":\"" + dtype + "\",\"p\":" + std::to_string(peer) + ",\"h\":" +
                         (on_host ? "1" : "0") + "}";
-      auto [it, fresh] = r.collective_rows.emplace(row, static_cast<int32_t>(r.collectives.size()));
-      if (fresh) r.collectives.push_back(row);
+      const int32_t number = r.collective_row(row);
       if (work->stream != issuer) {
         int32_t record = r.records++;
         r.add(RECORD, issuer, record);
         r.add(WAIT, work->stream, record);
       }
-      r.add(COLLECTIVE, work->stream, it->second, work->handle);
+      r.add(COLLECTIVE, work->stream, number, work->handle);
       if (on_host && !async) r.add(SYNC, issuer, SYNC_WORK, work->handle);
       for (const auto* list : {&in, &out})
         for (const auto& t : *list) {

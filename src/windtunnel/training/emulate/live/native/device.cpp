@@ -64,6 +64,15 @@ void Recorder::add(uint8_t kind, int16_t stream, int32_t ref, int64_t value) {
   events.push_back(Event{kind, when, stream, where, ref, value});
 }
 
+static int32_t row_of(const std::string& text, std::unordered_map<std::string, int32_t>& rows, std::vector<std::string>& table) {
+  auto [it, fresh] = rows.emplace(text, static_cast<int32_t>(table.size()));
+  if (fresh) table.push_back(text);
+  return it->second;
+}
+
+int32_t Recorder::operator_row(const std::string& text) { return row_of(text, operator_rows, operators); }
+int32_t Recorder::collective_row(const std::string& text) { return row_of(text, collective_rows, collectives); }
+
 int16_t comm_stream(const std::string& key) {
   auto& r = recorder();
   auto [it, fresh] = r.comm_streams.emplace(key, FIRST_COMM_STREAM + static_cast<int16_t>(r.comm_streams.size()));
@@ -161,6 +170,16 @@ c10::Allocator* absent_allocator() { return &g_allocator; }
 int32_t block_of(const c10::StorageImpl* storage) {
   if (storage->data_ptr().get_deleter() != &free_block || !storage->data_ptr().get_context()) return -1;
   return static_cast<Block*>(storage->data_ptr().get_context())->id;
+}
+
+static std::unordered_map<int32_t, int64_t> g_written;  // bytes of the blocks that wt_append has allocated
+
+// The storage's block, which nobody has written down, is the block of that number, which wt_append has.
+static void adopt(c10::StorageImpl* storage, int32_t id) {
+  auto* block = static_cast<Block*>(storage->data_ptr().get_context());
+  block->id = id;
+  recorder().allocated -= g_written[id];
+  g_written.erase(id);
 }
 
 static void forget(c10::StorageImpl* storage) {
@@ -438,15 +457,49 @@ int wt_row_count(int table) {
 }
 const char* wt_row(int table, int row) {
   auto& r = wt::recorder();
-  return (table == 0 ? r.operators[row] : r.collectives[row]).c_str();
+  if (table < 2) return (table == 0 ? r.operators[row] : r.collectives[row]).c_str();
+  for (const auto& [key, stream] : r.comm_streams)
+    if (stream == row) return key.c_str();
+  return "";
 }
-int wt_add_operator(const char* row) {
+// The number of a row of the operators (0), of the collectives (1), of the key of a group's stream (2).
+int wt_row_of(int table, const char* text) {
   auto& r = wt::recorder();
-  r.operators.emplace_back(row);
-  return static_cast<int>(r.operators.size()) - 1;
+  return table == 0 ? r.operator_row(text) : table == 1 ? r.collective_row(text) : wt::comm_stream(text);
 }
+int wt_add_operator(const char* row) { return wt::recorder().operator_row(row); }
 int wt_new_block() { return wt::recorder().blocks++; }
 void wt_note_node() { wt::note_forward_node(); }
 int64_t wt_collective_block_count() { return static_cast<int64_t>(wt::recorder().collective_blocks.size()); }
 const int64_t* wt_collective_blocks() { return wt::recorder().collective_blocks.data(); }
+
+// What chunks.py needs to write a micro-batch down again that was not run.
+
+// The next number of a block (0), an event record (1) or a work handle (2), of which so many are taken.
+int64_t wt_take(int what, int64_t count) {
+  auto& r = wt::recorder();
+  std::lock_guard<std::recursive_mutex> lock(r.mutex);
+  const int64_t first = what == 0 ? r.blocks : what == 1 ? r.records : r.works;
+  if (what == 0) r.blocks += static_cast<int32_t>(count);
+  else if (what == 1) r.records += static_cast<int32_t>(count);
+  else r.works += count;
+  return first;
+}
+void wt_append(const wt::Event* events, int64_t count) {
+  auto& r = wt::recorder();
+  std::lock_guard<std::recursive_mutex> lock(r.mutex);
+  if (r.recorded) *r.recorded += count;
+  r.events.insert(r.events.end(), events, events + count);
+  for (auto* e = events; e != events + count; ++e) {
+    if (e->kind == wt::ALLOC) r.allocated += wt::g_written[e->ref] = e->value;
+    if (e->kind == wt::FREE) r.allocated -= wt::g_written[e->ref], wt::g_written.erase(e->ref);
+    r.peak_allocated = std::max(r.peak_allocated, r.allocated);
+  }
+}
+void wt_communicated(const int64_t* blocks, int64_t count) {
+  auto& r = wt::recorder();
+  r.collective_blocks.insert(r.collective_blocks.end(), blocks, blocks + count);
+}
+void wt_adopt(void* storage, int block) { wt::adopt(static_cast<c10::StorageImpl*>(storage), block); }
+void wt_forget_site() { wt::recorder().call_site = -1; }
 }

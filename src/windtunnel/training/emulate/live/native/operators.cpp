@@ -357,8 +357,7 @@ struct Kernel final : c10::OperatorKernel {
       }
     }
     s += "],\"r\":" + std::to_string(r.region) + "}";
-    int32_t number = static_cast<int32_t>(r.operators.size());
-    r.operators.push_back(std::move(s));
+    const int32_t number = r.operator_row(s);
     rows.emplace(std::move(row_key), number);
     return number;
   }
@@ -428,10 +427,10 @@ struct Kernel final : c10::OperatorKernel {
         }
         recorder().paused--;
       }
-      fresh.row = row(fresh, args);
       found = table.emplace(std::move(key), std::move(fresh)).first;
     }
-    const Entry& entry = found->second;
+    Entry& entry = found->second;
+    if (entry.row < 0 && !r.paused) entry.row = row(entry, args);
     for (int i : written) {
       if (args[i].isTensor()) drop_shadow(args[i].toTensor());
       else if (args[i].isTensorList())

@@ -42,7 +42,7 @@ struct Recorder {
   std::vector<Event> events;
   std::vector<std::string> operators;    // JSON, one row each
   std::vector<std::string> collectives;  // JSON, one row each
-  std::unordered_map<std::string, int32_t> collective_rows;
+  std::unordered_map<std::string, int32_t> operator_rows, collective_rows;
   std::unordered_map<std::string, int16_t> comm_streams;
   std::unordered_map<uint64_t, int32_t> node_scope;  // (forward thread, autograd sequence number) -> scope
   std::vector<int64_t> collective_blocks;            // blocks that a collective reads or writes
@@ -76,6 +76,8 @@ struct Recorder {
   void read(const char* what, double answer = 0) const {
     if (on && !paused && host_read) host_read(what, answer);
   }
+  int32_t operator_row(const std::string& text);
+  int32_t collective_row(const std::string& text);
 };
 
 Recorder& recorder();

@@ -1,0 +1,223 @@
+"""What a part of a micro-batch did, in names that belong to no process, to be written down once more.
+
+A part (the forward, the loss, the backward of a micro-batch) takes numbers for the blocks, event records
+and work handles that it makes. In a template they are counted from the first that the part took, and those
+of an earlier part of the same micro-batch from the first that that one took; rows of tables are replaced by
+what they say. So two parts did the same exactly when their templates are equal, also in different
+processes, and a template gives the events of any other micro-batch, to the byte, as soon as it has taken
+numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.training.emulate.graph import COMM_STREAM, EventKind
+from windtunnel.training.emulate.live.observe import Observer
+
+Events = np.ndarray[Any, np.dtype[Any]]
+Longs = NDArray[np.int64]
+Where = tuple[str, NDArray[np.bool_]]
+
+SHIFT = 24
+"""In a template a number is the part that took it above so many bits, and how many that part took before
+it; 0 is one that no part of this micro-batch took."""
+INPUT = 5
+"""From here on the micro-batch's buffers for what comes from other stages stand in the place of a part."""
+
+
+class Part(IntEnum):
+    """Of a micro-batch. ``WEIGHTS``: the backward of weights, where that of inputs is one by itself."""
+
+    FORWARD = 1
+    LOSS = 2
+    BACKWARD = 3
+    WEIGHTS = 4
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The first of the numbers that a part took of blocks, event records and work handles, and how many."""
+
+    first: tuple[int, ...]
+    count: tuple[int, ...]
+
+
+@dataclass
+class Names:
+    """What rows and streams of this process are called elsewhere: a process group by its place among those
+    of the rank, and a layer by its place among those of the stage (``layers``: their numbers, as they ran
+    first)."""
+
+    observer: Observer
+    layers: list[str] = field(default_factory=list)
+
+    def text(self, table: int, number: int) -> str:
+        """Of a row of the operators (0), collectives (1), streams (2), scopes (3) or call sites (4)."""
+        observer = self.observer
+        if table > 2:
+            text = (observer.scopes if table == 3 else observer.call_sites)[number]
+            return re.sub(r"(?<![^. ])\d+(?![^.])", self._layer, text) if self._is_path(table, text) else text
+        if table == 2 and number < COMM_STREAM:
+            return str(number)
+        row = observer.native.wt_row(table, number).decode()
+        if table == 2:
+            row = re.sub(r"^([^|]*)", r'"g":"\1"', row)
+        groups = list(observer.world.names)
+        return row if table == 0 else re.sub(r'"g":"(.*?)"', lambda at: f'"g":"{groups.index(at[1])}"', row)
+
+    def number(self, table: int, text: str) -> int:
+        """The inverse of `text`; what this process does not have yet is added."""
+        observer = self.observer
+        if table > 2:
+            if self._is_path(table, text):
+                text = re.sub(r"<(\d+)>", lambda at: self.layers[int(at[1])], text)
+            return observer.scope_row(text) if table == 3 else observer.site_row(text)
+        if text.isdigit():
+            return int(text)
+        groups = list(observer.world.names)
+        if table:
+            text = re.sub(r'"g":"(\d+)"', lambda at: f'"g":"{groups[int(at[1])]}"', text)
+        text = re.sub(r'^"g":"(.*?)"', r"\1", text) if table == 2 else text
+        return int(observer.native.wt_row_of(table, text.encode()))
+
+    def _is_path(self, table: int, text: str) -> bool:
+        return table == 3 or text.startswith("backward")
+
+    def _layer(self, at: re.Match[str]) -> str:
+        if at[0] not in self.layers:
+            self.layers.append(at[0])
+        return f"<{self.layers.index(at[0])}>"
+
+
+def _named(events: Events) -> list[Where]:
+    """Where the rows of the tables of `Names` stand."""
+    kind, all_ = events["kind"], np.ones(len(events), np.bool_)
+    operators, collectives, sites = (kind == k for k in (EventKind.OP, EventKind.COLLECTIVE, EventKind.CALL))
+    return [("ref", operators), ("ref", collectives), ("stream", all_), ("scope", all_), ("ref", sites)]
+
+
+def _numbered(events: Events) -> list[Where]:
+    """Where blocks, event records and work handles stand."""
+    kind, ref = events["kind"], events["ref"]
+    synced = kind == EventKind.SYNC
+    blocks = np.isin(kind, (EventKind.ALLOC, EventKind.FREE, EventKind.RECORD_STREAM))
+    records = np.isin(kind, (EventKind.RECORD, EventKind.WAIT)) | (synced & (ref >= 0))
+    works = np.isin(kind, (EventKind.COLLECTIVE, EventKind.WORK_WAIT)) | (synced & (ref == -3))
+    return [("ref", blocks), ("ref", records), ("value", works)]
+
+
+def portable(numbers: Any, taken: dict[int, Taken], which: int) -> Longs:
+    """Numbers of blocks (0), event records (1) or work handles (2) as in a template."""
+    numbers = np.asarray(numbers, np.int64)
+    found = np.zeros(len(numbers), np.int64)
+    for part, numbers_of in taken.items():
+        first, count = numbers_of.first[which], numbers_of.count[which]
+        inside = (numbers >= first) & (numbers < first + count)
+        found[inside] = (part << SHIFT) + numbers[inside] - first
+    return found
+
+
+def own(numbers: Any, taken: dict[int, Taken], which: int) -> Longs:
+    """The inverse of `portable`."""
+    numbers = np.asarray(numbers, np.int64)
+    first = np.zeros(max(taken) + 1, np.int64)
+    for part, numbers_of in taken.items():
+        first[part] = numbers_of.first[which]
+    return first[numbers >> SHIFT] + (numbers & ((1 << SHIFT) - 1))
+
+
+@dataclass
+class Template:
+    """What a part did. ``events`` refer to ``names``, a list for each table. ``returned``: what it gave back,
+    in words; ``blocks``: of these tensors. ``communicated``: blocks of its collectives; ``categories``: of
+    blocks that were marked. ``modules``: entered in it."""
+
+    part: Part
+    count: tuple[int, ...]
+    events: Events
+    names: list[list[str]]
+    returned: str
+    blocks: list[int]
+    communicated: Longs
+    categories: dict[int, int]
+    modules: int
+
+    def digest(self, held: Sequence[int] = ()) -> str:
+        """Equal for two parts exactly when they did the same. Left out are frees of what was made before the
+        micro-batch, and of blocks that somebody else may have ``held``."""
+        freed = (self.events["kind"] == EventKind.FREE) & np.isin(self.events["ref"], [0, *held])
+        said = (self.count, self.names, self.returned, self.blocks, self.categories)
+        data = self.events[~freed].tobytes() + self.communicated.tobytes() + repr(said).encode()
+        return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it depends on nothing but its micro-batch: what was made before it is neither used nor
+        freed, and the host does not look at the device."""
+        foreign = any((self.events[column][where] == 0).any() for column, where in _numbered(self.events))
+        flows = self.events["value"][self.events["kind"] == EventKind.OP].any()
+        waits = (self.events["kind"] == EventKind.SYNC).any()
+        freed = (self.events["ref"][self.events["kind"] == EventKind.FREE] >= INPUT << SHIFT).any()
+        return not (foreign or flows or waits or freed or (self.communicated == 0).any() or 0 in self.blocks)
+
+
+def template(
+    part: Part, events: Events, names: Names, taken: dict[int, Taken], returned: str, blocks: list[int],
+    communicated: list[int], categories: dict[int, int], modules: int,
+) -> Template:  # fmt: skip
+    """The template of a part, from its events and blocks as they are in this process."""
+    for which, (column, where) in enumerate(_numbered(events)):
+        events[column][where] = portable(events[column][where], taken, which)
+    texts = []
+    for table, (column, where) in enumerate(_named(events)):
+        values, first, inverse = np.unique(events[column][where], return_index=True, return_inverse=True)
+        events[column][where] = np.argsort(np.argsort(first))[inverse]
+        texts.append([names.text(table, number) for number in values[np.argsort(first)].tolist()])
+    marked = portable(list(categories), taken, 0).tolist()
+    return Template(
+        part, taken[part].count, events, texts, returned, portable(blocks, taken, 0).tolist(),
+        portable(communicated, taken, 0), dict(zip(marked, categories.values(), strict=True)), modules,
+    )  # fmt: skip
+
+
+def localised(given: Template, names: Names) -> Events:
+    """The events of a template that refer to the tables of this process."""
+    events = given.events.copy()
+    for table, (column, where) in enumerate(_named(events)):
+        rows = np.array([names.number(table, text) for text in given.names[table]], np.int64)
+        events[column][where] = rows[events[column][where]] if len(rows) else 0
+    return events
+
+
+def write(
+    given: Template, events: Events, taken: dict[int, Taken], native: ctypes.CDLL,
+    stands: dict[int, Any], drop: Callable[[int, Any], None],
+) -> None:  # fmt: skip
+    """Write the events of a template (as `localised`) down for another micro-batch, which takes the
+    numbers. Instead of the free of a block that a tensor ``stands`` for, ``drop(block, event)`` is called
+    in its place."""
+    taken[given.part] = Taken(
+        tuple(int(native.wt_take(i, n)) for i, n in enumerate(given.count)), given.count
+    )
+    events = events.copy()
+    for which, (column, where) in enumerate(_numbered(events)):
+        events[column][where] = own(events[column][where], taken, which)
+    held = (events["kind"] == EventKind.FREE) & np.isin(events["ref"], list(stands))
+    begin = 0
+    for row in [*np.flatnonzero(held).tolist(), len(events)]:
+        piece = np.ascontiguousarray(events[begin:row])
+        native.wt_append(piece.ctypes.data, len(piece))
+        if row < len(events):
+            drop(int(events["ref"][row]), events[row])
+        begin = row + 1
+    communicated = own(given.communicated, taken, 0)
+    native.wt_communicated(communicated.ctypes.data, len(communicated))
