@@ -382,6 +382,22 @@ def test_ranks_are_not_late_while_the_fork_server_that_is_to_start_one_still_imp
     finish(launched, tmp_path)
 
 
+def test_a_fork_server_that_ends_while_it_starts_a_worker_stops_no_launcher(
+    go: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = go()
+    here(launched, 1, 2)
+    server = launched.site.forkserver.process.pid
+    with monkeypatch.context() as patch:  # a worker that was asked for, and has no process yet
+        patch.setattr(launched, "places", lambda: {0: {"workers": {0: None}}})
+        os.kill(server, signal.SIGKILL)
+        until(lambda: launched.site.forkserver.process.pid != server)
+        until(lambda: None in launched._adopted or not launched._adopted)
+    launched.kill_worker(1)
+    here(launched, 2, 2)
+    finish(launched, tmp_path)
+
+
 def test_strangers_read_forge_and_stop_nothing(go: Launch, tmp_path: Path) -> None:
     launched = go(hosts=2, listen="127.0.0.1:0")
     for given, sentence in (

@@ -116,7 +116,7 @@ def blocks_left(mask_mod: Any, shape: tuple[int, ...], block: tuple[int, int]) -
         flex: Any = module
         left = flex._vmap_for_bhqkv(mask_mod, prefix=())(*places)
     left = left.expand(len(batches), len(chosen), len(rows), keys)
-    if not bool((left | True).all().item()):
+    if not bool((left == left).all().item()):  # what is not known is not known to be itself
         return -1.0
     padded = torch.nn.functional.pad(left.cpu(), (0, -keys % block[1]))
     blocks = padded.unflatten(-1, (-1, block[1])).any(-1).unflatten(2, (-1, ROWS)).any(3)
