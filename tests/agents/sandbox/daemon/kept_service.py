@@ -7,6 +7,7 @@ It writes its process id into ``HOME/began``, waits while ``HOME/hold`` is there
 """
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -41,6 +42,9 @@ def main() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     while True:
+        # a signal that comes just before the wait is handled after it, so that it must not be for ever
+        if not select.select([listener], [], [], 0.2)[0]:
+            continue
         plug, _ = listener.accept()
         with plug:
             asked = plug.recv(100).strip()
