@@ -46,8 +46,8 @@ BEGAN = time.time()
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OF_RANKS = (
     "ahead", "answers", "asked", "chunks", "collector", "ending", "extensions", "flex", "fused", "host",
-    "kernels", "machine", "mailbox", "names", "objects", "observe", "saving", "substitutes", "surface",
-    "tritons", "untouched", "values", "world",
+    "kernels", "machine", "mailbox", "names", "objects", "observe", "saving", "shortcuts", "substitutes",
+    "surface", "tritons", "untouched", "values", "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
 OPTIONAL = ("numpy.ma", "safetensors.torch", "torch.profiler._cupti_monitor", "triton")
@@ -130,7 +130,7 @@ def _import_torch() -> None:
             importlib.import_module(name)
     for name in OF_RANKS:
         importlib.import_module(f"windtunnel.training.emulate.live.{name}")
-    importlib.import_module("windtunnel.training.emulate.live.shortcuts").install()
+    sys.modules["windtunnel.training.emulate.live.shortcuts"].install()
 
     torch.set_num_threads(1)
 
