@@ -21,11 +21,20 @@ std::unordered_map<void*, c10::weak_intrusive_ptr<c10::StorageImpl>>& unknown_st
   return *all;
 }
 
+}  // namespace
+
+bool is_unknown(const at::Tensor& host) {
+  std::lock_guard<std::recursive_mutex> lock(recorder().mutex);
+  return unknown_storages().count(host.storage().unsafeGetStorageImpl()) != 0;
+}
+
 void mark_unknown(const at::Tensor& host) {
   auto* storage = host.storage().unsafeGetStorageImpl();
   std::lock_guard<std::recursive_mutex> lock(recorder().mutex);
   unknown_storages().try_emplace(storage, host.storage().getWeakStorageImpl());
 }
+
+namespace {
 
 // Between host and device, and on the device. Host memory that a copy from the device would fill gets zeros.
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {

@@ -113,4 +113,8 @@ void drop_shadow(const at::Tensor& t);  // something that is not known was writt
 bool is_small(const at::Tensor& t);     // its values may travel to other ranks
 void set_promise(const at::Tensor& t, int64_t promise);  // t holds what another rank has promised, 0 for nothing known
 
+// Host tensors that hold zeros in the place of what the device has, and copies of them.
+bool is_unknown(const at::Tensor& host);
+void mark_unknown(const at::Tensor& host);
+
 }  // namespace wt

@@ -250,6 +250,7 @@ bool copy_waiting(const at::Tensor& self, const at::Tensor& src) {
 }
 
 at::Tensor& copy(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
+  if (src.has_storage() && self.has_storage() && is_unknown(src)) mark_unknown(self);
   if (copy_waiting(self, src)) return self;
   if (self.nbytes() >= LARGE && self.sizes() == src.sizes() && !self.is_alias_of(src)) empty(self, true);
   return at::native::copy_(self, src, non_blocking);
