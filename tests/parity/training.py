@@ -1,6 +1,6 @@
 """Training: live runs with kills, what they did, and twins that are driven by what happened to them.
 
-A log is of live runs first. After them stand decisions on observations that are drawn (`parity.drawn`).
+A log is of live runs first. After them stand decisions on observations that are drawn (`parity.draws`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 import windtunnel as wt
 from parity import Event, Mutant, Parity, drawn
-from parity.drawn import (
+from parity.draws import (
     checkpoint_drawn,
     elastic_drawn,
     emulate_drawn,
