@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from windtunnel.data.files.check import check
-from windtunnel.data.files.live.area import PublicArea, State
+from windtunnel.data.files.live.area import PublicArea, State, newest
 from windtunnel.data.files.log import Entry, Ring, frame
 from windtunnel.data.files.model import Kind, Operation, Position
 from windtunnel.data.files.tree import CLIENTS, Tree
@@ -189,3 +189,28 @@ def test_only_so_many_clients_are_remembered() -> None:
 def test_paths_that_are_none(path: str) -> None:
     with pytest.raises(OSError):
         Tree().check(Operation(Kind.CREATE, path), 0)
+
+
+def test_files_that_are_copied_anew_at_the_same_position_are_published_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    area, position = PublicArea(tmp_path), Position(3, 200, 1)
+    tree = Tree()
+    tree.apply(Operation(Kind.CREATE, "/f"), 0)
+    tree.apply(Operation(Kind.WRITE, "/f"), 4)
+    inode = tree.stat("/f").inode
+    synced: list[str] = []
+    fdatasync = os.fdatasync
+    monkeypatch.setattr(
+        os, "fdatasync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), fdatasync(file))
+    )
+    for content in (b"once", b"anew"):
+        area.clear()
+        assert newest(tmp_path) == (Tree(), Position())  # a crash now names no file that is gone
+        area.write(inode, 0, content)
+        synced.clear()
+        area.install(tree, position)
+        assert str(tmp_path / "inodes" / str(inode)) in synced
+        assert newest(tmp_path) == (tree, position)
+        assert (tmp_path / "inodes" / str(inode)).read_bytes() == content
+    area.close()

@@ -129,8 +129,10 @@ class Ring:
             start = found[-1].after
 
     def clear(self) -> None:
-        """Nothing of it is a log any more."""
+        """Nothing of it is a log any more, on the disk either."""
         self._map[:] = bytes(self.size)
+        self._map.flush()
+        self.sync()
 
     def sync(self) -> None:
         """All that was written is on the disk."""

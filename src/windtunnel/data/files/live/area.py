@@ -79,7 +79,11 @@ class PublicArea:
         os.pwrite(self._file(inode), data, offset)
 
     def clear(self) -> None:
-        """Forget all files, before another host's are copied here."""
+        """Forget all files, before another host's are copied here. That nothing is published is on the disk
+        first: no checkpoint may name files that are gone, nor stand for those that come."""
+        self.tree, self.applied = Tree(), Position()
+        self._changed.clear()
+        self.checkpoint()
         for path in self._inodes.iterdir():
             self._forget(int(path.name))
 
