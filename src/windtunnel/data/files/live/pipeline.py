@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -198,6 +199,7 @@ class Pipeline:
 
     def _fetching(self) -> None:
         look = idle = 0.0
+        packing = deque[Future[list[Message]]]()
         while not self._ended.is_set():
             chunk = self._fetch()
             if chunk is None:
@@ -205,7 +207,10 @@ class Pipeline:
                 continue
             look = idle = 0.0
             if self.primary:
-                self._put(self._send, (chunk, self._pool.submit(self._pack, chunk)))
+                while len(packing) >= self.flow.width:
+                    self._result(packing.popleft())
+                packing.append(self._pool.submit(self._pack, chunk))
+                self._put(self._send, (chunk, packing[-1]))
             self._put(self._publish, chunk)
 
     def _publishing(self) -> None:
