@@ -75,6 +75,7 @@ class FileClient:
         self._turn = threading.RLock()
         self._remote: rpc.Blocking | None = None
         self._pending: deque[Pending] = deque()
+        self._kept = 0  # bytes of what is pending
         self._client, self._request = secrets.randbits(63) | 1, 0
 
     def perform(
@@ -86,14 +87,16 @@ class FileClient:
             number = Operation(kind, path, target, offset, time.time(), self._client, self._request)
             pending = Pending(number, data)
             self._pending.append(pending)
+            self._kept += len(data)
             try:
                 done: Done = self._call(lambda remote: remote.perform(number, data=data))
             except OSError:
                 self._pending.remove(pending)
+                self._kept -= len(data)
                 raise
             pending.sequence = done.sequence
             self._forget(done.synced)
-            if sum(len(kept.data) for kept in self._pending) > KEPT:
+            if self._kept > KEPT:
                 self.sync()
             return done
 
@@ -186,7 +189,7 @@ class FileClient:
 
     def _forget(self, synced: int) -> None:
         while self._pending and 0 < self._pending[0].sequence <= synced:
-            self._pending.popleft()
+            self._kept -= len(self._pending.popleft().data)
 
 
 def _read(remote: Any, **arguments: Any) -> Any:
