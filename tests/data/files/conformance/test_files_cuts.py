@@ -72,6 +72,12 @@ def intact(files: FileClient, blocks: int) -> None:
         assert files.read("/file", number * BLOCK, BLOCK) == block(number), number
 
 
+def alike(folder: Path) -> None:
+    """Three hosts that have ended have the same names and contents."""
+    contents = [check(folder / f"host{number}") for number in range(3)]
+    assert contents[0].digests == contents[1].digests == contents[2].digests
+
+
 @contextlib.contextmanager
 def revived(hosts: list[HostProcesses]) -> Iterator[None]:
     """What ends is started again, as `files serve` does."""
@@ -116,8 +122,7 @@ def test_forty_kills_of_any_process_lose_nothing(tmp_path: Path) -> None:
             files.sync()
         for host in hosts:
             host.stop()
-    contents = [check(tmp_path / f"host{number}") for number in range(3)]
-    assert contents[0].digests == contents[1].digests == contents[2].digests
+    alike(tmp_path)
 
 
 def test_a_primary_that_stands_still_is_replaced_and_changes_nothing_later(tmp_path: Path) -> None:
@@ -137,8 +142,7 @@ def test_a_primary_that_stands_still_is_replaced_and_changes_nothing_later(tmp_p
         files.sync()
         for host in hosts:
             host.stop()
-    contents = [check(tmp_path / f"host{number}") for number in range(3)]
-    assert contents[0].digests == contents[1].digests == contents[2].digests
+    alike(tmp_path)
 
 
 @pytest.mark.timeout(900)

@@ -21,8 +21,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from windtunnel.data.files.live import area as areas
 from windtunnel.data.files.live.area import PublicArea
 from windtunnel.data.files.live.membership import MembershipStore
 from windtunnel.data.files.live.pipeline import Ended, Pipeline
+from windtunnel.data.files.live.process import run_process
 from windtunnel.data.files.log import Ring
 from windtunnel.data.files.model import (
     ERRORS,
@@ -51,7 +50,6 @@ from windtunnel.data.files.policy import LEASE
 from windtunnel.data.files.protocol import HostCalls
 from windtunnel.data.files.tree import Tree
 from windtunnel.data.group import EngineProcess, Group, GroupHalted, Member, StaleEpoch, start_engine
-from windtunnel.linux.system import end_with_parent
 from windtunnel.store.eventlog import EventLog
 
 BEAT = LEASE / 5
@@ -143,16 +141,17 @@ class Nic:
 
     def trim(self) -> Position:
         """Up to where no host needs the log any more."""
-        known = [status.published for _, status in self.others() if status is not None]
+        known = [status.published for _, _, status in self.others() if status is not None]
         if self.hold is not None and time.monotonic() - self.hold[0] < _HOLD:
             known.append(self.hold[1])
         if len(known) < len(self.membership.chain) - 1:
             return Position()
         return min([self.area.published, *known], key=lambda position: position.sequence)
 
-    def others(self) -> list[tuple[float, Status | None]]:
+    def others(self) -> list[tuple[Host, float, Status | None]]:
+        """The other hosts of the chain, when each was last heard of, and what it said then."""
         return [
-            self.peers.get(host.name, (self.begun, None))
+            (host, *self.peers.get(host.name, (self.begun, None)))
             for host in self.membership.chain
             if host.name != self.spec.name
         ]
@@ -201,7 +200,7 @@ class Nic:
                 status = await asyncio.wait_for((await self.remote(host)).status(), LEASE / 2)
                 self.peers[host.name] = (time.monotonic(), status)
 
-        await asyncio.gather(*(ask(host) for host in self.membership.chain if host.name != self.spec.name))
+        await asyncio.gather(*(ask(host) for host, _, _ in self.others()))
 
     async def remote(self, host: Host) -> Any:
         """The calls of another host. Raises ConnectionError."""
@@ -220,13 +219,8 @@ class Nic:
         if now < self.again:
             return
         peers = []
-        for host in self.membership.chain:
-            if host.name == self.spec.name:
-                continue
-            heard, status = self.peers.get(host.name, (self.begun, None))
-            fields = (
-                (status.written, status.epoch, status.leads, status.able) if status else (0, 0, True, True)
-            )
+        for host, heard, said in self.others():
+            fields = (said.written, said.epoch, said.leads, said.able) if said else (0, 0, True, True)
             peers.append(policy.Peer(host.name, now - heard, *fields))
         status = await self.status()
         seen = policy.Membership(
@@ -373,13 +367,8 @@ class Nic:
 async def main(spec: HostSpec) -> None:
     if spec.cores and spec.mode != "host":
         os.sched_setaffinity(0, spec.cores)
-    end_with_parent()
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await Nic(spec).run()
+    await Nic(spec).run()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(from_plain(HostSpec, json.loads(sys.argv[1]))))
+    run_process(main)

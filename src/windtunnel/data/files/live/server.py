@@ -15,20 +15,16 @@ answered here.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import json
 import os
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from windtunnel.base import rpc
 from windtunnel.base.keys import Keys
-from windtunnel.base.plain import from_plain
 from windtunnel.data.files.live.area import State
+from windtunnel.data.files.live.process import run_process
 from windtunnel.data.files.log import Entry, Ring, frame
 from windtunnel.data.files.model import (
     ERRORS,
@@ -43,7 +39,6 @@ from windtunnel.data.files.model import (
 )
 from windtunnel.data.files.policy import LEASE
 from windtunnel.data.files.protocol import FileCalls, HostCalls
-from windtunnel.linux.system import end_with_parent
 
 _BEAT = LEASE / 10
 _LOOK = 0.01  # seconds between two looks whether the log has room
@@ -146,13 +141,8 @@ class Server:
 
 
 async def main(spec: HostSpec) -> None:
-    end_with_parent()
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await Server(spec).run()
+    await Server(spec).run()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(from_plain(HostSpec, json.loads(sys.argv[1]))))
+    run_process(main)
