@@ -109,7 +109,7 @@ def test_loaders_and_trainers(tmp_path: Path) -> None:
     program.write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, program, tmp_path, out], env=env, capture_output=True, text=True, timeout=200
+        [sys.executable, program, tmp_path, out], env=env, capture_output=True, text=True, timeout=380
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(out.read_text())

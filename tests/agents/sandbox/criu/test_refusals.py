@@ -13,6 +13,7 @@ from tiny_box import TinyBox
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.live.criu import Criu
+from windtunnel.linux.processes import state
 
 pytestmark = pytest.mark.root
 
@@ -111,9 +112,8 @@ def test_refusal_names_process_and_resource(case: str, box: TinyBox, criu: Criu,
     assert "/workspace/program.py (process " in str(refused.value)
     assert not (tmp_path / "images").exists()
     assert box.pids() == pids
-    states = {pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
-    stopped = "t" if case == "debugger" else "S"
-    assert set(states.values()) <= {"S", stopped}
+    as_before = {"S", "t" if case == "debugger" else "S"}
+    until(lambda: {state(pid) for pid in pids} <= as_before, "their sleep to go on")
 
 
 @pytest.mark.parametrize("accepted", [True, False], ids=["accepted", "waiting"])

@@ -154,15 +154,18 @@ def answer(state: str, name: str, what: str) -> str:
 
 
 def lives(state: str, name: str) -> bool:
-    """Whether the program's process is there, or its answer came just now."""
+    """Whether the program's process runs (one that nobody has waited for does not), or answered just now."""
     try:
         with open(f"{state}/{name}.pid") as file:
-            os.kill(int(file.read()), 0)
-    except ProcessLookupError:
-        return os.path.exists(f"{state}/{name}.verdict")
+            pid = file.read()
     except FileNotFoundError:
-        pass
-    return True
+        return True
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            ended = file.read().rpartition(") ")[2][0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        ended = True
+    return not ended or os.path.exists(f"{state}/{name}.verdict")
 
 
 def last(state: str, name: str) -> str:
