@@ -145,7 +145,9 @@ def test_a_group_goes_on_after_a_loss_and_takes_back_who_was_away(three: Replica
     copied = [event["copied"] for event in read(log.path) if event["kind"] == "effect"]
     (halted,) = (event for event in read(log.path) if event["kind"] == "halted" and event["epoch"] == 1)
     assert "m1 is gone" in halted["why"] or "m0 lost the member behind it" in halted["why"]
-    assert copied[:2] == [{}, {}] and set(copied[2]) == {"m1"} and 1 <= copied[2]["m1"] <= 2
+    # what m0 had performed and m1 not yet handed on is copied to m2
+    assert copied[0] == {} and copied[1] in ({}, {"m2": 1})
+    assert set(copied[2]) == {"m1"} and 1 <= copied[2]["m1"] <= 2
 
 
 def test_a_log_that_fails_keeps_nobody_waiting(three: Replicas, tmp_path: Path) -> None:
