@@ -72,11 +72,19 @@ class Resumed:
 
 
 def repeated(events: list[Event]) -> list[int]:
-    """Committed steps that were done once more: after the commit, by the time that the trainer gave them. In
-    the log a step may stand behind its commit, where a launcher that died had not written it yet."""
-    commits = sorted((event["t"], event["step"]) for event in events if event["kind"] == "committed")
-    steps = {(event["t"], event["step"]) for event in events if event["kind"] == "step"}
-    return [step for t, step in sorted(steps) if any(at < t and step <= upto for at, upto in commits)]
+    """Committed steps that were done once more: after the commit, and in a later generation than what it
+    commits. In the log a step may stand behind its commit, where a launcher that died had not written it
+    yet, and a slow rank may end a step that all have committed."""
+    steps = {(event["t"], event["step"], event["generation"]) for event in events if event["kind"] == "step"}
+    first: dict[int, int] = {}
+    for _, step, generation in steps:
+        first[step] = min(generation, first.get(step, generation))
+    commits = [(event["t"], event["step"]) for event in events if event["kind"] == "committed"]
+    return [
+        step
+        for t, step, generation in sorted(steps)
+        if any(at < t and step <= upto and generation > first.get(upto, 0) for at, upto in commits)
+    ]
 
 
 def struck(folder: Path, kills: int, standby: bool) -> tuple[list[Resumed], list[Event]]:
