@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from windtunnel.training.bottleneck.policy import decide
+from windtunnel.training.bottleneck.run import Analysis, weigh
 from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.gradsync.run import buckets, gain, plan_run, verdict
 
@@ -42,7 +44,12 @@ def advise(
     if waits:
         largest = max(waits, key=lambda one: waits[one]).removeprefix("communication:")
         words += f", most of it for those over {largest}"
-    again = shlex.join(["windtunnel", "emulate", "--cluster", cluster, program, *arguments])
+    again = shlex.join(["windtunnel", "bottleneck", "--cluster", cluster, program, *arguments])
+    if seen[0].cluster.hosts > 1:
+        points, needs, observation = weigh(seen[0])
+        words = f"{Analysis('', cluster, points, decide(observation), needs).sentence()}; {words}"
+    else:
+        again = shlex.join(["windtunnel", "emulate", "--cluster", cluster, program, *arguments])
     explain = f"windtunnel gradsync explain {made.run}"
     told = (
         f"{verdict(made.plan)}; all this by the plan's own timeline, which has "

@@ -78,6 +78,10 @@ CAPABILITIES = (
         ("policy", "live"), "train", (), "elastic", twin_of="training.goodput",
     ),
     Capability(
+        "training.bottleneck", "Whether the network holds a training job up (NetAI 2020)",
+        ("policy", "twin"), "train", ("bottleneck",), "bottleneck",
+    ),
+    Capability(
         "training.goodput", "How much work months of failures leave, for each way to go on",
         ("twin",), "train", ("plan",), "elastic",
     ),

@@ -269,6 +269,43 @@ def costs_of(
     return WorldCosts(operators, host_operators, host_events, seconds, beside)
 
 
+@dataclass(frozen=True)
+class Changes:
+    """What is otherwise than in the emulation. ``cluster``: another one of as many ranks. ``instant``:
+    collectives and messages take no time. ``compute``: so many times as fast are operators. ``ratio``: by
+    which the bytes of sums (all_reduce, reduce_scatter) that leave a host are divided, as compressed
+    gradients are; ``passes``: over the device's memory for that, each of all bytes that are summed."""
+
+    cluster: Cluster
+    instant: bool = False
+    compute: float = 1.0
+    ratio: float = 1.0
+    passes: float = 0.0
+
+
+SUMS = ("all_reduce", "reduce_scatter")
+
+
+def retimed(result: EmulationResult, changes: Changes) -> tuple[Timing, WorldCosts]:
+    """The captured steady step with other costs: its times, and these costs."""
+    cluster, host = changes.cluster, changes.cluster.host
+    plain = costs_of(result.classes, cluster, result.profile, result.alternatives)
+    nic = replace(host.nic, bandwidth=host.nic.bandwidth * changes.ratio)
+    faster = replace(cluster, host=replace(host, nic=nic))
+    packed = costs_of(result.classes, faster, result.profile, result.alternatives)
+
+    def collective(call: Collective, group: Group) -> float:
+        if changes.instant:
+            return 0.0
+        if call.kind not in SUMS or changes.ratio == 1.0:
+            return plain.collective(call, group)
+        return packed.collective(call, group) + changes.passes * call.in_bytes / host.device.memory_bandwidth
+
+    operators = [seconds / changes.compute for seconds in plain.operators]
+    costs = replace(plain, operators=operators, collective=collective)
+    return replay_world(result.world, cluster, costs), costs
+
+
 def device_memory(
     classes: Classes, row: int, device: Device, allocator: AllocatorConfig, options: Options
 ) -> MemoryProfile:

@@ -1,0 +1,89 @@
+"""The what-ifs as a table for the terminal, and as a page with one picture."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.base import atomic
+from windtunnel.base.errors import UserError
+from windtunnel.base.units import seconds, share
+from windtunnel.report.page import figure, heading, page, plot
+from windtunnel.training.bottleneck.run import GBIT, Analysis, Point, gigabits
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_AS_GIGABITS = ("as it is", "full use", "bandwidth", "capped transport")
+
+
+def table(analysis: Analysis) -> Table:
+    """A row for each what-if."""
+    from rich.table import Table
+
+    rows = Table("what if", "", "iteration", "scaling factor", "of the NICs used", title="emulated")
+    for point in _ordered(analysis.points):
+        rows.add_row(
+            point.what, _value(point), seconds(point.iteration), share(point.scaling), share(point.used)
+        )
+    return rows
+
+
+def needs(analysis: Analysis) -> list[str]:
+    """A line for each target."""
+    return [
+        f"a scaling factor of {target} needs "
+        + (gigabits(bandwidth) if bandwidth else "what no NIC has")
+        + ", or "
+        + (f"a free compression of {ratio:g}" if ratio else "what no compression gives")
+        for target, (bandwidth, ratio) in analysis.needs.items()
+    ]
+
+
+def write_page(path: Path, analysis: Analysis) -> None:
+    """One HTML file that needs nothing else.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    chart = figure("Gb/s of a NIC", "scaling factor", xaxis_type="log", yaxis_range=[0, 1.02])
+    for what in ("bandwidth", "compression", "compression, with its cost"):
+        points = sorted(
+            (point for point in analysis.points if point.what == what), key=lambda point: point.value
+        )
+        factor = 1 / GBIT if what == "bandwidth" else analysis.points[0].value / GBIT
+        chart.add_scatter(
+            x=[point.value * factor for point in points], y=[point.scaling for point in points],
+            mode="lines+markers", name=what,
+        )  # fmt: skip
+    chart.add_vline(x=analysis.points[0].value / GBIT, line_dash="dot", line_color="#999")
+    lines = "".join(f"<li>{escape(line)}</li>" for line in needs(analysis))
+    body = f"{heading('Scaling factor')}{plot(chart)}<ul>{lines}</ul>"
+    text = page(
+        f"Network of {analysis.cluster}", [analysis.sentence(), "Everything on this page is emulated."],
+        [("scaling", "Scaling", body)], plots=True,
+    )  # fmt: skip
+    try:
+        atomic.replace(path, text)
+    except OSError as error:
+        raise UserError(f"bottleneck: --html {path} cannot be written: {error.strerror}") from None
+
+
+def _ordered(points: list[Point]) -> list[Point]:
+    order = list(dict.fromkeys(point.what for point in points))
+    return sorted(points, key=lambda point: (order.index(point.what), point.value))
+
+
+def _value(point: Point) -> str:
+    return gigabits(point.value) if point.what in _AS_GIGABITS else f"{point.value:g}"
+
+
+def paper(rows: list[dict[str, Any]]) -> Table:
+    """The paper's table: a row for each model and number of workers."""
+    from rich.table import Table
+
+    found = Table("model", "workers", *(f"{rate} Gb/s" for rate in rows[0]["scaling"]), title="simulated")
+    for row in rows:
+        found.add_row(row["model"], f"{row['workers']}", *map(share, row["scaling"].values()))
+    return found
