@@ -49,6 +49,7 @@ elastic.run(train)
 
 SLOW = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 import torch
 import torch.distributed as dist
@@ -57,7 +58,6 @@ from torch.nn.parallel import DistributedDataParallel
 from windtunnel.store.eventlog import EventLog
 from windtunnel.training import gradsync
 from windtunnel.training.gradsync.policy import PATIENCE, PAUSE, Wanted, decide
-from windtunnel.training.gradsync.policy.options import paced
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -67,8 +67,10 @@ batch = torch.randn(2, 512)
 def step():
     ddp(batch).square().mean().backward()
 
-profile = paced(gradsync.profile(ddp, step, codecs=("fp16",)), 1000.0)
-wanted = Wanted(profile)
+profile = gradsync.profile(ddp, step, codecs=("fp16",))
+calls = (replace(call, fixed=1e-3, per_byte=1e-6) for call in profile.network.collectives)
+profile = replace(profile, network=replace(profile.network, collectives=tuple(calls)))
+wanted = Wanted(profile, steps={"fp16": 1.0})
 plan = decide(wanted)
 log = EventLog(Path(sys.argv[1])) if dist.get_rank() == 0 else None
 if log is not None:

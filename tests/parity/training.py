@@ -398,7 +398,7 @@ def pipelines_effects(events: Sequence[Event]) -> list[str]:
 
 
 def gradsync_record(folder: Path) -> list[Path]:
-    """Two ranks run a plan for a network a thousand times as slow as theirs, until that is noticed."""
+    """Two ranks run a plan for a network of 1 MB/s, on which a codec pays, until the faster one is noticed."""
     (folder / "slow.py").write_text(SLOW)
     log = folder / "live.jsonl"
     done = run_ranks([folder / "slow.py", log], 2)
