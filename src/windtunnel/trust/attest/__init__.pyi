@@ -1,0 +1,13 @@
+from .allowlist import read_allow_list as read_allow_list
+from .boot import Fuse as Fuse
+from .boot import Manufacturer as Manufacturer
+from .boot import measure as measure
+from .messages import Refused as Refused
+from .policy import POLICIES as POLICIES
+from .policy import AllowList as AllowList
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide
+from .protocol import Device as Device
+from .protocol import Verifier as Verifier
+from .session import Session as Session
