@@ -8,7 +8,7 @@ from windtunnel.base.errors import UserError
 
 MODES = ("mac", "versions", "tree")
 TAG, NONCE, ARITY, DIGEST = 16, 12, 16, 32
-"""Bytes of a tag, a nonce that is stored, and a digest; children of a node of the tree."""
+"""Bytes of a tag and of a nonce that is stored; children of a node of the tree, bytes of a digest."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,8 @@ class Region:
     """Addresses ``base`` to ``base + length`` (bytes), sealed in chunks of ``chunk`` bytes.
 
     ``mode``: where the version of a chunk lies that makes an old one known. ``versions``: on chip, 8 bytes a
-    chunk. ``tree``: behind the shield, under a tree of digests whose root is on chip. ``mac``: nowhere. It is
-    the negative control: what is changed is found out, what is old is not.
-    """
+    chunk. ``tree``: behind the shield, below a tree of digests with its root on chip. ``mac``: nowhere; it is
+    the negative control, which finds out what is changed, and not what is old."""
 
     base: int
     length: int
@@ -28,7 +27,7 @@ class Region:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UserError(f"region: mode {self.mode!r} is unknown; accepted are {', '.join(MODES)}")
-        if self.chunk < 1 or self.length < 1 or self.base < 0 or self.length > self.chunk << 32:
+        if min(self.chunk, self.length, self.base + 1) < 1 or self.length > self.chunk << 32:
             raise UserError(f"region: {self} is empty, or has more than 2^32 chunks")
 
     @property
@@ -36,29 +35,19 @@ class Region:
         return -(-self.length // self.chunk)
 
     @property
-    def levels(self) -> list[int]:
-        """Nodes of the tree by level: blocks of versions first, then digests of 16 nodes each, up to one."""
-        counts = [-(-self.chunks // ARITY)] if self.mode == "tree" else []
-        while counts and counts[-1] > 1:
-            counts.append(-(-counts[-1] // ARITY))
-        return counts
+    def levels(self) -> list[tuple[int, int]]:
+        """Of the tree, by level: nodes and their bytes. First blocks of 16 versions, then 16 digests each."""
+        found = [(-(-self.chunks // ARITY), 8 * ARITY)] if self.mode == "tree" else []
+        while found and found[-1][0] > 1:
+            found.append((-(-found[-1][0] // ARITY), DIGEST * ARITY))
+        return found
 
     @property
     def stride(self) -> int:
         """Bytes behind the shield for a chunk."""
-        return self.chunk + TAG + (NONCE if self.mode == "mac" else 0)
+        return self.chunk + TAG + NONCE * (self.mode == "mac")
 
     @property
     def room(self) -> int:
         """Bytes behind the shield for all."""
-        return self.chunks * self.stride + sum(count * node_size(k) for k, count in enumerate(self.levels))
-
-    @property
-    def on_chip(self) -> int:
-        """Bytes on chip, but for the key."""
-        return {"mac": 0, "versions": 8 * self.chunks, "tree": DIGEST}[self.mode]
-
-
-def node_size(level: int) -> int:
-    """Bytes of a node: 16 versions, or 16 digests."""
-    return ARITY * (DIGEST if level else 8)
+        return self.chunks * self.stride + sum(count * size for count, size in self.levels)
