@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
-from itertools import zip_longest
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -59,9 +58,13 @@ def unpack(label: str, message: bytes, lengths: Sequence[int | None] | None = No
     if at != len(message) or not fields or fields.pop(0) != DOMAIN + label.encode():
         raise Refused(f"{label}: this is another message, or truncated", [f"{label}.label"])
     sizes = [len(field) for field in fields]
-    if lengths and sizes != [size if need is None else need for size, need in zip_longest(sizes, lengths)]:
+    if lengths and not (len(sizes) == len(lengths) and all(map(_fits, sizes, lengths))):
         raise Refused(f"{label}: fields of {sizes} bytes, accepted are {lengths}", [f"{label}.length"])
     return fields
+
+
+def _fits(size: int, length: int | None) -> bool:
+    return length in (None, size)
 
 
 def digest(label: str, *parts: bytes) -> bytes:
