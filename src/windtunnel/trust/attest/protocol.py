@@ -122,13 +122,14 @@ class Verifier:
         self._decide(Evidence(
             self._allow, "".join(roots[:1]), _holds(device, kernel, _certified(report.boot, attest)),
             _holds(attest, signature, signed), dict(measured), report.claims,
-        ), "M2")  # fmt: skip
+        ))  # fmt: skip
         h = digest("transcript", m1, m2)
         keys = _derive(key, public, h)
         secrets = [part for name, value in self._secrets.items() for part in (name.encode(), value)]
         wrapped = AESGCM(keys[3]).encrypt(bytes(12), pack("secrets", *secrets), h)
         m3 = pack("M3", mac(keys[2], "V", h), wrapped)
         self._open = h, keys, m3, report
+        self._effect("M3")
         return m3
 
     def finish(self, m4: bytes) -> Session:
@@ -137,16 +138,21 @@ class Verifier:
         confirmation, text = unpack("M4", m4, messages.M4)
         if not hmac.compare_digest(confirmation, mac(keys[2], "D", h, m3, text)):
             raise Refused("M4: it is not the device's confirmation of this exchange", ["confirmation"])
-        self._decide(Loaded(report.loads, _read(dict[str, str], text)), "M4")
+        self._decide(Loaded(report.loads, _read(dict[str, str], text)))
+        self._effect("session")
         return Session(h[:16], keys[0], keys[1])
 
-    def _decide(self, observation: Observation, message: str) -> None:
+    def _decide(self, observation: Observation) -> None:
         decision = POLICIES[self._policy](observation)
         if self._log is not None:
             self._log.decision("trust.attest", self._policy, observation, decision)
-            self._log.append("effect", message=message, goes_on=decision.accept, failing=decision.failing)
         if not decision.accept:
+            self._effect("refused", decision.failing)
             raise Refused(f"the device is refused: {decision.reason}", decision.failing)
+
+    def _effect(self, did: str, failing: tuple[str, ...] = ()) -> None:
+        if self._log is not None:
+            self._log.append("effect", did=did, failing=failing)
 
 
 @dataclass
