@@ -42,7 +42,7 @@ def test_the_demonstration_refuses_all_attacks() -> None:
     failing = {name: row["failing"] for name, row in rows.items() if row["refused"]}
     assert failing == {
         "flip": ["signature"], "replay": ["signature"], "reflect": ["M2.label"], "record": ["record.tag"],
-        "program": ["loaded.program"],
+        "program": ["loaded"],
     }  # fmt: skip
 
 

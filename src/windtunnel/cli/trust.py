@@ -15,6 +15,7 @@ from windtunnel.cli import Group
 group = typer.Typer(cls=Group, no_args_is_help=True, help="Training where host and storage are not trusted.")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 Demo = Annotated[bool, typer.Option("--demo", help="A simulated device and a hostile host, as processes.")]
+Mode = Annotated[str, typer.Option(help="mac, versions, tree, or all.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,28 +41,25 @@ def attest(demo: Demo = False, as_json: Json = False) -> None:
 
 
 @group.command("attack")
-def attack(
-    mode: Annotated[str, typer.Option(help="mac, versions, tree, or all.")] = "all", as_json: Json = False
-) -> None:
-    """Attack memory behind a shield. Exit status 3: a mode finds out less than it must; mac, the control,
-    must find out all but what is old.
+def attack(mode: Mode = "all", as_json: Json = False) -> None:
+    """Attack memory behind a shield. Exit status 3: a mode finds out less than it must.
 
     Example: windtunnel trust attack --mode all
     """
-    from windtunnel.trust.shield import MODES
-    from windtunnel.trust.shield import attack as strike
+    from windtunnel.trust import shield
 
     with TemporaryDirectory() as folder:
-        found = {each: strike(each, Path(folder)) for each in (MODES if mode == "all" else [mode])}
-    _show([{"mode": each, **attacks} for each, attacks in found.items()], as_json)
-    for each, attacks in found.items():
-        missed = [name for name, detected in attacks.items() if not detected]
-        if missed != (["replay", "rollback"] if each == "mac" else []):
-            raise LessError(f"trust attack: {each} does not find out: {', '.join(missed) or 'nothing'}")
+        modes = shield.MODES if mode == "all" else [mode]
+        rows = [{"mode": each, **shield.attack(each, Path(folder))} for each in modes]
+    _show(rows, as_json)
+    for row in rows:
+        missed = [name for name, detected in row.items() if not detected]
+        if missed != (["replay", "rollback"] if row["mode"] == "mac" else []):  # the control must miss them
+            raise LessError(
+                f"trust attack: {row['mode']} does not find out: {', '.join(missed) or 'nothing'}"
+            )
 
 
 def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
-    for row in rows if not as_json else []:
-        typer.echo("  ".join(f"{name}: {value}" for name, value in row.items()))
-    if as_json:
-        typer.echo(json.dumps(rows))
+    lines = ("  ".join(f"{name}: {value}" for name, value in row.items()) for row in rows)
+    typer.echo(json.dumps(rows) if as_json else "\n".join(lines))

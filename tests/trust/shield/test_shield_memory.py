@@ -143,7 +143,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"is empty, or has more than 2\^32 chunks"):
             Region(*wrong)
     region = Region(10, 100, 10)
-    with pytest.raises(UserError, match="these are 259 bytes for"):
+    with pytest.raises(UserError, match="259 bytes are for"):
         Shield(bytearray(region.room - 1), [region], tmp_path / "state")
     shield = Shield(bytearray(region.room), [region], tmp_path / "state")
     for at, length in ((9, 1), (10, 101), (110, 1)):

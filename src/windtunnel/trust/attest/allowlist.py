@@ -1,9 +1,4 @@
-"""The allow-list as a YAML file: the fields of `policy.AllowList`, of which two are needed.
-
-roots: [5f3c…]
-measurements: {kernel: [9a41…], program: [07be…, 11d0…]}
-least: {counter: 3, tier: 1}
-"""
+"""The allow-list as a YAML file: the fields of `policy.AllowList`, of which two are needed."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     M1 V→D  version, suites, nonce (32), e_V (32), SHA-256 of the allow-list (32)
     M2 D→V  version, suite, e_D (32), device key (32), its certificate (64), attestation key (32), kernel
             certificate (64), evidence (JSON), signature (64) over H(M1 | M2 before it)
-    M3 V→D  HMAC(k_conf, "V" | h) (32), secrets under k_wrap, with h
-    M4 D→V  HMAC(k_conf, "D" | h | M3 | loaded) (32), loaded (JSON): what runs once the secrets are there
+    M3 V→D  MAC(k_conf, "V" | h) (32), secrets under k_wrap, with h
+    M4 D→V  MAC(k_conf, "D" | h | M3 | loaded) (32), loaded (32): H(evidence), once the secrets are there
     record  sequence (8) | length of the kind (1) | kind | AES-256-GCM(data)
 
 h = H(M1 | M2) is the salt of all keys: a session belongs to one exchange. A record's sequence is its nonce,
@@ -24,14 +24,11 @@ from windtunnel.base.errors import HostError
 
 DOMAIN = b"windtunnel trust.attest v1 "
 VERSION, SUITE = b"1", b"X25519+Ed25519+HKDF-SHA256+AES-256-GCM"
-M1, M2, M3, M4 = (
-    (None, None, 32, 32, 32),
-    (None, None, 32, 32, 64, 32, 64, None, 64),
-    (32, None),
-    (32, None),
-)
-"""Bytes of each field; None: any."""
-REKEY = 1 << 32  # records until a key becomes HMAC(key, "rekey")
+LENGTHS = {
+    "M1": (0, 0, 32, 32, 32), "M2": (0, 0, 32, 32, 64, 32, 64, 0, 64), "M3": (32, 0), "M4": (32, 32),
+}  # fmt: skip
+"""Bytes of each field; 0: any."""
+REKEY = 1 << 32  # records until a key becomes MAC(key, "rekey")
 
 
 class Refused(HostError):
@@ -47,9 +44,8 @@ def pack(label: str, *fields: bytes) -> bytes:
     return b"".join(len(part).to_bytes(4, "big") + part for part in (DOMAIN + label.encode(), *fields))
 
 
-def unpack(label: str, message: bytes, lengths: Sequence[int | None] | None = None) -> list[bytes]:
-    """The fields of a message of that label, of these ``lengths`` (None: any). Raises Refused: it is another
-    message, or not written as `pack` does."""
+def unpack(label: str, message: bytes) -> list[bytes]:
+    """The fields of a message of that label. Raises Refused: it is another, or not as `pack` writes it."""
     fields, at = list[bytes](), 0
     while at < len(message):
         start = at + 4
@@ -58,13 +54,14 @@ def unpack(label: str, message: bytes, lengths: Sequence[int | None] | None = No
     if at != len(message) or not fields or fields.pop(0) != DOMAIN + label.encode():
         raise Refused(f"{label}: this is another message, or truncated", [f"{label}.label"])
     sizes = [len(field) for field in fields]
-    if lengths and not (len(sizes) == len(lengths) and all(map(_fits, sizes, lengths))):
+    lengths = LENGTHS.get(label, (0,) * len(sizes))
+    if len(sizes) != len(lengths) or not all(map(_fits, sizes, lengths)):
         raise Refused(f"{label}: fields of {sizes} bytes, accepted are {lengths}", [f"{label}.length"])
     return fields
 
 
-def _fits(size: int, length: int | None) -> bool:
-    return length in (None, size)
+def _fits(size: int, length: int) -> bool:
+    return length in (0, size)
 
 
 def digest(label: str, *parts: bytes) -> bytes:
@@ -77,7 +74,7 @@ def mac(key: bytes, label: str, *parts: bytes) -> bytes:
     return hmac.digest(key, pack(label, *parts), "sha256")
 
 
-class _Direction:
+class _Way:
     def __init__(self, key: bytes) -> None:
         self.key, self.sequence, self.cipher = key, 0, AESGCM(key)
 
@@ -92,11 +89,10 @@ class Session:
     """One side of an attested session, for one thread at a time. ``identity``: the same on both sides."""
 
     def __init__(self, identity: bytes, sends: bytes, receives: bytes) -> None:
-        self.identity, self._sends, self._receives = identity, _Direction(sends), _Direction(receives)
+        self.identity, self._sends, self._receives = identity, _Way(sends), _Way(receives)
 
     def seal(self, kind: str, data: bytes | memoryview) -> bytes:
-        """A record of ``data`` for the other side. ``kind``: what it is, at most 255 bytes, which all can
-        read and nobody can change."""
+        """A record of ``data`` for the other side. ``kind``: what it is, up to 255 bytes, for all to read."""
         way, word = self._sends, kind.encode()
         head = way.sequence.to_bytes(8, "big") + bytes([len(word)]) + word
         sealed = way.cipher.encrypt(way.sequence.to_bytes(12, "big"), data, self.identity + head)
@@ -112,8 +108,8 @@ class Session:
         if kind is not None and record[9:end] != kind.encode():
             raise Refused(f"record {way.sequence} is a {record[9:end]!r}, not a {kind!r}", ["record.kind"])
         try:
-            about = self.identity + record[:end]
-            data = way.cipher.decrypt(way.sequence.to_bytes(12, "big"), record[end:], about)
+            nonce, about = way.sequence.to_bytes(12, "big"), self.identity + record[:end]
+            data = way.cipher.decrypt(nonce, record[end:], about)
         except InvalidTag:
             raise Refused(
                 f"record {way.sequence} is not what the other side sealed", ["record.tag"]

@@ -40,13 +40,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a device runs once it has the secrets (M4), and what it had claimed."""
+    """Digests of the evidence that a device claimed, and of that once it has the secrets (M4)."""
 
-    claimed: dict[str, str]
-    loaded: dict[str, str]
+    claimed: str
+    loaded: str
 
 
 Observation = Evidence | Loaded
+Checks = dict[str, tuple[bool, str]]  # whether it holds, and what it is otherwise
 
 
 @dataclass(frozen=True)
@@ -60,52 +61,32 @@ class Decision:
 
 def decide(observation: Observation) -> Decision:
     """Everything must hold."""
-    if isinstance(observation, Loaded):
-        return _decision(_loaded(observation))
-    allow, measured, claims = observation.allow, observation.measurements, observation.claims
     checks = _signatures(observation)
-    for name in sorted(allow.measurements.keys() | measured.keys()):
-        digest = measured.get(name, "missing")
-        checks[f"measurements.{name}"] = digest in allow.measurements.get(name, ()), digest[:12]
-    for name, accepted in allow.claims.items():
-        checks[f"claims.{name}"] = claims.get(name) in accepted, f"{claims.get(name)}, not of {accepted}"
-    for name, least in allow.least.items():
-        checks[f"least.{name}"] = claims.get(name, -1) >= least, f"{claims.get(name)}, at least {least}"
+    if isinstance(observation, Evidence):
+        allow, measured, claims = observation.allow, observation.measurements, observation.claims
+        for name in sorted(allow.measurements.keys() | measured.keys()):
+            digest = measured.get(name, "missing")
+            checks[f"measurements.{name}"] = digest in allow.measurements.get(name, ()), digest[:12]
+        for name, accepted in allow.claims.items():
+            checks[f"claims.{name}"] = claims.get(name) in accepted, f"{claims.get(name)}, not of {accepted}"
+        for name, least in allow.least.items():
+            checks[f"least.{name}"] = claims.get(name, -1) >= least, f"{claims.get(name)}, at least {least}"
     return _decision(checks)
 
 
-def signature_only(observation: Observation) -> Decision:
-    """What ShEF's public artefact does: signatures are checked, and the allow-list is left for later."""
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"allow-list": decide}
+
+
+def _signatures(observation: Observation) -> Checks:
     if isinstance(observation, Loaded):
-        return _decision(_loaded(observation))
-    return _decision(_signatures(observation))
-
-
-POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
-    "allow-list": decide,
-    "signature": signature_only,
-}
-Checks = dict[str, tuple[bool, str]]  # whether it holds, and what it is
-
-
-def _signatures(evidence: Evidence) -> Checks:
+        return {"loaded": (observation.claimed == observation.loaded, "not what was claimed")}
     return {
-        "roots": (evidence.root in evidence.allow.roots, "none of the allow-list"),
-        "certificate": (evidence.certified, "not by the device's key, or of another boot"),
-        "signature": (evidence.signed, "not of this exchange, or of another answer"),
-    }
-
-
-def _loaded(observation: Loaded) -> Checks:
-    claimed, loaded = observation.claimed, observation.loaded
-    names = sorted(claimed.keys() | loaded.keys())
-    return {
-        f"loaded.{name}": (claimed.get(name) == loaded.get(name), "not what was claimed") for name in names
+        "roots": (observation.root in observation.allow.roots, "none of the allow-list"),
+        "certificate": (observation.certified, "not by the device's key, or of another boot"),
+        "signature": (observation.signed, "not of this exchange, or of another answer"),
     }
 
 
 def _decision(checks: Checks) -> Decision:
     failing = {name: words for name, (holds, words) in checks.items() if not holds}
-    return Decision(
-        not failing, tuple(failing), "; ".join(f"{name} is {is_}" for name, is_ in failing.items())
-    )
+    return Decision(not failing, tuple(failing), "; ".join(" is ".join(both) for both in failing.items()))

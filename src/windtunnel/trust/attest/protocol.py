@@ -5,13 +5,11 @@
     m3 = check(m2)               →   m4 = accept(m3)     secrets, and what runs when they are there
     session = finish(m4)             device.session
 
-A device measures each layer before it runs; what a layer may know follows from all before it:
-
     CDI_0 = HMAC(fuse, H(firmware))   CDI_i+1 = HMAC(CDI_i, H(layer))   attestation key = KDF(CDI)
 
-So a changed layer has another attestation key. The device key, which the manufacturer certified, signs what
-was booted with that key. No secret leaves a verifier whose policy has not accepted. Each exchange has new
-keys, so nothing recorded is opened by keys that leak later; each message is taken once.
+A device measures each layer before it runs, and a changed one has another attestation key. The device key,
+certified by the manufacturer, signs what was booted with that key. Each exchange has new keys, so nothing
+recorded is opened by keys that leak later; each message is taken once.
 
 Source: Zhao et al., ShEF (ASPLOS 2022), secure boot and remote attestation; the chain is that of TCG's DICE.
 Other than ShEF's public artefact: one key signs and another agrees, and the whole certificate is checked.
@@ -25,7 +23,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -34,11 +32,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from windtunnel.base.errors import UserError
 from windtunnel.base.plain import canonical, from_plain, to_plain
 from windtunnel.trust.attest import messages
 from windtunnel.trust.attest.messages import SUITE, VERSION, Refused, Session, digest, mac, pack, unpack
-from windtunnel.trust.attest.policy import POLICIES, AllowList, Evidence, Loaded, Observation
+from windtunnel.trust.attest.policy import AllowList, Evidence, Loaded, Observation, decide
 
 if TYPE_CHECKING:
     from windtunnel.store.eventlog import EventLog
@@ -85,18 +82,15 @@ class _Report:
 
 
 class Verifier:
-    """Gives ``secrets`` (by name) to a device that ``allow`` lets in; one exchange at a time. ``policy``: a
-    name of `POLICIES`. ``log`` gets each observation, decision and what followed."""
+    """Gives ``secrets`` (by name) to a device that ``allow`` lets in; one exchange at a time. ``log`` gets
+    each observation, decision and what followed."""
 
     def __init__(
-        self, allow: AllowList, secrets: Mapping[str, bytes] | None = None, *, policy: str = "allow-list",
-        log: EventLog | None = None,
-    ) -> None:  # fmt: skip
-        if policy not in POLICIES:
-            raise UserError(f"`policy`: {policy!r} is unknown; accepted are {', '.join(POLICIES)}")
-        self._allow, self._secrets, self._policy, self._log = allow, dict(secrets or {}), policy, log
+        self, allow: AllowList, secrets: Mapping[str, bytes] | None = None, log: EventLog | None = None
+    ) -> None:
+        self._allow, self._secrets, self._log = allow, dict(secrets or {}), log
         self._hello: tuple[X25519PrivateKey, bytes] | None = None
-        self._open: tuple[bytes, Keys, bytes, _Report] | None = None
+        self._open: tuple[bytes, Keys, bytes, bytes] | None = None
 
     def hello(self) -> bytes:
         """M1 of a new exchange; an older one is forgotten."""
@@ -108,12 +102,13 @@ class Verifier:
     def check(self, m2: bytes) -> bytes:
         """M3, for a device that is accepted. Raises Refused: it is not; ``failing`` names every claim."""
         (key, m1), self._hello = _expected(self._hello, "M2"), None
-        version, suite, public, device, certificate, attest, kernel, text, signature = unpack(
-            "M2", m2, messages.M2
-        )
+        version, suite, public, device, certificate, attest, kernel, text, signature = unpack("M2", m2)
         if (version, suite) != (VERSION, SUITE):
             raise Refused(f"M2: version {version!r} with {suite!r} was not offered", ["version"])
-        report: _Report = _read(_Report, text)
+        try:
+            report = from_plain(_Report, json.loads(text))
+        except (TypeError, ValueError, KeyError) as error:
+            raise Refused(f"M2: the evidence is not understood ({error})", ["evidence"]) from None
         measured = [*report.boot, *report.loads.items()]
         if len(dict(measured)) < len(measured):
             raise Refused("M2: the evidence names a measurement twice", ["evidence"])
@@ -128,24 +123,24 @@ class Verifier:
         secrets = [part for name, value in self._secrets.items() for part in (name.encode(), value)]
         wrapped = AESGCM(keys[3]).encrypt(bytes(12), pack("secrets", *secrets), h)
         m3 = pack("M3", mac(keys[2], "V", h), wrapped)
-        self._open = h, keys, m3, report
+        self._open = h, keys, m3, digest("evidence", text)
         self._effect("M3")
         return m3
 
     def finish(self, m4: bytes) -> Session:
         """The session. Raises Refused: the device has not the keys, or does not run what it claimed."""
-        (h, keys, m3, report), self._open = _expected(self._open, "M4"), None
-        confirmation, text = unpack("M4", m4, messages.M4)
-        if not hmac.compare_digest(confirmation, mac(keys[2], "D", h, m3, text)):
+        (h, keys, m3, claimed), self._open = _expected(self._open, "M4"), None
+        confirmation, loaded = unpack("M4", m4)
+        if not hmac.compare_digest(confirmation, mac(keys[2], "D", h, m3, loaded)):
             raise Refused("M4: it is not the device's confirmation of this exchange", ["confirmation"])
-        self._decide(Loaded(report.loads, _read(dict[str, str], text)))
+        self._decide(Loaded(claimed.hex(), loaded.hex()))
         self._effect("session")
         return Session(h[:16], keys[0], keys[1])
 
     def _decide(self, observation: Observation) -> None:
-        decision = POLICIES[self._policy](observation)
+        decision = decide(observation)
         if self._log is not None:
-            self._log.decision("trust.attest", self._policy, observation, decision)
+            self._log.decision("trust.attest", "allow-list", observation, decision)
         if not decision.accept:
             self._effect("refused", decision.failing)
             raise Refused(f"the device is refused: {decision.reason}", decision.failing)
@@ -186,21 +181,22 @@ class Device:
         """The kernel measures ``content`` and runs it, beside or instead of what had that name."""
         self._report = replace(self._report, loads={**self._report.loads, name: measure(content)})
 
+    @property
+    def _evidence(self) -> bytes:
+        return canonical(to_plain(self._report))
+
     def answer(self, m1: bytes) -> bytes:
         """M2: who this is, what runs here, and a key of this exchange; an older one is forgotten. Raises
         Refused: it is no M1, or asks for what this device does not have."""
         self._open, self.session, self.secrets = None, None, {}
-        version, suites, _, public, _ = unpack("M1", m1, messages.M1)
+        version, suites, _, public, _ = unpack("M1", m1)
         if version != VERSION or SUITE not in suites.split(b","):
             raise Refused(f"M1: version {version!r} with {suites!r}; this is {VERSION!r}", ["version"])
-        key, device, attest = (
-            X25519PrivateKey.generate(),
-            _key(self._fuse.secret, "device"),
-            _public(self._key),
-        )
+        key, device = X25519PrivateKey.generate(), _key(self._fuse.secret, "device")
+        attest = _public(self._key)
         body = pack(
             "M2", VERSION, SUITE, _public(key), _public(device), self._fuse.certificate, attest,
-            device.sign(_certified(self._report.boot, attest)), canonical(to_plain(self._report)),
+            device.sign(_certified(self._report.boot, attest)), self._evidence,
         )  # fmt: skip
         signature = self._key.sign(digest("signature", m1, body))
         m2 = body + len(signature).to_bytes(4, "big") + signature
@@ -211,7 +207,7 @@ class Device:
     def accept(self, m3: bytes) -> bytes:
         """M4, and the session. Raises Refused: this is not the verifier's answer to the last M2."""
         (h, keys), self._open = _expected(self._open, "M3"), None
-        confirmation, wrapped = unpack("M3", m3, messages.M3)
+        confirmation, wrapped = unpack("M3", m3)
         if not hmac.compare_digest(confirmation, mac(keys[2], "V", h)):
             raise Refused("M3: it is not the verifier's confirmation of this exchange", ["confirmation"])
         try:
@@ -219,8 +215,8 @@ class Device:
         except InvalidTag:
             raise Refused("M3: the secrets were changed", ["secrets"]) from None
         self.secrets = {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
-        self.session, text = Session(h[:16], keys[1], keys[0]), canonical(self._report.loads)
-        return pack("M4", mac(keys[2], "D", h, m3, text), text)
+        self.session, loaded = Session(h[:16], keys[1], keys[0]), digest("evidence", self._evidence)
+        return pack("M4", mac(keys[2], "D", h, m3, loaded), loaded)
 
 
 def _key(secret: bytes, label: str) -> Ed25519PrivateKey:
@@ -241,13 +237,6 @@ def _holds(public: bytes, signature: bytes, message: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
-
-
-def _read(kind: Any, text: bytes) -> Any:
-    try:
-        return from_plain(kind, json.loads(text))
-    except (TypeError, ValueError, KeyError) as error:
-        raise Refused(f"the evidence is not understood ({error})", ["evidence"]) from None
 
 
 def _expected(state: T | None, message: str) -> T:

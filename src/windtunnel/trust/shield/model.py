@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from windtunnel.base.errors import UserError
 
 MODES = ("mac", "versions", "tree")
-TAG, NONCE, ARITY, DIGEST = 16, 12, 16, 32
-"""Bytes of a tag and of a nonce that is stored; children of a node of the tree, bytes of a digest."""
+TAG, VERSION, ARITY, DIGEST = 16, 8, 16, 32
+"""Bytes of a tag and of a version; children of a node of the tree, bytes of a digest."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Region:
     """Addresses ``base`` to ``base + length`` (bytes), sealed in chunks of ``chunk`` bytes.
 
     ``mode``: where the version of a chunk lies that makes an old one known. ``versions``: on chip, 8 bytes a
-    chunk. ``tree``: behind the shield, below a tree of digests with its root on chip. ``mac``: nowhere; it is
-    the negative control, which finds out what is changed, and not what is old."""
+    chunk. ``tree``: behind the shield, below a tree of digests with its root on chip. ``mac``: beside the
+    chunk; it is the negative control, which finds out what is changed, and not what is old."""
 
     base: int
     length: int
@@ -37,7 +37,7 @@ class Region:
     @property
     def levels(self) -> list[tuple[int, int]]:
         """Of the tree, by level: nodes and their bytes. First blocks of 16 versions, then 16 digests each."""
-        found = [(-(-self.chunks // ARITY), 8 * ARITY)] if self.mode == "tree" else []
+        found = [(-(-self.chunks // ARITY), VERSION * ARITY)] if self.mode == "tree" else []
         while found and found[-1][0] > 1:
             found.append((-(-found[-1][0] // ARITY), DIGEST * ARITY))
         return found
@@ -45,7 +45,7 @@ class Region:
     @property
     def stride(self) -> int:
         """Bytes behind the shield for a chunk."""
-        return self.chunk + TAG + NONCE * (self.mode == "mac")
+        return self.chunk + TAG + VERSION * (self.mode == "mac")
 
     @property
     def room(self) -> int:

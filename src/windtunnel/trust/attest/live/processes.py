@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.linux.system import checked, end_with_parent, libc
+from windtunnel.linux.system import checked, libc
 from windtunnel.trust.attest.messages import Refused, Session
 from windtunnel.trust.attest.policy import AllowList
 from windtunnel.trust.attest.protocol import Device, Fuse, Manufacturer, Verifier, measure
@@ -43,7 +43,7 @@ class Machine:
         return verifier.finish(self.call(b"3", verifier.check(self.call(b"1", verifier.hello()))))
 
     def call(self, kind: bytes, message: bytes) -> bytes:
-        """What comes back by way of the host for M1 (``kind`` 1), M3 (3) or a record (R)."""
+        """What comes back by way of the host for M1 (``kind`` 1), M3 (3), a record (R); A: its attack."""
         self.link.send_bytes(kind + message)
         reply = self.link.recv_bytes()
         if reply[:1] == b"E":
@@ -57,17 +57,16 @@ def machine(fuse: Fuse, kept: Path) -> Iterator[Machine]:
     """Both processes, until the block ends. ``kept``: the file for what the host carries."""
     spawn = multiprocessing.get_context("spawn")  # a fork would have what the verifier knows
     (verifier, up), (down, device) = spawn.Pipe(), spawn.Pipe()
+    host = spawn.Process(target=_host, args=(up, down, kept))
+    chip = spawn.Process(target=_device, args=(device, fuse))
     with contextlib.ExitStack() as stack:
-        ids = []
-        for target, words in ((_host, (up, down, kept)), (_device, (device, fuse))):
-            process = spawn.Process(target=target, args=words)
+        for process in (host, chip):
             process.start()
             stack.callback(process.join)
             stack.callback(process.kill)
-            ids.append(process.pid or 0)
         for end in (up, down, device):
             end.close()
-        yield Machine(verifier, *ids)
+        yield Machine(verifier, host.pid or 0, chip.pid or 0)
 
 
 def demonstrate(folder: Path, log: EventLog | None = None) -> list[dict[str, Any]]:
@@ -76,19 +75,18 @@ def demonstrate(folder: Path, log: EventLog | None = None) -> list[dict[str, Any
     allow = AllowList((maker.root,), {name: (measure(part),) for name, part in {**LAYERS, **LOADS}.items()})
     with machine(maker.fuse(), folder / "carried") as found:
         for attack in ATTACKS:
-            found.link.send_bytes(b"A" + attack.encode())
-            row: dict[str, Any] = {"attack": attack, "refused": False, "failing": (), "sum": None}
+            found.call(b"A", attack.encode())
+            rows.append({"attack": attack, "refused": False, "failing": (), "sum": None})
             try:
                 session = found.attest(Verifier(allow, {"data": os.urandom(32)}, log=log))
-                row["sum"] = int(session.open(found.call(b"R", session.seal("numbers", b"[1, 2, 3]")), "sum"))
+                answer = session.open(found.call(b"R", session.seal("numbers", b"[1, 2, 3]")), "sum")
+                rows[-1]["sum"] = int(answer)
             except Refused as error:
-                row |= {"refused": True, "failing": error.failing}
-            rows.append(row)
+                rows[-1] |= {"refused": True, "failing": error.failing}
     return rows
 
 
 def _device(link: Connection, fuse: Fuse) -> None:
-    end_with_parent()
     checked(libc.prctl(DUMPABLE, 0, 0, 0, 0), "prctl")
     device = Device.boot(fuse, LAYERS, LOADS)
 
@@ -97,13 +95,13 @@ def _device(link: Connection, fuse: Fuse) -> None:
             raise Refused("a record came before the session", ["record.order"])
         return device.session.seal("sum", b"%d" % sum(json.loads(device.session.open(sealed, "numbers"))))
 
-    calls = {b"1": device.answer, b"3": device.accept, b"R": record}
-    with contextlib.suppress(EOFError):
-        while True:
-            request = link.recv_bytes()
-            if request[:1] == b"L":
-                device.load("program", request[1:])
-                continue
+    def load(content: bytes) -> bytes:
+        device.load("program", content)
+        return b""
+
+    calls = {b"1": device.answer, b"3": device.accept, b"R": record, b"L": load}
+    with contextlib.suppress(EOFError):  # the host went
+        while request := link.recv_bytes():
             try:
                 link.send_bytes(b"." + calls[request[:1]](request[1:]))
             except Refused as error:
@@ -111,23 +109,19 @@ def _device(link: Connection, fuse: Fuse) -> None:
 
 
 def _host(up: Connection, down: Connection, kept: Path) -> None:
-    end_with_parent()
     first, attack, file = dict[bytes, bytes](), b"", kept.open("wb", buffering=0)
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-    with contextlib.suppress(EOFError):
-        while True:
-            request = up.recv_bytes()
-            kind = request[:1]
+    with contextlib.suppress(EOFError):  # the verifier went
+        while request := up.recv_bytes():
+            kind, reply = request[:1], b"."
             if kind == b"A":
                 attack = request[1:]
-                continue
-            if attack + kind == b"program3":
-                down.send_bytes(b"Lsends the numbers to the host")
-            down.send_bytes(request)
-            reply = down.recv_bytes()
+            for sent in (b"Lleaks", request) if attack + kind == b"program3" else (request,) * (kind != b"A"):
+                down.send_bytes(sent)
+                reply = down.recv_bytes()
             file.write(request + reply)
             old, flipped = first.setdefault(kind, reply), reply[:-1] + bytes([reply[-1] ^ 1])
             replies = {b"replay1": old, b"recordR": old, b"reflect1": b"." + request[1:], b"flip1": flipped}

@@ -28,10 +28,10 @@ from windtunnel.store.objects.files import Files, LocalFiles, RemoteFiles
 from windtunnel.trust.shield.model import TAG
 
 VARIABLE, CHUNK = "WINDTUNNEL_SHIELD_STATE", 65536
-TABLES = """
-CREATE TABLE IF NOT EXISTS state (one INTEGER PRIMARY KEY CHECK (one = 1), key BLOB, version INTEGER);
-CREATE TABLE IF NOT EXISTS file (path TEXT PRIMARY KEY, version INTEGER, size INTEGER) WITHOUT ROWID;
-"""
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS state (one INTEGER PRIMARY KEY CHECK (one = 1), key BLOB, version INTEGER)",
+    "CREATE TABLE IF NOT EXISTS file (path TEXT PRIMARY KEY, version INTEGER, size INTEGER) WITHOUT ROWID",
+)
 
 
 class ShieldFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -53,7 +53,8 @@ class ShieldFileSystem(AbstractFileSystem):  # type: ignore[misc]
         try:
             os.close(os.open(self._state, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             with self._database() as base:
-                base.executescript(TABLES)
+                for table in TABLES:
+                    base.execute(table)
                 base.execute("INSERT OR IGNORE INTO state VALUES (1, ?, 0)", (os.urandom(32),))
                 (key,) = base.execute("SELECT key FROM state").fetchone()
         except (OSError, sqlite3.Error) as error:
@@ -66,7 +67,8 @@ class ShieldFileSystem(AbstractFileSystem):  # type: ignore[misc]
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
         """One transaction, on the disk at its end. Its connection is its own: for forks and threads."""
-        with closing(sqlite3.connect(self._state, timeout=60.0, isolation_level="IMMEDIATE")) as base, base:
+        with closing(sqlite3.connect(self._state, timeout=60.0, isolation_level=None)) as base, base:
+            base.execute("BEGIN IMMEDIATE")
             yield base
 
     def _key(self, path: str) -> str:
@@ -76,41 +78,28 @@ class ShieldFileSystem(AbstractFileSystem):  # type: ignore[misc]
         name = hmac.digest(self._names, version.to_bytes(8, "big"), "sha256").hex()
         return f"{name[:2]}/{name[2:40]}"
 
-    def _row(self, path: str) -> tuple[int, int]:
-        """Version and size. Raises FileNotFoundError."""
+    def _find(self, path: str) -> dict[str, tuple[int, int]]:
+        """Version and size of the file ("") and of all files below. Raises FileNotFoundError: none."""
+        key = self._key(path).rstrip("/")
         with self._database() as base:
-            row = base.execute("SELECT version, size FROM file WHERE path = ?", (self._key(path),)).fetchone()
-        if row is None:
+            query = "SELECT path, version, size FROM file WHERE path = ? OR path > ? AND path < ?"
+            rows = base.execute(query, (key, key + "/", key + "0")).fetchall()  # "0" comes after "/"
+        if not rows:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return row[0], row[1]
+        return {name[len(key) + 1 :]: (version, size) for name, version, size in rows}
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        try:
-            return {"name": self._strip_protocol(path), "size": self._row(path)[1], "type": "file"}
-        except FileNotFoundError:
-            if not self._below(path):
-                raise
-            return {"name": self._strip_protocol(path), "size": 0, "type": "directory"}
+        file = self._find(path).get("")
+        kind = {"size": file[1], "type": "file"} if file else {"size": 0, "type": "directory"}
+        return {"name": self._strip_protocol(path), **kind}
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        entries = list(self._below(path).values()) or [self.info(path)]
-        return entries if detail else [entry["name"] for entry in entries]
-
-    def _below(self, path: str) -> dict[str, dict[str, Any]]:
-        """What is in a folder, by name."""
-        folder, key = self._strip_protocol(path).rstrip("/"), self._key(path).rstrip("/") + "/"
-        with self._database() as base:
-            query = "SELECT path, size FROM file WHERE path >= ? AND path < ?"
-            rows = base.execute(query, (key, key[:-1] + "0")).fetchall()  # "0" comes after "/"
-        found = {}
-        for name, size in rows:
-            first, deeper, _rest = name.removeprefix(key).partition("/")
+        folder, entries = self._strip_protocol(path).rstrip("/"), dict[str, dict[str, Any]]()
+        for name, (_version, size) in self._find(path).items():
+            first, deeper, _rest = name.partition("/")
             kind = {"size": 0, "type": "directory"} if deeper else {"size": size, "type": "file"}
-            found[first] = {"name": f"{folder}/{first}", **kind}
-        return found
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """A folder is there while a file is in it."""
+            entries[first] = {"name": f"{folder}/{first}".rstrip("/"), **kind}
+        return [entry if detail else entry["name"] for entry in entries.values()]
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **_: Any) -> None:
         with self._database() as base:  # on the disk before it is used: no nonce comes twice
@@ -134,7 +123,7 @@ class ShieldFileSystem(AbstractFileSystem):  # type: ignore[misc]
             self._files.remove(self._blob(*old))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        version, size = self._row(path)
+        version, size = self._find(path).get("", (0, 0))
         first, last, _step = slice(start, end).indices(size)
         begin, stop = first // CHUNK * CHUNK, min(size, -(-last // CHUNK) * CHUNK)
         if last <= first:
@@ -151,7 +140,7 @@ class ShieldFileSystem(AbstractFileSystem):  # type: ignore[misc]
             if len(data) != stop - begin:
                 raise InvalidTag
         except (InvalidTag, FileNotFoundError):
-            if self._row(path) != (version, size):
+            if self._find(path).get("") != (version, size):
                 return self.cat_file(path, start, end)  # another process has just written it anew
             raise OSError(errno.EIO, "what storage has is not what was written last", path) from None
         return data[first - begin : last - begin]

@@ -6,7 +6,7 @@ the lower 40 count writes. What is on chip lies in a file that is as trusted as 
 written after the last `Shield.save` before a crash is refused.
 
 Source: Zhao et al., ShEF (ASPLOS 2022), Shield: engine sets by region, counters on chip for what is read and
-written. Its public code ties the counters to zero: that is the mode ``mac``.
+written. Its public code ties the counters to zero; the mode ``mac`` is as good as that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.trust.shield.model import ARITY, DIGEST, NONCE, Region
+from windtunnel.trust.shield.model import ARITY, DIGEST, VERSION, Region
 
 EPOCH = 40  # bits below the count of openings
 
@@ -40,22 +40,24 @@ class Shield:
     is too small, or the state is of other regions."""
 
     def __init__(self, memory: bytearray | memoryview, regions: Sequence[Region], state: Path) -> None:
-        view, layout, new = memoryview(memory).cast("B"), repr(list(regions)), not state.exists()
-        kept: dict[str, Any] = {"key": os.urandom(32).hex(), "layout": layout, "epoch": 0}
-        if not new:
-            kept = json.loads(state.read_text())
-        if kept["layout"] != layout or sum(region.room for region in regions) > len(view):
+        self._areas, self._path, layout = list[_Area](), state, repr(list(regions))
+        view, nothing = memoryview(memory).cast("B"), [None] * len(regions)
+        self._kept: dict[str, Any] = {
+            "key": os.urandom(32).hex(), "layout": layout, "openings": 0, "on_chip": nothing,
+        }  # fmt: skip
+        if state.exists():
+            self._kept = json.loads(state.read_text())
+        if self._kept["layout"] != layout or sum(region.room for region in regions) > len(view):
             raise UserError(
-                f"shield: {state} is of {kept['layout']}; these are {len(view)} bytes for {layout}"
+                f"shield: {state} is of {self._kept['layout']}; {len(view)} bytes are for {layout}"
             )
-        self._path, self._kept, at = state, {**kept, "epoch": kept["epoch"] + 1}, 0
-        self._areas = list[_Area]()
-        for number, region in enumerate(regions):
-            key = hmac.digest(bytes.fromhex(kept["key"]), repr((number, region)).encode(), "sha256")
-            area = _Area(view[at : at + region.room], region, key, self._kept["epoch"] << EPOCH)
-            area.start(None if new else bytes.fromhex(kept["regions"][number]))
+        self._kept["openings"] += 1
+        for region, kept in zip(regions, self._kept["on_chip"], strict=True):
+            key = hmac.digest(bytes.fromhex(self._kept["key"]), b"%d" % len(self._areas), "sha256")
+            area = _Area(view[: region.room], region, key, self._kept["openings"] << EPOCH)
+            area.start(kept)
             self._areas.append(area)
-            at += region.room
+            view = view[region.room :]
         self.save()
 
     def read(self, address: int, length: int) -> bytes:
@@ -77,21 +79,17 @@ class Shield:
 
     def save(self) -> None:
         """What is on chip is on the disk too, and survives a restart from here on."""
-        kept = {
-            **self._kept,
-            "regions": [(area.root or area.versions.tobytes()).hex() for area in self._areas],
-        }
-        atomic.replace(self._path, json.dumps(kept), durable=True, mode=0o600)
+        self._kept["on_chip"] = [(area.root or area.versions.tobytes()).hex() for area in self._areas]
+        atomic.replace(self._path, json.dumps(self._kept), durable=True, mode=0o600)
 
     def _split(self, address: int, length: int) -> Iterator[tuple[_Area, int, int, int]]:
         """The chunks: their area and index, and from where to where in them."""
         for area in self._areas:
-            region, at = area.region, address - area.region.base
-            if at >= 0 and at + length <= region.length:
-                end = at + length
+            at, end = address - area.region.base, address - area.region.base + length
+            if at >= 0 and end <= area.region.length:
                 while at < end:
-                    index, first = divmod(at, region.chunk)
-                    last = min(region.chunk, first + end - at)
+                    index, first = divmod(at, area.region.chunk)
+                    last = min(area.region.chunk, first + end - at)
                     yield area, index, first, last
                     at += last - first
                 return
@@ -101,64 +99,57 @@ class Shield:
 class _Area:
     """A region. What lies in memory is copied before it is checked: its owner may change it at any time."""
 
-    def __init__(self, memory: memoryview, region: Region, key: bytes, epoch: int) -> None:
-        self.region, self._memory, self._epoch = region, memory, epoch
-        self._tree_key = hmac.digest(key, b"tree", "sha256")
+    def __init__(self, memory: memoryview, region: Region, key: bytes, version: int) -> None:
+        self.region, self._memory, self._next = region, memory, version
         self._cipher, self._stride, self._mode = AESGCM(key), region.stride, region.mode
-        self.versions, self.root = array("Q"), b""
+        self._tree_key, self.versions, self.root = hmac.digest(key, b"tree", "sha256"), array("Q"), b""
         self._levels, at = list[tuple[int, int]](), region.chunks * region.stride
         for count, size in region.levels:
             self._levels.append((at, size))
             at += count * size
 
-    def start(self, kept: bytes | None) -> None:
-        """With what was on chip; None: as new."""
+    def start(self, kept: str | None) -> None:
+        """With what was on chip, hex; None: as new."""
         if self._mode == "versions":
-            self.versions = array("Q", bytes(8 * self.region.chunks) if kept is None else kept)
+            self.versions = array("Q", bytes.fromhex(kept) if kept else bytes(8 * self.region.chunks))
         elif kept is not None:
-            self.root = kept
+            self.root = bytes.fromhex(kept)
         elif self._mode == "mac":  # nothing on chip says which chunks were written
             for index in range(self.region.chunks):
                 self.write(index, bytes(self.region.chunk))
-        else:
-            for level, (count, size) in enumerate(self.region.levels):
-                whole, self.root = self.root.ljust(count * size, b"\0"), b""
-                for place in range(count):
-                    node = whole[place * size : (place + 1) * size]
-                    self._node(level, place)[:] = node
-                    self.root += self._digest(level, place, node)
+        for level, (count, size) in enumerate(self.region.levels if kept is None else ()):
+            whole, self.root = self.root.ljust(count * size, b"\0"), b""
+            for place in range(count):
+                self._node(level, place)[:] = node = whole[place * size : (place + 1) * size]
+                self.root += self._digest(level, place, node)
 
     def read(self, index: int) -> bytes:
-        at, mode, checked, start = index * self._stride, self._mode, None, 0
-        sealed = bytes(self._memory[at : at + self._stride])
-        if mode == "mac":
-            nonce, checked, start = sealed[:NONCE], index.to_bytes(4, "big"), NONCE
+        sealed = bytes(self._memory[index * self._stride : (index + 1) * self._stride])
+        if self._mode == "versions":
+            version = self.versions[index].to_bytes(VERSION, "big")
+        elif self._mode == "tree":
+            slot = index % ARITY * VERSION
+            version = bytes(self._nodes(index)[0][slot : slot + VERSION])
         else:
-            version = self.versions[index] if mode == "versions" else _at(self._nodes(index)[0], index)
-            if not version:
-                return bytes(self.region.chunk)
-            nonce = index.to_bytes(4, "big") + version.to_bytes(8, "big")
+            version, sealed = sealed[:VERSION], sealed[VERSION:]
+        if not any(version) and self._mode != "mac":
+            return bytes(self.region.chunk)
         try:
-            return self._cipher.decrypt(nonce, memoryview(sealed)[start:], checked)
+            return self._cipher.decrypt(index.to_bytes(4, "big") + version, sealed, None)
         except InvalidTag:
             raise Tampered(f"shield: chunk {index} of {self.region} is not what was written last") from None
 
     def write(self, index: int, data: bytes | memoryview) -> None:
-        at, checked = index * self._stride, None
-        if self._mode == "mac":
-            nonce, checked = os.urandom(NONCE), index.to_bytes(4, "big")
-            self._memory[at : at + NONCE] = nonce
-            at += NONCE
-        else:
-            nodes = self._nodes(index) if self._mode == "tree" else []
-            version = max((_at(nodes[0], index) if nodes else self.versions[index]) + 1, self._epoch)
-            nonce = index.to_bytes(4, "big") + version.to_bytes(8, "big")
-            if nodes:
-                self._climb(index, version, nodes)
-            else:
-                self.versions[index] = version
+        at, version = index * self._stride, self._next.to_bytes(VERSION, "big")
+        if self._mode == "versions":
+            self.versions[index] = self._next
+        elif self._mode == "tree":
+            self._climb(index, version, self._nodes(index))
+        self._next += 1
         # not sealed in place: its owner could change the ciphertext before the tag is made of it
-        sealed = self._cipher.encrypt(nonce, data, checked)
+        sealed = self._cipher.encrypt(index.to_bytes(4, "big") + version, data, None)
+        if self._mode == "mac":
+            sealed = version + sealed
         self._memory[at : at + len(sealed)] = sealed
 
     def _nodes(self, index: int) -> list[bytearray]:
@@ -173,9 +164,8 @@ class _Area:
             expected = bytes(node[slot : slot + DIGEST])
         return nodes
 
-    def _climb(self, index: int, version: int, nodes: list[bytearray]) -> None:
+    def _climb(self, index: int, put: bytes, nodes: list[bytearray]) -> None:
         """Put a chunk's version in, and the digests above it up to the root."""
-        put = version.to_bytes(8, "big")
         for level, node in enumerate(nodes):
             index, slot = index // ARITY, index % ARITY * len(put)
             node[slot : slot + len(put)] = put
@@ -190,7 +180,3 @@ class _Area:
     def _digest(self, level: int, place: int, node: bytes | bytearray) -> bytes:
         person = level.to_bytes(8, "big") + place.to_bytes(8, "big")
         return hashlib.blake2b(node, key=self._tree_key, person=person, digest_size=DIGEST).digest()
-
-
-def _at(block: bytearray, index: int) -> int:
-    return int.from_bytes(block[index % ARITY * 8 : index % ARITY * 8 + 8], "big")
