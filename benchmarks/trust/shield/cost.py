@@ -4,8 +4,6 @@ The accelerators are those of ShEF whose traffic its sources show (stanford-mast
 cycles that they compute, at one iteration a cycle, and bytes that they move.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """``windtunnel trust``: attestation and shields, against a host that attacks them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -6,8 +6,6 @@ rules are here; the verifier only says which signatures hold.
 Source: Zhao, Gao and Kozyrakis, ShEF (ASPLOS 2022), remote attestation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

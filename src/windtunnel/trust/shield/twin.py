@@ -8,8 +8,6 @@ Source: Zhao et al., ShEF (ASPLOS 2022), Shield; an engine's cycles are those of
 the S-boxes' and one more; SHA-256 takes 66 for 64 bytes, and an HMAC has four blocks beside the data.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from windtunnel.trust.shield.model import Region

@@ -16,7 +16,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import fsspec
 from cryptography.exceptions import InvalidTag
@@ -84,9 +84,11 @@ class ShieldFileSystem(AbstractFileSystem):  # type: ignore[misc]
         with self._database() as base:
             query = "SELECT path, version, size FROM file WHERE path = ? OR path > ? AND path < ?"
             rows = base.execute(query, (key, key + "/", key + "0")).fetchall()  # "0" comes after "/"
-        if not rows:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return {name[len(key) + 1 :]: (version, size) for name, version, size in rows}
+        return (
+            _missing(path)
+            if not rows
+            else {name[len(key) + 1 :]: (version, size) for name, version, size in rows}
+        )
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         file = self._find(path).get("")
@@ -123,7 +125,7 @@ class ShieldFileSystem(AbstractFileSystem):  # type: ignore[misc]
             self._files.remove(self._blob(*old))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        version, size = self._find(path).get("", (0, 0))
+        version, size = self._find(path).get("") or _missing(path)
         first, last, _step = slice(start, end).indices(size)
         begin, stop = first // CHUNK * CHUNK, min(size, -(-last // CHUNK) * CHUNK)
         if last <= first:
@@ -165,6 +167,10 @@ class ShieldFile(AbstractBufferedFile):  # type: ignore[misc]
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         return bytes(self.fs.cat_file(self.path, start, end))
+
+
+def _missing(path: str) -> NoReturn:
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def _nonce(at: int, version: int) -> bytes:
