@@ -23,6 +23,7 @@ ACCELERATORS = {
     "bitcoin": (1.0, Traffic(64, 0.0), 64),  # registers alone
     "digit recognition": (2000 * 450.0, Traffic(4096, 642_000 / 4096), 4096),
     "convolution": (64 * 729 * 25.0, Traffic(4096, 894_336 / 4096, 186_624 / 4096), 4096),
+    # four loads and a store a pixel; a buffer that reads and writes each chunk of the image once
     "affine": (512 * 512 * 5.0, Traffic(64, 16384.0, 16384.0, random=True), 64),
 }
 
