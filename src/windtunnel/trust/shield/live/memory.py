@@ -57,9 +57,9 @@ class Shield:
         self._kept["openings"] += 1
         for region, before in zip(regions, self._kept["on_chip"], strict=True):
             key = hmac.digest(bytes.fromhex(self._kept["key"]), b"%d" % len(self._areas), "sha256")
-            area = _Area(view[: region.room], region, key, self._kept["openings"] << EPOCH)
-            area.start(before)
-            self._areas.append(area)
+            self._areas.append(
+                _Area(view[: region.room], region, key, self._kept["openings"] << EPOCH, before)
+            )
             view = view[region.room :]
         self.save()
 
@@ -100,9 +100,12 @@ class Shield:
 
 
 class _Area:
-    """A region. What lies in memory is copied before it is checked: its owner may change it at any time."""
+    """A region. What lies in memory is copied before it is checked: its owner may change it at any time.
+    ``kept``: what was on chip, hex; None: as new."""
 
-    def __init__(self, memory: memoryview, region: Region, key: bytes, version: int) -> None:
+    def __init__(
+        self, memory: memoryview, region: Region, key: bytes, version: int, kept: str | None
+    ) -> None:
         self.region, self._memory, self._next = region, memory, version
         self._cipher, self._stride, self._mode = AESGCM(key), region.stride, region.mode
         self._tree_key, self.versions, self.root = hmac.digest(key, b"tree", "sha256"), array("Q"), b""
@@ -110,9 +113,6 @@ class _Area:
         for count, size in region.levels:
             self._levels.append((at, size))
             at += count * size
-
-    def start(self, kept: str | None) -> None:
-        """With what was on chip, hex; None: as new."""
         if self._mode == "versions":
             self.versions = array("Q", bytes.fromhex(kept) if kept else bytes(8 * self.region.chunks))
         elif kept is not None:
