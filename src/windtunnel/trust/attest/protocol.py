@@ -7,12 +7,10 @@
 
     CDI_0 = HMAC(fuse, H(firmware))   CDI_i+1 = HMAC(CDI_i, H(layer))   attestation key = KDF(CDI)
 
-A device measures each layer before it runs, and a changed one has another attestation key. The device key,
-certified by the manufacturer, signs what was booted with that key. Each exchange has new keys, so nothing
-recorded is opened by keys that leak later; each message is taken once.
+So a layer that was changed has another attestation key. The device key, certified by the manufacturer, signs
+what was booted with that key. Keys are new in each exchange, and each message is taken once.
 
 Source: Zhao et al., ShEF (ASPLOS 2022), secure boot and remote attestation; the chain is that of TCG's DICE.
-Other than ShEF's public artefact: one key signs and another agrees, and the whole certificate is checked.
 """
 
 from __future__ import annotations

@@ -46,8 +46,7 @@ class Machine(NamedTuple):
         self.link.send_bytes(kind + message)
         reply = self.link.recv_bytes()
         if reply[:1] == b"E":
-            words, *failing = json.loads(reply[1:])
-            raise Refused(words, failing)
+            raise Refused(*json.loads(reply[1:]))
         return reply[1:]
 
 
@@ -102,7 +101,7 @@ def _device(link: Connection, fuse: Fuse) -> None:
             try:
                 link.send_bytes(b"." + (calls[request[:1]](request[1:]) or b""))
             except Refused as error:
-                link.send_bytes(b"E" + json.dumps([str(error), *error.failing]).encode())
+                link.send_bytes(b"E" + json.dumps([str(error), error.failing]).encode())
 
 
 def _host(up: Connection, down: Connection, kept: Path) -> None:
