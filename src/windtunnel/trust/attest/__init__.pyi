@@ -1,0 +1,14 @@
+from .live.processes import demonstrate as demonstrate
+from .messages import Refused as Refused
+from .messages import Session as Session
+from .policy import POLICIES as POLICIES
+from .policy import AllowList as AllowList
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide
+from .protocol import Device as Device
+from .protocol import Fuse as Fuse
+from .protocol import Manufacturer as Manufacturer
+from .protocol import Verifier as Verifier
+from .protocol import measure as measure
+from .protocol import read_allow_list as read_allow_list
