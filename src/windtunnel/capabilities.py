@@ -146,6 +146,18 @@ CAPABILITIES = (
         "data.files", "Files on the disks of several hosts, of which some may fail (LineFS)",
         ROOMS, "data", ("files",), "files",
     ),
+    Capability(
+        "control.database", "A cluster's state as tables: scheduling, messages, files, monitoring (DBOS)",
+        ROOMS, "control", ("control",), "control",
+    ),
+    Capability(
+        "control.debug", "Past requests replayed, and tried anew with changed code (TROD)",
+        ("policy", "live"), "control", ("debug",), "control",
+    ),
+    Capability(
+        "control.node", "Agents that learn on a host, and cannot hurt it (SOL)",
+        ROOMS, "control", ("control",), "control",
+    ),
 )  # fmt: skip
 
 
