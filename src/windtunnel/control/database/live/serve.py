@@ -1,0 +1,69 @@
+"""The scheduler: assigns what waits to who is free, and fences workers that do not answer.
+
+Each turn is a few transactions and nothing is kept between them, so that several schedulers may run, and one
+that is killed leaves nothing behind. What fails (a policy, the disk, the server) is said, and tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from windtunnel.base.errors import HostError, UserError, WindtunnelError
+from windtunnel.control.database.live.bell import Listener
+from windtunnel.control.database.live.control import Control
+from windtunnel.control.database.policy import POLICIES
+from windtunnel.store.eventlog import EventLog
+
+NAME = "control.database"
+TURN = 1.0
+"""Seconds between two looks at leases, and at tasks that become due."""
+
+
+def serve(
+    control: Control, stop: threading.Event, *, policy: str = "least", log: EventLog | None = None,
+    say: Callable[[str], object] = lambda words: None,
+) -> None:  # fmt: skip
+    """Schedule by ``policy`` until ``stop``; decisions and what came of them go to ``log``, troubles to ``say``.
+
+    Raises:
+        UserError: there is no such policy.
+    """
+    if policy not in POLICIES:
+        raise UserError(f"`policy` is {policy!r}, accepted are {', '.join(POLICIES)}")
+    listener: Listener | None = None
+    last = ""
+    while not stop.is_set():
+        try:
+            listener = listener or control.listen("scheduler")
+            for name in control.run("expire"):
+                say(f"worker {name} was lost, its tasks are pending again")
+            assign(control, policy, log)
+            last = ""
+            listener.wait(TURN)
+        except WindtunnelError as error:
+            if str(error) != last:  # a trouble that stays is said once
+                say(last := str(error))
+            if listener is not None and isinstance(error, HostError):
+                listener.close()
+                listener = None
+            stop.wait(TURN)
+    if listener is not None:
+        listener.close()
+
+
+def assign(control: Control, policy: str, log: EventLog | None = None) -> int:
+    """Have the policy place all that it can: how many tasks were assigned.
+
+    Raises:
+        PolicyError: the policy failed; what it had placed before stays.
+    """
+    total = 0
+    while placement := control.run("schedule", policy=policy):
+        if log is not None and placement.assigned:
+            log.decision(NAME, policy, placement.observation, placement.decision)
+            log.append("effect", capability=NAME, assigned=placement.assigned)
+        total += len(placement.assigned)
+        if not placement.assigned:
+            break
+    return total
