@@ -1,12 +1,11 @@
 """Which waiting task goes to which worker: first in first out, least loaded, locality, priority, gangs.
 
-A task is looked at in the order of its policy. A gang (tasks that have to begin together) is placed whole or
-not at all. Under ``fifo``, ``least`` and ``locality`` a task that does not fit is passed over; under
-``priority`` nothing passes it, under ``gang`` nothing passes a gang, so that neither waits for ever.
+A gang (tasks that have to begin together) is placed whole or not at all. Under ``fifo``, ``least`` and
+``locality`` a task that does not fit is passed over; under ``priority`` nothing passes it, under ``gang``
+nothing passes a gang, so that neither waits for ever.
 
-Source: Skiadopoulos et al., DBOS: A DBMS-oriented Operating System (VLDB 2022), section 4.1: FIFO takes any
-worker with capacity, least loaded the one with most of it, locality one that holds the task's data. Gangs are
-of Ousterhout, Scheduling Techniques for Concurrent Systems (ICDCS 1982).
+Source: Skiadopoulos et al., DBOS: A DBMS-oriented Operating System (VLDB 2022), section 4.1, for the first
+three; gangs are of Ousterhout, Scheduling Techniques for Concurrent Systems (ICDCS 1982).
 """
 
 from __future__ import annotations
@@ -58,6 +57,10 @@ class Decision:
     reason: str = field(default="", compare=False)
 
 
+Choose = Callable[[Task, dict[str, int]], tuple[str, str]]
+"""A worker and why, by the slots that are free; it may have no room."""
+
+
 def decide(observation: Observation) -> Decision:
     """The oldest task to the worker that has most free slots."""
     return _placed(_oldest(observation), observation, _most_free)
@@ -70,13 +73,11 @@ def fifo(observation: Observation) -> Decision:
 
 def locality(observation: Observation) -> Decision:
     """To a worker that holds the task's data, else to the one that has most free slots."""
-    holders: dict[str, list[str]] = {}
-    for worker in observation.workers:
-        holders.setdefault(worker.data, []).append(worker.name)
+    data = {worker.name: worker.data for worker in observation.workers}
 
     def choose(task: Task, free: dict[str, int]) -> tuple[str, str]:
-        here = {name: free[name] for name in holders.get(task.data, ())} if task.data else {}
-        if here and max(here.values()) >= task.slots:
+        here = {name: count for name, count in free.items() if data[name] == task.data != ""}
+        if max(here.values(), default=0) >= task.slots:
             return _most_free(task, here)[0], "holds its data"
         return _most_free(task, free)
 
@@ -112,11 +113,10 @@ def _first(task: Task, free: dict[str, int]) -> tuple[str, str]:
 
 
 def _placed(
-    tasks: Iterable[Task], observation: Observation, choose: Callable[[Task, dict[str, int]], tuple[str, str]],
+    tasks: Iterable[Task], observation: Observation, choose: Choose,
     passes: Callable[[Task], bool] = lambda task: True,
 ) -> Decision:  # fmt: skip
-    """``choose``: a worker and why, by the slots that are free; it may have no room. ``passes``: whether others
-    may pass a task that does not fit."""
+    """``passes``: whether others may pass a task that does not fit."""
     free = {worker.name: worker.free for worker in observation.workers}
     gangs: dict[str | int, list[Task]] = {}
     for task in tasks:
@@ -124,7 +124,7 @@ def _placed(
     assignments: list[Assignment] = []
     for members in gangs.values():
         whole: list[Assignment] = []
-        for member in members if free else ():
+        for member in members:
             name, reason = choose(member, free)
             if free[name] < member.slots:
                 break

@@ -1,137 +1,112 @@
 """The state of a cluster as tables, what keeps them true, and what is asked of them.
 
-``holder`` is the worker that has a task now; ``worker`` and ``epoch`` are of the last one that had it. A trigger
-moves a worker's ``free`` slots with its tasks and writes the row of ``decision``, so that whatever statement
-moves a task, free slots and held slots add up to ``slots``; a check refuses what would not.
+``holder`` is the worker that has a task now; ``worker`` and ``epoch`` are of the last one that had it.
+Triggers move a worker's ``free`` slots with its tasks and write the rows of ``decision``, so that whatever
+statement moves a task, free and held slots add up to ``slots``; a check refuses what would not.
 
-Source: the tables of DBOS (VLDB 2022, section 4); leases with epochs are of Gray and Cheriton, Leases (SOSP
-1989), and Chubby's sequencers (OSDI 2006, section 2.4).
+Source: the tables of DBOS (Skiadopoulos et al., VLDB 2022, section 4); leases are of Gray and Cheriton (SOSP
+1989), epochs that fence are Chubby's sequencers (OSDI 2006, section 2.4).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import (
-    DDL, BigInteger, CheckConstraint, Column, Engine, Float, Index, Integer, LargeBinary, MetaData, Table, Text,
-    event, inspect,
-)  # fmt: skip
+import sqlalchemy as sql
+from sqlalchemy import Column, Engine, Index, MetaData, Table, Text
 
 from windtunnel.base.errors import UserError
 from windtunnel.store.database import connected, hidden
 from windtunnel.store.transactions import open_database, transact
 
 metadata = MetaData()
-Number = BigInteger().with_variant(Integer, "sqlite")
+Number = sql.BigInteger().with_variant(sql.Integer, "sqlite")
+KINDS: dict[str, Any] = {"text": Text, "int": Number, "real": sql.Float(53), "bytes": sql.LargeBinary}
 
 
-def _text(name: str, default: str | None = "") -> Column[str]:
-    return Column(name, Text, nullable=default is None, server_default=default)
+def _columns(text: str) -> list[Column[Any]]:
+    """Of "name kind default" each; without a default a column may be null."""
+    words = [column.split() for column in text.split(",")]
+    return [
+        Column(name, KINDS[kind], nullable=not more, server_default=more[0].strip("'") if more else None)
+        for name, kind, *more in words
+    ]
 
 
-def _number(name: str, default: str | None = "0") -> Column[int]:
-    return Column(name, Number, nullable=default is None, server_default=default)
+def _table(name: str, key: str, columns: str, *more: Any) -> Table:
+    """``key``: "id", a number (never used twice, also when its row is deleted, where rows are), or text."""
+    first = Column(key, Number if key == "id" else Text, primary_key=True)
+    return Table(
+        name, metadata, first, *_columns(columns), *more, sqlite_autoincrement=name in ("task", "message")
+    )
 
 
-def _seconds(name: str, default: str | None = None) -> Column[float]:
-    return Column(name, Float(53), nullable=default is None, server_default=default)
-
-
-def _key() -> Column[int]:
-    """Never used twice, also when its row is deleted."""
-    return Column("id", Number, primary_key=True, autoincrement=True)
-
-
-worker = Table(
-    "worker", metadata, Column("name", Text, primary_key=True), _number("slots"), _number("free"),
-    _text("data"), _number("epoch", "1"), _seconds("lease_until", "0"),
-    CheckConstraint("free BETWEEN 0 AND slots", name="slots_add_up"),
-)  # fmt: skip
-task = Table(
-    "task", metadata, _key(), Column("key", Text, unique=True, nullable=False), _text("command"),
-    _number("priority"), _number("slots", "1"), _text("data"), _text("gang"), _number("members", "1"),
-    _seconds("not_before", "0"), _number("attempts", "3"), _text("state", "pending"), _number("attempt"),
-    _text("holder", None), _text("worker", None), _number("epoch", None), _text("policy", None),
-    _text("reason", None), _seconds("created", "0"), _seconds("assigned"), _seconds("started"),
-    _seconds("ended"), _number("status", None), _text("error", None), _text("output", None),
-    sqlite_autoincrement=True,
-)  # fmt: skip
-for _name, _columns, _where in (
+worker = _table("worker", "name", "slots int 0, free int 0, data text '', epoch int 1, lease_until real 0",
+                sql.CheckConstraint("free BETWEEN 0 AND slots", name="slots_add_up"))  # fmt: skip
+task = _table("task", "id", "key text '', command text '', priority int 0, slots int 1, data text '',"
+              "gang text '', members int 1, not_before real 0, attempts int 3, state text pending, attempt int 0,"
+              "holder text, worker text, epoch int, policy text, reason text, created real 0, assigned real, started real,"
+              "ended real, status int, error text, output text", sql.UniqueConstraint("key"))  # fmt: skip
+for _name, _of, _where in (
     ("task_pending", (task.c.priority.desc(), task.c.id), task.c.state == "pending"),
     ("task_holder", (task.c.holder,), task.c.holder.is_not(None)),
     ("task_gang", (task.c.gang,), task.c.gang != ""),
 ):
-    Index(_name, *_columns, sqlite_where=_where, postgresql_where=_where)
-decision = Table(
-    "decision", metadata, _key(), _seconds("at"), _text("policy"), _number("task"), _number("attempt"),
-    _text("worker"), _text("reason"), sqlite_autoincrement=True,
-)  # fmt: skip
-message = Table(
-    "message", metadata, _key(), _text("receiver"), _text("sender"), _text("body"), _seconds("sent"),
-    Index("message_receiver", "receiver", "id"), sqlite_autoincrement=True,
-)  # fmt: skip
-file = Table(
-    "file", metadata, Column("path", Text, primary_key=True), _text("id"), _number("size"), _seconds("modified"),
-)  # fmt: skip
-file_block = Table(
-    "file_block", metadata, Column("file", Text, primary_key=True),
-    Column("number", Number, primary_key=True, autoincrement=False), Column("data", LargeBinary, nullable=False),
-)  # fmt: skip
+    Index(_name, *_of, sqlite_where=_where, postgresql_where=_where)
+_table("decision", "id", "at real, policy text, task int, attempt int, worker text, reason text")
+_table("message", "id", "receiver text, sender text, body text, sent real",
+       Index("message_receiver", "receiver", "id"))  # fmt: skip
+_table("file", "path", "id text, size int, modified real")
+Table("file_block", metadata, Column("file", Text, primary_key=True),
+      Column("number", Number, primary_key=True, autoincrement=False), *_columns("data bytes"))  # fmt: skip
 
-_TAKES = """UPDATE worker SET free = free - NEW.slots WHERE name = NEW.holder;
-INSERT INTO decision (at, policy, task, attempt, worker, reason)
-VALUES (NEW.assigned, NEW.policy, NEW.id, NEW.attempt + 1, NEW.holder, NEW.reason);"""
-_GIVES = "UPDATE worker SET free = free + OLD.slots WHERE name = OLD.holder AND epoch = OLD.epoch;"
-_ON = "AFTER UPDATE OF holder ON task FOR EACH ROW WHEN (OLD.holder IS {} AND NEW.holder IS {})"
-_NOW = {
-    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
-    "postgresql": "CAST(extract(epoch FROM now()) AS double precision)",
-}
-_LIVE = "(SELECT {} FROM worker WHERE lease_until >= {now})"
+_NOW = {"sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+        "postgresql": "CAST(extract(epoch FROM now()) AS double precision)"}  # fmt: skip
+_TRIGGERS = {
+    "task_takes": ("OLD.holder IS NULL AND NEW.holder IS NOT NULL", """
+        UPDATE worker SET free = free - NEW.slots WHERE name = NEW.holder;
+        INSERT INTO decision (at, policy, task, attempt, worker, reason)
+        VALUES (NEW.assigned, NEW.policy, NEW.id, NEW.attempt + 1, NEW.holder, NEW.reason);"""),
+    "task_gives": ("OLD.holder IS NOT NULL AND NEW.holder IS NULL", """
+        UPDATE worker SET free = free + OLD.slots WHERE name = OLD.holder AND epoch = OLD.epoch;"""),
+}  # fmt: skip
+_GANG = "FROM task AS other WHERE other.gang = task.gang"
+_LIVE = "FROM worker WHERE lease_until >= {now})"
 _VIEWS = {
-    "waiting": """SELECT id, key, priority, slots, gang, {now} - created AS seconds, CASE
+    "waiting": f"""SELECT id, key, priority, slots, gang, {{now}} - created AS seconds, CASE
     WHEN holder IS NOT NULL THEN 'assigned to ' || holder || ', which has not begun it'
-    WHEN not_before > {now} THEN 'not before a time that is to come'
-    WHEN gang <> '' AND members > (SELECT count(*) FROM task AS other WHERE other.gang = task.gang)
-        THEN 'gang incomplete: ' || (SELECT count(*) FROM task AS other WHERE other.gang = task.gang)
-            || ' of ' || members || ' members'
-    WHEN {live_count} = 0 THEN 'no worker'
-    WHEN slots > {live_slots} THEN 'too large: no worker has ' || slots || ' slots'
-    WHEN slots > {live_free} THEN 'no free slots: no worker has ' || slots || ' of them'
-    WHEN gang <> '' AND {live_sum} < (SELECT sum(slots) FROM task AS other
-        WHERE other.gang = task.gang AND other.state = 'pending') THEN 'no free slots for the whole gang'
+    WHEN not_before > {{now}} THEN 'not before a time that is to come'
+    WHEN gang <> '' AND members > (SELECT count(*) {_GANG})
+        THEN 'gang incomplete: ' || (SELECT count(*) {_GANG}) || ' of ' || members || ' members'
+    WHEN NOT EXISTS (SELECT 1 {_LIVE} THEN 'no worker'
+    WHEN slots > (SELECT max(slots) {_LIVE} THEN 'too large: no worker has ' || slots || ' slots'
+    WHEN slots > (SELECT max(free) {_LIVE} THEN 'no free slots: no worker has ' || slots || ' of them'
+    WHEN gang <> '' AND (SELECT sum(free) {_LIVE} < (SELECT sum(slots) {_GANG} AND state = 'pending')
+        THEN 'no free slots for the whole gang'
     ELSE 'to be scheduled' END AS why
-FROM task WHERE state IN ('pending', 'assigned') ORDER BY priority DESC, id""",
-    "load": """SELECT name, slots, free, slots - free AS held,
+    FROM task WHERE state IN ('pending', 'assigned') ORDER BY priority DESC, id""",
+    "load": """SELECT name, slots, free,
     (SELECT count(*) FROM task WHERE task.holder = worker.name) AS tasks, epoch,
-    CASE WHEN lease_until >= {now} THEN 'live' ELSE 'gone' END AS state, lease_until - {now} AS lease
-FROM worker ORDER BY name""",
-    "history": """SELECT decision.at, decision.task, task.key, decision.attempt, decision.policy, decision.worker,
-    decision.reason, decision.at - task.created AS waited, task.state, task.status, task.error
-FROM decision JOIN task ON task.id = decision.task ORDER BY decision.id""",
+    CASE WHEN lease_until >= {now} THEN 'live' ELSE 'gone' END AS state,
+    CASE WHEN lease_until >= {now} THEN lease_until - {now} END AS lease FROM worker ORDER BY name""",
+    "history": """SELECT decision.at, task, key, decision.attempt, decision.policy, decision.worker,
+    decision.reason, decision.at - created AS waited, state, status, error
+    FROM decision JOIN task ON task.id = decision.task ORDER BY decision.id""",
 }
-
-
-def _statements(dialect: str) -> list[str]:
-    if dialect == "sqlite":
-        made = [f"CREATE TRIGGER task_takes {_ON.format('NULL', 'NOT NULL')} BEGIN {_TAKES} END",
-                f"CREATE TRIGGER task_gives {_ON.format('NOT NULL', 'NULL')} BEGIN {_GIVES} END"]  # fmt: skip
-    else:
-        body = "CREATE FUNCTION {0}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {1} RETURN NULL; END $$"
-        made = [body.format("task_takes", _TAKES), body.format("task_gives", _GIVES)]
-        made += [f"CREATE TRIGGER {name} {_ON.format(*states)} EXECUTE FUNCTION {name}()"
-                 for name, states in (("task_takes", ("NULL", "NOT NULL")),
-                                      ("task_gives", ("NOT NULL", "NULL")))]  # fmt: skip
-    now = _NOW[dialect]
-    live = {f"live_{name}": _LIVE.format(what, now=now) for name, what in (
-        ("count", "count(*)"), ("slots", "max(slots)"), ("free", "max(free)"), ("sum", "sum(free)"))}  # fmt: skip
-    return made + [f"CREATE VIEW {name} AS {body.format(now=now, **live)}" for name, body in _VIEWS.items()]
-
-
-for _dialect in _NOW:
-    for _statement in _statements(_dialect):
-        _ddl = DDL(_statement.replace("%", "%%")).execute_if(dialect=_dialect)
-        event.listen(metadata, "after_create", _ddl)
+for _dialect, _now in _NOW.items():
+    _made = [f"CREATE VIEW {name} AS {body.format(now=_now)}" for name, body in _VIEWS.items()]
+    for _name, (_when, _body) in _TRIGGERS.items():
+        _does = f"BEGIN {_body} END"
+        if _dialect != "sqlite":
+            _made.append(f"CREATE FUNCTION {_name}() RETURNS trigger LANGUAGE plpgsql AS"
+                         f" $$ BEGIN {_body} RETURN NULL; END $$")  # fmt: skip
+            _does = f"EXECUTE FUNCTION {_name}()"
+        _made.append(
+            f"CREATE TRIGGER {_name} AFTER UPDATE OF holder ON task FOR EACH ROW WHEN ({_when}) {_does}"
+        )
+    for _statement in _made:
+        sql.event.listen(metadata, "after_create", sql.DDL(_statement).execute_if(dialect=_dialect))
 
 
 def open_tables(url: str, option: str, *, create: bool = False, durable: bool = True) -> Engine:
@@ -142,20 +117,20 @@ def open_tables(url: str, option: str, *, create: bool = False, durable: bool = 
         DatabaseError: it cannot be used.
     """
     parsed = connected(url, option).url
-    lite = parsed.get_backend_name() == "sqlite" and parsed.database
+    file = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
     missing = f"{option}: {hidden(url)} has no control plane; windtunnel control init makes one"
-    if lite and not create and not Path(lite).exists():
+    if file and create:
+        file.absolute().parent.mkdir(parents=True, exist_ok=True)
+    elif file and not file.exists():  # it would be made
         raise UserError(missing)
-    if lite:
-        Path(lite).absolute().parent.mkdir(parents=True, exist_ok=True)
     engine = open_database(url, option, durable=durable)
 
-    def make(connection: object) -> bool:
-        there: bool = inspect(connection).has_table("task")  # type: ignore[call-overload]
+    def made(connection: sql.Connection) -> bool:
+        there = sql.inspect(connection).has_table("task")
         if create and not there:
-            metadata.create_all(connection, checkfirst=False)  # type: ignore[arg-type]
+            metadata.create_all(connection, checkfirst=False)
         return there or create
 
-    if not transact(engine, make):
+    if not transact(engine, made):
         raise UserError(missing)
     return engine

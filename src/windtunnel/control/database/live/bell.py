@@ -1,122 +1,99 @@
-"""How who waits for the database is woken: LISTEN and NOTIFY of Postgres, or datagrams beside SQLite's file.
+"""How who waits for the database is woken: LISTEN and NOTIFY of Postgres, or named pipes beside SQLite's
+file.
 
-A listener at a SQLite database has a Unix socket in the folder ``NAME-bell`` beside it; to ring is to send each
-socket of a channel an empty datagram. One whose process is gone is removed by the next who rings. A ring that is
-lost costs a wait until the listener looks by itself (its timeout), nothing else.
+A listener at SQLite reads a pipe in the folder ``FILE-bell``; to ring is to write a byte. A ring that is
+lost, or that another listener of the channel took, costs a wait until this one looks by itself, nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import select
-import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from windtunnel.store.transactions import DatabaseError
-
-_COUNT = itertools.count()
 
 
 def _name(channel: str) -> str:
     return "wt_" + hashlib.sha256(channel.encode()).hexdigest()[:24]
 
 
-def _folder(engine: Engine) -> Path:
-    database = make_url(str(engine.url)).database or ""
-    return Path(f"{Path(database).absolute()}-bell")
+def _pipe(engine: Engine, channel: str) -> Path:
+    return Path(f"{Path(engine.url.database or '').absolute()}-bell", _name(channel))
 
 
 def ring(engine: Engine, channels: Iterable[str]) -> None:
-    """Wake whoever listens to any of ``channels``."""
-    names = {_name(channel) for channel in channels}
+    """Wake who listens to ``channels``."""
     if engine.dialect.name != "sqlite":
-        with contextlib.suppress(SQLAlchemyError), engine.connect() as connection:
-            for name in sorted(names):
-                connection.exec_driver_sql(f"NOTIFY {name}")
-            connection.commit()
+        with contextlib.suppress(SQLAlchemyError), engine.begin() as connection:
+            for channel in channels:
+                connection.exec_driver_sql(f"NOTIFY {_name(channel)}")
         return
-    try:
-        folder = os.open(_folder(engine), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:  # nobody has ever listened
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.setblocking(False)
-        for entry in os.listdir(folder):
-            if entry.partition("@")[0] in names:
-                try:
-                    sender.sendto(b"", f"/proc/self/fd/{folder}/{entry}")  # a path of any length
-                except ConnectionRefusedError:
-                    with contextlib.suppress(OSError):
-                        os.unlink(entry, dir_fd=folder)
-                except OSError:  # full: it is awake; or just gone
-                    pass
-    os.close(folder)
+    for channel in channels:
+        with contextlib.suppress(OSError):  # nobody listens, or the pipe is full of rings
+            pipe = os.open(_pipe(engine, channel), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with contextlib.closing(os.fdopen(pipe, "wb", buffering=0)) as file:
+                file.write(b"!")
 
 
 class Listener:
-    """Hears the rings of one channel; ``fileno`` is readable when there was one.
+    """Hears the rings of one channel from when it is made until it is closed.
 
     Raises:
         DatabaseError: the database, or the folder beside it, cannot be used.
     """
 
     def __init__(self, engine: Engine, channel: str) -> None:
-        self._socket: socket.socket | None = None
-        try:
-            if engine.dialect.name != "sqlite":
-                import psycopg
-
-                url = make_url(engine.url).set(drivername="postgresql").render_as_string(hide_password=False)
-                self._server: Any = psycopg.connect(url, autocommit=True)
-                self._server.execute(f"LISTEN {_name(channel)}")
-                return
-            folder = _folder(engine)
-            folder.mkdir(exist_ok=True)
-            self._path = folder / f"{_name(channel)}@{os.getpid()}.{next(_COUNT)}"
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            opened = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            self._path.unlink(missing_ok=True)
-            self._socket.bind(f"/proc/self/fd/{opened}/{self._path.name}")
-            os.close(opened)
-        except Exception as error:  # psycopg's own kinds, and OSError
-            raise DatabaseError(f"{engine.url.database}: nobody can wait for it ({str(error).splitlines()[0]})") from error
-
-    def fileno(self) -> int:
-        descriptor: int = self._server.fileno() if self._socket is None else self._socket.fileno()
-        return descriptor
+        self._engine, self._files = engine, contextlib.ExitStack()
+        self._source: Any
+        with self._named():
+            if engine.dialect.name == "sqlite":
+                path = _pipe(engine, channel)
+                path.parent.mkdir(exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    os.mkfifo(path)
+                # for writing too: else it would be at its end whenever nobody rings
+                self._source = self._files.enter_context(
+                    os.fdopen(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
+                )
+            else:
+                connection = self._files.enter_context(contextlib.closing(engine.raw_connection()))
+                connection.detach()
+                self._source = connection.driver_connection
+                self._source.autocommit = True
+                self._source.execute(f"LISTEN {_name(channel)}")
 
     def wait(self, timeout: float, others: Iterable[int] = ()) -> None:
-        """Until somebody rings, one of the descriptors ``others`` is readable, or ``timeout`` seconds are over.
+        """Until somebody rings, one of the descriptors ``others`` is readable, or ``timeout`` seconds are
+        over.
 
         Raises:
             DatabaseError: the server is gone.
         """
         poll = select.poll()
-        for descriptor in (self.fileno(), *others):
+        for descriptor in (self._source.fileno(), *others):
             poll.register(descriptor, select.POLLIN)
         poll.poll(max(0.0, timeout) * 1000)
-        if self._socket is None:
-            try:
-                for _ in self._server.notifies(timeout=0):
-                    pass
-            except Exception as error:
-                raise DatabaseError(f"the server of Postgres is gone ({str(error).strip()})") from error
-        else:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    self._socket.recv(1)
+        with self._named():
+            if self._engine.dialect.name == "sqlite":
+                self._source.read(1 << 16)
+            else:
+                list(self._source.notifies(timeout=0))
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # also the driver's own kinds
+            why = str(error).strip().partition("\n")[0]
+            raise DatabaseError(f"{self._engine.url.database}: nobody can wait for it ({why})") from error
 
     def close(self) -> None:
-        if self._socket is None:
-            self._server.close()
-        else:
-            self._socket.close()
-            self._path.unlink(missing_ok=True)
+        self._files.close()

@@ -1,4 +1,5 @@
-"""A control plane that is open: its services by name, each of which rings for those who wait for what it did."""
+"""A control plane that is open: its services by name, each of which rings for those who wait for what it
+did."""
 
 from __future__ import annotations
 
@@ -15,47 +16,45 @@ from windtunnel.control.database.tables import open_tables
 from windtunnel.store.transactions import Runner, Transactions, transact
 
 Wrap = Callable[[Transactions], Runner]
-_SCHEDULER = "scheduler"
+Table = tuple[list[str], list[tuple[Any, ...]]]
 _RINGS: Mapping[str, Callable[[Any, Any], Iterable[str]]] = {
-    **dict.fromkeys(("submit", "finish", "join", "leave", "expire"), lambda arguments, result: [_SCHEDULER]),
+    **dict.fromkeys(("submit", "finish", "join", "renew"), lambda arguments, result: ["scheduler"]),
     "schedule": lambda arguments, result: {f"worker {name}" for _, name in result.assigned} if result else (),
-    "send": lambda arguments, result: {f"receiver {receiver}" for receiver, _ in arguments["messages"]},
+    "send": lambda arguments, result: {f"receiver {name}" for name, _ in arguments["messages"]},
 }
-"""Whom each service wakes, by its arguments and its result."""
+"""Whom a service wakes, by its arguments and its result."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """``run`` takes the name of a handler (see `handlers`) and its arguments."""
-
     engine: Engine
     runner: Runner
 
     def run(self, name: str, **arguments: Any) -> Any:
-        """What the service returns, once it is committed.
+        """What the handler of that name (`HANDLERS`) returns, once it is committed.
 
         Raises:
-            UserError: an argument cannot be.
+            UserError, PolicyError: as the handler does.
             DatabaseError: the database cannot be used.
         """
         result = self.runner.run(name, **arguments)
-        if name in _RINGS:
-            ring(self.engine, _RINGS[name](arguments, result))
+        if name in _RINGS and (channels := _RINGS[name](arguments, result)):
+            ring(self.engine, channels)
         return result
 
     def listen(self, kind: str, name: str = "") -> Listener:
-        """Hear of what ``kind`` waits for: "scheduler", or the "worker" or "receiver" of that ``name``."""
+        """Hear of what is for the "scheduler", or the "worker" or "receiver" of that ``name``."""
         return Listener(self.engine, f"{kind} {name}".strip())
 
-    def query(self, statement: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def query(self, statement: str) -> Table:
         """The names and rows of a statement that only reads.
 
         Raises:
             UserError: it is wrong, or wants to write.
         """
+        lite = self.engine.dialect.name == "sqlite"
 
-        def read(connection: Connection) -> tuple[list[str], list[tuple[Any, ...]]]:
-            lite = self.engine.dialect.name == "sqlite"
+        def read(connection: Connection) -> Table:
             cursor: Any = connection.connection.cursor()
             cursor.execute("PRAGMA query_only=1" if lite else "SET TRANSACTION READ ONLY")
             try:
@@ -69,16 +68,15 @@ class Control:
                 if lite:
                     cursor.execute("PRAGMA query_only=0")
 
-        found: tuple[list[str], list[tuple[Any, ...]]] = transact(self.engine, read, readonly=True)
-        return found
+        table: Table = transact(self.engine, read, readonly=True)
+        return table
 
 
 def open_control(
     url: str, *, option: str = "url", create: bool = False, durable: bool = True, wrap: Wrap | None = None
 ) -> Control:
-    """The control plane at ``url`` (sqlite:///FILE, postgresql://USER@HOST/NAME), made if ``create`` and there is none.
-
-    ``wrap``: makes the `Runner` that all services go through, such as one that records. ``durable``: what is
+    """The control plane at ``url`` (sqlite:///FILE, postgresql://USER@HOST/NAME), made if ``create`` and
+    missing. ``wrap``: makes the `Runner` of all services, such as one that records. ``durable``: what is
     committed outlives the host, not the process alone.
 
     Raises:

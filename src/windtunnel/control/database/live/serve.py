@@ -6,11 +6,11 @@ that is killed leaves nothing behind. What fails (a policy, the disk, the server
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
-from windtunnel.base.errors import HostError, UserError, WindtunnelError
-from windtunnel.control.database.live.bell import Listener
+from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.control.database.live.control import Control
 from windtunnel.control.database.policy import POLICIES
 from windtunnel.store.eventlog import EventLog
@@ -24,32 +24,28 @@ def serve(
     control: Control, stop: threading.Event, *, policy: str = "least", log: EventLog | None = None,
     say: Callable[[str], object] = lambda words: None,
 ) -> None:  # fmt: skip
-    """Schedule by ``policy`` until ``stop``; decisions and what came of them go to ``log``, troubles to ``say``.
+    """Schedule by ``policy`` until ``stop``; decisions and what came of them go to ``log``, troubles to
+    ``say``.
 
     Raises:
         UserError: there is no such policy.
     """
     if policy not in POLICIES:
         raise UserError(f"`policy` is {policy!r}, accepted are {', '.join(POLICIES)}")
-    listener: Listener | None = None
     last = ""
     while not stop.is_set():
         try:
-            listener = listener or control.listen("scheduler")
-            for name in control.run("expire"):
-                say(f"worker {name} was lost, its tasks are pending again")
-            assign(control, policy, log)
-            last = ""
-            listener.wait(TURN)
+            with contextlib.closing(control.listen("scheduler")) as listener:
+                while not stop.is_set():
+                    for name in control.run("expire"):
+                        say(f"worker {name} has left or was lost")
+                    assign(control, policy, log)
+                    last = ""
+                    listener.wait(TURN)
         except WindtunnelError as error:
             if str(error) != last:  # a trouble that stays is said once
                 say(last := str(error))
-            if listener is not None and isinstance(error, HostError):
-                listener.close()
-                listener = None
             stop.wait(TURN)
-    if listener is not None:
-        listener.close()
 
 
 def assign(control: Control, policy: str, log: EventLog | None = None) -> int:
@@ -59,11 +55,9 @@ def assign(control: Control, policy: str, log: EventLog | None = None) -> int:
         PolicyError: the policy failed; what it had placed before stays.
     """
     total = 0
-    while placement := control.run("schedule", policy=policy):
-        if log is not None and placement.assigned:
+    while (placement := control.run("schedule", policy=policy)) and placement.assigned:
+        total += len(placement.assigned)
+        if log is not None:
             log.decision(NAME, policy, placement.observation, placement.decision)
             log.append("effect", capability=NAME, assigned=placement.assigned)
-        total += len(placement.assigned)
-        if not placement.assigned:
-            break
     return total
