@@ -39,6 +39,11 @@ SPEC = {
     "attempts": 3,
 }
 """What a task is beside its command, unless it says so."""
+_KINDS: dict[str, Any] = {name: type(value) for name, value in SPEC.items()} | {
+    "command": list, "not_before": int | float
+}  # fmt: skip
+_ACCEPTED = (f"command (a list of words), {', '.join(SPEC)}; slots and attempts are 1 or more, and members is 2 to"
+             f" {GROUP} with the name of a gang, else 1")  # fmt: skip
 _TYPES = {"text": "value->>{}", "int": "CAST(value->>{} AS bigint)", "real": "CAST(value->>{} AS float8)"}
 
 
@@ -111,34 +116,19 @@ def submit(call: Call, tasks: Sequence[dict[str, Any]]) -> list[int]:
         commands = {key: command for key, _, command in known}
         for key, spec in zip(keys, specs, strict=True):
             if spec["command"] != commands[key]:
-                raise UserError(
-                    f"submit: key {key!r} is of task {new[key]}, whose command is {commands[key]}"
-                )
+                raise UserError(f"submit: key {key!r} is of task {new[key]}, which runs {commands[key]}")
     return [new[key] for key in keys]
 
 
 def _check(spec: dict[str, Any]) -> None:
-    words, counts = spec.get("command"), ("slots", "members", "attempts")
-    accepted = {
-        name: f"a {type(default).__name__}{' from 1 up' * (name in counts)}" for name, default in SPEC.items()
-    }
-    for name, value in spec.items():
-        default = SPEC.get(name)
-        if name == "command":
-            fits = (
-                isinstance(words, list)
-                and bool(words)
-                and all(word and isinstance(word, str) for word in words)
-            )
-        else:
-            fits = isinstance(value, int | float if isinstance(default, float) else type(default))
-        if not fits or (name in counts and value < 1) or value is None:
-            may = accepted.get(name, "a list of words" if name == "command" else f"one of {', '.join(SPEC)}")
-            raise UserError(f"submit: {name} is {value!r}, accepted is {may}")
-    if (spec["members"] > 1) != bool(spec["gang"]) or spec["members"] > GROUP:
-        raise UserError(
-            f"submit: members is {spec['members']}, accepted is 2 to {GROUP} of a gang that has a name"
-        )
+    words = spec["command"]
+    wrong = [name for name, value in spec.items() if not isinstance(value, _KINDS.get(name, ()))]
+    wrong += [name for name in ("slots", "members", "attempts") if not wrong and spec[name] < 1]
+    if not wrong and (not words or not all(isinstance(word, str) and word for word in words)):
+        wrong = ["command"]
+    if wrong or (spec["members"] > 1) != bool(spec["gang"]) or spec["members"] > GROUP:
+        name = (wrong or ["members"])[0]
+        raise UserError(f"submit: {name} is {spec[name]!r}, accepted are {_ACCEPTED}")
 
 
 _PENDING = "SELECT id, slots, priority, data, gang FROM task WHERE state = 'pending' AND not_before <= :now"
@@ -163,7 +153,8 @@ def schedule(call: Call, policy: str = "least", most: int = GROUP) -> Placement 
                      [[name] for name in sorted(gangs)], now=now)  # fmt: skip
         tasks = [*(row for row in tasks if not row[4]), *whole]
     workers = _run(call, """SELECT name, free, slots, data, epoch FROM worker WHERE free > 0
-        AND lease_until >= :now ORDER BY free DESC, name LIMIT :most""", now=now, most=most) if tasks else []  # fmt: skip
+        AND lease_until >= :now ORDER BY free DESC, name LIMIT :most""",
+        now=now, most=most) if tasks else []  # fmt: skip
     if not workers:
         return None
     observation = Observation(

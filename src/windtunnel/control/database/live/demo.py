@@ -107,8 +107,8 @@ def demo(
     decisions = control.query(_DECISIONS.format(len(name), name))[1][0][0]
     return {
         "tasks": tasks, "done": done, "failed": failed, "lost": tasks - done - failed, "effects": effects,
-        "begun_again": len(runs) - len(set(runs)), "killed": killed, "policy": policy, "seconds": ended - began,
-        "decisions": decisions, "decisions_per_second": decisions / (ended - began),
+        "begun_again": len(runs) - len(set(runs)), "killed": killed, "policy": policy,
+        "seconds": ended - began, "decisions": decisions, "decisions_per_second": decisions / (ended - began),
         "wait_mean_seconds": mean, "wait_longest_seconds": longest,
     }  # fmt: skip
 
