@@ -67,19 +67,35 @@ class Model:
         for spec in tasks:
             if spec["key"] not in self.keys:
                 self.used += 1
-                defaults = {"slots": 1, "priority": 0, "data": "", "gang": "", "members": 1, "attempts": 3, "not_before": 0.0}
-                self.tasks[self.used] = defaults | spec | {"state": "pending", "holder": "", "epoch": 0, "attempt": 0}
+                defaults = {
+                    "slots": 1,
+                    "priority": 0,
+                    "data": "",
+                    "gang": "",
+                    "members": 1,
+                    "attempts": 3,
+                    "not_before": 0.0,
+                }
+                self.tasks[self.used] = (
+                    defaults | spec | {"state": "pending", "holder": "", "epoch": 0, "attempt": 0}
+                )
                 self.keys[spec["key"]] = self.used
             numbers.append(self.keys[spec["key"]])
         return numbers
 
     def free(self, name: str) -> int:
-        return self.workers[name]["slots"] - sum(t["slots"] for t in self.tasks.values() if t["holder"] == name)
+        return self.workers[name]["slots"] - sum(
+            t["slots"] for t in self.tasks.values() if t["holder"] == name
+        )
 
     def schedule(self, policy: str, most: int) -> list[tuple[int, str]]:
-        live = {name: row for name, row in self.workers.items() if row["lease"] >= self.now and row["lease"] > 0}
+        live = {
+            name: row for name, row in self.workers.items() if row["lease"] >= self.now and row["lease"] > 0
+        }
         largest = max((row["slots"] for row in live.values()), default=0)
-        pending = {n: t for n, t in self.tasks.items() if t["state"] == "pending" and t["not_before"] <= self.now}
+        pending = {
+            n: t for n, t in self.tasks.items() if t["state"] == "pending" and t["not_before"] <= self.now
+        }
 
         def complete(task: dict[str, Any]) -> bool:
             members = [t for t in self.tasks.values() if t["gang"] == task["gang"]]
@@ -89,23 +105,37 @@ class Model:
         order = sorted(pending, key=lambda n: (-pending[n]["priority"], n))
         window = [n for n in order if pending[n]["slots"] <= largest and complete(pending[n])][:most]
         gangs = {pending[n]["gang"] for n in window} - {""}
-        window = [n for n in window if not pending[n]["gang"]] + [n for n in pending if pending[n]["gang"] in gangs]
+        window = [n for n in window if not pending[n]["gang"]] + [
+            n for n in pending if pending[n]["gang"] in gangs
+        ]
         room = sorted((-self.free(name), name) for name in live if self.free(name) > 0)[:most]
         if not window or not room:
             return []
         tasks = [pending[n] for n in window]
         observation = Observation(
-            tuple(Task(n, t["slots"], t["priority"], t["data"], t["gang"]) for n, t in zip(window, tasks, strict=True)),
-            tuple(Worker(name, -free, self.workers[name]["slots"], self.workers[name]["data"]) for free, name in room),
+            tuple(
+                Task(n, t["slots"], t["priority"], t["data"], t["gang"])
+                for n, t in zip(window, tasks, strict=True)
+            ),
+            tuple(
+                Worker(name, -free, self.workers[name]["slots"], self.workers[name]["data"])
+                for free, name in room
+            ),
         )
         placed = POLICIES[policy](observation).assignments
         for one in placed:
-            self.tasks[one.task] |= {"state": "assigned", "holder": one.worker, "epoch": self.workers[one.worker]["epoch"]}
+            self.tasks[one.task] |= {
+                "state": "assigned",
+                "holder": one.worker,
+                "epoch": self.workers[one.worker]["epoch"],
+            }
         return sorted((one.task, one.worker) for one in placed)
 
     def claim(self, workers: list[tuple[str, int]]) -> list[int]:
         found = sorted(
-            n for n, t in self.tasks.items() if t["state"] == "assigned" and (t["holder"], t["epoch"]) in workers
+            n
+            for n, t in self.tasks.items()
+            if t["state"] == "assigned" and (t["holder"], t["epoch"]) in workers
         )
         for number in found:
             self.tasks[number]["state"] = "running"
@@ -160,7 +190,9 @@ class Model:
 
 def emulated(url: str) -> EmulatedDatabase:
     """Handlers on the database at ``url``, at a time that the test sets."""
-    return EmulatedDatabase(np.random.default_rng(0), 1.0, open_tables(url, "url", create=True, durable=False))
+    return EmulatedDatabase(
+        np.random.default_rng(0), 1.0, open_tables(url, "url", create=True, durable=False)
+    )
 
 
 # --- for tests/parity

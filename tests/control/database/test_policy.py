@@ -30,7 +30,9 @@ def placed(policy: str, tasks: list[Task], workers: list[Worker]) -> dict[int, s
 
 @pytest.mark.parametrize("policy", list(POLICIES))
 @given(tasks=TASKS, workers=WORKERS)
-def test_what_is_placed_fits_and_gangs_are_whole(policy: str, tasks: list[Task], workers: list[Worker]) -> None:
+def test_what_is_placed_fits_and_gangs_are_whole(
+    policy: str, tasks: list[Task], workers: list[Worker]
+) -> None:
     decision = POLICIES[policy](Observation(tuple(tasks), tuple(workers)))
     found = [one.task for one in decision.assignments]
     assert len(set(found)) == len(found)

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from sqlalchemy.exc import OperationalError
+
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.control.database.policy import POLICIES, Decision, Observation, Task, Worker
 from windtunnel.store.transactions import Call, Handler, readonly
@@ -164,17 +166,20 @@ def schedule(call: Call, policy: str = "least", most: int = GROUP) -> Placement 
     try:
         decision = POLICIES[policy](observation)
         rows = [[one.task, one.worker, epochs[one.worker], one.reason] for one in decision.assignments]
-    except Exception as error:
+        assigned = _run(call, """UPDATE task SET state = 'assigned', holder = r.worker, worker = r.worker,
+            epoch = r.epoch, policy = :policy, reason = r.reason, assigned = :now
+            FROM ROWS(task int, worker text, epoch int, reason text)
+            WHERE task.id = r.task AND task.state = 'pending' RETURNING id, holder""",
+            rows, policy=policy, now=now) if rows else []  # fmt: skip
+        if len(assigned) < len(rows):
+            raise ValueError("it placed a task that does not wait")
+    except OperationalError:  # a conflict, or a disk that is full
+        raise
+    except Exception as error:  # of the policy, or a check of the tables refused what it decided
+        why = str(getattr(error, "orig", error)).partition("\n")[0]
         raise PolicyError(
-            f"policy {policy} failed, its tasks stay pending: {type(error).__name__}: {error}"
+            f"policy {policy} failed, its tasks stay pending: {type(error).__name__}: {why}"
         ) from error
-    assigned = _run(call, """UPDATE task SET state = 'assigned', holder = r.worker, worker = r.worker,
-        epoch = r.epoch, policy = :policy, reason = r.reason, assigned = :now
-        FROM ROWS(task int, worker text, epoch int, reason text)
-        WHERE task.id = r.task AND task.state = 'pending' RETURNING id, holder""",
-        rows, policy=policy, now=now) if rows else []  # fmt: skip
-    if len(assigned) < len(rows):
-        raise PolicyError(f"policy {policy} placed a task that does not wait, its tasks stay pending")
     return Placement(observation, decision, tuple((number, name) for number, name in assigned))
 
 
