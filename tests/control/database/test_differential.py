@@ -47,8 +47,8 @@ def both(database: EmulatedDatabase, operations: list[tuple[Any, ...]]) -> None:
             epoch = model.workers.get(values[0], {"epoch": 1})["epoch"] + values[1]
         if name == "submit":
             number, slots, priority, gang, due = values
-            spec = {"key": f"k{number}", "command": ["true"], "slots": slots, "priority": priority, "attempts": 2,
-                    "gang": gang, "members": 2 if gang else 1, "not_before": due}  # fmt: skip
+            spec = {"key": f"k{number}", "command": ["true"], "slots": slots, "priority": priority,
+                    "attempts": 2, "gang": gang, "members": 2 if gang else 1, "not_before": due}  # fmt: skip
             found = database.run("submit", tasks=[spec])
             expected = model.submit([spec])
             assert ids.setdefault(found[0], expected[0]) == expected[0]

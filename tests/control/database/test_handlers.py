@@ -1,4 +1,5 @@
-"""What the services promise: once for each key, fenced by epochs, bounded attempts, and why somebody waits."""
+"""What the services promise: once for each key, fenced by epochs, bounded attempts, and why somebody
+waits."""
 
 from __future__ import annotations
 
@@ -149,7 +150,7 @@ def test_a_policy_that_fails_places_nothing(
         return policies.Decision(tuple(policies.Assignment(*pair) for pair in pairs[fault]))
 
     monkeypatch.setitem(policies.POLICIES, "wrong", wrong)  # type: ignore[arg-type]
-    with pytest.raises(PolicyError, match="policy wrong .*its tasks stay pending"):
+    with pytest.raises(PolicyError, match=r"policy wrong .*its tasks stay pending"):
         control.run("schedule", policy="wrong")
     assert rows(control.engine, "SELECT DISTINCT state FROM task") == [("pending",)]
     assert rows(control.engine, "SELECT count(*) FROM decision") == [(0,)]
@@ -183,7 +184,7 @@ def test_sql_only_reads(control: Control) -> None:
         "SELECT 1; SELECT 2",
         "PRAGMA user_version=3; SELECT 1",
     ):
-        with pytest.raises(UserError, match="sql: .* cannot be read"):
+        with pytest.raises(UserError, match=r"sql: .* cannot be read"):
             control.query(statement)
     submit(control)  # who asked can still write
     assert control.query("SELECT count(*) AS n FROM task") == (["n"], [(1,)])
@@ -191,7 +192,7 @@ def test_sql_only_reads(control: Control) -> None:
 
 def test_a_database_without_tables_is_refused_and_not_made(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match="--db: sqlite:.* has no control plane; windtunnel control init makes one"
+        UserError, match=r"--db: sqlite:.* has no control plane; windtunnel control init makes one"
     ):
         open_tables(f"sqlite:///{tmp_path}/none.db", "--db")
     assert not list(tmp_path.iterdir())

@@ -18,7 +18,10 @@ TASKS = st.lists(
     max_size=12, unique_by=lambda task: task.id,
 )  # fmt: skip
 WORKERS = st.lists(
-    st.builds(Worker, name=st.sampled_from("uvwxyz"), free=st.integers(1, 6), slots=st.just(6), data=st.sampled_from(["", "a"])),
+    st.builds(
+        Worker, name=st.sampled_from("uvwxyz"), free=st.integers(1, 6), slots=st.just(6),
+        data=st.sampled_from(["", "a"]),
+    ),
     min_size=1, max_size=6, unique_by=lambda worker: worker.name,
 )  # fmt: skip
 

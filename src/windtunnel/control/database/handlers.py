@@ -30,22 +30,15 @@ GROUP = 100
 keeps all others waiting (dbos-transact-ts, issue 1302)."""
 BLOCK = 1 << 20
 """Bytes of a block of a file."""
-SPEC = {
-    "key": "",
-    "priority": 0,
-    "slots": 1,
-    "data": "",
-    "gang": "",
-    "members": 1,
-    "not_before": 0.0,
-    "attempts": 3,
-}
+SPEC = {"key": "", "priority": 0, "slots": 1, "data": "", "gang": "", "members": 1, "not_before": 0.0,
+        "attempts": 3}  # fmt: skip
 """What a task is beside its command, unless it says so."""
-_KINDS: dict[str, Any] = {name: type(value) for name, value in SPEC.items()} | {
-    "command": list, "not_before": int | float
-}  # fmt: skip
-_ACCEPTED = (f"command (a list of words), {', '.join(SPEC)}; slots and attempts are 1 or more, and members is 2 to"
-             f" {GROUP} with the name of a gang, else 1")  # fmt: skip
+_KINDS: dict[str, Any] = {name: type(value) for name, value in SPEC.items()}
+_KINDS |= {"command": list, "not_before": int | float}
+_ACCEPTED = (
+    f"command (a list of words), {', '.join(SPEC)}; slots and attempts from 1 up, members from 2 to {GROUP} with "
+    "the name of a gang, else 1"
+)
 _TYPES = {"text": "value->>{}", "int": "CAST(value->>{} AS bigint)", "real": "CAST(value->>{} AS float8)"}
 
 

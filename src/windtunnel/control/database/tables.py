@@ -47,7 +47,8 @@ worker = _table("worker", "name", "slots int 0, free int 0, data text '', epoch 
 task = _table("task", "id", "key text '', command text '', priority int 0, slots int 1, data text '',"
               "gang text '', members int 1, not_before real 0, attempts int 3, state text pending,"
               "attempt int 0, holder text, worker text, epoch int, policy text, reason text, created real 0,"
-              "assigned real, started real, ended real, status int, error text, output text", sql.UniqueConstraint("key"))  # fmt: skip
+              "assigned real, started real, ended real, status int, error text, output text",
+              sql.UniqueConstraint("key"))  # fmt: skip
 for _name, _of, _where in (
     ("task_pending", (task.c.priority.desc(), task.c.id), task.c.state == "pending"),
     ("task_holder", (task.c.holder,), task.c.holder.is_not(None)),

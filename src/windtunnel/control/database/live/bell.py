@@ -11,6 +11,8 @@ import contextlib
 import hashlib
 import os
 import select
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,15 +66,16 @@ class Listener:
                     os.fdopen(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
                 )
             else:
-                connection = self._files.enter_context(contextlib.closing(engine.raw_connection()))
-                connection.detach()
+                connection = engine.raw_connection()
                 self._source = connection.driver_connection
+                self._files.callback(self._source.close)
+                connection.detach()  # from the pool
                 self._source.autocommit = True
                 self._source.execute(f"LISTEN {_name(channel)}")
 
-    def wait(self, timeout: float, others: Iterable[int] = ()) -> None:
-        """Until somebody rings, one of the descriptors ``others`` is readable, or ``timeout`` seconds are
-        over.
+    def wait(self, timeout: float, stop: threading.Event, others: Iterable[int] = ()) -> None:
+        """Until somebody rings, one of the descriptors ``others`` is readable, ``timeout`` seconds are over,
+        or ``stop`` is set.
 
         Raises:
             DatabaseError: the server is gone.
@@ -80,7 +83,10 @@ class Listener:
         poll = select.poll()
         for descriptor in (self._source.fileno(), *others):
             poll.register(descriptor, select.POLLIN)
-        poll.poll(max(0.0, timeout) * 1000)
+        end = time.monotonic() + timeout
+        while not stop.is_set() and not poll.poll(max(0.0, min(0.2, end - time.monotonic())) * 1000):
+            if time.monotonic() >= end:
+                break
         with self._named():
             if self._engine.dialect.name == "sqlite":
                 self._source.read(1 << 16)

@@ -41,7 +41,7 @@ def serve(
                         say(f"worker {name} has left or was lost")
                     assign(control, policy, log)
                     last = ""
-                    listener.wait(TURN)
+                    listener.wait(TURN, stop)
         except WindtunnelError as error:
             if str(error) != last:  # a trouble that stays is said once
                 say(last := str(error))

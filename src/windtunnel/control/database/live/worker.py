@@ -78,7 +78,7 @@ class WorkerProcess:
                     while not stop.is_set():
                         self.turn()
                         wait = 0.0 if self.results else self.renewed + self.lease / 3 - time.monotonic()
-                        listener.wait(wait, [command.handle for command in self.commands.values()])
+                        listener.wait(wait, stop, [command.handle for command in self.commands.values()])
             except WindtunnelError as error:
                 self.say(str(error))
                 if time.monotonic() > self.renewed + self.lease:
