@@ -12,11 +12,11 @@ import pytest
 from test_database_live import ended, running, submit
 
 from support.control import postgres, rows, slots_add_up
-from support.small_disk import small_disk
 from support.waiting import gone, until
 from windtunnel.control.database import WorkerProcess, open_control, serve
 from windtunnel.control.database.live import serve as module
 from windtunnel.control.database.live.demo import demo
+from windtunnel.linux import mounts
 from windtunnel.store.transactions import DatabaseError
 
 pytestmark = [pytest.mark.conformance]
@@ -43,19 +43,24 @@ def test_kills_lose_nothing(tmp_path: Path, engine: str) -> None:
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file system is mounted by root")
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
-    with small_disk(tmp_path, 8 << 20) as (_, folder):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounts.mount("tmpfs", folder, "tmpfs", options="size=8m")
+    try:
         control = open_control(f"sqlite:///{folder}/control.db", create=True, durable=False)
-        task = submit(control, "true")
-        filler = folder / "filler"
+        task, filler = submit(control, "true"), folder / "filler"
+        filler.write_bytes(bytes(6 << 20))
         with pytest.raises(DatabaseError, match=r"control\.db: the database cannot be used \(.*full"):
             for number in range(10_000):
                 control.run("write_file", path=f"{number}", data=bytes(200_000))
-        filler.unlink(missing_ok=True)
         assert rows(control.engine, "SELECT state FROM task") == [("pending",)]
-        control.run("remove_files", paths=[path for path, _, _ in control.run("list_files", prefix="")])
+        filler.unlink()
+        control.run("write_file", path="x", data=b"there is room again")
         with running(lambda stop: serve(control, stop)), running(WorkerProcess(control, "w", 1).run):
             assert ended(control, task)[0] == "done"
         control.engine.dispose()
+    finally:
+        mounts.unmount(folder)
 
 
 def test_a_server_that_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
