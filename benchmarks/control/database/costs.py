@@ -2,7 +2,7 @@
 rows.
 
 CPU time is of this process (for Postgres the client's share alone), since wall time on a shared host says
-little. """
+little."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def decision_rows(quick: bool) -> Iterator[Row]:
     """One decision: read the queue and the workers, decide, assign, write down why."""
     alone, groups, load = (100, 1000, conditions()) if quick else (400, 4000, conditions())
     cost, _ = _cpu(lambda: _dictionary(groups), groups)
-    yield figure("decisions", "a dictionary of Python", "us", cost, note=f"nothing outlives it; {load}")
+    yield figure(
+        "decisions", "a dictionary of Python", "us", cost, note=f"nothing outlives it; {load}; {KUBERNETES}"
+    )
     with _databases() as urls:
         for engine, url in urls.items():
             for durable in (False, True):
@@ -94,52 +96,56 @@ def decision_rows(quick: bool) -> Iterator[Row]:
                     yield figure(
                         "decisions", f"{engine}, in groups of {size}, outlives the {level}", "us", cpu,
                         gate if engine == "SQLite" and not durable else "",
-                        note=f"{1e6 / wall:,.0f} decisions/s of wall time; {KUBERNETES}",
+                        note=f"{1e6 / wall:,.0f} decisions/s of wall time",
                     )  # fmt: skip
                 control.engine.dispose()
 
 
 def task_rows(quick: bool) -> Iterator[Row]:
-    """Submitted, placed, begun and done, one after the other, against a workflow of dbos that does
-    nothing."""
-    count = 50 if quick else 200
+    """Tasks that do nothing, submitted one by one and done in groups, against a queue of workflows of
+    dbos."""
+    from dbos import DBOS
+
+    count = 50 if quick else 300
     with _databases() as urls:
         for engine, url in urls.items():
             control = open_control(url, create=True)
-            epochs = list(control.run("join", workers=[["w", 1, ""]], lease=1e6).items())
-
-            def tasks(control: Control = control, epochs: Any = epochs) -> None:
-                for _ in range(count):
-                    control.run("submit", tasks=[{"command": ["true"]}])
-                    control.run("schedule")
-                    (task,) = control.run("claim", workers=epochs)
-                    control.run("finish", results=[[task["task"], "w", task["epoch"], 0, "", ""]])
-
-            from dbos import DBOS
-
-            DBOS(config={"name": "bench", "system_database_url": url.replace("control.db", "dbos.db"),
-                         "log_level": "ERROR", "run_admin_server": False})  # fmt: skip
+            epochs = list(control.run("join", workers=[["w", 1000, ""]], lease=1e6).items())
+            logging = {"log_level": "ERROR", "run_admin_server": False}
+            DBOS(
+                config={
+                    "name": "bench",
+                    "system_database_url": url.replace("control.db", "dbos.db"),
+                    **logging,
+                }
+            )
 
             @DBOS.workflow(name=f"nothing-{engine}")
             def nothing(number: int) -> int:
                 return number
 
             DBOS.launch()
+            queue = DBOS.register_queue("bench", polling_interval_sec=0.05)
+
+            def tasks(control: Control = control, epochs: Any = epochs) -> None:
+                for _ in range(count):
+                    control.run("submit", tasks=[{"command": ["true"]}])
+                while control.run("schedule"):
+                    rows = control.run("claim", workers=epochs)
+                    control.run(
+                        "finish", results=[[one["task"], "w", one["epoch"], 0, "", ""] for one in rows]
+                    )
+
+            def workflows(queue: Any = queue, nothing: Any = nothing) -> None:
+                for handle in [queue.enqueue(nothing, number) for number in range(count)]:
+                    handle.get_result()
+
             try:
-                arms = {"tables": tasks, "dbos": lambda nothing=nothing: [nothing(at) for at in range(count)]}
-                found = in_turn({name: lambda arm=arm: _cpu(arm, count) for name, arm in arms.items()}, 2)
+                found = in_turn({"t": lambda: _cpu(tasks, count), "d": lambda: _cpu(workflows, count)}, 2)
             finally:
                 DBOS.destroy(destroy_registry=True)
-            (mine, wall), (other, slow) = (
-                [median(part) or 0.0 for part in zip(*found[arm], strict=True)] for arm in arms
-            )
-            yield figure(
-                "tasks",
-                f"{engine}: a task, four transactions",
-                "us",
-                mine,
-                note=f"{wall:,.0f} us of wall time",
-            )
+            (mine, wall), (other, slow) = (map(median, zip(*found[arm], strict=True)) for arm in "td")
+            yield figure("tasks", f"{engine}: a task", "us", mine, note=f"{wall:,.0f} us of wall time")
             yield figure(
                 "tasks", f"{engine}: a workflow of dbos", "us", other, note=f"{slow:,.0f} us of wall time"
             )

@@ -137,20 +137,19 @@ def schedule(call: Call, policy: str = "least", most: int = GROUP) -> Placement 
         PolicyError: the policy raised, or decided what cannot be.
     """
     now = call.now()
+    workers = _run(call, """SELECT name, free, slots, data, epoch FROM worker WHERE free > 0
+        AND lease_until >= :now ORDER BY free DESC, name LIMIT :most""", now=now, most=most)  # fmt: skip
     # what fits nobody who is there, and a gang that is not complete, would fill the window
     tasks = _run(call, f"""{_PENDING}
         AND slots <= (SELECT max(slots) FROM worker WHERE lease_until >= :now)
         AND (gang = '' OR members <= (SELECT count(*) FROM task AS other WHERE other.gang = task.gang
             AND other.gang <> '' AND (other.state <> 'pending' OR other.not_before <= :now)))
-        ORDER BY priority DESC, id LIMIT :most""", now=now, most=most)  # fmt: skip
+        ORDER BY priority DESC, id LIMIT :most""", now=now, most=most) if workers else []  # fmt: skip
     if gangs := {row[4] for row in tasks if row[4]}:  # whole, also where the window cut one
         whole = _run(call, f"{_PENDING} AND gang IN (SELECT name FROM ROWS(name text)) ORDER BY id",
                      [[name] for name in sorted(gangs)], now=now)  # fmt: skip
         tasks = [*(row for row in tasks if not row[4]), *whole]
-    workers = _run(call, """SELECT name, free, slots, data, epoch FROM worker WHERE free > 0
-        AND lease_until >= :now ORDER BY free DESC, name LIMIT :most""",
-        now=now, most=most) if tasks else []  # fmt: skip
-    if not workers:
+    if not tasks:
         return None
     observation = Observation(
         tuple([Task(*row) for row in tasks]), tuple([Worker(*row[:4]) for row in workers])
