@@ -113,7 +113,9 @@ def replayed(events: Sequence[Event]) -> list[tuple[Any, Any]]:
 PARITY: dict[str, Parity] = {"control.database": Parity(claims, assigned, replayed)}
 DATABASE = "control/database/"
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("control.database", DATABASE + "policy.py", "(-task.priority, task.id)", "(task.priority, task.id)"),
+    Mutant(
+        "control.database", DATABASE + "policy.py", "(-task.priority, task.id)", "(task.priority, task.id)"
+    ),
     Mutant("control.database", DATABASE + "policy.py", "lambda task: not task.gang", "lambda task: True"),
     Mutant(
         "control.database", DATABASE + "handlers.py", "one.reason] for one in decision.assignments]",

@@ -140,8 +140,7 @@ def ps(db: Database = None, as_json: AsJson = False) -> None:
     tables = {name: control.query(statement) for name, statement in _PS.items()}
     if as_json:
         typer.echo(json.dumps({name: _plain(table) for name, table in tables.items()}))
-        return
-    for table in tables.values():
+    for table in tables.values() if not as_json else ():
         _show(table)
         typer.echo()
 
@@ -189,7 +188,9 @@ def demo(
     if as_json:
         typer.echo(json.dumps({"run": run.id, **result}))
     else:
-        typer.echo(live.words(result) + f"\nrun      {run.id}: windtunnel replay {run.id} --policy fifo")
+        for name, value in (*result.items(), ("replay", f"windtunnel replay {run.id} --policy fifo")):
+            words = f"{value:.3f} (measured)" if isinstance(value, float) else value
+            typer.echo(f"{name.replace('_', ' '):22}{', '.join(words) if isinstance(words, list) else words}")
     if result["done"] != tasks or result["effects"] != tasks:
         raise LessError(
             f"demo: {result['done']} of {tasks} tasks were done, with {result['effects']} effects"

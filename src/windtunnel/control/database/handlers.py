@@ -35,10 +35,8 @@ SPEC = {"key": "", "priority": 0, "slots": 1, "data": "", "gang": "", "members":
 """What a task is beside its command, unless it says so."""
 _KINDS: dict[str, Any] = {name: type(value) for name, value in SPEC.items()}
 _KINDS |= {"command": list, "not_before": int | float}
-_ACCEPTED = (
-    f"command (a list of words), {', '.join(SPEC)}; slots and attempts from 1 up, members from 2 to {GROUP} with "
-    "the name of a gang, else 1"
-)
+_ACCEPTED = (f"command (a list of words), {', '.join(SPEC)}; slots and attempts from 1 up, members 2 to"
+             f" {GROUP} with the name of a gang, else 1")  # fmt: skip
 _TYPES = {"text": "value->>{}", "int": "CAST(value->>{} AS bigint)", "real": "CAST(value->>{} AS float8)"}
 
 
@@ -141,7 +139,7 @@ def schedule(call: Call, policy: str = "least", most: int = GROUP) -> Placement 
         AND lease_until >= :now ORDER BY free DESC, name LIMIT :most""", now=now, most=most)  # fmt: skip
     # what fits nobody who is there, and a gang that is not complete, would fill the window
     tasks = _run(call, f"""{_PENDING}
-        AND slots <= (SELECT max(slots) FROM worker WHERE lease_until >= :now)
+        AND EXISTS (SELECT 1 FROM worker WHERE worker.slots >= task.slots AND lease_until >= :now)
         AND (gang = '' OR members <= (SELECT count(*) FROM task AS other WHERE other.gang = task.gang
             AND other.gang <> '' AND (other.state <> 'pending' OR other.not_before <= :now)))
         ORDER BY priority DESC, id LIMIT :most""", now=now, most=most) if workers else []  # fmt: skip

@@ -96,9 +96,11 @@ def emulate(
             places.update(zip(database.run("submit", tasks=specs), new, strict=True))
         submitted = until
         begun = set[str]()
-        while (placement := database.run("schedule", policy=policy, most=GROUP)) and placement.assigned:
+        while placement := database.run("schedule", policy=policy):
             decisions += len(placement.assigned)
             begun.update(name for _, name in placement.assigned)
+            if not placement.assigned or len(placement.observation.tasks) < GROUP:
+                break  # all that waits was seen
         for task in database.run("claim", workers=[(name, epochs[name]) for name in sorted(begun)]):
             place = places.pop(task["task"])
             waits[place] = database.now - arrivals[place]

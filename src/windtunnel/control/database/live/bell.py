@@ -73,9 +73,9 @@ class Listener:
                 self._source.autocommit = True
                 self._source.execute(f"LISTEN {_name(channel)}")
 
-    def wait(self, timeout: float, stop: threading.Event, others: Iterable[int] = ()) -> None:
-        """Until somebody rings, one of the descriptors ``others`` is readable, ``timeout`` seconds are over,
-        or ``stop`` is set.
+    def wait(self, timeout: float, stop: threading.Event, others: Iterable[int] = ()) -> bool:
+        """Until somebody rings (then True), one of the descriptors ``others`` is readable, ``timeout``
+        seconds are over, or ``stop`` is set.
 
         Raises:
             DatabaseError: the server is gone.
@@ -89,9 +89,8 @@ class Listener:
                 break
         with self._named():
             if self._engine.dialect.name == "sqlite":
-                self._source.read(1 << 16)
-            else:
-                list(self._source.notifies(timeout=0))
+                return bool(self._source.read(1 << 16))
+            return bool(list(self._source.notifies(timeout=0)))
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:

@@ -43,7 +43,7 @@ def process(role: str, url: str, policy: str, log: Path, wrap: Wrap | None) -> N
     if role == "scheduler":
         serve(control, stop, policy=policy, log=EventLog(log))
     else:
-        WorkerProcess(control, role, slots=16, lease=2.0).run(stop)
+        WorkerProcess(control, role, slots=16, lease=10.0).run(stop)
 
 
 def demo(
@@ -111,14 +111,3 @@ def demo(
         "seconds": ended - began, "decisions": decisions, "decisions_per_second": decisions / (ended - began),
         "wait_mean_seconds": mean, "wait_longest_seconds": longest,
     }  # fmt: skip
-
-
-def words(result: dict[str, Any]) -> str:
-    """What `demo` found, for the terminal."""
-    return """done     {done} of {tasks} tasks, {lost} lost, {failed} failed (measured)
-effects  {effects}, none twice; {begun_again} commands were begun again
-killed   {killed}
-speed    {decisions_per_second:.0f} decisions/s by {policy} in {seconds:.1f} s (measured)
-waits    {wait_mean_seconds:.2f} s, the longest {wait_longest_seconds:.2f} s""".format(
-        **{**result, "killed": ", ".join(result["killed"]) or "nobody"}
-    )

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.control.database.handlers import GROUP
 from windtunnel.control.database.live.control import Control
 from windtunnel.control.database.policy import POLICIES
 from windtunnel.store.eventlog import EventLog
@@ -55,9 +56,11 @@ def assign(control: Control, policy: str, log: EventLog | None = None) -> int:
         PolicyError: the policy failed; what it had placed before stays.
     """
     total = 0
-    while (placement := control.run("schedule", policy=policy)) and placement.assigned:
+    while placement := control.run("schedule", policy=policy):
         total += len(placement.assigned)
-        if log is not None:
+        if log is not None and placement.assigned:
             log.decision(NAME, policy, placement.observation, placement.decision)
             log.append("effect", capability=NAME, assigned=placement.assigned)
+        if not placement.assigned or len(placement.observation.tasks) < GROUP:
+            break  # all that waits was seen
     return total

@@ -75,10 +75,11 @@ class WorkerProcess:
         while not stop.is_set():
             try:
                 with contextlib.closing(self.control.listen("worker", self.name)) as listener:
+                    rung = True
                     while not stop.is_set():
-                        self.turn()
+                        self.turn(rung)
                         wait = 0.0 if self.results else self.renewed + self.lease / 3 - time.monotonic()
-                        listener.wait(wait, stop, [command.handle for command in self.commands.values()])
+                        rung = listener.wait(wait, stop, [one.handle for one in self.commands.values()])
             except WindtunnelError as error:
                 self.say(str(error))
                 if time.monotonic() > self.renewed + self.lease:
@@ -88,8 +89,9 @@ class WorkerProcess:
         with contextlib.suppress(WindtunnelError):
             self.control.run("renew", worker=self.name, epoch=self.epoch, lease=0.0)
 
-    def turn(self) -> None:
-        """Keep the lease, write down what has ended, begin what is assigned.
+    def turn(self, rung: bool = True) -> None:
+        """Keep the lease, write down what has ended, begin what is assigned (if it ``rung``, or the lease was
+        due).
 
         Raises:
             DatabaseError: the database cannot be used; nothing is lost by that.
@@ -102,7 +104,7 @@ class WorkerProcess:
                 self.end()
                 workers = [[self.name, self.slots, self.data]]
                 self.epoch = self.control.run("join", workers=workers, lease=self.lease)[self.name]
-            self.renewed = now
+            rung, self.renewed = True, now
         for number, command in list(self.commands.items()):
             if command.process.poll() is not None:
                 self.results.append(command.result())
@@ -110,8 +112,11 @@ class WorkerProcess:
         if self.results:
             self.control.run("finish", results=self.results)
             self.results = []
-        for task in self.control.run("claim", workers=[[self.name, self.epoch]]):
-            self._start(task)
+        if rung:
+            epoch, self.epoch = self.epoch, 0  # a claim that fails may have been committed: then join anew
+            for task in self.control.run("claim", workers=[[self.name, epoch]]):
+                self._start(task)
+            self.epoch = epoch
 
     def end(self) -> None:
         """Kill all commands, and forget what they did."""
