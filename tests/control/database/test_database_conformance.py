@@ -73,7 +73,7 @@ def test_a_server_that_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with running(lambda stop: serve(control, stop, say=said.append)), running(worker.run):
             assert ended(control, submit(control, "true"))[0] == "done"
             pid = server.get_pid()
-            os.kill(pid, signal.SIGQUIT)  # at once, as a crash: connections are cut
+            os.kill(pid, signal.SIGINT)  # at once: connections are cut
             until(lambda: said and gone(pid), "the sentence")
             server.ensure_postgres_running()
 
