@@ -158,6 +158,18 @@ CAPABILITIES = (
         "trust.shield", "Memory and storage that hold ciphertext, and nothing old unnoticed (ShEF)",
         ("twin", "live"), "trust", ("trust",), "trust",
     ),
+    Capability(
+        "control.database", "A cluster's state as tables: scheduling, messages, files, monitoring (DBOS)",
+        ROOMS, "control", ("control",), "control",
+    ),
+    Capability(
+        "control.debug", "Past requests replayed, and tried anew with changed code (TROD)",
+        ("policy", "live"), "control", ("debug",), "control",
+    ),
+    Capability(
+        "control.node", "Agents that learn on a host, and cannot hurt it (SOL)",
+        ROOMS, "control", ("control",), "control",
+    ),
 )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def pool(hosts: Sequence[str] | None = None, *, home: str | None = None) -> Pool
     ``ray.init`` has been called, or is called here. Raises UserError where Ray is missing or a node is.
     """
     if find_spec("ray") is None:
-        raise UserError("sandbox: Ray is missing; pip install 'windtunnel[control]'")
+        raise UserError("sandbox: Ray is missing; pip install 'windtunnel[ray]'")
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -81,7 +81,7 @@ class OnRay:
             import ray
         except ImportError:
             raise UserError(
-                f"`ray` {address}: Ray is not installed; pip install 'windtunnel[control]' has it"
+                f"`ray` {address}: Ray is not installed; pip install 'windtunnel[ray]' has it"
             ) from None
         try:
             ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)

@@ -88,7 +88,7 @@ class Cluster:
         try:
             import ray
         except ImportError as fault:
-            raise UserError("variants serve: `ray` needs ray; use pip install windtunnel[control]") from fault
+            raise UserError("variants serve: `ray` needs ray; use pip install windtunnel[ray]") from fault
         try:
             if ":" in address:  # Ray itself would wait for minutes
                 name, _, port = address.removeprefix("ray://").rpartition(":")

@@ -267,7 +267,7 @@ def emulate_on_ray(
         import ray
     except ImportError:
         raise UserError(
-            f"`ray` is {address!r}, but Ray is not installed, get it by: pip install 'windtunnel[control]'"
+            f"`ray` is {address!r}, but Ray is not installed, get it by: pip install 'windtunnel[ray]'"
         ) from None
     shared = {
         name: os.environ[name] for name in ("WINDTUNNEL_HOME", "WINDTUNNEL_STORE") if name in os.environ

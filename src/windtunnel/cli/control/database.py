@@ -1,0 +1,197 @@
+"""``windtunnel control init``, ``serve``, ``worker``, ``submit``, ``ps``, ``sql``, ``demo``: state in a
+database."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from windtunnel.control.database import Control
+
+_WHERE = (
+    "sqlite:///FILE or postgresql://USER@HOST/NAME; $WINDTUNNEL_CONTROL, or control.db in windtunnel's home."
+)
+Database = Annotated[str | None, typer.Option("--db", metavar="URL", help=_WHERE)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Policy = Annotated[str, typer.Option(help="least, fifo, locality, priority or gang.")]
+_PS = {
+    "workers": "SELECT name, state, slots, free, tasks, epoch, lease FROM load",
+    "tasks": "SELECT state, count(*) AS tasks FROM task GROUP BY state ORDER BY state",
+    "waiting": "SELECT why, count(*) AS tasks, max(seconds) AS longest FROM waiting GROUP BY why",
+}
+
+
+def _url(db: str | None) -> str:
+    from windtunnel.base.paths import home
+
+    return db or os.environ.get("WINDTUNNEL_CONTROL") or f"sqlite:///{home() / 'control.db'}"
+
+
+def _open(db: str | None, create: bool = False) -> Control:
+    from windtunnel.control.database import open_control
+
+    return open_control(_url(db), option="--db", create=create)
+
+
+def _stopped() -> threading.Event:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _warn(words: str) -> None:
+    typer.echo(f"windtunnel: {words}", err=True)
+
+
+def _show(table: tuple[list[str], list[tuple[Any, ...]]]) -> None:
+    names, rows = table
+    cells = [names, *([f"{one:.3f}" if isinstance(one, float) else str(one) for one in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _plain(table: tuple[list[str], list[tuple[Any, ...]]]) -> list[dict[str, Any]]:
+    return [dict(zip(table[0], row, strict=True)) for row in table[1]]
+
+
+def init(db: Database = None) -> None:
+    """Make the tables, where they are not there.
+
+    Example: windtunnel control init --db sqlite:///control.db
+    """
+    typer.echo(f"Ready  {_open(db, create=True).engine.url.render_as_string()}")
+
+
+def serve(
+    db: Database = None,
+    policy: Policy = "least",
+    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Log decisions there, for replay.")] = None,
+) -> None:
+    """Schedule what waits, until interrupted; several may run at once.
+
+    Example: windtunnel control serve --policy priority
+    """
+    from windtunnel.control.database import serve as schedule
+    from windtunnel.store.eventlog import EventLog
+
+    stop, control = _stopped(), _open(db)
+    typer.echo(f"Schedules  {control.engine.url.render_as_string()} by {policy}")
+    schedule(control, stop, policy=policy, log=EventLog(log) if log else None, say=_warn)
+
+
+def worker(
+    db: Database = None,
+    name: Annotated[str, typer.Option(help="Of this worker; the host's, unless given.")] = "",
+    slots: Annotated[int, typer.Option(min=1, help="Tasks of one slot at a time.")] = os.cpu_count() or 1,
+    data: Annotated[str, typer.Option(help="What it holds, for locality.")] = "",
+    lease: Annotated[float, typer.Option(min=0.5, help="Seconds until it counts as lost.")] = 10.0,
+) -> None:
+    """Run what is assigned to this host, until interrupted.
+
+    Example: windtunnel control worker --slots 8
+    """
+    from windtunnel.control.database import WorkerProcess
+
+    stop, process = _stopped(), WorkerProcess(_open(db), name or platform.node(), slots, data, lease, _warn)
+    typer.echo(f"Works  {process.name}, {slots} slots, at {process.control.engine.url.render_as_string()}")
+    process.run(stop)
+
+
+def submit(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Words after --.")],
+    db: Database = None,
+    key: Annotated[str, typer.Option(help="The same key is the same task.")] = "",
+    priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
+    slots: Annotated[int, typer.Option(min=1, help="Of one worker.")] = 1,
+    data: Annotated[str, typer.Option(help="What it reads, for locality.")] = "",
+    gang: Annotated[int, typer.Option(min=1, help="So many tasks that begin together.")] = 1,
+    after: Annotated[float, typer.Option(min=0, help="Seconds from now until it may begin.")] = 0.0,
+    attempts: Annotated[int, typer.Option(min=1, help="After so many it has failed.")] = 3,
+) -> None:
+    """Put a command on the queue, and print the ids of its tasks.
+
+    Example: windtunnel control submit --slots 2 -- python train.py
+    """
+    task = {"command": command, "key": key, "priority": priority, "slots": slots, "data": data,
+            "attempts": attempts, "not_before": time.time() + after if after else 0.0}  # fmt: skip
+    name = key or f"gang-{time.time_ns()}"
+    member = {**task, "gang": name, "members": gang}
+    tasks = [{**member, "key": f"{name}.{number}"} for number in range(gang)] if gang > 1 else [task]
+    typer.echo("\n".join(map(str, _open(db).run("submit", tasks=tasks))))
+
+
+def ps(db: Database = None, as_json: AsJson = False) -> None:
+    """Show workers, states, and who waits for what.
+
+    Example: windtunnel control ps
+    """
+    control = _open(db)
+    tables = {name: control.query(statement) for name, statement in _PS.items()}
+    if as_json:
+        typer.echo(json.dumps({name: _plain(table) for name, table in tables.items()}))
+    for table in tables.values() if not as_json else ():
+        _show(table)
+        typer.echo()
+
+
+def sql(
+    statement: Annotated[str, typer.Argument(metavar="STATEMENT", help="One that reads.")],
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask the tables and the views waiting, load and history; nothing can be changed.
+
+    Example: windtunnel control sql "select why, count(*) from waiting group by why"
+    """
+    table = _open(db).query(statement)
+    if as_json:
+        typer.echo(json.dumps(_plain(table), default=str))
+    else:
+        _show(table)
+
+
+def demo(
+    db: Database = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes of this host.")] = 2,
+    tasks: Annotated[int, typer.Option(min=1, help="Commands that they run.")] = 1000,
+    kill: Annotated[int, typer.Option(min=0, help="Of scheduler and workers, by kill -9.")] = 3,
+    policy: Policy = "least",
+    seed: Annotated[int, typer.Option(help="Of who is killed when.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run tasks here while processes are killed, and show that none is lost or done twice.
+
+    Example: windtunnel control demo --workers 2 --tasks 1000 --kill 3
+    """
+    from windtunnel.base.errors import LessError
+    from windtunnel.cli import shown_progress
+    from windtunnel.control.database.live import demo as live
+    from windtunnel.store import eventlog
+    from windtunnel.store.runs import Store
+
+    inputs: dict[str, Any] = {"workers": workers, "tasks": tasks, "kill": kill, "policy": policy}
+    run = Store.open().begin("control.database", inputs, seed)
+    with run.failing(), shown_progress("control demo") as progress:
+        result = live.demo(_url(db), run.directory / eventlog.NAME, **inputs, seed=seed, progress=progress)
+    run.finish(result)
+    if as_json:
+        typer.echo(json.dumps({"run": run.id, **result}))
+    else:
+        for name, value in (*result.items(), ("replay", f"windtunnel replay {run.id} --policy fifo")):
+            words = f"{value:.3f} (measured)" if isinstance(value, float) else value
+            typer.echo(f"{name.replace('_', ' '):22}{', '.join(words) if isinstance(words, list) else words}")
+    if result["done"] != tasks or result["effects"] != tasks:
+        raise LessError(
+            f"demo: {result['done']} of {tasks} tasks were done, with {result['effects']} effects"
+        )

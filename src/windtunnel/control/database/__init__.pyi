@@ -1,0 +1,12 @@
+from .handlers import HANDLERS as HANDLERS
+from .handlers import PolicyError as PolicyError
+from .live.control import Control as Control
+from .live.control import open_control as open_control
+from .live.files import ControlFileSystem as ControlFileSystem
+from .live.serve import serve as serve
+from .live.worker import WorkerProcess as WorkerProcess
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide
+from .twin import emulate as emulate

@@ -1,0 +1,150 @@
+"""Handlers: what a service does to its database, each call one transaction.
+
+    def rename(call: Call, task: int, name: str) -> str:
+        call.connection.execute(update(tasks).where(tasks.c.id == task).values(name=name, at=call.now()))
+        return name
+
+    service = Transactions(open_database("sqlite:///state.db", "--db"), {"rename": rename})
+    service.run("rename", task=1, name="train")
+
+A handler keeps no state: what it does depends on its arguments, on what it reads in its transaction, and on
+the clock, random numbers and identifiers that it asks of its `Call`. So a call can be made again, later or in
+another order (TROD, arXiv 2212.14161, principles P1 to P3). Whoever calls by ``run`` need not know whether it
+is this class or one that records.
+
+A transaction sees one snapshot. In SQLite a writer holds the only write lock from its first statement on; in
+Postgres transactions are REPEATABLE READ. One that loses a conflict is made again from its beginning.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from windtunnel.base.errors import HostError
+from windtunnel.store.database import connected, hidden
+
+Handler = Callable[..., Any]
+F = TypeVar("F", bound=Handler)
+ATTEMPTS = 100
+_CONFLICTS = {"40001", "40P01"}  # Postgres: serialization_failure, deadlock_detected
+_READONLY = "windtunnel_readonly"
+
+
+class DatabaseError(HostError):
+    """The database does not do what it is asked: it is full, locked for a minute, or cannot be reached."""
+
+
+@dataclass
+class Call:
+    """What a handler may use: its transaction, and all that differs from one call to the next."""
+
+    connection: Connection
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
+
+    def random(self) -> float:
+        """At least 0, less than 1."""
+        return random.random()
+
+    def uuid(self) -> str:
+        return str(uuid.uuid4())
+
+
+class Runner(Protocol):
+    """Whatever runs handlers by name: `Transactions`, or one that also records."""
+
+    def run(self, name: str, **arguments: Any) -> Any: ...
+
+
+def readonly(handler: F) -> F:
+    """Mark a handler that only reads: it waits for no writer."""
+    handler.readonly = True  # type: ignore[attr-defined]
+    return handler
+
+
+def is_readonly(handler: Handler) -> bool:
+    return getattr(handler, "readonly", False)
+
+
+@dataclass(frozen=True)
+class Transactions:
+    """Runs handlers, by the names in ``handlers``, on ``engine`` (of `open_database`)."""
+
+    engine: Engine
+    handlers: Mapping[str, Handler]
+
+    def run(self, name: str, **arguments: Any) -> Any:
+        """What the handler returns, once its transaction is committed; nothing is changed where it raises.
+
+        Raises:
+            DatabaseError: the transaction could not be made.
+        """
+        handler = self.handlers[name]
+        return transact(self.engine, lambda c: handler(Call(c), **arguments), readonly=is_readonly(handler))
+
+
+def transact(engine: Engine, body: Callable[[Connection], Any], *, readonly: bool = False) -> Any:
+    """What ``body`` returns, in one transaction, which is made again where it lost a conflict.
+
+    Raises:
+        DatabaseError: the database failed, or `ATTEMPTS` conflicts were lost.
+    """
+    with _named(engine), engine.connect() as connection:
+        connection = connection.execution_options(**{_READONLY: readonly})
+        for attempt in range(ATTEMPTS):
+            try:
+                with connection.begin():
+                    return body(connection)
+            except DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) not in _CONFLICTS or attempt == ATTEMPTS - 1:
+                    raise
+                time.sleep(random.random() * min(0.1, 0.002 * 2**attempt))
+
+
+def open_database(url: str, option: str, *, durable: bool = True) -> Engine:
+    """The engine for ``url``: SQLite in write-ahead mode, or Postgres. ``durable``: what is committed has
+    reached the disk (SQLite: synchronous=FULL, else NORMAL: it outlives the process, not the host).
+
+    Raises:
+        UserError: ``url``, given by ``option``, is no database, or its driver is missing.
+        DatabaseError: it cannot be opened.
+    """
+    engine = connected(url, option)
+    if engine.dialect.name != "sqlite":
+        return engine.execution_options(isolation_level="REPEATABLE READ")
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # else the driver begins transactions, and only before a write
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        only_reads = connection.get_execution_options().get(_READONLY, False)
+        connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
+
+    with _named(engine), engine.connect() as connection:
+        connection.connection.cursor().execute("PRAGMA journal_mode=WAL")
+    return engine
+
+
+@contextmanager
+def _named(engine: Engine) -> Any:
+    """Errors of the database as one sentence that names it."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause = str(error.orig).strip().partition("\n")[0] if isinstance(error, DBAPIError) else str(error)
+        where = engine.url.database if engine.dialect.name == "sqlite" else hidden(str(engine.url))
+        raise DatabaseError(f"{where}: the database cannot be used ({cause})") from error
