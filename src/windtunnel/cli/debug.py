@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.base.errors import LessError
+from windtunnel.base.errors import LessError, UserError
 from windtunnel.cli import Group
 
 if TYPE_CHECKING:
-    from windtunnel.control.debug.live.replay import Outcome, Replayed
     from windtunnel.control.debug.live.trace import Trace
     from windtunnel.store.eventlog import EventLog
 
@@ -21,9 +19,8 @@ group = typer.Typer(
     cls=Group, no_args_is_help=True, help="Past requests of a service: asked about, replayed, tried anew."
 )
 Where = Annotated[str, typer.Argument(metavar="TRACE", help="A run's id, 'last', or a folder with a trace.")]
-Database = Annotated[
-    str | None, typer.Option(metavar="URL", help="For a trace of Postgres: a server to replay it on.")
-]
+Query = Annotated[str, typer.Argument(help="Over requests, transactions, reads, writes, as_of(table, n).")]
+Database = Annotated[str | None, typer.Option(metavar="URL", help="A server, for a trace of Postgres.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -33,39 +30,31 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command("sql")
-def sql(
-    trace: Where,
-    query: Annotated[str, typer.Argument(help="Over requests, transactions, reads, writes, as_of(table, n).")],
-    database: Database = None,
-    as_json: Json = False,
-) -> None:
+def sql(trace: Where, query: Query, database: Database = None, as_json: Json = False) -> None:
     """Ask who wrote a row, who read it, and what a table was after a commit, in DuckDB's SQL.
 
     Example: windtunnel debug sql last "SELECT n, handler FROM writes WHERE table_name = 'task' AND key = '7'"
     """
-    from windtunnel.control.debug.live.provenance import sql as ask
+    from windtunnel.control.debug import sql as ask
     from windtunnel.control.debug.live.trace import encode
 
     found, log = _opened(trace)
     with closing(log):
-        columns, rows, replayed = ask(found, query, log=log, database=database)
+        columns, rows, said = ask(found, query, log=log, database=database)
     if as_json:
         typer.echo(encode([dict(zip(columns, row, strict=True)) for row in rows]))
     else:
-        _table(columns, rows)
-    for note in replayed.notes:
+        for row in (columns, *rows):
+            typer.echo("\t".join(map(str, row)))
+    for note in (*said["notes"], *map(_words, said["divergences"])):
         typer.echo(f"note: {note}", err=True)
-    if other := len(replayed.divergences):
-        typer.echo(f"note: {other} transactions did otherwise when replayed; theirs have same = false", err=True)
 
 
 @group.command("replay")
 def replay(
     trace: Where,
-    request: Annotated[int | None, typer.Option(metavar="ID", help="Show what this request did.")] = None,
-    debugger: Annotated[
-        bool, typer.Option("--pdb", help="Stop in the handlers of --request, in Python's debugger.")
-    ] = False,
+    request: Annotated[int | None, typer.Option(metavar="ID", help="Only tell of this request.")] = None,
+    debugger: Annotated[bool, typer.Option("--pdb", help="Stop in the handlers of --request.")] = False,
     database: Database = None,
     as_json: Json = False,
 ) -> None:
@@ -74,28 +63,16 @@ def replay(
 
     Example: windtunnel debug replay last --request 27 --pdb
     """
-    from windtunnel.control.debug.live.replay import replay as again
+    from windtunnel.control.debug import replay as again
 
     if debugger and request is None:
-        raise typer.BadParameter("give --request, whose handlers it is to stop in", param_hint="--pdb")
+        raise UserError("debug replay: --pdb is given without --request, in whose handlers it is to stop")
     found, log = _opened(trace)
     with closing(log):
-        done = again(found, log=log, database=database, stop=request if debugger else None, request=request)
-    if as_json:
-        typer.echo(json.dumps(done.plain()))
-    else:
-        typer.echo(
-            f"{done.transactions} transactions of {done.requests} requests replayed: {done.same} did the same "
-            f"({done.reads} reads compared), {done.transactions - done.same} did not"
-        )
-        _said(done)
-        if request is not None:
-            _request(done, request)
-    if done.divergences or done.damaged:
-        raise LessError(
-            f"debug replay: {done.transactions - done.same} of {done.transactions} transactions did otherwise"
-            + (", and part of the trace is missing" if done.damaged else "")
-        )
+        done = again(found, log=log, database=database, stop=request if debugger else None)
+    done["divergences"] = [one for one in done["divergences"] if request in (None, one[1])]
+    _print(done, as_json)
+    _less(done, "debug replay: transactions did otherwise" if done["divergences"] else "")
 
 
 @group.command("retro")
@@ -103,39 +80,33 @@ def retro(
     trace: Where,
     code: Annotated[Path, typer.Option(metavar="FILE.py", help="Has a dict with the changed handlers.")],
     check: Annotated[str | None, typer.Option(metavar="SQL", help="Finds rows that must not be.")] = None,
-    preemptions: Annotated[int, typer.Option(min=0, help="Departures from the recorded order, at most.")] = 2,
-    orders: Annotated[int, typer.Option(min=1, help="How many orders to try, at most.")] = 200,
     database: Database = None,
     as_json: Json = False,
 ) -> None:
     """Make past requests with changed code, in the recorded order and in those that could have been. Exit
-    status 3: --check found rows.
+    status 3: --check found rows, or part of the trace is missing.
 
     Example: windtunnel debug retro last --code examples/control/fixed.py
     """
-    from windtunnel.control.debug.live.replay import retro as tried
+    from windtunnel.control.debug import retro as tried
 
     found, log = _opened(trace)
     with closing(log):
-        done = tried(
-            found, code, log=log, database=database, preemptions=preemptions, limit=orders, check=check
-        )
-    if as_json:
-        typer.echo(json.dumps(done.plain()))
-    else:
-        bound = "" if done.counted else "at least "
-        typer.echo(
-            f"{', '.join(done.handlers)} changed: {done.explored} of {bound}{done.possible} orders within "
-            f"{done.preemptions} preemptions of the recorded one tried, {len(done.outcomes)} outcomes"
-        )
-        _said(done.recorded)
-        if check:
-            typer.echo(f"as recorded: the check finds {len(done.violations)} rows {_short(done.violations)}")
-        for number, outcome in enumerate(done.outcomes, 1):
-            _outcome(number, outcome, check)
-    bad = sum(len(one.orders) for one in done.outcomes if one.violations)
-    if bad or done.recorded.damaged:
-        raise LessError(f"debug retro: the check finds rows in {bad} of {done.explored} orders")
+        done = tried(found, code, log=log, database=database, check=check)
+    bad = sum(len(one["orders"]) for one in done["outcomes"] if one["violations"])
+    _print(done["recorded"] if not as_json else done, as_json)
+    if not as_json:
+        typer.echo(f"{', '.join(done['changed'])} changed: {done['explored']} of {'' if done['counted'] else '>= '}"
+                   f"{done['possible']} orders within 2 preemptions tried, {len(done['outcomes'])} outcomes"
+                   + f"; the check finds rows in {bad} of them" * bool(check))  # fmt: skip
+        for number, one in enumerate(done["outcomes"], 1):
+            where = "the recorded order" if 0 in one["orders"] else "other orders"
+            typer.echo(f"outcome {number}: {len(one['orders'])} orders ({where})")
+            lines = [*(["check", "", None, row] for row in one["violations"]), *one["answers"], *one["rows"]]
+            for table, key, before, after in lines[:20]:
+                typer.echo(f"  {table} {key}: {before} -> {after}"[:300])
+            typer.echo(f"  and {len(lines) - 20} more, with --json" if len(lines) > 20 else "", nl=len(lines) > 20)
+    _less(done["recorded"], f"debug retro: the check finds rows in {bad} orders" if bad else "")
 
 
 def _opened(trace: str) -> tuple[Trace, EventLog]:
@@ -146,53 +117,24 @@ def _opened(trace: str) -> tuple[Trace, EventLog]:
     return traces.read(folder), eventlog.EventLog(folder / eventlog.NAME)
 
 
-def _said(done: Replayed) -> None:
-    for note in done.notes:
-        typer.echo(f"note: {note}")
-    for one in done.divergences[:20]:
-        typer.echo(f"transaction {one.n} of request {one.request}, {one.handler}: {one.what}")
-    if len(done.divergences) > 20:
-        typer.echo(f"… and {len(done.divergences) - 20} more; --json has all")
+def _print(done: dict[str, Any], as_json: bool) -> None:
+    from windtunnel.control.debug.live.trace import encode
+
+    if as_json:
+        typer.echo(encode(done))
+        return
+    typer.echo(f"replayed: {len(done['divergences'])} of {done['transactions']} transactions did otherwise, "
+               f"{done['reads']} reads compared; state {done['state']}")  # fmt: skip
+    for line in (*(f"note: {note}" for note in done["notes"]), *map(_words, done["divergences"][:20])):
+        typer.echo(line)
+    if done["violations"]:
+        typer.echo(f"the check finds {done['violations']}")
 
 
-def _request(done: Replayed, request: int) -> None:
-    for one in done.shown:
-        typer.echo(f"\n{one['handler']}({_short(one['arguments'])}) = {one['answer']}")
-        for statement in one["statements"]:
-            rows = statement["rows"]
-            words = f"{statement['count']} rows" if rows is None else f"{_short(rows)}"
-            typer.echo(f"  {statement['sql']} {_short(statement['parameters'])} -> {words}")
+def _words(divergence: Any) -> str:
+    return "transaction {} of request {}, {}: {}".format(*divergence)
 
 
-def _outcome(number: int, outcome: Outcome, check: str | None) -> None:
-    where = "the recorded order" if 0 in outcome.orders else "other orders only"
-    found = f"; the check finds {len(outcome.violations)} rows {_short(outcome.violations)}" if check else ""
-    typer.echo(f"\noutcome {number}: {len(outcome.orders)} orders, {where}{found}")
-    for request, handler, before, after in outcome.answers[:10]:
-        typer.echo(f"  request {request}, {handler}: {before} before, {after} now")
-    for table, key, before, after in outcome.changed[:10]:
-        typer.echo(f"  {table} {key}: {_short(before)} -> {_short(after)}")
-    if more := max(0, len(outcome.answers) - 10) + max(0, len(outcome.changed) - 10):
-        typer.echo(f"  … and {more} more; --json has all")
-
-
-def _short(value: Any) -> str:
-    text = "–" if value is None else str(value)
-    return text if len(text) <= 160 else text[:159] + "…"
-
-
-def _table(columns: list[str], rows: list[tuple[Any, ...]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in columns:
-        table.add_column(escape(name), overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(_short(value)) for value in row))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 160  # what is piped is searched or cut: do not fold it
-    console.print(table)
+def _less(done: dict[str, Any], why: str) -> None:
+    if why or done["damaged"]:
+        raise LessError("; ".join(filter(None, [why, "part of the trace is missing" * done["damaged"]])))

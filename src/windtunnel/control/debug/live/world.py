@@ -1,225 +1,175 @@
 """A database in which past transactions are made again, in an order that the policy has decided.
 
-A function of several transactions runs in a thread that waits at each of them until the order says that it is
-made: so its steps come in any order that is wanted, and it is the function's own code that decides on them.
+A function of several transactions goes one further by being called again: it gets the answers that it had so
+far, and stops at the next transaction. So its steps come in any order that is wanted.
 """
 
 from __future__ import annotations
 
 import pdb
-import threading
+import random
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
-from windtunnel.base.errors import ScriptError
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.control.debug.live import checkpoint
-from windtunnel.control.debug.live.capture import Capture, Redrawing, digest, table_patterns, tables_used
+from windtunnel.control.debug.live.recorder import Capture, Drawing, digest
 from windtunnel.control.debug.live.trace import Recorded, Trace
 from windtunnel.control.debug.policy import Step
-from windtunnel.store.transactions import Handler, is_readonly
+from windtunnel.store.transactions import _READONLY, Handler, is_readonly
 
-PATIENCE = 60.0
-"""Seconds that a function may take between two of its transactions."""
 BLOCKED = {"40001", "40P01", "55P03"}
-"""Postgres: lost a conflict, or waited for a lock that one has which is not committed yet."""
+"""Postgres: lost a conflict, or waited for a lock of a transaction that is not committed yet."""
+Answer = tuple[Any, Exception | None]
+Handlers = Mapping[str, Handler]
 
 
 @dataclass
 class Execution:
-    """A transaction made again: for which recorded one (None: there was none), with what, and what it did.
-    ``statements``: with columns and rows; ``changes``: [table, row before, row after]."""
+    """A transaction made again: which recorded one (None: it is new), and what it did. ``st``: with columns
+    and rows; ``changes``: see `checkpoint.changes`; ``commit``: which one here, from 1."""
 
     recorded: Recorded | None
     request: int
     handler: str
-    arguments: dict[str, Any]
-    statements: list[Any] = field(default_factory=list)
-    drawn: dict[str, int] = field(default_factory=dict)
+    args: dict[str, Any]
+    st: list[Any] = field(default_factory=list)
+    draws: list[list[Any]] = field(default_factory=list)
     result: str = ""
-    shown: str = ""
+    answer: str = ""
     error: str = ""
     changes: list[list[Any]] = field(default_factory=list)
     commit: int | None = None
-    """Which commit it was in this world, from 1."""
 
 
-class _Abandoned(BaseException):
-    """Ends a function whose recording stopped in the middle."""
+@dataclass
+class Redrawing(Drawing):
+    """A call that gives out what was drawn, each kind in its order. Where there is no more, the time is ``t``
+    and the rest comes from ``seed``."""
+
+    recorded: Sequence[Sequence[Any]] = ()
+    t: float = 0.0
+    seed: int = 0
+
+    def drawn(self, kind: str, value: Any) -> Any:
+        more = random.Random(f"{self.seed} {len(self.draws)}")
+        fresh = {"now": self.t, "random": more.random(), "uuid": str(UUID(int=more.getrandbits(128)))}[kind]
+        values = [one for name, one in self.recorded if name == kind]
+        count = [name for name, _ in self.draws].count(kind)
+        return super().drawn(kind, values[count] if count < len(values) else fresh)
 
 
-class _Function:
-    """A function of several transactions, one at a time."""
-
-    def __init__(self, function: Handler, arguments: dict[str, Any]) -> None:
-        self._calls, self._answers = SimpleQueue[Any](), SimpleQueue[Any]()
-        self.waiting: tuple[str, dict[str, Any]] | None = None
-        self._thread = threading.Thread(target=self._main, args=(function, arguments), daemon=True)
-        self._thread.start()
-        self._next()
-
-    def run(self, name: str, **arguments: Any) -> Any:
-        """Called by the function."""
-        self._calls.put((name, arguments))
-        answer, error = self._answers.get()
-        if error is not None:
-            raise error
-        return answer
-
-    def answer(self, result: Any, error: BaseException | None) -> None:
-        self._answers.put((result, error))
-        self._next()
-
-    def abandon(self) -> None:
-        if self.waiting is not None:
-            self._answers.put((None, _Abandoned()))
-            self._thread.join(PATIENCE)
-
-    def _next(self) -> None:
-        try:
-            self.waiting = self._calls.get(timeout=PATIENCE)
-        except Empty:
-            raise ScriptError(
-                f"debug: {self._thread.name} did nothing for {PATIENCE:g} s between two transactions"
-            ) from None
-
-    def _main(self, function: Handler, arguments: dict[str, Any]) -> None:
-        try:
-            function(self, **arguments)
-        except (Exception, _Abandoned):
-            pass  # it was recorded like that, or its transactions say so
-        self._calls.put(None)
+class Wanted(BaseException):
+    """Ends a function at the transaction that it wants next."""
 
 
 class World:
-    """A database as it was when the recording began, and what is made again in it. A context.
+    """What was done. ``start``, ``rows``: before and afterwards; ``keys``: of the tables; ``done``:
+    transactions made, by index, and -1 - k where k was committed; ``violations``: rows that the check found."""
 
-    ``changes``: rows before and after each change are noted. ``stop``: a request whose handlers run in pdb.
-    """
-
-    def __init__(
-        self, trace: Trace, handlers: Mapping[str, Handler], database: str | None = None, *,
-        changes: bool = False, stop: int | None = None,
-    ) -> None:  # fmt: skip
-        self.trace, self.handlers, self._database = trace, handlers, database
-        self._noting, self._stop = changes, stop
-        self.executions, self.done, self.forced = list[Execution](), list[int](), 0
+    def __init__(self, trace: Trace, handlers: Handlers, engine: Engine) -> None:
+        self.trace, self.handlers, self.engine = trace, handlers, engine
+        self.noting, self.stop, self.commits = False, 0, 0
+        self.executions, self.done, self.violations = list[Execution](), list[int](), list[dict[str, Any]]()
+        self.keys = checkpoint.keys(engine)
+        self.start = self.rows = self._all_rows()
         self._open: dict[int, tuple[Connection, Execution]] = {}
-        self._commits = 0
-        self._stack = ExitStack()
+        self._answers: dict[int, list[Answer]] = {number: [] for number in trace.functions}
+        self._capture = Capture(engine, keep=True)
 
-    def __enter__(self) -> World:
-        with ExitStack() as stack:
-            scratch = Path(stack.enter_context(TemporaryDirectory(prefix="windtunnel-debug-")))
-            self.engine = stack.enter_context(
-                checkpoint.restored(self.trace.folder, self.trace.header, self._database, scratch)
-            )
-            self._capture = Capture(self.engine, keep=True)
-            stack.callback(self._capture.close)
-            self.keys = checkpoint.keys(self.engine)
-            self._patterns = table_patterns(list(self.keys))
-            if self._noting:
-                checkpoint.note_changes(self.engine)
-            stack.callback(self._give_up)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def run(self, order: Sequence[Step]) -> list[Execution]:
-        """Make transactions in ``order``; then what functions still want to do, and commit all."""
-        requests = self.trace.requests
-        self._functions = functions = dict[int, _Function]()
+    def run(self, order: Sequence[Step]) -> None:
+        """In that order; then what functions still want to do."""
         for step in order:
             self._commit(step.commit)
-            recorded = self.trace.transactions[step.run]
-            of = requests.get(recorded.request)
-            if of is None:
-                self._make(step.run, recorded, recorded.request, recorded.handler, recorded.arguments)
-                continue
-            if of.id not in functions:
-                functions[of.id] = _Function(self.handlers[of.name], of.arguments)
-            if functions[of.id].waiting is not None:  # else it does less than was recorded
-                self._go_on(functions[of.id], step.run, recorded, of.id)
+            one = self.trace.transactions[step.run]
+            if one.request not in self.trace.functions:
+                self._make(step.run, one, one.request, one.handler, one.args)
+            elif wanted := self._next(one.request):  # else it does less than was recorded
+                self._answers[one.request].append(self._make(step.run, one, one.request, *wanted))
         self._commit(list(self._open))
-        for number, function in functions.items():
-            while requests[number].over and function.waiting is not None:
-                self._go_on(function, -1, None, number)
-        return self.executions
+        for number in (number for number, line in self.trace.functions.items() if "over" in line):
+            while wanted := self._next(number):
+                self._answers[number].append(self._make(-1, None, number, *wanted))
+        self.rows = self._all_rows()
 
-    def tables(self) -> dict[int, tuple[set[str], set[str]]]:
-        """What each recorded transaction read and wrote here, by its number."""
-        return {
-            one.recorded.n: tables_used(one.statements, self._patterns)
-            for one in self.executions
-            if one.recorded
-        }
+    def close(self) -> None:
+        self._capture.close()
+        for connection, _ in self._open.values():
+            connection.close()
 
-    def _go_on(self, function: _Function, k: int, recorded: Recorded | None, request: int) -> None:
-        assert function.waiting is not None
-        function.answer(*self._make(k, recorded, request, *function.waiting))
+    def _all_rows(self) -> checkpoint.Tables:
+        with self.engine.connect() as connection:
+            return checkpoint.rows(connection, self.keys)
 
-    def _make(
-        self, k: int, recorded: Recorded | None, request: int, name: str, arguments: dict[str, Any]
-    ) -> tuple[Any, BaseException | None]:
+    def _next(self, request: int) -> tuple[str, dict[str, Any]] | None:
+        """The transaction that a function makes after those that were answered; None where it is over."""
+        line, answers = self.trace.functions[request], iter(self._answers[request])
+
+        def run(name: str, **arguments: Any) -> Any:
+            for answer, error in answers:
+                if error is not None:
+                    raise error
+                return answer
+            raise Wanted(name, arguments)
+
+        try:
+            self.handlers[line["name"]](SimpleNamespace(run=run), **line["args"])
+        except Wanted as wanted:
+            return wanted.args  # type: ignore[return-value]
+        except Exception:  # it did then, too, or its transactions differ
+            pass
+        return None
+
+    def _make(self, k: int, recorded: Recorded | None, request: int, name: str, args: dict[str, Any]) -> Answer:
         """One transaction; what its handler returned, or raised."""
-        handler = self.handlers.get(name)
-        if handler is None:
-            raise ScriptError(f"debug: request {request} calls {name!r}, which is no handler")
-        done = Execution(recorded, request, name, arguments)
+        handler, done = self.handlers[name], Execution(recorded, request, name, args)
         self.executions.append(done)
-        if k >= 0:
-            self.done.append(k)
-        connection = self.engine.connect().execution_options(windtunnel_readonly=is_readonly(handler))
-        try:
-            result, error = self._attempt(connection, handler, done)
-            if getattr(getattr(error, "orig", None), "sqlstate", "") in BLOCKED:
-                self.forced += len(self._open)
-                self._commit(list(self._open))
-                result, error = self._attempt(connection, handler, done)
-        except BaseException:
-            connection.close()
-            raise
-        if error is not None or is_readonly(handler):
-            connection.rollback()
-            connection.close()
-            return result, error
+        self.done += [k] * (k >= 0)
+        connection = self.engine.connect().execution_options(**{_READONLY: is_readonly(handler)})
         self._open[k] = connection, done
-        if recorded is None or not recorded.commits:
+        result, error = self._attempt(connection, handler, done)
+        if getattr(getattr(error, "orig", None), "sqlstate", "") in BLOCKED:
+            self._commit([other for other in self._open if other != k])
+            result, error = self._attempt(connection, handler, done)
+        if error is not None or is_readonly(handler):
+            del self._open[k]
+            connection.close()
+        elif recorded is None or not recorded.id or recorded.error:
             self._commit([k])  # it did not commit then: nobody says when it is due
-        return result, None
+        return result, error
 
-    def _attempt(
-        self, connection: Connection, handler: Handler, done: Execution
-    ) -> tuple[Any, Exception | None]:
-        recorded = done.recorded
-        call = Redrawing(connection, *((recorded.draws, recorded.n, recorded.t) if recorded else ()))
+    def _attempt(self, connection: Connection, handler: Handler, done: Execution) -> Answer:
+        known, result, error = done.recorded, None, None
+        call = Redrawing(connection, [], *((known.draws, known.t, known.n) if known else ()))
         connection.begin()
-        done.statements = self._capture.begin()
-        result, error = None, None
+        noting = self.noting and not is_readonly(handler)
+        before = checkpoint.rows(connection, self.keys) if noting else {}
+        done.st = self._capture.begin()
         try:
-            if done.request == self._stop:
-                result = pdb.Pdb().runcall(handler, call, **done.arguments)
-            else:
-                result = handler(call, **done.arguments)
+            stops = done.request == self.stop
+            result = pdb.runcall(handler, call, **done.args) if stops else handler(call, **done.args)
         except Exception as raised:
             error = raised
-            connection.rollback()
         finally:
             self._capture.end()
-        done.drawn = call.drawn
-        done.result, done.shown = ("", "") if error else (digest(result), f"{result!r:.200}")
+        done.draws, done.result = call.draws, "" if error else digest(result)
         done.error = f"{type(error).__name__}: {error}" if error else ""
-        if self._noting and error is None and not is_readonly(handler):
-            done.changes = checkpoint.noted(connection)
+        done.answer = done.error or f"{result!r:.200}"
+        if error:
+            connection.rollback()
+        elif noting:
+            done.changes = checkpoint.changes(before, checkpoint.rows(connection, self.keys))
         return result, error
 
     def _commit(self, due: Sequence[int]) -> None:
@@ -228,13 +178,61 @@ class World:
                 connection, done = self._open.pop(k)
                 connection.commit()
                 connection.close()
-                self._commits += 1
-                done.commit = self._commits
-                if k >= 0:
-                    self.done.append(-1 - k)
+                self.commits += 1
+                done.commit = self.commits
+                self.done += [-1 - k] * (k >= 0)
 
-    def _give_up(self) -> None:
-        for connection, _ in self._open.values():
-            connection.close()
-        for function in getattr(self, "_functions", {}).values():
-            function.abandon()
+
+def make_again(
+    trace: Trace, handlers: Handlers, order: Sequence[Step], *, database: str | None = None,
+    check: str | None = None, noting: bool = False, stop: int = 0,
+) -> World:  # fmt: skip
+    """Make the transactions of a trace in ``order`` in a database as it was. ``check``: SQL, at the end;
+    ``noting``: rows are compared before and after each; ``stop``: a request whose handlers run in pdb.
+
+    Raises:
+        UserError: the checkpoint was changed, or ``check`` is wrong.
+    """
+    with (
+        TemporaryDirectory(prefix="windtunnel-debug-") as scratch,
+        checkpoint.restored(trace.folder, trace.header, database, Path(scratch)) as engine,
+    ):
+        world = World(trace, handlers, engine)
+        world.noting, world.stop = noting, stop
+        try:
+            world.run(order)
+            with engine.connect() as connection:
+                found = connection.exec_driver_sql(check).mappings().all() if check else []
+            world.violations = [dict(row) for row in found]
+        except SQLAlchemyError as error:
+            raise UserError(f"debug: `check`: {str(error).partition(chr(10))[0]}") from error
+        finally:
+            world.close()
+    return world
+
+
+def load(place: str, path: Sequence[str] = ()) -> Handlers:
+    """The dict at ``place``, ``MODULE:NAME`` or ``FILE.py:NAME``. ``path``: where modules are also searched.
+
+    Raises:
+        UserError: there is no such module, file or dict. ScriptError: it failed while it was loaded.
+    """
+    module, _, name = place.rpartition(":")
+    file, before = Path(module), list(sys.path)
+    sys.path[:] = dict.fromkeys([str(file.absolute().parent)] * (file.suffix == ".py") + before + [*path])
+    try:
+        if file.suffix == ".py":  # an importer's cache takes a file that was saved twice in a second for one
+            loaded = sys.modules[f"windtunnel_handlers_{file.stem}"] = ModuleType(file.stem)
+            exec(compile(file.read_bytes(), file, "exec"), vars(loaded))
+        else:
+            loaded = import_module(module)
+    except (OSError, ImportError, ValueError) as error:
+        raise UserError(f"debug: handlers {place!r}: {error}; accepted: MODULE:NAME, FILE.py:NAME") from error
+    except Exception as error:
+        raise ScriptError(f"{place} failed: {error}", traceback.format_exc()) from error
+    finally:
+        sys.path[:] = before
+    handlers = vars(loaded).get(name)
+    if not isinstance(handlers, Mapping) or not all(map(callable, handlers.values())):
+        raise UserError(f"debug: handlers {place!r} is no dict of functions by their names")
+    return handlers
