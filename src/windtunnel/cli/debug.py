@@ -105,7 +105,9 @@ def retro(
             lines = [*(["check", "", None, row] for row in one["violations"]), *one["answers"], *one["rows"]]
             for table, key, before, after in lines[:20]:
                 typer.echo(f"  {table} {key}: {before} -> {after}"[:300])
-            typer.echo(f"  and {len(lines) - 20} more, with --json" if len(lines) > 20 else "", nl=len(lines) > 20)
+            typer.echo(
+                f"  and {len(lines) - 20} more, with --json" if len(lines) > 20 else "", nl=len(lines) > 20
+            )
     _less(done["recorded"], f"debug retro: the check finds rows in {bad} orders" if bad else "")
 
 

@@ -106,8 +106,7 @@ def _others(observation: Observation, recorded: tuple[Step, ...]) -> Decision:
         (i, j)
         for j, two in enumerate(transactions)
         for i, one in enumerate(transactions[:j])
-        if not before[j] >> i & 1
-        and {*one.writes} & {*two.reads, *two.writes} | {*two.writes} & {*one.reads}
+        if not before[j] >> i & 1 and {*one.writes} & {*two.reads, *two.writes} | {*two.writes} & {*one.reads}
     ]
     work, classes, orders = [WORK], {(True,) * len(pairs)}, [recorded]
     for preemptions in range(1, observation.preemptions + 1 if pairs else 0):

@@ -61,7 +61,9 @@ def _views(trace: Trace, world: World, other: set[int]) -> dict[str, list[dict[s
     views["requests"] = [{**line, "request": line["id"]} for line in trace.functions.values()]
     for table, rows in world.start.items():
         for row in rows.values():
-            views["writes"].append(_write(world, table, None, row) | {"op": "checkpoint", "commit": 0, "same": True})
+            views["writes"].append(
+                _write(world, table, None, row) | {"op": "checkpoint", "commit": 0, "same": True}
+            )
     for made in world.executions:
         if (one := made.recorded) is None:
             continue

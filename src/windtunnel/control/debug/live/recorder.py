@@ -145,7 +145,7 @@ class Recorder:
         }))  # fmt: skip
         self._capture = Capture(service.engine)
 
-    def run(self, name: str, **arguments: Any) -> Any:
+    def run(self, name: str, /, **arguments: Any) -> Any:
         """What the handler, or the function of several transactions, returns; recorded.
 
         Raises:

@@ -44,7 +44,9 @@ def replayed(
     world = make_again(trace, handlers, order, database=database, check=check, noting=noting, stop=stop or 0)
     _did(log, world)
     again = {one.recorded.n: one for one in world.executions if one.recorded}
-    found = [(one.n, one.request, one.handler, _otherwise(one, again.get(one.n))) for one in trace.transactions]
+    found = [
+        (one.n, one.request, one.handler, _otherwise(one, again.get(one.n))) for one in trace.transactions
+    ]
     more = [(0, one.request, one.handler, "was not recorded") for one in world.executions if not one.recorded]
     other = [name for name, code in trace.header["codes"].items() if code_digest(handlers[name]) != code]
     return {

@@ -116,7 +116,7 @@ class World:
         """The transaction that a function makes after those that were answered; None where it is over."""
         line, answers = self.trace.functions[request], iter(self._answers[request])
 
-        def run(name: str, **arguments: Any) -> Any:
+        def run(name: str, /, **arguments: Any) -> Any:
             for answer, error in answers:
                 if error is not None:
                     raise error
@@ -131,7 +131,9 @@ class World:
             pass
         return None
 
-    def _make(self, k: int, recorded: Recorded | None, request: int, name: str, args: dict[str, Any]) -> Answer:
+    def _make(
+        self, k: int, recorded: Recorded | None, request: int, name: str, args: dict[str, Any]
+    ) -> Answer:
         """One transaction; what its handler returned, or raised."""
         handler, done = self.handlers[name], Execution(recorded, request, name, args)
         self.executions.append(done)
@@ -223,6 +225,7 @@ def load(place: str, path: Sequence[str] = ()) -> Handlers:
     try:
         if file.suffix == ".py":  # an importer's cache takes a file that was saved twice in a second for one
             loaded = sys.modules[f"windtunnel_handlers_{file.stem}"] = ModuleType(file.stem)
+            loaded.__file__ = module
             exec(compile(file.read_bytes(), file, "exec"), vars(loaded))
         else:
             loaded = import_module(module)
