@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
+from sqlalchemy.engine.interfaces import ExecuteStyle
 
 from windtunnel.base.atomic import write_all
 from windtunnel.base.errors import HostError, UserError
@@ -32,9 +33,13 @@ from windtunnel.store.transactions import Call, Handler, Transactions, is_readon
 
 F = TypeVar("F", bound=Handler)
 SQLITE = ("UPDATE windtunnel_seq SET n = n + 1 RETURNING n", "SELECT n FROM windtunnel_seq")
-POSTGRES = ("SELECT pg_current_snapshot()::text, pg_current_xact_id()::text",
-            "SELECT pg_current_snapshot()::text, '0'")  # fmt: skip
+POSTGRES = (b"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_snapshot(), pg_current_xact_id()",
+            b"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_snapshot(), 0")  # fmt: skip
 """What a writer asks, and a reader."""
+TUPLES_OK = 2  # of libpq
+EVENTS, MANY = ("do_execute", "do_executemany"), ExecuteStyle.INSERTMANYVALUES
+SHORT, LATER = 64, 64
+"""Characters that are no longer than a digest is worth; lines that wait for the next write, at most."""
 
 
 def request(function: F) -> F:
@@ -50,7 +55,8 @@ class Capture:
 
     def __init__(self, engine: Engine, *, keep: bool = False) -> None:
         self._engine, self._keep, self._thread = engine, keep, threading.local()
-        event.listen(engine, "after_cursor_execute", self._executed)
+        for name in EVENTS:
+            event.listen(engine, name, getattr(self, name))
 
     def begin(self) -> list[Any]:
         self._thread.statements = statements = list[Any]()
@@ -60,26 +66,39 @@ class Capture:
         self._thread.statements = None
 
     def close(self) -> None:
-        event.remove(self._engine, "after_cursor_execute", self._executed)
+        for name in EVENTS:
+            event.remove(self._engine, name, getattr(self, name))
 
-    def _executed(self, _: Any, cursor: Any, sql: str, parameters: Any, context: Any, many: bool) -> None:
+    def do_execute(self, cursor: Any, sql: str, parameters: Any, context: Any) -> bool:
         statements = getattr(self._thread, "statements", None)
         if statements is None:
-            return
-        if cursor.description is None:
-            statements.append((sql, parameters, cursor.rowcount, None))
-            return
+            return False
+        cursor.execute(sql, parameters)
+        if cursor.description is None or sql is not context.statement or context.execute_style is MANY:
+            statements.append((sql, parameters, cursor.rowcount, None))  # or SQLAlchemy fetches rows itself
+            return True
         rows = cursor.fetchall()
         context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(cursor, initial_buffer=rows)
         kept = ([column[0] for column in cursor.description], rows) if self._keep else ()
         statements.append((sql, parameters, len(rows), digest(rows), *kept))
+        return True
+
+    def do_executemany(self, cursor: Any, sql: str, parameters: Any, context: Any) -> bool:
+        statements = getattr(self._thread, "statements", None)
+        if statements is None:
+            return False
+        cursor.executemany(sql, parameters)
+        statements.append((sql, parameters, cursor.rowcount, None))
+        return True
 
 
 def digest(value: object) -> str:
-    """Of rows, or of what a handler returned; the same in each process."""
+    """Of rows, or of what a handler returned, the same in each process; what is short is its own."""
     text = repr(value)
     if " at 0x" in text:
         text = re.sub(r" at 0x[0-9a-f]+", "", text)
+    if len(text) <= SHORT:
+        return text
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -152,47 +171,51 @@ class Recorder:
             DatabaseError, HostError: the transaction could not be made, or not be recorded: it is not made.
             UserError: the arguments cannot be recorded.
         """
-        handler, began = self.service.handlers[name], self._clock + time.monotonic()
-        try:
-            known = strictly(arguments)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{name}: arguments: {error}; accepted are values of JSON, and bytes") from error
-        if getattr(handler, "request", False):
-            return self._request(name, handler, arguments, f'"args":{known},"t":{began!r}')
+        handler, began = self.service.handlers[name], self._now()
         number, readonly = next(self._numbers), is_readonly(handler)
-        head = (
-            f'{{"kind":"txn","n":{number},"request":{getattr(self._thread, "request", None) or number},'
-            f'"handler":"{name}","args":{known},"t":{began!r},"ro":{"true" if readonly else "false"},'
-        )
-        failed, written = "", False
+        if getattr(handler, "request", False):
+            return self._request(number, name, handler, arguments, began)
+        request = getattr(self._thread, "request", None) or number
+        head, error, taken = "", "", False
+
+        def line(snapshot: tuple[int, int, list[int]], statements: list[Any], draws: list[Any], result: str) -> str:
+            xid, xmax, active = snapshot
+            known = [(self._sql.get(sql) or self._text(sql), *rest) for sql, *rest in statements]
+            return (
+                f'{{"kind":"txn","n":{number},"request":{request},"handler":"{name}","args":{_args(name, arguments)},'
+                f'"t":{began!r},"ro":{"true" if readonly else "false"},"id":{xid},"xmax":{xmax},"active":{active},'
+                f'"draws":{encode(draws) if draws else "[]"},"st":{encode(known)},"result":{encode(result)},'
+                f'"error":{encode(error)},"ended":{self._now()!r}}}'
+            )
 
         def body(connection: Connection) -> Any:
-            nonlocal failed, written
-            failed, written = "", False
+            nonlocal head, error, taken
+            error, taken = "", False
             snapshot = self._snapshot(connection, readonly)
             statements, call = self._capture.begin(), Drawing(connection)
             try:
                 result = handler(call, **arguments)
-            except Exception as error:  # recorded once it is not made again
-                failed = head + self._tail(snapshot, statements, call, "", f"{type(error).__name__}: {error}")
+            except Exception as raised:  # recorded once it is not made again
+                error = f"{type(raised).__name__}: {raised}"
+                head = line(snapshot, statements, call.draws, "")
                 raise
             finally:
                 self._capture.end()
-            self._write(head + self._tail(snapshot, statements, call, digest(result), ""))
-            written = True
+            self._write(line(snapshot, statements, call.draws, digest(result)), readonly)
+            taken = True
             return result
 
-        aborted = ""
         try:
-            return transact(self.service.engine, body, readonly=readonly)
+            result = transact(self.service.engine, body, readonly=readonly)
         except BaseException:
-            if failed:
-                self._write(failed)
-            aborted = ',"aborted":true' if written else ""
+            if error:
+                self._write(head)
+            elif taken:
+                self._write(f'{{"kind":"end","n":{number},"aborted":true}}', True)
             raise
-        finally:
-            if failed or written:
-                self._put_off(f'"end","n":{number}{aborted},"t":{self._clock + time.monotonic()!r}')
+        if not readonly:
+            self._write(f'{{"kind":"end","n":{number},"t":{self._now()!r}}}', True)
+        return result
 
     def close(self) -> None:
         """The trace is whole; the service may go on without being recorded."""
@@ -206,32 +229,32 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, name: str, function: Handler, arguments: dict[str, Any], line: str) -> Any:
+    def _request(self, number: int, name: str, function: Handler, arguments: dict[str, Any], t: float) -> Any:
         if getattr(self._thread, "request", None):
             return function(self, **arguments)  # of another one: what it does is that one's
-        number = self._thread.request = next(self._numbers)
-        self._put_off(f'"request","id":{number},"name":"{name}",{line}')
+        args = _args(name, arguments)
+        self._write(f'{{"kind":"request","id":{number},"name":"{name}","args":{args},"t":{t!r}}}', True)
+        self._thread.request = number
         try:
             return function(self, **arguments)
         finally:
             self._thread.request = None
-            self._put_off(f'"end","request":{number}')
+            self._write(f'{{"kind":"end","request":{number}}}', True)
 
-    def _snapshot(self, connection: Connection, readonly: bool) -> str:
-        """In JSON: its id (0 for a reader), the end and the gaps of what it sees."""
+    def _now(self) -> float:
+        return self._clock + time.monotonic()
+
+    def _snapshot(self, connection: Connection, readonly: bool) -> tuple[int, int, list[int]]:
+        """The transaction's id (0 for a reader), the end and the gaps of what it sees."""
         raw: Any = connection.connection.dbapi_connection
         if self._sqlite:
             ((n,),) = raw.execute(SQLITE[readonly]).fetchall()
-            return f'"id":{0 if readonly else n},"xmax":{n + readonly},"active":[]'
-        with raw.pipeline():  # with BEGIN, which the driver sends first
-            snapshot, xid = raw.execute(POSTGRES[readonly]).fetchone()
-        _, xmax, active = snapshot.split(":")
-        return f'"id":{xid},"xmax":{xmax},"active":[{active}]'
-
-    def _tail(self, snapshot: str, statements: list[Any], call: Drawing, result: str, error: str) -> str:
-        known = encode([(self._sql.get(sql) or self._text(sql), *rest) for sql, *rest in statements])
-        return (f'{snapshot},"draws":{encode(call.draws)},"st":{known},"result":"{result}",'
-                f'"error":{encode(error)}}}')  # fmt: skip
+            return (0 if readonly else n), n + readonly, []
+        answer = raw.pgconn.exec_(POSTGRES[readonly])  # the driver need not send BEGIN any more
+        if answer.status != TUPLES_OK:
+            raise HostError(f"{self.path}: no snapshot of Postgres ({answer.error_message.decode().strip()})")
+        _, xmax, active = answer.get_value(0, 0).decode().split(":")
+        return int(answer.get_value(0, 1)), int(xmax), [int(one) for one in active.split(",") if one]
 
     def _text(self, sql: str) -> int:
         with self._turn:
@@ -240,22 +263,29 @@ class Recorder:
                 self._later.append(encode({"kind": "sql", "id": self._sql[sql], "sql": sql}))
             return self._sql[sql]
 
-    def _put_off(self, line: str) -> None:
-        """A line that may be lost: it is written with the next one."""
+    def _write(self, line: str, later: bool = False) -> None:
+        """``later``: it may be lost, and is written with the next one that may not, if not before."""
         with self._turn:
-            self._later.append(f'{{"kind":{line}}}')
-
-    def _write(self, line: str) -> None:
-        with self._turn:
-            data = "\n".join([*self._later, line, ""]).encode()
+            self._later.append(line)
+            if later and len(self._later) < LATER:
+                return
+            data = "\n".join([*self._later, ""]).encode()
             try:
                 write_all(self._file, data)
             except OSError as error:
                 os.ftruncate(self._file, self._size)
                 os.lseek(self._file, self._size, os.SEEK_SET)
+                self._later.pop()
                 raise HostError(f"{self.path}: {error.strerror}, so nothing is done") from error
             self._size += len(data)
             self._later.clear()
+
+
+def _args(name: str, arguments: dict[str, Any]) -> str:
+    try:
+        return strictly(arguments)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name}: arguments: {error}; accepted are values of JSON, and bytes") from error
 
 
 def _prepare(connection: Connection) -> None:
