@@ -15,9 +15,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-WORK = 2_000_000
-"""Comparisons after which orders are no more counted: some seconds."""
-
 
 @dataclass(frozen=True)
 class Transaction:
@@ -38,11 +35,12 @@ class Transaction:
 @dataclass(frozen=True)
 class Observation:
     """``transactions``: as they stand in the trace. ``limit``: orders wanted at most, the recorded one first,
-    others within so many ``preemptions`` of it."""
+    others within so many ``preemptions`` of it. ``work``: comparisons after which no more are counted."""
 
     transactions: tuple[Transaction, ...]
     preemptions: int = 0
     limit: int = 1
+    work: int = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def _others(observation: Observation, recorded: tuple[Step, ...]) -> Decision:
         for i, one in enumerate(transactions[:j])
         if not before[j] >> i & 1 and {*one.writes} & {*two.reads, *two.writes} | {*two.writes} & {*one.reads}
     ]
-    work, classes, orders = [WORK], {(True,) * len(pairs)}, [recorded]
+    work, classes, orders = [observation.work], {(True,) * len(pairs)}, [recorded]
     for preemptions in range(1, observation.preemptions + 1 if pairs else 0):
         for order in _deviating(list(range(len(transactions))), 0, preemptions, before, work):
             place = {k: number for number, k in enumerate(order)}

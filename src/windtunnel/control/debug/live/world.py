@@ -203,13 +203,14 @@ def make_again(
         world.noting, world.stop = noting, stop
         try:
             world.run(order)
-            with engine.connect() as connection:
-                found = connection.exec_driver_sql(check).mappings().all() if check else []
-            world.violations = [dict(row) for row in found]
-        except SQLAlchemyError as error:
-            raise UserError(f"debug: `check`: {str(error).partition(chr(10))[0]}") from error
         finally:
             world.close()
+        try:
+            with engine.connect() as connection:
+                found = connection.exec_driver_sql(check).mappings().all() if check else []
+        except SQLAlchemyError as error:
+            raise UserError(f"`check`: {str(error).partition(chr(10))[0]}") from error
+        world.violations = [dict(row) for row in found]
     return world
 
 
