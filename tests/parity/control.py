@@ -50,9 +50,14 @@ def _traces(draw: random.Random) -> Iterator[tuple[str, Any]]:
             begun = k + draw.uniform(-3, 0)
             ended = k + draw.uniform(0, 2)
             transactions.append(
-                debug.Transaction(draw.randrange(5), draw.choice([0, k + 1]), k + 1, active, begun, ended, *tables)
+                debug.Transaction(
+                    draw.randrange(5), draw.choice([0, k + 1]), k + 1, active, begun, ended, *tables
+                )
             )
-        yield "snapshot", debug.Observation(tuple(transactions), draw.randrange(4), draw.choice([1, 5, 50]), 3000)
+        yield (
+            "snapshot",
+            debug.Observation(tuple(transactions), draw.randrange(4), draw.choice([1, 5, 50]), 3000),
+        )
         if number % 4 == 0:
             yield "serial", debug.Observation(tuple(transactions))
 

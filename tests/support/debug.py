@@ -66,7 +66,9 @@ def lost_update(runner: Runner, account: int) -> int:
 
 def clock(call: Call, account: int) -> None:
     """It asks the clock itself."""
-    call.connection.execute(insert(notes).values(id=str(account), account=account, chance=0.0, at=time.time()))
+    call.connection.execute(
+        insert(notes).values(id=str(account), account=account, chance=0.0, at=time.time())
+    )
 
 
 def copy(call: Call, source: int, target: int, name: str) -> int:

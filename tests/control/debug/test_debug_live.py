@@ -31,6 +31,7 @@ from windtunnel.store.transactions import Call, DatabaseError, Transactions, ope
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     with postgres.server() as url:
@@ -39,7 +40,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest) -> str:
-    """"" is SQLite's."""
+    """ "" is SQLite's."""
     return "" if request.param == "sqlite" else request.getfixturevalue("server")
 
 
@@ -189,7 +190,9 @@ def test_who_wrote_and_who_read_a_row_and_a_table_as_of_a_commit(tmp_path: Path,
         recorder.run("amount_of", account=1)
         recorder.run("lost_update", account=1)
     trace = read(tmp_path / "trace")
-    wrote = "SELECT handler, commit, before->>'amount', after->>'amount' FROM writes WHERE key = '1' AND n > 0"
+    wrote = (
+        "SELECT handler, commit, before->>'amount', after->>'amount' FROM writes WHERE key = '1' AND n > 0"
+    )
     assert sql(trace, wrote, database=url)[1] == [("put", 1, "100", "5"), ("put", 2, "5", "6")]
     read_it = "SELECT request, row->>'amount' FROM reads WHERE list_contains(tables, 'account') ORDER BY n"
     assert sql(trace, read_it, database=url)[1] == [(2, "5"), (3, "5")]
@@ -211,7 +214,10 @@ def test_a_lost_update_is_mended_in_all_orders(tmp_path: Path) -> None:
         return amount
 
     engine = service.opened(f"sqlite:///{tmp_path / 'live.db'}")
-    handlers = {**service.HANDLERS, "amount_of": service.readonly(functools.wraps(service.amount_of)(together))}
+    handlers = {
+        **service.HANDLERS,
+        "amount_of": service.readonly(functools.wraps(service.amount_of)(together)),
+    }
     with Recorder(Transactions(engine, handlers), tmp_path / "trace", handlers=service.HERE) as recorder:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda _: recorder.run("lost_update", account=3), range(2)))
@@ -257,7 +263,9 @@ def test_what_cannot_be_recorded_is_not_done(tmp_path: Path, monkeypatch: pytest
 def test_a_commit_that_fails_is_not_in_the_trace(tmp_path: Path) -> None:
     engine = service.opened(f"sqlite:///{tmp_path / 'live.db'}")
     with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE child (of INTEGER REFERENCES account DEFERRABLE INITIALLY DEFERRED)"))
+        connection.execute(
+            text("CREATE TABLE child (of INTEGER REFERENCES account DEFERRABLE INITIALLY DEFERRED)")
+        )
 
     def orphan(call: Call, of: int) -> None:
         call.connection.execute(text("PRAGMA defer_foreign_keys = on"))
@@ -289,7 +297,9 @@ with debug.recorder(Path(sys.argv[1])) as recorder:
 @pytest.mark.conformance
 @pytest.mark.parametrize("seed", range(5))
 def test_after_kill_9_every_committed_transaction_is_there(tmp_path: Path, seed: int) -> None:
-    worker = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), str(seed)], stdout=subprocess.PIPE)
+    worker = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(seed)], stdout=subprocess.PIPE
+    )
     assert worker.stdout is not None and worker.stdout.readline() == b"ready\n"
     path = tmp_path / "trace" / "trace.jsonl"
     size = random.Random(seed).randrange(20_000, 200_000)
@@ -302,9 +312,9 @@ def test_after_kill_9_every_committed_transaction_is_there(tmp_path: Path, seed:
     engine = open_database(f"sqlite:///{tmp_path / 'live.db'}", "--db")
     with engine.connect() as connection:
         last = connection.scalar(text("SELECT n FROM windtunnel_seq"))
-    ids = {one.id for one in trace.transactions if one.id and not one.error}
+    ids = {one.id for one in trace.transactions if one.id and not one.did[3]}
     assert ids >= set(range(1, last + 1)) and len(ids) - last in (0, 1)
-    trace.transactions = [one for one in trace.transactions if one.error or one.id <= last]
+    trace.transactions = [one for one in trace.transactions if one.did[3] or one.id <= last]
     said = replay(trace)
     assert said["divergences"] == [] and said["state"] == state(tmp_path)
 
@@ -331,7 +341,9 @@ def test_the_scheduler_starts_a_task_twice_and_the_fence_mends_it(
     bad = runner.invoke(app, ["debug", "retro", "last", "--code", fixed, "--check", "SELECT 1 AS always"])
     assert bad.exception.status == 3  # type: ignore[union-attr]
     stopped = runner.invoke(
-        app, ["debug", "replay", "last", "--request", str(requests[0]), "--pdb"], input="where\ncontinue\n" * 2
+        app,
+        ["debug", "replay", "last", "--request", str(requests[0]), "--pdb"],
+        input="where\ncontinue\n" * 2,
     )
     assert stopped.exit_code == 0 and "(Pdb)" in stopped.output and "start()" in stopped.output
     for words, why in (
@@ -349,5 +361,5 @@ def test_a_handler_that_raises_is_replayed_too(tmp_path: Path, url: str) -> None
         with pytest.raises((IntegrityError, DatabaseError)):
             recorder.run("clock", account=1)
     trace = read(tmp_path / "trace")
-    assert [bool(one.error) for one in trace.transactions] == [True, False, True]
+    assert [bool(one.did[3]) for one in trace.transactions] == [True, False, True]
     assert {one[0] for one in replay(trace, database=url)["divergences"]} <= {2, 3}  # the clock

@@ -81,14 +81,15 @@ def test_all_orders_within_the_bound_are_there_once(observation: Observation) ->
 
 @given(histories(), st.integers(2, 3))
 def test_a_limit_cuts_orders_and_is_not_hidden(observation: Observation, limit: int) -> None:
-    every, some = decide(observation), decide(Observation(observation.transactions, observation.preemptions, limit))
+    every, some = (
+        decide(observation),
+        decide(Observation(observation.transactions, observation.preemptions, limit)),
+    )
     assert some.orders == every.orders[:limit]
     assert some.possible == every.possible
 
 
 def test_orders_that_are_not_counted_to_the_end_are_said() -> None:
-    overlapping = tuple(
-        Transaction(r, r, r, (), 0.0, 1000.0 + r, ("a",), ("a",)) for r in range(1, 200)
-    )
+    overlapping = tuple(Transaction(r, r, r, (), 0.0, 1000.0 + r, ("a",), ("a",)) for r in range(1, 200))
     decision = decide(Observation(overlapping, 2, 50))
     assert not decision.counted and len(decision.orders) == 50 < decision.possible

@@ -71,11 +71,11 @@ def _views(trace: Trace, world: World, other: set[int]) -> dict[str, list[dict[s
         if one.request == one.n:
             views["requests"].append({"request": one.n, "name": one.handler, "args": one.args, "t": one.t})
         views["transactions"].append({
-            **head, "args": one.args, "t": one.t, "readonly": one.ro, "xmax": one.xmax, "active": one.active,
-            "id": one.id, "commit": made.commit, "statements": one.st, "draws": one.draws,
-            "answer": made.answer, "error": one.error,
+            **head, "args": one.args, "t": one.t, "readonly": bool(one.ro), "xmax": one.xmax, "active": one.active,
+            "id": one.id, "commit": made.commit, "statements": one.did[0], "draws": one.did[1],
+            "answer": made.answer, "error": one.did[3],
         })  # fmt: skip
-        for place, (text, parameters, _, digest, *kept) in enumerate(made.st, 1):
+        for place, (text, parameters, _, digest, *kept) in enumerate(made.did[0], 1):
             used = sorted(set.union(*tables_of([[text]], list(world.keys))))
             head_of = {**head, "statement": place, "sql": text, "parameters": parameters, "tables": used}
             for row in kept[1] if digest else ():

@@ -1,15 +1,13 @@
 """Records a service while it runs: each transaction is in the trace before it commits.
 
 The number of a commit is drawn inside the transaction. In SQLite a writer raises the only row of a table, and
-a reader reads it: that row is the snapshot. In Postgres the snapshot is ``pg_current_snapshot()``, and a
-writer's id ``pg_current_xact_id()``, asked for in the round trip that begins the transaction. Statements are
-noted by events of SQLAlchemy. Rows are fetched as soon as one was executed, so that their digest does not
-depend on how the handler reads them; it gets the same rows from memory.
+a reader reads it: that row is the snapshot. In Postgres it is ``pg_current_snapshot()``, and a writer's id
+``pg_current_xact_id()``, asked for in the round trip that begins the transaction. Statements are noted by
+events of SQLAlchemy; rows are fetched at once, and the handler gets the same ones from memory.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import re
@@ -18,6 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from inspect import getsource
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,10 +35,10 @@ SQLITE = ("UPDATE windtunnel_seq SET n = n + 1 RETURNING n", "SELECT n FROM wind
 POSTGRES = (b"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_snapshot(), pg_current_xact_id()",
             b"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_snapshot(), 0")  # fmt: skip
 """What a writer asks, and a reader."""
-TUPLES_OK = 2  # of libpq
-EVENTS, MANY = ("do_execute", "do_executemany"), ExecuteStyle.INSERTMANYVALUES
+PREPARE = ("CREATE TABLE IF NOT EXISTS windtunnel_seq (n INTEGER NOT NULL)",
+           "INSERT INTO windtunnel_seq SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM windtunnel_seq)")  # fmt: skip
 SHORT, LATER = 64, 64
-"""Characters that are no longer than a digest is worth; lines that wait for the next write, at most."""
+"""Characters that no digest is made of; lines that wait for the next write, at most."""
 
 
 def request(function: F) -> F:
@@ -54,9 +53,12 @@ class Capture:
     rows, after the digest."""
 
     def __init__(self, engine: Engine, *, keep: bool = False) -> None:
-        self._engine, self._keep, self._thread = engine, keep, threading.local()
-        for name in EVENTS:
-            event.listen(engine, name, getattr(self, name))
+        self._keep, self._thread = keep, threading.local()
+        event.listen(engine, "do_execute", self._execute)
+        event.listen(engine, "do_executemany", self._execute)
+        self.close = lambda: [
+            event.remove(engine, name, self._execute) for name in ("do_execute", "do_executemany")
+        ]
 
     def begin(self) -> list[Any]:
         self._thread.statements = statements = list[Any]()
@@ -65,16 +67,17 @@ class Capture:
     def end(self) -> None:
         self._thread.statements = None
 
-    def close(self) -> None:
-        for name in EVENTS:
-            event.remove(self._engine, name, getattr(self, name))
-
-    def do_execute(self, cursor: Any, sql: str, parameters: Any, context: Any) -> bool:
+    def _execute(self, cursor: Any, sql: str, parameters: Any, context: Any) -> bool:
         statements = getattr(self._thread, "statements", None)
         if statements is None:
             return False
-        cursor.execute(sql, parameters)
-        if cursor.description is None or sql is not context.statement or context.execute_style is MANY:
+        style = context.execute_style
+        (cursor.executemany if style is ExecuteStyle.EXECUTEMANY else cursor.execute)(sql, parameters)
+        if (
+            cursor.description is None
+            or sql is not context.statement
+            or style is ExecuteStyle.INSERTMANYVALUES
+        ):
             statements.append((sql, parameters, cursor.rowcount, None))  # or SQLAlchemy fetches rows itself
             return True
         rows = cursor.fetchall()
@@ -83,29 +86,19 @@ class Capture:
         statements.append((sql, parameters, len(rows), digest(rows), *kept))
         return True
 
-    def do_executemany(self, cursor: Any, sql: str, parameters: Any, context: Any) -> bool:
-        statements = getattr(self._thread, "statements", None)
-        if statements is None:
-            return False
-        cursor.executemany(sql, parameters)
-        statements.append((sql, parameters, cursor.rowcount, None))
-        return True
-
 
 def digest(value: object) -> str:
     """Of rows, or of what a handler returned, the same in each process; what is short is its own."""
     text = repr(value)
     if " at 0x" in text:
         text = re.sub(r" at 0x[0-9a-f]+", "", text)
-    if len(text) <= SHORT:
-        return text
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return text if len(text) <= SHORT else blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def code_digest(handler: Handler) -> str:
     """Of a function's source. What it calls is not in it."""
     try:
-        return digest(inspect.getsource(handler))
+        return digest(getsource(handler))
     except (OSError, TypeError):
         return ""
 
@@ -148,9 +141,12 @@ class Recorder:
         self._sqlite = service.engine.dialect.name == "sqlite"
         self._turn, self._thread = threading.Lock(), threading.local()
         self._numbers, self._later, self._sql = itertools.count(1), list[str](), dict[str, int]()
-        self._clock = time.time() - time.monotonic()  # one that is never put back
+        clock = time.time() - time.monotonic()  # one that is never put back
+        self._now = lambda: clock + time.monotonic()
         if self._sqlite:
-            transact(service.engine, _prepare)
+            transact(
+                service.engine, lambda connection: [connection.exec_driver_sql(line) for line in PREPARE]
+            )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             copied = checkpoint.take(service.engine, folder)
@@ -171,47 +167,44 @@ class Recorder:
             DatabaseError, HostError: the transaction could not be made, or not be recorded: it is not made.
             UserError: the arguments cannot be recorded.
         """
-        handler, began = self.service.handlers[name], self._now()
-        number, readonly = next(self._numbers), is_readonly(handler)
+        handler, number, began = self.service.handlers[name], next(self._numbers), self._now()
+        try:
+            known = f'"args":{strictly(arguments)},"t":{began!r}'
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{name}: arguments: {error}; accepted are values of JSON, and bytes") from error
+        request = getattr(self._thread, "request", None)
         if getattr(handler, "request", False):
-            return self._request(number, name, handler, arguments, began)
-        request = getattr(self._thread, "request", None) or number
-        head, error, taken = "", "", False
-
-        def line(snapshot: tuple[int, int, list[int]], statements: list[Any], draws: list[Any], result: str) -> str:
-            xid, xmax, active = snapshot
-            known = [(self._sql.get(sql) or self._text(sql), *rest) for sql, *rest in statements]
-            return (
-                f'{{"kind":"txn","n":{number},"request":{request},"handler":"{name}","args":{_args(name, arguments)},'
-                f'"t":{began!r},"ro":{"true" if readonly else "false"},"id":{xid},"xmax":{xmax},"active":{active},'
-                f'"draws":{encode(draws) if draws else "[]"},"st":{encode(known)},"result":{encode(result)},'
-                f'"error":{encode(error)},"ended":{self._now()!r}}}'
-            )
+            return handler(self, **arguments) if request else self._request(number, name, known, arguments)
+        readonly, state = is_readonly(handler), ("", "")  # the line, and what the handler raised
 
         def body(connection: Connection) -> Any:
-            nonlocal head, error, taken
-            error, taken = "", False
-            snapshot = self._snapshot(connection, readonly)
+            nonlocal state
+            state, error, result = ("", ""), "", None
+            xid, xmax, active = self._snapshot(connection, readonly)
             statements, call = self._capture.begin(), Drawing(connection)
             try:
                 result = handler(call, **arguments)
             except Exception as raised:  # recorded once it is not made again
                 error = f"{type(raised).__name__}: {raised}"
-                head = line(snapshot, statements, call.draws, "")
                 raise
             finally:
                 self._capture.end()
-            self._write(line(snapshot, statements, call.draws, digest(result)), readonly)
-            taken = True
+                did = [(self._sql.get(sql) or self._text(sql), *rest) for sql, *rest in statements]
+                line = (
+                    f'{{"kind":"txn","n":{number},"request":{request or number},"handler":"{name}",{known},'
+                    f'"ro":{int(readonly)},"id":{xid},"xmax":{xmax},"active":{active},"ended":{self._now()!r},'
+                    f'"did":{encode((did, call.draws, "" if error else digest(result), error))}}}'
+                )
+                if not error:
+                    self._write(line, readonly)
+                state = line, error
             return result
 
         try:
             result = transact(self.service.engine, body, readonly=readonly)
         except BaseException:
-            if error:
-                self._write(head)
-            elif taken:
-                self._write(f'{{"kind":"end","n":{number},"aborted":true}}', True)
+            if state[0]:
+                self._write(state[0] if state[1] else f'{{"kind":"end","n":{number},"aborted":true}}')
             raise
         if not readonly:
             self._write(f'{{"kind":"end","n":{number},"t":{self._now()!r}}}', True)
@@ -229,20 +222,14 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, number: int, name: str, function: Handler, arguments: dict[str, Any], t: float) -> Any:
-        if getattr(self._thread, "request", None):
-            return function(self, **arguments)  # of another one: what it does is that one's
-        args = _args(name, arguments)
-        self._write(f'{{"kind":"request","id":{number},"name":"{name}","args":{args},"t":{t!r}}}', True)
+    def _request(self, number: int, name: str, known: str, arguments: dict[str, Any]) -> Any:
+        self._write(f'{{"kind":"request","id":{number},"name":"{name}",{known}}}', True)
         self._thread.request = number
         try:
-            return function(self, **arguments)
+            return self.service.handlers[name](self, **arguments)
         finally:
             self._thread.request = None
             self._write(f'{{"kind":"end","request":{number}}}', True)
-
-    def _now(self) -> float:
-        return self._clock + time.monotonic()
 
     def _snapshot(self, connection: Connection, readonly: bool) -> tuple[int, int, list[int]]:
         """The transaction's id (0 for a reader), the end and the gaps of what it sees."""
@@ -251,7 +238,7 @@ class Recorder:
             ((n,),) = raw.execute(SQLITE[readonly]).fetchall()
             return (0 if readonly else n), n + readonly, []
         answer = raw.pgconn.exec_(POSTGRES[readonly])  # the driver need not send BEGIN any more
-        if answer.status != TUPLES_OK:
+        if answer.ntuples != 1:
             raise HostError(f"{self.path}: no snapshot of Postgres ({answer.error_message.decode().strip()})")
         _, xmax, active = answer.get_value(0, 0).decode().split(":")
         return int(answer.get_value(0, 1)), int(xmax), [int(one) for one in active.split(",") if one]
@@ -279,18 +266,3 @@ class Recorder:
                 raise HostError(f"{self.path}: {error.strerror}, so nothing is done") from error
             self._size += len(data)
             self._later.clear()
-
-
-def _args(name: str, arguments: dict[str, Any]) -> str:
-    try:
-        return strictly(arguments)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{name}: arguments: {error}; accepted are values of JSON, and bytes") from error
-
-
-def _prepare(connection: Connection) -> None:
-    """What SQLite's numbers are drawn from, made where it is not there."""
-    connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS windtunnel_seq (n INTEGER NOT NULL)")
-    count = connection.exec_driver_sql("SELECT count(*) FROM windtunnel_seq").scalar()
-    if not count:
-        connection.exec_driver_sql("INSERT INTO windtunnel_seq VALUES (0)")

@@ -16,7 +16,6 @@ from windtunnel.control.debug.live.world import Execution, Handlers, World, load
 from windtunnel.control.debug.policy import POLICIES, Decision, Observation, Transaction
 from windtunnel.store.eventlog import EventLog
 
-Tables = dict[int, tuple[set[str], set[str]]]
 PREEMPTIONS, ORDERS = 2, 200
 
 
@@ -32,7 +31,7 @@ def replayed(
     """Make all requests again, in the order of their snapshots, and compare what each transaction reads,
     writes and answers: counts of ``transactions`` and ``reads``; ``divergences``, [n (0 for a new one),
     request, handler, in words]; ``state``, a digest of all rows afterwards; ``notes`` and ``damaged`` of the
-    trace; ``violations`` of the check. ``log``: for the decision and what was done; others see `make_again`.
+    trace; ``violations`` of the check. ``log``: for the decision and what was done; others see `World`.
 
     Raises:
         UserError: handlers or checkpoint are gone, or ``stop`` is no request.
@@ -41,8 +40,7 @@ def replayed(
         raise UserError(f"`request`: {stop} was not recorded; `debug sql` shows them in its view requests")
     handlers = load(trace.header["handlers"], trace.header["path"])
     order = _decided(Observation(_transactions(trace)), log).orders[0]
-    world = make_again(trace, handlers, order, database=database, check=check, noting=noting, stop=stop or 0)
-    _did(log, world)
+    world = _did(log, make_again(trace, handlers, order, database, check, noting, stop))
     again = {one.recorded.n: one for one in world.executions if one.recorded}
     found = [
         (one.n, one.request, one.handler, _otherwise(one, again.get(one.n))) for one in trace.transactions
@@ -50,7 +48,7 @@ def replayed(
     more = [(0, one.request, one.handler, "was not recorded") for one in world.executions if not one.recorded]
     other = [name for name, code in trace.header["codes"].items() if code_digest(handlers[name]) != code]
     return {
-        "transactions": len(trace.transactions), "reads": sum(bool(st[3]) for one in again.values() for st in one.st),
+        "transactions": len(found), "reads": sum(bool(st[3]) for one in trace.transactions for st in one.did[0]),
         "divergences": [one for one in (*found, *more) if one[3]], "state": digest(world.rows),
         "notes": [*trace.notes, *(f"the code of {name} is not the recorded one" for name in other)],
         "damaged": trace.damaged, "violations": world.violations,
@@ -64,10 +62,10 @@ def retro(
     """Make the requests with the handlers in the file ``code``, in the recorded order and in others that could
     have been, ``limit`` at most. ``check``: SQL that finds what must not be, at the end of each.
 
-    What comes out: what `replay` says as ``recorded``, ``changed`` handlers, ``explored`` of ``possible``
-    orders (or more, where not ``counted``) within `PREEMPTIONS`, and ``outcomes``: for each ``orders`` (places,
-    0 is the recorded one), ``violations``, and what differs from the recorded run: ``rows``, [table, key,
-    before, after], and ``answers``, [request, handler, before, after].
+    Gives what `replay` says as ``recorded``, ``changed`` handlers, ``explored`` of ``possible`` orders (or
+    more, where not ``counted``) within `PREEMPTIONS`, and ``outcomes``: of each its ``orders`` (0 is the
+    recorded one), ``violations``, and what differs from the recorded run: ``rows``, [table, key, before,
+    after], and ``answers``, [request, handler, before, after].
 
     Raises:
         UserError, ScriptError: see `replayed`; and of ``code``.
@@ -76,19 +74,20 @@ def retro(
     changed = load(f"{code}:{place.rpartition(':')[2]}", path)
     if unknown := sorted(set(changed) - set(trace.header["codes"])):
         raise UserError(f"{code}: no {unknown[0]!r} was recorded, but {', '.join(trace.header['codes'])}")
-    recorded, world = replayed(trace, log=log, database=database, check=check)
+    recorded, before = replayed(trace, log=log, database=database, check=check)
     handlers: Handlers = {**load(place, path), **changed}
     order = _decided(Observation(_transactions(trace)), log).orders[0]
-    first = make_again(trace, handlers, order, database=database, check=check)
-    _did(log, first)
-    tables = _used((*world.executions, *first.executions), list(first.keys))
+    first = _did(log, make_again(trace, handlers, order, database, check))
+    tables: dict[int, Any] = {one.n: (set(), set()) for one in trace.transactions}
+    for one in (*before.executions, *first.executions):
+        for side, names in enumerate(tables_of(one.did[0], list(first.keys)) if one.recorded else ()):
+            tables[one.recorded.n][side].update(names)  # type: ignore[union-attr]
     decision = _decided(Observation(_transactions(trace, tables), PREEMPTIONS, max(2, limit)), log)
     outcomes: dict[str, dict[str, Any]] = {}
     for number, order in enumerate(decision.orders[:limit]):
-        tried = make_again(trace, handlers, order, database=database, check=check) if number else first
-        _did(log, tried)
-        outcome = {"violations": tried.violations, "rows": changes(world.rows, tried.rows),
-                   "answers": _answers(world, tried)}  # fmt: skip
+        after = _did(log, make_again(trace, handlers, order, database, check) if number else first)
+        outcome = {"violations": after.violations, "rows": changes(before.rows, after.rows),
+                   "answers": _answers(before, after)}  # fmt: skip
         outcomes.setdefault(encode(outcome), {**outcome, "orders": []})["orders"].append(number)
     return {
         "recorded": recorded, "changed": sorted(changed), "explored": min(limit, len(decision.orders)),
@@ -103,9 +102,10 @@ def _decided(observation: Observation, log: EventLog | None) -> Decision:
     return decision
 
 
-def _did(log: EventLog | None, world: World) -> None:
+def _did(log: EventLog | None, world: World) -> World:
     if log:
         log.append("effect", did=world.done)
+    return world
 
 
 def _transactions(trace: Trace, tables: Mapping[int, Any] | None = None) -> tuple[Transaction, ...]:
@@ -113,23 +113,12 @@ def _transactions(trace: Trace, tables: Mapping[int, Any] | None = None) -> tupl
     last = max((one.ended or one.t for one in trace.transactions), default=0.0)
     return tuple(
         Transaction(
-            one.request, 0 if one.error else one.id, one.xmax, tuple(one.active),
+            one.request, 0 if one.did[3] else one.id, one.xmax, tuple(one.active),
             trace.functions.get(one.request, {"t": one.t})["t"], one.ended or last,
             *(tuple(sorted(names)) for names in (tables or {}).get(one.n, ())),
         )
         for one in trace.transactions
     )  # fmt: skip
-
-
-def _used(executions: Sequence[Execution], names: list[str]) -> Tables:
-    found: Tables = {}
-    for one in executions:
-        if one.recorded:
-            for both, more in zip(
-                found.setdefault(one.recorded.n, (set(), set())), tables_of(one.st, names), strict=True
-            ):
-                both |= more
-    return found
 
 
 def tables_of(statements: Sequence[Any], names: list[str]) -> tuple[set[str], set[str]]:
@@ -150,7 +139,7 @@ def _answers(before: World, after: World) -> list[list[Any]]:
         for world in (before, after)
     )
     answers = [
-        [one.request, one.handler, *(each.get(key) and each[key].answer for each in (then, now))]
+        [one.request, one.handler, *(each.get(key) and f"{each[key].answer:.200}" for each in (then, now))]
         for key, one in {**now, **then}.items()
     ]
     return sorted((one for one in answers if one[2] != one[3]), key=lambda one: one[0])
@@ -162,7 +151,8 @@ def _otherwise(then: Recorded, now: Execution | None) -> str:
         return "is not made any more"
     if (now.handler, encode(now.args)) != (then.handler, encode(then.args)):
         return f"is called as {now.handler}({now.args}), recorded is {then.handler}({then.args})"
-    for place, (old, made) in enumerate(zip(then.st, now.st, strict=False), 1):
+    statements, draws, result, error = then.did
+    for place, (old, made) in enumerate(zip(statements, now.did[0], strict=False), 1):
         where = f"statement {place} ({' '.join(old[0].split()):.80})"
         new = decode(encode(made[:4]))  # as a trace gives it back
         if old[0] != new[0]:
@@ -170,14 +160,12 @@ def _otherwise(then: Recorded, now: Execution | None) -> str:
         if old[1] != new[1]:
             return f"{where} {_parameter(then, old[1], new[1])}"
         if old[2:] != new[2:]:
-            return f"{where} {'reads' if old[3] else 'changes'} other rows: {new[2]}, recorded are {old[2]}"
-    if len(then.st) != len(now.st):
-        return f"makes {len(now.st)} statements, recorded are {len(then.st)}"
-    if [kind for kind, _ in then.draws] != [kind for kind, _ in now.draws]:
-        return f"asks its call {len(now.draws)} times for time or chance, recorded is {len(then.draws)}"
-    if (then.error, then.result) != (now.error, now.result):
-        return f"reads the same, and ends otherwise: {now.answer}"
-    return ""
+            return f"{where} {'reads' if old[3] else 'changes'} other rows: {new[2:]}, recorded are {old[2:]}"
+    if len(statements) != len(now.did[0]):
+        return f"makes {len(now.did[0])} statements, recorded are {len(statements)}"
+    if [kind for kind, _ in draws] != [kind for kind, _ in now.did[1]]:
+        return f"asks its call {len(now.did[1])} times for time or chance, recorded is {len(draws)}"
+    return "" if (result, error) == now.did[2:] else f"reads the same, and ends otherwise: {now.answer:.200}"
 
 
 def _parameter(one: Recorded, then: Any, now: Any) -> str:

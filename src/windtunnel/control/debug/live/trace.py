@@ -3,11 +3,11 @@
     header   the engine, where the handlers are, digests of their code, the checkpoint
     request  a function of several transactions begins; what is one transaction needs no such line
     sql      a statement's text, once
-    txn      a transaction: arguments, snapshot, what it drew, its statements
-    end      a transaction has committed (or did not), a request is over
+    txn      a transaction: arguments, snapshot, what it did
+    end      a writer has committed (or did not), a function is over
     close    the recording ended in good order
 
-The line of a writer is written, by one write, before it commits. So after ``kill -9`` every committed writer is
+A writer's line is written, by one write, before it commits. So after ``kill -9`` every committed writer is
 there, with all that was before it; the last readers may be lost. What a transaction saw stands before it: any
 beginning of a trace can be replayed exactly. A last writer without its ``end`` may have committed or not.
 """
@@ -30,23 +30,20 @@ VERSION = 1
 @dataclass
 class Recorded:
     """A transaction. ``request``: its own ``n``, or that of a function; ``t``: when it was asked for; ``ro``:
-    it only reads; ``draws``: [kind, value] of what it asked of its `Call`; ``st``: of each statement text,
-    parameters, number of rows, and a digest of rows that it returned, else None; ``result``: a digest."""
+    it only reads. ``did``: its statements (text, parameters, number of rows, a digest of those that it
+    returned, else None), [kind, value] of its draws, a digest of its result, and what it raised, or ""."""
 
     n: int
     request: int
     handler: str
     args: dict[str, Any]
     t: float
-    ro: bool
+    ro: int
     id: int
     xmax: int
     active: list[int]
-    draws: list[list[Any]]
-    st: list[list[Any]]
-    result: str
-    error: str
-    ended: float | None = None
+    did: tuple[list[list[Any]], list[list[Any]], str, str]
+    ended: float | None
 
 
 @dataclass
@@ -98,9 +95,9 @@ def read(folder: Path) -> Trace:
                 case "request":
                     trace.functions[event["id"]] = event
                 case "txn":
-                    event["st"] = [[sql[text], *rest] for text, *rest in event["st"]]
+                    event["did"][0] = [[sql[text], *rest] for text, *rest in event["did"][0]]
                     by_number.pop(event["n"], None)  # an attempt that lost a conflict as it committed
-                    event["ended"] = event["ended"] if event["ro"] or event["error"] else None
+                    event["ended"] = event["ended"] if event["ro"] or event["did"][3] else None
                     by_number[event["n"]] = Recorded(**event)
                 case "end" if "request" in event:
                     trace.functions[event["request"]]["over"] = True
@@ -153,6 +150,6 @@ def _object(value: dict[str, Any]) -> Any:
     return base64.b64decode(value["$bytes"]) if value.keys() == {"$bytes"} else value
 
 
-# made once: `JSONEncoder.encode` makes it anew for each value, which takes longer than most values do
+# made once: `JSONEncoder.encode` makes one anew for each value, which takes longer than most values do
 _STRICT = c_make_encoder(None, _bytes, encode_basestring_ascii, None, ":", ",", False, False, False)
 _LENIENT = c_make_encoder(None, _anything, encode_basestring_ascii, None, ":", ",", False, False, True)

@@ -37,37 +37,34 @@ Handlers = Mapping[str, Handler]
 
 @dataclass
 class Execution:
-    """A transaction made again: which recorded one (None: it is new), and what it did. ``st``: with columns
-    and rows; ``changes``: see `checkpoint.changes`; ``commit``: which one here, from 1."""
+    """A transaction made again: which recorded one (None: it is new), and what it ``did``, statements with
+    columns and rows; ``changes``: see `checkpoint.changes`; ``commit``: which one here, from 1."""
 
     recorded: Recorded | None
     request: int
     handler: str
     args: dict[str, Any]
-    st: list[Any] = field(default_factory=list)
-    draws: list[list[Any]] = field(default_factory=list)
-    result: str = ""
+    did: tuple[Any, ...] = ()
     answer: str = ""
-    error: str = ""
     changes: list[list[Any]] = field(default_factory=list)
     commit: int | None = None
 
 
 @dataclass
 class Redrawing(Drawing):
-    """A call that gives out what was drawn, each kind in its order. Where there is no more, the time is ``t``
-    and the rest comes from ``seed``."""
+    """A call that gives out what was ``known``, each kind in its order. Where there is no more, the time is
+    ``t`` and the rest comes from ``seed``."""
 
-    recorded: Sequence[Sequence[Any]] = ()
+    known: Sequence[Sequence[Any]] = ()
     t: float = 0.0
     seed: int = 0
 
     def drawn(self, kind: str, value: Any) -> Any:
         more = random.Random(f"{self.seed} {len(self.draws)}")
         fresh = {"now": self.t, "random": more.random(), "uuid": str(UUID(int=more.getrandbits(128)))}[kind]
-        values = [one for name, one in self.recorded if name == kind]
-        count = [name for name, _ in self.draws].count(kind)
-        return super().drawn(kind, values[count] if count < len(values) else fresh)
+        rest = [one for name, one in self.known if name == kind]
+        rest = rest[[name for name, _ in self.draws].count(kind) :]
+        return super().drawn(kind, rest[0] if rest else fresh)
 
 
 class Wanted(BaseException):
@@ -76,37 +73,39 @@ class Wanted(BaseException):
 
 class World:
     """What was done. ``start``, ``rows``: before and afterwards; ``keys``: of the tables; ``done``:
-    transactions made, by index, and -1 - k where k was committed; ``violations``: rows that the check found."""
+    transactions made, by index, and -1 - k where k was committed; ``violations``: rows that the check found.
+    ``noting``: rows are compared before and after each writer; ``stop``: a request that runs in pdb."""
 
-    def __init__(self, trace: Trace, handlers: Handlers, engine: Engine) -> None:
-        self.trace, self.handlers, self.engine = trace, handlers, engine
-        self.noting, self.stop, self.commits = False, 0, 0
+    def __init__(
+        self, trace: Trace, handlers: Handlers, engine: Engine, noting: bool, stop: int | None
+    ) -> None:
+        self.trace, self.handlers, self.engine, self.noting, self.stop = trace, handlers, engine, noting, stop
         self.executions, self.done, self.violations = list[Execution](), list[int](), list[dict[str, Any]]()
-        self.keys = checkpoint.keys(engine)
-        self.start = self.rows = self._all_rows()
+        self.keys, self.commits = checkpoint.keys(engine), 0
+        self.start = self._all_rows()
         self._open: dict[int, tuple[Connection, Execution]] = {}
         self._answers: dict[int, list[Answer]] = {number: [] for number in trace.functions}
         self._capture = Capture(engine, keep=True)
 
     def run(self, order: Sequence[Step]) -> None:
         """In that order; then what functions still want to do."""
-        for step in order:
-            self._commit(step.commit)
-            one = self.trace.transactions[step.run]
-            if one.request not in self.trace.functions:
-                self._make(step.run, one, one.request, one.handler, one.args)
-            elif wanted := self._next(one.request):  # else it does less than was recorded
-                self._answers[one.request].append(self._make(step.run, one, one.request, *wanted))
-        self._commit(list(self._open))
-        for number in (number for number, line in self.trace.functions.items() if "over" in line):
-            while wanted := self._next(number):
-                self._answers[number].append(self._make(-1, None, number, *wanted))
-        self.rows = self._all_rows()
-
-    def close(self) -> None:
-        self._capture.close()
-        for connection, _ in self._open.values():
-            connection.close()
+        try:
+            for step in order:
+                self._commit(step.commit)
+                one = self.trace.transactions[step.run]
+                if one.request not in self.trace.functions:
+                    self._make(step.run, one, one.request, one.handler, one.args)
+                elif wanted := self._next(one.request):  # else it does less than was recorded
+                    self._answers[one.request].append(self._make(step.run, one, one.request, *wanted))
+            self._commit(list(self._open))
+            for number in (number for number, line in self.trace.functions.items() if "over" in line):
+                while wanted := self._next(number):
+                    self._answers[number].append(self._make(-1, None, number, *wanted))
+            self.rows = self._all_rows()
+        finally:
+            self._capture.close()
+            for connection, _ in self._open.values():
+                connection.close()
 
     def _all_rows(self) -> checkpoint.Tables:
         with self.engine.connect() as connection:
@@ -145,29 +144,29 @@ class World:
             self._commit([other for other in self._open if other != k])
             result, error = self._attempt(connection, handler, done)
         if error is not None or is_readonly(handler):
-            del self._open[k]
-            connection.close()
-        elif recorded is None or not recorded.id or recorded.error:
+            self._open.pop(k)[0].close()
+        elif recorded is None or not recorded.id or recorded.did[3]:
             self._commit([k])  # it did not commit then: nobody says when it is due
         return result, error
 
     def _attempt(self, connection: Connection, handler: Handler, done: Execution) -> Answer:
-        known, result, error = done.recorded, None, None
-        call = Redrawing(connection, [], *((known.draws, known.t, known.n) if known else ()))
-        connection.begin()
+        one, result, error = done.recorded, None, None
+        call = Redrawing(connection, [], *((one.did[1], one.t, one.n) if one else ()))
         noting = self.noting and not is_readonly(handler)
+        connection.begin()
         before = checkpoint.rows(connection, self.keys) if noting else {}
-        done.st = self._capture.begin()
+        statements = self._capture.begin()
         try:
-            stops = done.request == self.stop
-            result = pdb.runcall(handler, call, **done.args) if stops else handler(call, **done.args)
+            result = (pdb.runcall if done.request == self.stop else _call)(handler, call, **done.args)
         except Exception as raised:
             error = raised
         finally:
             self._capture.end()
-        done.draws, done.result = call.draws, "" if error else digest(result)
-        done.error = f"{type(error).__name__}: {error}" if error else ""
-        done.answer = done.error or f"{result!r:.200}"
+        words = f"{type(error).__name__}: {error}" if error else ""
+        done.did, done.answer = (
+            (statements, call.draws, "" if error else digest(result), words),
+            words or repr(result),
+        )
         if error:
             connection.rollback()
         elif noting:
@@ -175,22 +174,23 @@ class World:
         return result, error
 
     def _commit(self, due: Sequence[int]) -> None:
-        for k in due:
-            if k in self._open:
-                connection, done = self._open.pop(k)
-                connection.commit()
-                connection.close()
-                self.commits += 1
-                done.commit = self.commits
-                self.done += [-1 - k] * (k >= 0)
+        for k in [k for k in due if k in self._open]:
+            connection, done = self._open.pop(k)
+            connection.commit()
+            connection.close()
+            self.commits = done.commit = self.commits + 1
+            self.done += [-1 - k] * (k >= 0)
+
+
+def _call(handler: Handler, *call: Any, **arguments: Any) -> Any:
+    return handler(*call, **arguments)
 
 
 def make_again(
-    trace: Trace, handlers: Handlers, order: Sequence[Step], *, database: str | None = None,
-    check: str | None = None, noting: bool = False, stop: int = 0,
+    trace: Trace, handlers: Handlers, order: Sequence[Step], database: str | None, check: str | None,
+    noting: bool = False, stop: int | None = None,
 ) -> World:  # fmt: skip
-    """Make the transactions of a trace in ``order`` in a database as it was. ``check``: SQL, at the end;
-    ``noting``: rows are compared before and after each; ``stop``: a request whose handlers run in pdb.
+    """Make the transactions of a trace in ``order`` in a database as it was. ``check``: SQL, at the end.
 
     Raises:
         UserError: the checkpoint was changed, or ``check`` is wrong.
@@ -199,12 +199,8 @@ def make_again(
         TemporaryDirectory(prefix="windtunnel-debug-") as scratch,
         checkpoint.restored(trace.folder, trace.header, database, Path(scratch)) as engine,
     ):
-        world = World(trace, handlers, engine)
-        world.noting, world.stop = noting, stop
-        try:
-            world.run(order)
-        finally:
-            world.close()
+        world = World(trace, handlers, engine, noting, stop)
+        world.run(order)
         try:
             with engine.connect() as connection:
                 found = connection.exec_driver_sql(check).mappings().all() if check else []
@@ -230,13 +226,12 @@ def load(place: str, path: Sequence[str] = ()) -> Handlers:
             exec(compile(file.read_bytes(), file, "exec"), vars(loaded))
         else:
             loaded = import_module(module)
-    except (OSError, ImportError, ValueError) as error:
-        raise UserError(f"debug: handlers {place!r}: {error}; accepted: MODULE:NAME, FILE.py:NAME") from error
+        return dict(vars(loaded)[name])
+    except (OSError, ImportError, ValueError, KeyError) as error:
+        raise UserError(
+            f"debug: {place!r} is no dict of handlers, as MODULE:NAME or FILE.py:NAME ({error})"
+        ) from error
     except Exception as error:
         raise ScriptError(f"{place} failed: {error}", traceback.format_exc()) from error
     finally:
         sys.path[:] = before
-    handlers = vars(loaded).get(name)
-    if not isinstance(handlers, Mapping) or not all(map(callable, handlers.values())):
-        raise UserError(f"debug: handlers {place!r} is no dict of functions by their names")
-    return handlers
