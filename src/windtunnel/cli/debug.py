@@ -36,18 +36,16 @@ def sql(trace: Where, query: Query, database: Database = None, as_json: Json = F
     Example: windtunnel debug sql last "SELECT n, handler FROM writes WHERE table_name = 'task' AND key = '7'"
     """
     from windtunnel.control.debug import sql as ask
-    from windtunnel.control.debug.live.trace import encode
 
     found, log = _opened(trace)
     with closing(log):
         columns, rows, said = ask(found, query, log=log, database=database)
     if as_json:
-        typer.echo(encode([dict(zip(columns, row, strict=True)) for row in rows]))
-    else:
-        for row in (columns, *rows):
-            typer.echo("\t".join(map(str, row)))
-    for note in (*said["notes"], *map(_words, said["divergences"])):
-        typer.echo(f"note: {note}", err=True)
+        _json([dict(zip(columns, row, strict=True)) for row in rows])
+    for row in () if as_json else (columns, *rows):
+        typer.echo("\t".join(map(str, row)))
+    for note in _notes(said):
+        typer.echo(note, err=True)
 
 
 @group.command("replay")
@@ -71,7 +69,7 @@ def replay(
     with closing(log):
         done = again(found, log=log, database=database, stop=request if debugger else None)
     done["divergences"] = [one for one in done["divergences"] if request in (None, one[1])]
-    _print(done, as_json)
+    _json(done) if as_json else typer.echo(_summary(done))
     _less(done, "debug replay: transactions did otherwise" if done["divergences"] else "")
 
 
@@ -94,20 +92,20 @@ def retro(
     with closing(log):
         done = tried(found, code, log=log, database=database, check=check)
     bad = sum(len(one["orders"]) for one in done["outcomes"] if one["violations"])
-    _print(done["recorded"] if not as_json else done, as_json)
-    if not as_json:
-        typer.echo(f"{', '.join(done['changed'])} changed: {done['explored']} of {'' if done['counted'] else '>= '}"
-                   f"{done['possible']} orders within 2 preemptions tried, {len(done['outcomes'])} outcomes"
-                   + f"; the check finds rows in {bad} of them" * bool(check))  # fmt: skip
+    if as_json:
+        _json(done)
+    else:
+        typer.echo(
+            f"{_summary(done['recorded'])}\n{', '.join(done['changed'])} changed: {done['explored']} of "
+            f"{'' if done['counted'] else 'at least '}{done['possible']} orders within 2 preemptions tried, "
+            f"{len(done['outcomes'])} outcomes" + f"; the check finds rows in {bad} of them" * bool(check)
+        )
         for number, one in enumerate(done["outcomes"], 1):
             where = "the recorded order" if 0 in one["orders"] else "other orders"
-            typer.echo(f"outcome {number}: {len(one['orders'])} orders ({where})")
             lines = [*(["check", "", None, row] for row in one["violations"]), *one["answers"], *one["rows"]]
-            for table, key, before, after in lines[:20]:
+            typer.echo(f"outcome {number}: {len(one['orders'])} orders ({where}), {len(lines)} differences")
+            for table, key, before, after in lines[:20]:  # --json has all
                 typer.echo(f"  {table} {key}: {before} -> {after}"[:300])
-            typer.echo(
-                f"  and {len(lines) - 20} more, with --json" if len(lines) > 20 else "", nl=len(lines) > 20
-            )
     _less(done["recorded"], f"debug retro: the check finds rows in {bad} orders" if bad else "")
 
 
@@ -119,22 +117,22 @@ def _opened(trace: str) -> tuple[Trace, EventLog]:
     return traces.read(folder), eventlog.EventLog(folder / eventlog.NAME)
 
 
-def _print(done: dict[str, Any], as_json: bool) -> None:
+def _json(value: Any) -> None:
     from windtunnel.control.debug.live.trace import encode
 
-    if as_json:
-        typer.echo(encode(done))
-        return
-    typer.echo(f"replayed: {len(done['divergences'])} of {done['transactions']} transactions did otherwise, "
-               f"{done['reads']} reads compared; state {done['state']}")  # fmt: skip
-    for line in (*(f"note: {note}" for note in done["notes"]), *map(_words, done["divergences"][:20])):
-        typer.echo(line)
-    if done["violations"]:
-        typer.echo(f"the check finds {done['violations']}")
+    typer.echo(encode(value))
 
 
-def _words(divergence: Any) -> str:
-    return "transaction {} of request {}, {}: {}".format(*divergence)
+def _summary(done: dict[str, Any]) -> str:
+    head = (f"replayed: {len(done['divergences'])} of {done['transactions']} transactions did otherwise, "
+            f"{done['reads']} reads compared; state {done['state']}")  # fmt: skip
+    check = [f"the check finds {done['violations']}"] * bool(done["violations"])
+    return "\n".join([head, *_notes(done)[:20], *check])
+
+
+def _notes(done: dict[str, Any]) -> list[str]:
+    others = ["transaction {} of request {}, {}: {}".format(*one) for one in done["divergences"]]
+    return [*(f"note: {note}" for note in done["notes"]), *others]
 
 
 def _less(done: dict[str, Any], why: str) -> None:
