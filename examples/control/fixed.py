@@ -1,4 +1,4 @@
-"""`scheduler.py` with a fence: a task starts only where it is still pending in the transaction that starts it."""
+"""`scheduler.py` with a fence: a task starts where it is still pending in the transaction that starts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small scheduler with a double start in it: two claimers may both find the same task before either starts it.
+"""A small scheduler with a double start in it: two claimers may find the same task before either starts it.
 
 python examples/control/scheduler.py        # records a run, in which that happens
 windtunnel debug sql last "SELECT key, count(*) FROM writes WHERE table_name = 'start' GROUP BY 1"

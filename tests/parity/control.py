@@ -63,7 +63,7 @@ def _traces(draw: random.Random) -> Iterator[tuple[str, Any]]:
 
 
 def debug_effects(events: Sequence[Event]) -> list[str]:
-    """Transactions were made and committed in the decided orders; what no step waited for is committed last."""
+    """Transactions were made and committed in the decided orders; what no step waits for comes last."""
     wrong: list[str] = []
     due: list[Any] = []
     for event in events:
@@ -88,7 +88,7 @@ def debug_effects(events: Sequence[Event]) -> list[str]:
 PARITY: dict[str, Parity] = {"control.debug": Parity(_debug, debug_effects)}
 DEBUG = "control/debug/"
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("control.debug", DEBUG + "policy.py", "rank = [(shown[k], one.id > 0)", "rank = [(shown[k], one.id == 0)"),
+    Mutant("control.debug", DEBUG + "policy.py", "(shown[k], one.id > 0)", "(shown[k], one.id == 0)"),
     Mutant("control.debug", DEBUG + "policy.py", "over[one.request] < two.begun", "one.ended < two.begun"),
     Mutant(
         "control.debug", DEBUG + "live/replay.py", "enumerate(decision.orders[:limit])",

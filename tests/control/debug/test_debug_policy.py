@@ -65,7 +65,7 @@ def brute_force(observation: Observation) -> set[tuple[bool, ...]]:
         conflicts = [
             (i, j) for i, j in pairs
             if (i, j) not in fixed
-            and (set(seen[i].writes) & {*seen[j].reads, *seen[j].writes} or set(seen[i].reads) & set(seen[j].writes))
+            and {*seen[i].writes} & {*seen[j].reads, *seen[j].writes} | {*seen[i].reads} & {*seen[j].writes}
         ]  # fmt: skip
         found.add(tuple(place[i] < place[j] for i, j in conflicts))
     return found

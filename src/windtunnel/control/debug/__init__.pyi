@@ -1,8 +1,8 @@
-from .live.provenance import sql as sql
 from .live.recorder import Recorder as Recorder
 from .live.recorder import request as request
 from .live.replay import replay as replay
 from .live.replay import retro as retro
+from .live.replay import sql as sql
 from .live.trace import read as read
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision

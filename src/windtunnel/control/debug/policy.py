@@ -5,8 +5,8 @@ number of these puts all in order, and a writer stays uncommitted until a snapsh
 2023). R3's artefact goes by ids, which is wrong where an id is given after the snapshot, as Postgres does.
 
 Other orders are those in which requests that overlapped might have come; of those that agree on all pairs
-of conflicting transactions one is tried (Mazurkiewicz, 1977). A preemption is a step at which not the earliest
-transaction that is left goes next (delay bounding: Emmi, Qadeer, Rakamaric, POPL 2011).
+of conflicting transactions one is tried (Mazurkiewicz, 1977). A preemption is a step at which not the
+earliest transaction that is left goes next (delay bounding: Emmi, Qadeer, Rakamaric, POPL 2011).
 """
 
 from __future__ import annotations

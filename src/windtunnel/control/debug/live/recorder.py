@@ -27,7 +27,7 @@ from sqlalchemy.engine.interfaces import ExecuteStyle
 from windtunnel.base.atomic import write_all
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.control.debug.live import checkpoint
-from windtunnel.control.debug.live.trace import NAME, VERSION, encode, strictly
+from windtunnel.control.debug.live.trace import NAME, VERSION, encode
 from windtunnel.store.transactions import Call, Handler, Transactions, is_readonly, transact
 
 F = TypeVar("F", bound=Handler)
@@ -54,11 +54,13 @@ class Capture:
 
     def __init__(self, engine: Engine, *, keep: bool = False) -> None:
         self._keep, self._thread = keep, threading.local()
-        event.listen(engine, "do_execute", self._execute)
-        event.listen(engine, "do_executemany", self._execute)
-        self.close = lambda: [
-            event.remove(engine, name, self._execute) for name in ("do_execute", "do_executemany")
-        ]
+        self._events = [(engine, name, self._execute) for name in ("do_execute", "do_executemany")]
+        for one in self._events:
+            event.listen(*one)
+
+    def close(self) -> None:
+        for one in self._events:
+            event.remove(*one)
 
     def begin(self) -> list[Any]:
         self._thread.statements = statements = list[Any]()
@@ -169,7 +171,7 @@ class Recorder:
         """
         handler, number, began = self.service.handlers[name], next(self._numbers), self._now()
         try:
-            known = f'"args":{strictly(arguments)},"t":{began!r}'
+            known = f'"args":{encode(arguments, strict=True)},"t":{began!r}'
         except (TypeError, ValueError) as error:
             raise UserError(f"{name}: arguments: {error}; accepted are values of JSON, and bytes") from error
         request = getattr(self._thread, "request", None)

@@ -1,4 +1,4 @@
-"""Past requests replayed, every read compared; and tried with changed code, in other orders, too."""
+"""Past requests replayed, every read compared; asked about by SQL; tried with changed code, and orders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from windtunnel.base.errors import UserError
@@ -17,6 +18,19 @@ from windtunnel.control.debug.policy import POLICIES, Decision, Observation, Tra
 from windtunnel.store.eventlog import EventLog
 
 PREEMPTIONS, ORDERS = 2, 200
+OF = "n BIGINT, request BIGINT, handler VARCHAR, same BOOLEAN"
+VIEWS = {
+    "requests": "request BIGINT, name VARCHAR, args JSON, t DOUBLE",
+    "transactions": f"{OF}, args JSON, t DOUBLE, readonly BOOLEAN, xmax BIGINT, active JSON, id BIGINT, "
+    "commit BIGINT, statements JSON, draws JSON, answer VARCHAR, error VARCHAR",
+    "reads": f"{OF}, statement BIGINT, sql VARCHAR, parameters JSON, tables VARCHAR[], row JSON",
+    "writes": f"{OF}, commit BIGINT, table_name VARCHAR, key VARCHAR, op VARCHAR, before JSON, after JSON",
+}
+"""Of `sql`. ``as_of(table, n)``: a table after the commit n; 0 is the checkpoint, which is in ``writes``."""
+AS_OF = """
+CREATE MACRO as_of(name, n) AS TABLE SELECT key, arg_max(after, commit) AS row FROM writes
+WHERE table_name = name AND commit <= n GROUP BY key HAVING arg_max(op, commit) <> 'delete' ORDER BY key
+"""
 
 
 def replay(trace: Trace, **options: Any) -> dict[str, Any]:
@@ -48,8 +62,9 @@ def replayed(
     more = [(0, one.request, one.handler, "was not recorded") for one in world.executions if not one.recorded]
     other = [name for name, code in trace.header["codes"].items() if code_digest(handlers[name]) != code]
     return {
-        "transactions": len(found), "reads": sum(bool(st[3]) for one in trace.transactions for st in one.did[0]),
-        "divergences": [one for one in (*found, *more) if one[3]], "state": digest(world.rows),
+        "transactions": len(found), "divergences": [one for one in (*found, *more) if one[3]],
+        "reads": sum(bool(st[3]) for one in trace.transactions for st in one.did[0]),
+        "state": digest(world.rows),
         "notes": [*trace.notes, *(f"the code of {name} is not the recorded one" for name in other)],
         "damaged": trace.damaged, "violations": world.violations,
     }, world  # fmt: skip
@@ -59,8 +74,8 @@ def retro(
     trace: Trace, code: Path, *, log: EventLog | None = None, database: str | None = None,
     check: str | None = None, limit: int = ORDERS,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make the requests with the handlers in the file ``code``, in the recorded order and in others that could
-    have been, ``limit`` at most. ``check``: SQL that finds what must not be, at the end of each.
+    """Make the requests with the handlers in the file ``code``, in the recorded order and in others that
+    could have been, ``limit`` at most. ``check``: SQL that finds what must not be, at the end of each.
 
     Gives what `replay` says as ``recorded``, ``changed`` handlers, ``explored`` of ``possible`` orders (or
     more, where not ``counted``) within `PREEMPTIONS`, and ``outcomes``: of each its ``orders`` (0 is the
@@ -93,6 +108,71 @@ def retro(
         "recorded": recorded, "changed": sorted(changed), "explored": min(limit, len(decision.orders)),
         "possible": decision.possible, "counted": decision.counted, "outcomes": list(outcomes.values()),
     }  # fmt: skip
+
+
+def sql(trace: Trace, query: str, **options: Any) -> tuple[list[str], list[tuple[Any, ...]], dict[str, Any]]:
+    """Columns and rows that ``query`` gives over `VIEWS`, and what `replay` says with these ``options``. A
+    trace has digests of rows; the rows are those of a replay, which reads all tables around each writer.
+
+    Raises:
+        UserError: the query is wrong; and see `replayed`.
+    """
+    import duckdb
+
+    said, world = replayed(trace, noting=True, **options)
+    with TemporaryDirectory(prefix="windtunnel-debug-") as folder, duckdb.connect() as connection:
+        for name, lines in _views(trace, world, {n for n, *_ in said["divergences"]}).items():
+            path = Path(folder) / f"{name}.jsonl"
+            path.write_text("".join(f"{encode(line)}\n" for line in lines))
+            columns = dict(column.split(" ") for column in VIEWS[name].split(", "))
+            connection.execute(
+                f"CREATE TABLE {name} AS SELECT * FROM read_json('{path}', format='newline_delimited', "
+                f"columns={columns}, maximum_object_size=1073741824)"
+            )
+        try:
+            answer = connection.execute(AS_OF).execute(query)
+            return [column[0] for column in answer.description or ()], answer.fetchall(), said
+        except duckdb.Error as error:
+            raise UserError(f"debug sql: {str(error).partition(chr(10))[0]}") from error
+
+
+def _views(trace: Trace, world: World, other: set[int]) -> dict[str, list[dict[str, Any]]]:
+    """``same`` is false for transactions in ``other``, which did otherwise in the replay."""
+    requests = [{**line, "request": line["id"]} for line in trace.functions.values()]
+    transactions, reads = list[dict[str, Any]](), list[dict[str, Any]]()
+    first = {"commit": 0, "op": "checkpoint", "same": True}
+    writes = [
+        _write(world, table, None, row) | first
+        for table in world.start
+        for row in world.start[table].values()
+    ]
+    for made in world.executions:
+        if (one := made.recorded) is None:
+            continue
+        head = {"n": one.n, "request": one.request, "handler": made.handler, "same": one.n not in other}
+        both = {"args": one.args, "t": one.t}
+        requests += [{"request": one.n, "name": one.handler, **both}] * (one.request == one.n)
+        transactions.append({
+            **head, **both, "readonly": bool(one.ro), "xmax": one.xmax, "active": one.active, "id": one.id,
+            "commit": made.commit, "statements": one.did[0], "draws": one.did[1], "answer": made.answer,
+            "error": one.did[3],
+        })  # fmt: skip
+        for place, (text, parameters, _, read, *kept) in enumerate(made.did[0], 1):
+            tables = sorted(set.union(*tables_of([[text]], list(world.keys))))
+            line = {**head, "statement": place, "sql": text, "parameters": parameters, "tables": tables}
+            reads += [
+                {**line, "row": dict(zip(kept[0], row, strict=True))} for row in (kept[1] if read else ())
+            ]
+        for table, _, before, after in made.changes if made.commit else ():
+            writes.append({**_write(world, table, before, after), **head, "commit": made.commit})
+    return {"requests": requests, "transactions": transactions, "reads": reads, "writes": writes}
+
+
+def _write(world: World, table: str, before: Any, after: Any) -> dict[str, Any]:
+    key = [(after or before)[column] for column in world.keys[table]]
+    op = "insert" if not before else "update" if after else "delete"
+    text = str(key[0]) if len(key) == 1 else encode(key)
+    return {"table_name": table, "key": text, "op": op, "before": before, "after": after}
 
 
 def _decided(observation: Observation, log: EventLog | None) -> Decision:

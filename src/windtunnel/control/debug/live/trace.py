@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
@@ -115,35 +116,28 @@ def read(folder: Path) -> Trace:
         raise UserError(f"{folder / NAME}: line 1 is no header of a trace of version {VERSION}")
     trace.transactions = list(by_number.values())
     if not closed and not trace.damaged:
-        part = f", in the middle of a line of {len(lines[-1])} bytes" if lines[-1] else ""
-        trace.notes.append(f"the recording ended suddenly, after {len(by_number)} transactions{part}")
-        if trace.transactions and trace.transactions[-1].ended is None:
-            trace.notes.append(f"whether transaction {trace.transactions[-1].n} committed is not known")
+        part = f" and {len(lines[-1])} bytes of a line" if lines[-1] else ""
+        doubt = [one.n for one in trace.transactions[-1:] if one.ended is None]
+        words = f"; whether transaction {doubt[0]} committed is not known" if doubt else ""
+        trace.notes.append(f"the recording ended suddenly, after {len(by_number)} transactions{part}{words}")
     return trace
 
 
-def strictly(value: Any) -> str:
-    """JSON, also of bytes. TypeError or ValueError for what cannot be read back as it was."""
-    return "".join(_STRICT(value, 0))
-
-
-def encode(value: Any) -> str:
-    """The same, and of anything else how Python writes it."""
-    return "".join(_LENIENT(value, 0))
+def encode(value: Any, *, strict: bool = False) -> str:
+    """JSON, also of bytes; of anything else how Python writes it, TypeError or ValueError if ``strict``."""
+    return "".join(_ENCODERS[strict](value, 0))
 
 
 def decode(line: bytes | str) -> Any:
     return json.loads(line, object_hook=_object)
 
 
-def _bytes(value: Any) -> Any:
+def _default(strict: bool, value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return {"$bytes": base64.b64encode(value).decode()}
-    raise TypeError(f"a {type(value).__name__} is no value of JSON")
-
-
-def _anything(value: Any) -> Any:
-    return _bytes(value) if isinstance(value, bytes | bytearray | memoryview) else str(value)
+    if strict:
+        raise TypeError(f"a {type(value).__name__} is no value of JSON")
+    return str(value)
 
 
 def _object(value: dict[str, Any]) -> Any:
@@ -151,5 +145,9 @@ def _object(value: dict[str, Any]) -> Any:
 
 
 # made once: `JSONEncoder.encode` makes one anew for each value, which takes longer than most values do
-_STRICT = c_make_encoder(None, _bytes, encode_basestring_ascii, None, ":", ",", False, False, False)
-_LENIENT = c_make_encoder(None, _anything, encode_basestring_ascii, None, ":", ",", False, False, True)
+_ENCODERS = [
+    c_make_encoder(
+        None, partial(_default, strict), encode_basestring_ascii, None, ":", ",", False, False, not strict
+    )
+    for strict in (False, True)
+]

@@ -60,11 +60,12 @@ class Redrawing(Drawing):
     seed: int = 0
 
     def drawn(self, kind: str, value: Any) -> Any:
-        more = random.Random(f"{self.seed} {len(self.draws)}")
+        more, place = (
+            random.Random(f"{self.seed} {len(self.draws)}"),
+            [one for one, _ in self.draws].count(kind),
+        )
         fresh = {"now": self.t, "random": more.random(), "uuid": str(UUID(int=more.getrandbits(128)))}[kind]
-        rest = [one for name, one in self.known if name == kind]
-        rest = rest[[name for name, _ in self.draws].count(kind) :]
-        return super().drawn(kind, rest[0] if rest else fresh)
+        return super().drawn(kind, [*[one for name, one in self.known if name == kind][place:], fresh][0])
 
 
 class Wanted(BaseException):
@@ -157,7 +158,8 @@ class World:
         before = checkpoint.rows(connection, self.keys) if noting else {}
         statements = self._capture.begin()
         try:
-            result = (pdb.runcall if done.request == self.stop else _call)(handler, call, **done.args)
+            stops = done.request == self.stop
+            result = pdb.runcall(handler, call, **done.args) if stops else handler(call, **done.args)
         except Exception as raised:
             error = raised
         finally:
@@ -180,10 +182,6 @@ class World:
             connection.close()
             self.commits = done.commit = self.commits + 1
             self.done += [-1 - k] * (k >= 0)
-
-
-def _call(handler: Handler, *call: Any, **arguments: Any) -> Any:
-    return handler(*call, **arguments)
 
 
 def make_again(
