@@ -244,6 +244,12 @@ def test_a_lost_update_is_mended_in_all_orders(tmp_path: Path) -> None:
     code.write_text("def put(call, account, amount):\n    raise OSError('no')\nHANDLERS = {'put': put}\n")
     said = retro(read(tmp_path / "trace"), code, check=lost)
     assert all(one["violations"] == [{"amount": 100}] for one in said["outcomes"])
+    code.write_text(
+        "from support.debug import request\n@request\ndef lost_update(runner, account):\n"
+        "    runner.run('pit')\nHANDLERS = {'lost_update': lost_update}\n"
+    )
+    with pytest.raises(UserError, match="calls 'pit', which is no handler"):
+        retro(read(tmp_path / "trace"), code)
     code.write_text("HANDLERS = {'pit': print}\n")
     with pytest.raises(UserError, match="no 'pit' was recorded"):
         retro(read(tmp_path / "trace"), code)

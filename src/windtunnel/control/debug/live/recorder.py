@@ -97,10 +97,10 @@ def digest(value: object) -> str:
     return text if len(text) <= SHORT else blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
-def code_digest(handler: Handler) -> str:
-    """Of a function's source. What it calls is not in it."""
+def code_digest(handler: Handler | None) -> str:
+    """Of a function's source; "" where there is none. What it calls is not in it."""
     try:
-        return digest(getsource(handler))
+        return digest(getsource(handler))  # type: ignore[arg-type]
     except (OSError, TypeError):
         return ""
 

@@ -60,7 +60,7 @@ def replayed(
         (one.n, one.request, one.handler, _otherwise(one, again.get(one.n))) for one in trace.transactions
     ]
     more = [(0, one.request, one.handler, "was not recorded") for one in world.executions if not one.recorded]
-    other = [name for name, code in trace.header["codes"].items() if code_digest(handlers[name]) != code]
+    other = [name for name, code in trace.header["codes"].items() if code_digest(handlers.get(name)) != code]
     return {
         "transactions": len(found), "divergences": [one for one in (*found, *more) if one[3]],
         "reads": sum(bool(st[3]) for one in trace.transactions for st in one.did[0]),

@@ -135,7 +135,9 @@ class World:
         self, k: int, recorded: Recorded | None, request: int, name: str, args: dict[str, Any]
     ) -> Answer:
         """One transaction; what its handler returned, or raised."""
-        handler, done = self.handlers[name], Execution(recorded, request, name, args)
+        if (handler := self.handlers.get(name)) is None:
+            raise UserError(f"debug: request {request} calls {name!r}, which is no handler (any more)")
+        done = Execution(recorded, request, name, args)
         self.executions.append(done)
         self.done += [k] * (k >= 0)
         connection = self.engine.connect().execution_options(**{_READONLY: is_readonly(handler)})
