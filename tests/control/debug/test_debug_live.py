@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from support import debug as service
 from support import postgres
-from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.errors import HostError, ScriptError, UserError
 from windtunnel.cli.main import app
 from windtunnel.control.debug import Recorder, read, replay, retro, sql
 from windtunnel.control.debug.live import checkpoint
@@ -212,7 +212,7 @@ def test_who_wrote_and_who_read_a_row_and_a_table_as_of_a_commit(tmp_path: Path,
         sql(trace, "SELECT * FROM nothing", database=url)
 
 
-def test_a_lost_update_is_mended_in_all_orders(tmp_path: Path) -> None:
+def test_a_lost_update_is_mended_in_all_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meet = threading.Barrier(2, timeout=60)
 
     def together(call: Call, account: int) -> int:
@@ -249,6 +249,12 @@ def test_a_lost_update_is_mended_in_all_orders(tmp_path: Path) -> None:
         "    runner.run('pit')\nHANDLERS = {'lost_update': lost_update}\n"
     )
     with pytest.raises(UserError, match="calls 'pit', which is no handler"):
+        retro(read(tmp_path / "trace"), code)
+    code.write_text(
+        code.read_text().replace("    runner.run('pit')", "    while True:\n        runner.run('total')")
+    )
+    monkeypatch.setattr("windtunnel.control.debug.live.world.MOST", 20)
+    with pytest.raises(ScriptError, match="goes on after 20 transactions"):
         retro(read(tmp_path / "trace"), code)
     code.write_text("HANDLERS = {'pit': print}\n")
     with pytest.raises(UserError, match="no 'pit' was recorded"):

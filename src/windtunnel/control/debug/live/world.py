@@ -31,6 +31,8 @@ from windtunnel.store.transactions import _READONLY, Handler, is_readonly
 
 BLOCKED = {"40001", "40P01", "55P03"}
 """Postgres: lost a conflict, or waited for a lock of a transaction that is not committed yet."""
+MOST = 1000
+"""Transactions of one function: one that polls for what does not come is not waited for."""
 Answer = tuple[Any, Exception | None]
 Handlers = Mapping[str, Handler]
 
@@ -102,6 +104,8 @@ class World:
             for number in (number for number, line in self.trace.functions.items() if "over" in line):
                 while wanted := self._next(number):
                     self._answers[number].append(self._make(-1, None, number, *wanted))
+                    if len(self._answers[number]) > MOST:
+                        raise ScriptError(f"debug: request {number} goes on after {MOST} transactions")
             self.rows = self._all_rows()
         finally:
             self._capture.close()
