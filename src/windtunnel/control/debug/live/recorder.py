@@ -1,0 +1,270 @@
+"""Records a service while it runs: each transaction is in the trace before it commits.
+
+The number of a commit is drawn inside the transaction. In SQLite a writer raises the only row of a table, and
+a reader reads it: that row is the snapshot. In Postgres it is ``pg_current_snapshot()``, and a writer's id
+``pg_current_xact_id()``, asked for in the round trip that begins the transaction. Statements are noted by
+events of SQLAlchemy; rows are fetched at once, and the handler gets the same ones from memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from inspect import getsource
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
+from sqlalchemy.engine.interfaces import ExecuteStyle
+
+from windtunnel.base.atomic import write_all
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.control.debug.live import checkpoint
+from windtunnel.control.debug.live.trace import NAME, VERSION, encode
+from windtunnel.store.transactions import Call, Handler, Transactions, is_readonly, transact
+
+F = TypeVar("F", bound=Handler)
+SQLITE = ("UPDATE windtunnel_seq SET n = n + 1 RETURNING n", "SELECT n FROM windtunnel_seq")
+POSTGRES = (b"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_snapshot(), pg_current_xact_id()",
+            b"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_snapshot(), 0")  # fmt: skip
+"""What a writer asks, and a reader."""
+PREPARE = ("CREATE TABLE IF NOT EXISTS windtunnel_seq (n INTEGER NOT NULL)",
+           "INSERT INTO windtunnel_seq SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM windtunnel_seq)")  # fmt: skip
+SHORT, LATER = 64, 64
+"""Characters that no digest is made of; lines that wait for the next write, at most."""
+
+
+def request(function: F) -> F:
+    """Mark a function of several transactions: it is called with a `Runner` in the place of a `Call`, and
+    what it does depends on its arguments and on what its transactions return, and on nothing else."""
+    function.request = True  # type: ignore[attr-defined]
+    return function
+
+
+class Capture:
+    """Notes the statements of ``engine`` in each thread between `begin` and `end`. ``keep``: with columns and
+    rows, after the digest."""
+
+    def __init__(self, engine: Engine, *, keep: bool = False) -> None:
+        self._keep, self._thread = keep, threading.local()
+        self._events = [(engine, name, self._execute) for name in ("do_execute", "do_executemany")]
+        for one in self._events:
+            event.listen(*one)
+
+    def close(self) -> None:
+        for one in self._events:
+            event.remove(*one)
+
+    def begin(self) -> list[Any]:
+        self._thread.statements = statements = list[Any]()
+        return statements
+
+    def end(self) -> None:
+        self._thread.statements = None
+
+    def _execute(self, cursor: Any, sql: str, parameters: Any, context: Any) -> bool:
+        statements = getattr(self._thread, "statements", None)
+        if statements is None:
+            return False
+        style = context.execute_style
+        (cursor.executemany if style is ExecuteStyle.EXECUTEMANY else cursor.execute)(sql, parameters)
+        if (
+            cursor.description is None
+            or sql is not context.statement
+            or style is ExecuteStyle.INSERTMANYVALUES
+        ):
+            statements.append((sql, parameters, cursor.rowcount, None))  # or SQLAlchemy fetches rows itself
+            return True
+        rows = cursor.fetchall()
+        context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(cursor, initial_buffer=rows)
+        kept = ([column[0] for column in cursor.description], rows) if self._keep else ()
+        statements.append((sql, parameters, len(rows), digest(rows), *kept))
+        return True
+
+
+def digest(value: object) -> str:
+    """Of rows, or of what a handler returned, the same in each process; what is short is its own."""
+    text = repr(value)
+    if " at 0x" in text:
+        text = re.sub(r" at 0x[0-9a-f]+", "", text)
+    return text if len(text) <= SHORT else blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def code_digest(handler: Handler | None) -> str:
+    """Of a function's source; "" where there is none. What it calls is not in it."""
+    try:
+        return digest(getsource(handler))  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return ""
+
+
+@dataclass
+class Drawing(Call):
+    """A call that keeps what it gives out in ``draws``."""
+
+    draws: list[list[Any]] = field(default_factory=list)
+
+    def now(self) -> float:
+        return self.drawn("now", super().now())
+
+    def random(self) -> float:
+        return self.drawn("random", super().random())
+
+    def uuid(self) -> str:
+        return self.drawn("uuid", super().uuid())
+
+    def drawn(self, kind: str, value: Any) -> Any:
+        self.draws.append([kind, value])
+        return value
+
+
+class Recorder:
+    """A `Runner` that runs the handlers of ``service`` and records them in ``folder``, where no trace is yet.
+    One process records, and it alone writes to the database meanwhile.
+
+    ``handlers``: where a replay finds them, ``MODULE:NAME`` or ``FILE.py:NAME`` of a dict. The database is
+    copied first. Close it at the end; what is killed leaves a trace of all that had committed.
+
+    Raises:
+        UserError: ``folder`` has a trace already. HostError: the trace cannot be written.
+    """
+
+    def __init__(self, service: Transactions, folder: Path, *, handlers: str) -> None:
+        self.service, self.path = service, folder / NAME
+        if self.path.exists():
+            raise UserError(f"{self.path}: there is a trace already, give another folder")
+        self._sqlite = service.engine.dialect.name == "sqlite"
+        self._turn, self._thread = threading.Lock(), threading.local()
+        self._numbers, self._later, self._sql = itertools.count(1), list[str](), dict[str, int]()
+        clock = time.time() - time.monotonic()  # one that is never put back
+        self._now = lambda: clock + time.monotonic()
+        if self._sqlite:
+            transact(
+                service.engine, lambda connection: [connection.exec_driver_sql(line) for line in PREPARE]
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            copied = checkpoint.take(service.engine, folder)
+            self._file, self._size = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), 0
+        except OSError as error:
+            raise HostError(f"{folder}: the trace cannot be begun ({error.strerror})") from error
+        self._write(encode({
+            "kind": "header", "version": VERSION, "engine": service.engine.dialect.name, "checkpoint": copied,
+            "handlers": handlers, "path": [one for one in sys.path if one],
+            "codes": {name: code_digest(one) for name, one in service.handlers.items()},
+        }))  # fmt: skip
+        self._capture = Capture(service.engine)
+
+    def run(self, name: str, /, **arguments: Any) -> Any:
+        """What the handler, or the function of several transactions, returns; recorded.
+
+        Raises:
+            DatabaseError, HostError: the transaction could not be made, or not be recorded: it is not made.
+            UserError: the arguments cannot be recorded.
+        """
+        handler, number, began = self.service.handlers[name], next(self._numbers), self._now()
+        try:
+            known = f'"args":{encode(arguments, strict=True)},"t":{began!r}'
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{name}: arguments: {error}; accepted are values of JSON, and bytes") from error
+        request = getattr(self._thread, "request", None)
+        if getattr(handler, "request", False):
+            return handler(self, **arguments) if request else self._request(number, name, known, arguments)
+        readonly, state = is_readonly(handler), ("", "")  # the line, and what the handler raised
+
+        def body(connection: Connection) -> Any:
+            nonlocal state
+            state, error, result = ("", ""), "", None
+            xid, xmax, active = self._snapshot(connection, readonly)
+            statements, call = self._capture.begin(), Drawing(connection)
+            try:
+                result = handler(call, **arguments)
+            except Exception as raised:  # recorded once it is not made again
+                error = f"{type(raised).__name__}: {raised}"
+                raise
+            finally:
+                self._capture.end()
+                did = [(self._sql.get(sql) or self._text(sql), *rest) for sql, *rest in statements]
+                line = (
+                    f'{{"kind":"txn","n":{number},"request":{request or number},"handler":"{name}",{known},'
+                    f'"ro":{int(readonly)},"id":{xid},"xmax":{xmax},"active":{active},"ended":{self._now()!r},'
+                    f'"did":{encode((did, call.draws, "" if error else digest(result), error))}}}'
+                )
+                if not error:
+                    self._write(line, readonly)
+                state = line, error
+            return result
+
+        try:
+            result = transact(self.service.engine, body, readonly=readonly)
+        except BaseException:
+            if state[0]:
+                self._write(state[0] if state[1] else f'{{"kind":"end","n":{number},"aborted":true}}')
+            raise
+        if not readonly:
+            self._write(f'{{"kind":"end","n":{number},"t":{self._now()!r}}}', True)
+        return result
+
+    def close(self) -> None:
+        """The trace is whole; the service may go on without being recorded."""
+        self._capture.close()
+        self._write('{"kind":"close"}')
+        os.close(self._file)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _request(self, number: int, name: str, known: str, arguments: dict[str, Any]) -> Any:
+        self._write(f'{{"kind":"request","id":{number},"name":"{name}",{known}}}', True)
+        self._thread.request = number
+        try:
+            return self.service.handlers[name](self, **arguments)
+        finally:
+            self._thread.request = None
+            self._write(f'{{"kind":"end","request":{number}}}', True)
+
+    def _snapshot(self, connection: Connection, readonly: bool) -> tuple[int, int, list[int]]:
+        """The transaction's id (0 for a reader), the end and the gaps of what it sees."""
+        raw: Any = connection.connection.dbapi_connection
+        if self._sqlite:
+            ((n,),) = raw.execute(SQLITE[readonly]).fetchall()
+            return (0 if readonly else n), n + readonly, []
+        answer = raw.pgconn.exec_(POSTGRES[readonly])  # the driver need not send BEGIN any more
+        if answer.ntuples != 1:
+            raise HostError(f"{self.path}: no snapshot of Postgres ({answer.error_message.decode().strip()})")
+        _, xmax, active = answer.get_value(0, 0).decode().split(":")
+        return int(answer.get_value(0, 1)), int(xmax), [int(one) for one in active.split(",") if one]
+
+    def _text(self, sql: str) -> int:
+        with self._turn:
+            if sql not in self._sql:
+                self._sql[sql] = len(self._sql) + 1
+                self._later.append(encode({"kind": "sql", "id": self._sql[sql], "sql": sql}))
+            return self._sql[sql]
+
+    def _write(self, line: str, later: bool = False) -> None:
+        """``later``: it may be lost, and is written with the next one that may not, if not before."""
+        with self._turn:
+            self._later.append(line)
+            if later and len(self._later) < LATER:
+                return
+            data = "\n".join([*self._later, ""]).encode()
+            try:
+                write_all(self._file, data)
+            except OSError as error:
+                os.ftruncate(self._file, self._size)
+                os.lseek(self._file, self._size, os.SEEK_SET)
+                self._later.pop()
+                raise HostError(f"{self.path}: {error.strerror}, so nothing is done") from error
+            self._size += len(data)
+            self._later.clear()
