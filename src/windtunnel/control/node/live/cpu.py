@@ -1,0 +1,134 @@
+"""CPU time lent from one control group to another, and given back by whoever comes along.
+
+What is lent is the elastic group's quota; its weight is the least meanwhile, so that even a wrong loan yields
+to the primary. Before its first change the actuator notes how both were in an extended attribute of the
+group's folder, beside who it is: from that alone root can bring the group back, and the note goes with it.
+
+Source: cgroup-v2.rst (cpu.max, cpu.weight, cpu.pressure) and sched-bwc.rst (v1) of the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.processes import Adopted, Identity
+from windtunnel.linux import LinuxError
+from windtunnel.linux.cgroup import Cgroup, mounts
+
+NOTE = "trusted.windtunnel.node"
+PERIOD, LEAST = 50_000, 1_000
+"""Microseconds of a period of the quota, and the least that a kernel accepts: "nothing" is 2 % of a core."""
+V2 = {"cpu.max": "{0} {1}", "cpu.weight": "1"}
+V1 = {"cpu.cfs_quota_us": "{0}", "cpu.cfs_period_us": "{1}", "cpu.shares": "2"}
+
+
+@dataclass
+class Groups:
+    """The host of a `HarvestModel` or a `HarvestActuator`: two groups, by their paths below the mounts.
+
+    Raises:
+        UserError: a group that is not there.
+        LinuxError: the host has no cgroup v2, or does not count pressure.
+    """
+
+    primary: Path
+    elastic: Path
+    cores: float = float(len(os.sched_getaffinity(0)))
+    _used: tuple[float, float] | None = None
+    _waits: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        for name in ("primary", "elastic"):
+            if not Cgroup(getattr(self, name)).exists():
+                raise UserError(f"`{name}` is {str(getattr(self, name))!r}, accepted is the path of a cgroup")
+        self.waited()
+
+    def usage(self, now: float) -> float:
+        """Cores that the primary used since the last call; its counter is exact to a tick of the kernel."""
+        before, self._used = self._used, (now, Cgroup(self.primary).usage()[0])
+        return (self._used[1] - before[1]) / (now - before[0]) if before and now > before[0] else 0.0
+
+    def waited(self) -> float:
+        """The share of its time in which something of the primary wanted a core and had none."""
+        whole, before = Cgroup(self.primary), self._waits
+        try:
+            stalled = int((whole.path / "cpu.pressure").read_text().split("total=")[1].split()[0]) / 1e6
+        except OSError as error:
+            raise LinuxError(f"this kernel does not count pressure (psi=1): {error.strerror}") from error
+        self._waits = stalled, whole.usage()[0]
+        stalled, used = (now - then for now, then in zip(self._waits, before, strict=True))
+        return stalled / (stalled + used) if stalled + used else 0.0
+
+    def lend(self, cores: float) -> float:
+        """Let the elastic group use so many cores; how many it may by what the kernel then says.
+
+        Raises:
+            LinuxError: another agent lends to this group, or one was killed and nobody cleaned up.
+        """
+        folder, quota = folder_of(self.elastic), max(LEAST, round(cores * PERIOD))
+        before, mine = setting(folder), str(Identity.own())
+        with contextlib.suppress(FileExistsError):
+            os.setxattr(folder, NOTE, json.dumps([mine, before]).encode(), os.XATTR_CREATE)
+        if json.loads(os.getxattr(folder, NOTE))[0] != mine:
+            raise LinuxError(f"{folder} has an agent, or one was killed: windtunnel control node clean")
+        for name, text in (V2 | V1).items():
+            if name in before:
+                (folder / name).write_text(text.format(quota, PERIOD))
+        return lent(folder)
+
+    def restore(self) -> bool:
+        """The group as it was, as often as one likes; whether there was anything to do."""
+        return restore(folder_of(self.elastic))
+
+
+def folder_of(group: Path) -> Path:
+    """Where the files of a group's CPU time are."""
+    whole = Cgroup(group)
+    return whole.v1.get("cpu", whole.path)
+
+
+def setting(folder: Path) -> dict[str, str]:
+    """A group's quota and weight, by their files."""
+    return {name: (folder / name).read_text().strip() for name in V2 | V1 if (folder / name).exists()}
+
+
+def lent(folder: Path) -> float:
+    """Cores that a group may use by its quota; infinite where it has none."""
+    files = setting(folder)
+    quota, period = " ".join(files[name] for name in list(V2 | V1) if name in files).split()[:2]
+    return float("inf") if quota in ("max", "-1") else int(quota) / int(period)
+
+
+def restore(folder: Path) -> bool:
+    """Bring a group back to what its note says; whether it has one."""
+    try:
+        files = json.loads(os.getxattr(folder, NOTE))[1]
+    except OSError:
+        return False
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    os.removexattr(folder, NOTE)
+    return True
+
+
+def clean() -> list[str]:
+    """End all actuators that lend, also those that stand still, and bring their groups back: which.
+
+    Raises:
+        LinuxError: this is not root.
+    """
+    if os.geteuid():
+        raise LinuxError("groups are brought back by root, and this process is not")
+    host, cleaned = mounts(), []
+    for folder, *_ in os.walk(host.v1.get("cpu", host.unified)):
+        with contextlib.suppress(OSError):  # no note, or the group is gone
+            actuator = Adopted(Identity.parse(json.loads(os.getxattr(folder, NOTE))[0]))
+            actuator.kill()  # one that only stands still would go on lending
+            actuator.wait(5.0)
+            cleaned += [folder] * restore(Path(folder))
+    return cleaned
