@@ -1,8 +1,7 @@
 """The two loops of an agent, without a clock, and two agents: the same objects run in the twin and live.
 
-What an agent is to bring is `Model` and `Actuator`; faults and safeguards are no part of either. The two here
-lend idle cores and move cold memory. Their ``host`` is control groups (`live.cpu`), a process (`live.memory`),
-or a few numbers in the twin.
+An agent brings a `Model` and an `Actuator`; faults and safeguards are no part of either. The two here lend
+idle cores and move cold memory. Their ``host`` is control groups (`live.cpu`) or a few numbers of the twin.
 """
 
 from __future__ import annotations
@@ -20,21 +19,20 @@ if TYPE_CHECKING:
     import numpy as np
 
 Ask = Callable[[Observation], Any]
-"""Asks the policy; live writes down what it answers."""
+"""Asks the policy."""
 Effect = Callable[[str, int, Any, Mapping[str, Any]], object]
 """Hears what was done, of which prediction (its sequence and value), and what the host then shows."""
 
 
 class Model(Protocol):
     """What learns. ``collect`` gives a sample, or None where none is due; ``update`` gets those of an epoch
-    that are valid, and may ask the policy; what ``predict`` and ``default`` give is a value of JSON;
-    ``assess``: whether the model can be trusted."""
+    that are valid, and may ask the policy; what ``predict`` gives is a value of JSON, for which None stands
+    as the default; ``assess``: whether the model can be trusted."""
 
     def collect(self, now: float) -> Any: ...
     def validate(self, sample: Any) -> bool: ...
     def update(self, samples: Sequence[Any], ask: Ask) -> None: ...
     def predict(self) -> Any: ...
-    def default(self) -> Any: ...
     def assess(self) -> bool: ...
 
 
@@ -95,7 +93,7 @@ class ModelLoop:
         if decision.learn:
             self.model.update(self._good, self.ask)
         if decision.publish:
-            value = self.model.predict() if decision.publish == "prediction" else self.model.default()
+            value = self.model.predict() if decision.publish == "prediction" else None
             self._sequence += 1
             self.publish(Prediction(self._sequence, now + schedule.valid, value))
             self.effect(decision.publish, self._sequence, value, {})
@@ -139,20 +137,15 @@ class ActuatorLoop:
 
 
 HARMED, RETURNED = 0.25, 0.2
-"""Shares of the latest forecasts that were too low, and of cold regions that were accessed: a model with more
-is not trusted."""
+"""Shares of forecasts that were too low, and of cold regions accessed, up to which a model is trusted."""
 WAITS, REMOTE = 0.1, 0.2
 """Shares of its time that a primary may wait, and of accesses that may go to the slow tier (SOL's bound)."""
-PERIODS = (0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
-"""Seconds between scans (SOL has the ends)."""
 MEMORY = Schedule(0.1, samples=1, longest=20, valid=1, act=0.1, deadline=12, assess=2, hold=20)
-"""For the agent of memory."""
 
 
 @dataclass
 class HarvestModel:
-    """Its host has ``cores`` and ``usage(now)``: cores that the primary used since the last call. ``levels``:
-    how many answers it has."""
+    """Its host has ``cores`` and ``usage(now)``: those that the primary used since the last call."""
 
     host: Any
     levels: int = 17
@@ -167,18 +160,14 @@ class HarvestModel:
         return 0.0 <= sample <= 1.25 * float(self.host.cores)  # counters are exact to a tick only
 
     def update(self, samples: Sequence[float], ask: Ask) -> None:
-        last, values, cores = self._forecast, policy.features(samples, self.host.cores), self.host.cores
-        epoch = policy.Harvest(
-            last.weights, self._before, last.need, max(samples), values, self.levels, cores
-        )
-        self._forecast, self._before = ask(epoch), values
+        last, cores, peak = self._forecast, self.host.cores, max(samples)
+        latest = policy.features(samples, cores)
+        epoch = policy.Harvest(last.weights, self._before, last.need, peak, latest, self.levels, cores)
+        self._forecast, self._before = ask(epoch), latest
         self._harmed.append(self._forecast.harmed)
 
     def predict(self) -> float:
         return self._forecast.need
-
-    def default(self) -> float:
-        return float(self.host.cores)
 
     def assess(self) -> bool:
         return sum(self._harmed) <= HARMED * len(self._harmed)
@@ -187,8 +176,8 @@ class HarvestModel:
 @dataclass
 class HarvestActuator:
     """Lends what the primary will not need; nothing where that is not known. Its host has ``lend(cores)``,
-    which gives what may then be used; ``waited()``: the share of its time since the last call in which the
-    primary wanted a core and had none, ``limit`` at most; and ``restore()``."""
+    which gives what may then be used; ``waited()``: the share of its time of late in which the primary wanted
+    a core and had none, ``limit`` at most; and ``restore()``."""
 
     host: Any
     limit: float = WAITS
@@ -209,50 +198,36 @@ class HarvestActuator:
 
 @dataclass
 class MemoryModel:
-    """Its host has ``scan()``: of each region, by name, whether it was accessed since the last scan. It
-    begins with the first of ``periods``, seconds; a region is cold after ``patience`` without an access."""
+    """Its host has ``scan()``: whether each region was accessed since the last scan. It begins with the first
+    of ``periods``, seconds; a region is cold after ``patience`` without an access."""
 
     host: Any
     rng: np.random.Generator
     patience: float = 15.0
-    periods: tuple[float, ...] = PERIODS
-    scans: int = 0
-    _state: Scanned = field(init=False)
+    periods: tuple[float, ...] = (0.3, 0.6, 1.2, 2.4, 4.8, 9.6)  # SOL has the ends
+    _state: Scanned = field(default_factory=Scanned)
     _last: float | None = None
-    _idle: dict[str, float] = field(default_factory=dict)
-    _cold: list[str] = field(default_factory=list)
     _returned: deque[tuple[int, int]] = field(default_factory=lambda: deque(((0, 0),), maxlen=20))
 
-    def __post_init__(self) -> None:
-        none = (0,) * len(self.periods)
-        self._state = Scanned(none, none, 0)
-
-    def collect(self, now: float) -> tuple[float, Mapping[str, bool]] | None:
+    def collect(self, now: float) -> tuple[float, tuple[bool, ...]] | None:
         waited = 0.0 if self._last is None else now - self._last
         if self._last is not None and waited < self.periods[self._state.period]:
             return None
-        self._last, self.scans = now, self.scans + 1
+        self._last = now
         return waited, self.host.scan()
 
-    def validate(self, sample: tuple[float, Mapping[str, bool]]) -> bool:
+    def validate(self, sample: tuple[float, tuple[bool, ...]]) -> bool:
         return bool(sample[1])
 
-    def update(self, samples: Sequence[tuple[float, Mapping[str, bool]]], ask: Ask) -> None:
-        (waited, accessed), last = samples[-1], self._state
-        names, bits = list(accessed), tuple(accessed.values())
-        self._returned.append((sum(accessed.get(name, False) for name in self._cold), len(self._cold)))
-        drawn = self.rng.beta([count + 1 for count in last.hits], [count + 1 for count in last.misses])
-        draws, idle = tuple(drawn.round(4).tolist()), tuple(self._idle.get(name, 0.0) for name in names)
-        scan = policy.Memory(last.hits, last.misses, last.period, waited, bits, idle, self.patience, draws)
-        self._state = ask(scan)
-        self._idle = dict(zip(names, self._state.idle, strict=True))
-        self._cold = [names[place] for place in self._state.cold]
+    def update(self, samples: Sequence[tuple[float, tuple[bool, ...]]], ask: Ask) -> None:
+        (waited, accessed), last, none = samples[-1], self._state, (0,) * len(self.periods)
+        pairs = zip(last.hits or none, last.misses or none, strict=True)
+        draws = tuple(round(float(self.rng.beta(hits + 1, misses + 1)), 4) for hits, misses in pairs)
+        self._state = ask(policy.Memory(last, waited, accessed, self.patience, draws))
+        self._returned.append((self._state.returned, len(last.cold)))
 
-    def predict(self) -> list[str]:
-        return self._cold
-
-    def default(self) -> list[str]:
-        return []
+    def predict(self) -> list[int]:
+        return list(self._state.cold)
 
     def assess(self) -> bool:
         returned, cold = (sum(row[place] for row in self._returned) for place in (0, 1))
@@ -262,12 +237,11 @@ class MemoryModel:
 @dataclass
 class MemoryActuator:
     """Sends cold regions to the slow tier; where nothing is known, nothing more. Its host has
-    ``page_out(regions)`` and ``bring_back()``, which give how many regions are meant; ``remote()``: the share
-    of accesses since the last call that went to the slow tier."""
+    ``page_out(regions)``, ``bring_back()``, ``remote()``: the share of accesses that went there."""
 
     host: Any
 
-    def act(self, prediction: list[str] | None) -> Mapping[str, Any]:
+    def act(self, prediction: list[int] | None) -> Mapping[str, Any]:
         return {"slow": self.host.page_out(prediction or [])}
 
     def assess(self) -> bool:

@@ -1,15 +1,13 @@
 """When an agent that learns on a host may act on what it predicts, when it falls back, and what it learns.
 
-Two loops share one prediction. The model's publishes what it learned, or a default where samples are bad or
-it is not trusted. The actuator's never waits for it: it takes the newest prediction that has not expired,
-falls back where none comes within the deadline, and stops while its own assessment says that it harms. Each
-safeguard is a field of an observation: all rules are here, and each can be off alone.
+The model's loop publishes what it learned, or a default where samples are bad or it is not trusted. The
+actuator's never waits for it: it takes the newest prediction that has not expired, falls back where none
+comes within the deadline, and stops while it finds that it harms. Each safeguard can be off alone.
 
-Two learners are functions of a state that is handed in, and so is what is drawn at random:
-- *Harvest* (SmartHarvest): how many cores a primary load will need at its next peak, by a linear prediction
-  of what each answer would cost. Too little costs `UNDER` times what too much costs.
-- *Memory* (SmartMemory): how often to scan, by Thompson sampling. A scan is well timed when some regions were
-  accessed since the last one and some were not. Regions that are idle for long are cold.
+Two learners are functions of a state that is handed in, and so is what is drawn at random. *Harvest*: how
+many cores a primary load will need at its next peak, by a linear prediction of what each answer would cost;
+too little costs `UNDER` times what too much costs. *Memory*: how often to scan, by Thompson sampling; a scan
+is well timed when some regions were accessed since the last one and some were not.
 
 Source: Wang et al., SOL (ASPLOS 2022); SmartHarvest (EuroSys 2021). Features, bounds and hold times are ours.
 """
@@ -28,9 +26,8 @@ EMPTY, SATURATED, SLOWER = 0.05, 0.8, 1.15
 
 @dataclass(frozen=True)
 class Guards:
-    """Which safeguards are on. ``validation``: of samples; ``model``: one that is not trusted is replaced by
-    the default; ``expiry``: no prediction is used past its time, and the default is taken after the deadline;
-    ``actuator``: what harms is undone, and nothing is done for a while."""
+    """Which safeguards are on: samples are validated, a model that is not trusted is replaced, predictions
+    expire and have a deadline, an actuator that harms is stopped."""
 
     validation: bool = True
     model: bool = True
@@ -126,8 +123,7 @@ class Harvest:
 
 @dataclass(frozen=True)
 class Forecast:
-    """``need``: cores that the primary will need at most in the next epoch; ``harmed``: the last forecast was
-    too low."""
+    """``need``: of the primary in the next epoch, in cores; ``harmed``: the last forecast was too low."""
 
     weights: tuple[tuple[float, ...], ...]
     need: float
@@ -135,31 +131,30 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Memory was scanned. ``hits``, ``misses``: well and badly timed scans of each period, fastest first;
-    ``period``: the place of this one; ``waited``: seconds since the last; ``accessed``: regions since then;
-    ``idle``: seconds that each was not before; ``patience``: seconds after which it is cold; ``draws``: of
-    each period's Beta(hits + 1, misses + 1)."""
+class Scanned:
+    """What is known after a scan. ``hits``, ``misses``: well and badly timed scans of each period, fastest
+    first; ``period``: the place of the next one; ``idle``: seconds that each region was not accessed;
+    ``cold``: regions for the slow tier; ``returned``: those of before that were accessed all the same."""
 
-    hits: tuple[int, ...]
-    misses: tuple[int, ...]
-    period: int
-    waited: float
-    accessed: tuple[bool, ...]
-    idle: tuple[float, ...]
-    patience: float
-    draws: tuple[float, ...]
+    hits: tuple[int, ...] = ()
+    misses: tuple[int, ...] = ()
+    period: int = 0
+    idle: tuple[float, ...] = ()
+    cold: tuple[int, ...] = ()
+    returned: int = 0
 
 
 @dataclass(frozen=True)
-class Scanned:
-    """``period``: the place of the next one; ``cold``: regions for the slow tier."""
+class Memory:
+    """Memory was scanned, ``waited`` seconds after the scan before it, and after ``last``. ``accessed``:
+    regions since then; ``patience``: seconds after which one is cold; ``draws``: of each period's
+    Beta(hits + 1, misses + 1)."""
 
-    hits: tuple[int, ...]
-    misses: tuple[int, ...]
-    period: int
-    idle: tuple[float, ...] = ()
-    cold: tuple[int, ...] = ()
+    last: Scanned
+    waited: float
+    accessed: tuple[bool, ...]
+    patience: float
+    draws: tuple[float, ...]
 
 
 Observation = Epoch | Turn | Harvest | Memory
@@ -240,13 +235,16 @@ def _forecast(epoch: Harvest) -> Forecast:
 
 def _scanned(scan: Memory) -> Scanned:
     """Count the scan, choose the next period, and say what is cold."""
-    share, last = sum(scan.accessed) / max(1, len(scan.accessed)), len(scan.hits) - 1
-    timed = (share <= SATURATED or scan.period == 0) and (share >= EMPTY or scan.period == last)
-    hits = tuple(count + (timed and place == scan.period) for place, count in enumerate(scan.hits))
-    misses = tuple(count + (not timed and place == scan.period) for place, count in enumerate(scan.misses))
-    pairs = zip(scan.idle, scan.accessed, strict=True)
+    count, last = len(scan.draws), scan.last
+    share, regions = sum(scan.accessed) / max(1, len(scan.accessed)), len(scan.accessed)
+    timed = (share <= SATURATED or last.period == 0) and (share >= EMPTY or last.period == count - 1)
+    hits, misses = list(last.hits or [0] * count), list(last.misses or [0] * count)
+    (hits if timed else misses)[last.period] += 1
+    known = len(last.idle) == regions  # none are at first, or where a sample was bad
+    pairs = zip(last.idle if known else [0.0] * regions, scan.accessed, strict=True)
     idle = tuple(0.0 if accessed else round(before + scan.waited, DIGITS) for before, accessed in pairs)
     # where all are well timed the slower one is better: it costs less
-    period = max(range(last + 1), key=lambda place: scan.draws[place] * SLOWER**place)
+    period = max(range(count), key=lambda place: scan.draws[place] * SLOWER**place)
     cold = tuple(region for region, seconds in enumerate(idle) if seconds >= scan.patience)
-    return Scanned(hits, misses, period, idle, cold)
+    returned = sum(scan.accessed[region] for region in last.cold) if known else 0
+    return Scanned(tuple(hits), tuple(misses), period, idle, cold, returned)

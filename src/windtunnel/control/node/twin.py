@@ -1,8 +1,8 @@
 """The agents on emulated hosts, with the faults that an agent must survive.
 
-The loops, the agents and the policy are those of live; the clock, the host and the faults are emulated. A
-fault wraps what an agent collects or is answered, or lets a loop stand still: no agent knows of it. Two hosts:
-eight cores with a bursty primary load, and memory of which most is cold. Their figures are ours.
+Loops, agents and policy are those of live; the clock, the host and the faults are emulated. A fault wraps
+what an agent collects or is answered, or lets a loop stand still: no agent knows of it. Two hosts, whose
+figures are ours: eight cores with a bursty primary load, and memory of which most is cold.
 """
 
 from __future__ import annotations
@@ -14,22 +14,12 @@ from typing import Any
 import numpy as np
 
 from windtunnel.base.errors import UserError
-from windtunnel.control.node import agents
-from windtunnel.control.node.policy import (
-    Decision,
-    Forecast,
-    Guards,
-    Harvest,
-    Observation,
-    Scanned,
-    Schedule,
-    decide,
-)
+from windtunnel.control.node import agents, policy
+from windtunnel.control.node.policy import Decision, Guards, Observation, Schedule
 
 AGENTS = ("harvest", "memory")
 FAULTS = ("none", "bad data", "broken model", "late model", "frozen actuator")
-HARVEST = Schedule(0.005, 5, 0.1, 0.05, 0.025, 0.05, 0.25, 5.0)
-"""With the epoch of the paper, of 25 ms."""
+HARVEST = Schedule(0.005, 5, 0.1, 0.05, 0.025, 0.05, 0.25, 5.0)  # with the epoch of the paper, of 25 ms
 ALL = Guards()
 BEGINS, STALLS, BAD, CLEANED = 0.2, 0.47, 0.3, 5.0
 """A fault's begin and the length of a stall, as shares of a run; the share of bad samples; seconds after
@@ -75,13 +65,11 @@ class Cores:
         self._short = self._wanted = 0.0
         return share
 
-    def lend(self, cores: float) -> float:
+    def lend(self, cores: float = 0.0) -> float:
         self.lent = cores
         return cores
 
-    def restore(self) -> bool:
-        self.lent = 0.0
-        return True
+    restore = lend
 
 
 class Regions:
@@ -95,7 +83,6 @@ class Regions:
         self.slow, self._bits = np.zeros((2, count), bool)
 
     def step(self) -> tuple[float, float, float]:
-        """What hurt, of what it is a share, and the gain."""
         accesses = self._rng.poisson(self._rates * self.dt)
         remote = np.array([np.sum((accesses > 0) & self.slow), accesses.sum()])  # the first one fetches it
         self._remote += remote
@@ -103,12 +90,12 @@ class Regions:
         self.slow &= accesses == 0
         return float(remote[0]), float(remote[1]), float(self.slow.mean())
 
-    def scan(self) -> dict[str, bool]:
-        bits, self._bits = self._bits.tolist(), np.zeros_like(self._bits)
-        return {str(region): accessed for region, accessed in enumerate(bits)}
+    def scan(self) -> tuple[bool, ...]:
+        bits, self._bits = tuple(self._bits.tolist()), np.zeros_like(self._bits)
+        return bits
 
-    def page_out(self, regions: Sequence[str]) -> int:
-        self.slow[list(map(int, regions))] = True
+    def page_out(self, regions: Sequence[int]) -> int:
+        self.slow[list(regions)] = True
         return len(regions)
 
     def remote(self) -> float:
@@ -138,20 +125,18 @@ def emulate(
     now, slot, begins = 0.0, list[agents.Prediction](), BEGINS * seconds
 
     def ask(observation: Observation) -> Decision:
-        decision = decide(observation)
-        if fault != "broken model" or now < begins:
+        decision = policy.decide(observation)
+        if fault != "broken model" or now < begins or isinstance(decision, policy.Publish | policy.Action):
             return decision
-        if isinstance(decision, Forecast):
+        if isinstance(decision, policy.Forecast):
             return replace(decision, need=1.0)
-        if isinstance(decision, Scanned):
-            return replace(decision, cold=tuple(range(len(decision.idle))))
-        return decision
+        return replace(decision, cold=tuple(range(len(decision.idle))))
 
     def collected(at: float) -> Any:
         sample = collect(at)
         if sample is None or fault != "bad data" or at < begins or noise.random() >= BAD:
             return sample
-        return (sample[0], {}) if agent == "memory" else float(noise.choice((0.0, -5.0, 1e6)))
+        return (sample[0], ()) if agent == "memory" else float(noise.choice((0.0, -5.0, 1e6)))
 
     model.collect = collected
     learning = agents.ModelLoop(model, schedule, guards, ask, lambda newest: slot.insert(0, newest), 0.0)
@@ -168,12 +153,12 @@ def emulate(
         elif stalled == "frozen actuator" and guards.expiry and now >= begins + CLEANED:
             actuator.clean_up()
         del slot[1:]
-    counts = {**learning.counts, **acting.counts, "scans": getattr(model, "scans", 0)}
+    counts = learning.counts + acting.counts
     return Outcome(float(totals[0] / max(1.0, totals[1])), float(totals[2] / steps), counts)
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float] | None:
     """What a forecast leaves to be lent, in cores; None for other decisions."""
-    if not isinstance(observation, Harvest) or not isinstance(decision, Forecast):
-        return None
-    return {"cores lent": observation.cores - decision.need}
+    if isinstance(observation, policy.Harvest) and isinstance(decision, policy.Forecast):
+        return {"cores lent": observation.cores - decision.need}
+    return None

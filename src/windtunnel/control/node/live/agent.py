@@ -33,13 +33,12 @@ from typing import Any, NamedTuple
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.control.node.agents import Actuator, ActuatorLoop, Ask, Effect, Model, ModelLoop, Prediction
 from windtunnel.control.node.policy import POLICIES, Guards, Observation, Schedule
-from windtunnel.store.eventlog import NAME, EventLog
+from windtunnel.store.eventlog import EventLog
 
 USUAL, ALL = Schedule(), Guards()
-BOUND = 5.0
-"""Seconds in which a process that is to end does so, or is killed."""
-PLACE = 1 << 20
-"""Bytes of a place: the checksum of all that follows; sequence, expiry and length; a value as JSON."""
+BOUND, PLACE = 5.0, 1 << 20
+"""Seconds in which a process ends or is killed; bytes of a place: the checksum of the rest, then sequence,
+expiry and length, then a value as JSON."""
 _SUM, _HEAD = struct.Struct("<I"), struct.Struct("<QdQ")
 
 
@@ -62,7 +61,7 @@ class Slot:
 
     def read(self) -> Prediction | None:
         """The newest one, None where there is none or it is damaged."""
-        start = max((0, PLACE), key=lambda place: _HEAD.unpack_from(self._map, place + 4)[0])
+        start = max((0, PLACE), key=lambda place: _HEAD.unpack_from(self._map, place + 4))
         sequence, expires, length = _HEAD.unpack_from(self._map, start + 4)
         body = self._map[start + 4 : start + 4 + _HEAD.size + min(length, PLACE)]
         if not sequence or zlib.crc32(body) != _SUM.unpack_from(self._map, start)[0]:
@@ -71,18 +70,16 @@ class Slot:
 
 
 class Agent(NamedTuple):
-    """A running agent. ``log``: of its decisions and effects; ``slot``: the file of its slot."""
+    """A running agent: its processes, and the file of its slot."""
 
     model: BaseProcess
     actuator: BaseProcess
-    log: Path
     slot: Path
 
 
 @contextlib.contextmanager
 def run(
-    model: Model, actuator: Actuator, schedule: Schedule = USUAL, guards: Guards = ALL, *,
-    log: Path | None = None,
+    model: Model, actuator: Actuator, schedule: Schedule = USUAL, guards: Guards = ALL, *, log: Path
 ) -> Iterator[Agent]:  # fmt: skip
     """An agent on this host until the block ends. Both objects go to processes of their own (pickled).
     ``log``: where decisions are written, for ``windtunnel replay``.
@@ -92,15 +89,15 @@ def run(
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="windtunnel-node-", dir="/dev/shm") as folder:
-        slot, path = Path(folder) / "slot", log or Path(folder) / NAME
+        shared = (schedule, guards, slot := Path(folder) / "slot", log, os.getpid())
         processes = [
-            context.Process(target=each, args=(part, schedule, guards, slot, path, os.getpid()), daemon=True)
+            context.Process(target=each, args=(part, *shared), daemon=True)
             for each, part in ((_learn, model), (_act, actuator))
         ]
         for process in processes:
             process.start()
         try:
-            yield Agent(processes[0], processes[1], path, slot)
+            yield Agent(processes[0], processes[1], slot)
         finally:
             for process in processes:  # the actuator last: it cleans up
                 process.terminate()
@@ -108,8 +105,7 @@ def run(
                 process.kill()
                 process.join()
         if status := processes[1].exitcode:
-            words = "windtunnel control node clean undoes what an agent of CPU time did last"
-            raise HostError(f"the actuator ended with status {status}: {words}")
+            raise HostError(f"the actuator ended with status {status}: windtunnel control node clean")
 
 
 def _learn(model: Model, schedule: Schedule, guards: Guards, slot: Path, path: Path, parent: int) -> None:

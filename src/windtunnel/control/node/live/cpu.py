@@ -21,8 +21,7 @@ from windtunnel.linux import LinuxError
 from windtunnel.linux.cgroup import Cgroup, mounts
 
 NOTE = "trusted.windtunnel.node"
-PERIOD, LEAST = 50_000, 1_000
-"""Microseconds of a period of the quota, and the least that a kernel accepts: "nothing" is 2 % of a core."""
+PERIOD, LEAST = 50_000, 1_000  # microseconds; the least that a kernel accepts is 2 % of a core
 V2 = {"cpu.max": "{0} {1}", "cpu.weight": "1"}
 V1 = {"cpu.cfs_quota_us": "{0}", "cpu.cfs_period_us": "{1}", "cpu.shares": "2"}
 
@@ -100,7 +99,7 @@ def setting(folder: Path) -> dict[str, str]:
 def lent(folder: Path) -> float:
     """Cores that a group may use by its quota; infinite where it has none."""
     files = setting(folder)
-    quota, period = " ".join(files[name] for name in list(V2 | V1) if name in files).split()[:2]
+    quota, period = " ".join(files.values()).split()[:2]
     return float("inf") if quota in ("max", "-1") else int(quota) / int(period)
 
 

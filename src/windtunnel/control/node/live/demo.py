@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +27,14 @@ from windtunnel.store.eventlog import read
 ARMS = ("alone", "harvest", "cpu.idle", "free")
 SCHEDULE = Schedule(hold=2.0)
 WEIGHT, WARM = 64, 1.0
-_JOIN = "import sys\nfor file in sys.argv[2:]: open(file, 'w').write('0')\n"
-_BATCH = _JOIN + "while True: pass\n"
-_PRIMARY = (
-    _JOIN
-    + """
-import json, random, time
+_BATCH = """
+import sys
+for file in sys.argv[2:]: open(file, "w").write("0")
+while True: pass
+"""
+_PRIMARY = """
+import json, random, sys, time
+for file in sys.argv[2:]: open(file, "w").write("0")
 def work(turns):
     began = time.process_time()
     for _ in range(turns): pass
@@ -47,14 +48,12 @@ while arrival < seconds:
     latencies.append([arrival, time.monotonic() - start - arrival])
 print(json.dumps(latencies))
 """
-)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """``p99``: seconds, of the requests; ``waited``: share of its time in which the primary had no core;
-    ``lent``: cores that the batch used, the mean; ``counts``: of the agent's loops; ``restored``: whether the
-    batch's quota and weight are what they were."""
+    """``p99``: of requests, seconds; ``waited``: share of its time without a core, of the primary; ``lent``:
+    cores that the batch used; ``counts``: of the loops; ``restored``: its quota and weight are as before."""
 
     p99: float
     waited: float
@@ -71,7 +70,15 @@ def measured(arm: str, seconds: float, log: Path, limit: float = WAITS) -> Measu
         LinuxError: a control group cannot be made (root can).
         HostError: the load or the agent failed.
     """
-    with _groups() as (names, primary, elastic):
+    below = Path(f"windtunnel-node-{os.getpid()}")
+    names = below / "primary", below / "elastic"
+    primary, elastic = groups = [Cgroup(name) for name in names]
+    try:
+        for group in groups:
+            group.make(None, None, None)
+        for name, weight in (("cpu.shares", 1024), ("cpu.weight", 100)):
+            with contextlib.suppress(OSError):  # the file of the other version
+                (folder_of(below) / name).write_text(str(weight * WEIGHT))
         folder, host, agent = folder_of(names[1]), Groups(*names), None
         if arm == "cpu.idle":
             (folder / "cpu.idle").write_text("1")
@@ -81,7 +88,7 @@ def measured(arm: str, seconds: float, log: Path, limit: float = WAITS) -> Measu
             agent = run(*parts, SCHEDULE, log=log)
         with agent or contextlib.nullcontext():
             end = time.monotonic() + 30
-            while arm == "harvest" and lent(folder) > host.cores and time.monotonic() < end:
+            while agent and lent(folder) > host.cores and time.monotonic() < end:
                 time.sleep(0.01)
             for _ in range(0 if arm == "alone" else os.cpu_count() or 1):
                 subprocess.Popen([sys.executable, "-c", _BATCH, "", *map(str, elastic.procs)])
@@ -96,21 +103,7 @@ def measured(arm: str, seconds: float, log: Path, limit: float = WAITS) -> Measu
         latencies = sorted(latency for arrival, latency in json.loads(done.stdout) if arrival >= WARM)
         p99 = latencies[int(len(latencies) * 0.99)]
         return Measured(p99, host.waited(), share, counts, setting(folder) == before)
-
-
-@contextlib.contextmanager
-def _groups() -> Iterator[tuple[tuple[Path, Path], Cgroup, Cgroup]]:
-    below = Path(f"windtunnel-node-{os.getpid()}")
-    names = below / "primary", below / "elastic"
-    primary, elastic = map(Cgroup, names)
-    try:
-        for group in (primary, elastic):
-            group.make(None, None, None)
-        for name, weight in (("cpu.shares", 1024), ("cpu.weight", 100)):
-            with contextlib.suppress(OSError):  # the file of the other version
-                (folder_of(below) / name).write_text(str(weight * WEIGHT))
-        yield names, primary, elastic
     finally:
-        for group in (primary, elastic):
+        for group in groups:
             group.kill()
             group.remove()
