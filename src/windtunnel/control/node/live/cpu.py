@@ -64,21 +64,22 @@ class Groups:
         return stalled / (stalled + used) if stalled + used else 0.0
 
     def lend(self, cores: float) -> float:
-        """Let the elastic group use so many cores; how many it may by what the kernel then says.
+        """Let the elastic group use so many cores, but no more than it might before; how many it then may.
 
         Raises:
             LinuxError: another agent lends to this group, or one was killed and nobody cleaned up.
         """
-        folder, quota = folder_of(self.elastic), max(LEAST, round(cores * PERIOD))
-        before, mine = setting(folder), str(Identity.own())
+        folder, mine = folder_of(self.elastic), str(Identity.own())
         with contextlib.suppress(FileExistsError):
-            os.setxattr(folder, NOTE, json.dumps([mine, before]).encode(), os.XATTR_CREATE)
-        if json.loads(os.getxattr(folder, NOTE))[0] != mine:
+            os.setxattr(folder, NOTE, json.dumps([mine, setting(folder)]).encode(), os.XATTR_CREATE)
+        owner, before = json.loads(os.getxattr(folder, NOTE))
+        quota = max(LEAST, round(min(cores, lent(before)) * PERIOD))
+        if owner != mine:
             raise LinuxError(f"{folder} has an agent, or one was killed: windtunnel control node clean")
         for name, text in (V2 | V1).items():
             if name in before:
                 (folder / name).write_text(text.format(quota, PERIOD))
-        return lent(folder)
+        return lent(setting(folder))
 
     def restore(self) -> bool:
         """The group as it was, as often as one likes; whether there was anything to do."""
@@ -96,9 +97,8 @@ def setting(folder: Path) -> dict[str, str]:
     return {name: (folder / name).read_text().strip() for name in V2 | V1 if (folder / name).exists()}
 
 
-def lent(folder: Path) -> float:
-    """Cores that a group may use by its quota; infinite where it has none."""
-    files = setting(folder)
+def lent(files: dict[str, str]) -> float:
+    """Cores that a group may use by its `setting`; infinite where it has no quota."""
     quota, period = " ".join(files.values()).split()[:2]
     return float("inf") if quota in ("max", "-1") else int(quota) / int(period)
 

@@ -88,7 +88,7 @@ def measured(arm: str, seconds: float, log: Path, limit: float = WAITS) -> Measu
             agent = run(*parts, SCHEDULE, log=log)
         with agent or contextlib.nullcontext():
             end = time.monotonic() + 30
-            while agent and lent(folder) > host.cores and time.monotonic() < end:
+            while agent and lent(setting(folder)) > host.cores and time.monotonic() < end:
                 time.sleep(0.01)
             for _ in range(0 if arm == "alone" else os.cpu_count() or 1):
                 subprocess.Popen([sys.executable, "-c", _BATCH, "", *map(str, elastic.procs)])
