@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,16 @@ class Noting:
     def clean_up(self) -> dict[str, Any]:
         (self.folder / "cleaned").touch()
         return {}
+
+
+@dataclass
+class Lending(HarvestActuator):
+    """Well as long as a file ``ill`` is not in ``folder``."""
+
+    folder: Path = Path()
+
+    def assess(self) -> bool:
+        return not (self.folder / "ill").exists()
 
 
 def effects(log: Path, did: str, since: int = 0) -> list[eventlog.Event]:

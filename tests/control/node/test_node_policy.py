@@ -22,7 +22,8 @@ from windtunnel.control.node.policy import (
 
 EPOCH = Epoch(now=10, good=5, wanted=5, elapsed=0.05, longest=0.2, trusted=True, distrusted=None, hold=5)
 TURN = Turn(
-    now=10, sequence=3, expires=10.1, applied=2, acted=9.95, healthy=None, mitigated=None, deadline=0.15, hold=5
+    now=10, sequence=3, expires=10.1, applied=2, acted=9.95, healthy=None, mitigated=None, deadline=0.15,
+    hold=5,
 )  # fmt: skip
 
 

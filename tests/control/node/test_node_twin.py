@@ -14,13 +14,13 @@ from windtunnel.control.node.policy import Schedule, decide
 from windtunnel.control.node.twin import FAULTS, Outcome
 
 GROUPED = True
-OFF = Guards(False, False, False, False)
+ON, OFF = Guards(), Guards(False, False, False, False)
 SECONDS = 40.0
 
 
 @cache
-def ran(fault: str, guards: Guards = Guards(), agent: str = "harvest", seed: int = 1) -> Outcome:
-    return emulate(agent, fault, guards, seconds=SECONDS, seed=seed)
+def ran(fault: str, guards: Guards = ON) -> Outcome:
+    return emulate("harvest", fault, guards, seconds=SECONDS, seed=1)
 
 
 def test_guards_cost_next_to_nothing_where_nothing_is_wrong() -> None:
