@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,9 @@ from windtunnel.control.node.live.agent import PLACE, Slot
 from windtunnel.control.node.live.cpu import NOTE, setting
 from windtunnel.linux import LinuxError
 from windtunnel.store import eventlog
+
+GROUPED = True
+"""`clean` ends all agents of this host: no other test may run one meanwhile."""
 
 
 def test_a_slot_gives_the_newest_prediction_whole(tmp_path: Path) -> None:
@@ -93,6 +98,18 @@ def test_a_stopped_model_a_damaged_slot_and_harm_each_have_their_guard(tmp_path:
         counts |= row.get("counts", {})
     assert counts["mitigate"] == counts["resume"] == 1 and counts["predict"] >= 2
     hold_expiry(log)
+
+
+def test_the_agent_of_the_page_runs_and_cleans_up_when_its_program_is_killed(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "control.md").read_text()
+    (code,) = (part.split("```")[0] for part in page.split("```python\n") if "class Workers" in part)
+    (tmp_path / "agent.py").write_text(code)
+    log, workers = tmp_path / "node.jsonl", tmp_path / "workers"
+    with subprocess.Popen([sys.executable, "agent.py"], cwd=tmp_path) as program:
+        until(lambda: effects(log, "predict"), "a prediction that is acted on")
+        program.kill()
+    until(lambda: sum("counts" in row for row in eventlog.read(log)) == 2, "both processes to end")
+    assert workers.read_text() == "0"
 
 
 @root

@@ -41,8 +41,10 @@ def demo(
     words = (
         f"p99 {alone.p99 * 1e3:.1f} ms without, {lends.p99 * 1e3:.1f} ms with; lent {lends.lent:.2f} cores"
     )
-    result = {"without": asdict(alone), "with": asdict(lends), "kind": "measured"}
-    typer.echo(json.dumps(result) if as_json else f"{words} (measured)\n{lends.counts}")
+    names = {"validation": "rejected", "model": "distrusted", "expiry": "default", "actuator": "mitigate"}
+    acted = {guard: lends.counts.get(name, 0) for guard, name in names.items()}
+    result = {"without": asdict(alone), "with": asdict(lends), "safeguards": acted, "kind": "measured"}
+    typer.echo(json.dumps(result) if as_json else f"{words} (measured)\nsafeguards acted: {acted}")
     if not lends.restored or not lends.counts.get("predict"):
         raise LessError("control node demo: no prediction was used, or the quota is not what it was")
 

@@ -30,7 +30,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.errors import HostError, UserError, WindtunnelError
 from windtunnel.control.node.agents import Actuator, ActuatorLoop, Ask, Effect, Model, ModelLoop, Prediction
 from windtunnel.control.node.policy import POLICIES, Guards, Observation, Schedule
 from windtunnel.store.eventlog import EventLog
@@ -121,6 +121,8 @@ def _act(actuator: Actuator, schedule: Schedule, guards: Guards, slot: Path, pat
     loop = ActuatorLoop(actuator, schedule, guards, *_logged(log))
     try:
         _repeat(lambda now: loop.turn(now, place.read()), schedule.act, parent)
+    except WindtunnelError as error:
+        raise SystemExit(f"windtunnel: {error}") from None
     finally:
         actuator.clean_up()
         log.append("counts", counts=dict(loop.counts))

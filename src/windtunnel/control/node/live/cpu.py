@@ -104,10 +104,12 @@ def lent(files: dict[str, str]) -> float:
 
 
 def restore(folder: Path) -> bool:
-    """Bring a group back to what its note says; whether it has one."""
+    """Bring a group back to what its note says; whether it has one that is not of another living agent."""
     try:
-        files = json.loads(os.getxattr(folder, NOTE))[1]
+        owner, files = json.loads(os.getxattr(folder, NOTE))
     except OSError:
+        return False
+    if owner != str(Identity.own()) and Identity.parse(owner).lives():
         return False
     for name, text in files.items():
         (folder / name).write_text(text)
