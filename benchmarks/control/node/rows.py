@@ -11,22 +11,19 @@ from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, median, scratch
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.control.node import Guards, emulate, measured
+from windtunnel.control.node.live.demo import ARMS
 from windtunnel.control.node.twin import FAULTS
-
-OFF = Guards(False, False, False, False)
 
 
 def fault_rows(quick: bool) -> Iterator[Row]:
     """Harvest in the twin: the share of steps in which the primary is starved, mean over seeds."""
     seconds, seeds = (60.0, range(1)) if quick else (300.0, range(3))
     for fault in FAULTS:
-        for name, guards in (("off", OFF), ("on", Guards())):
+        for name, guards in (("off", Guards(False, False, False, False)), ("on", Guards())):
             runs = [emulate("harvest", fault, guards, seconds=seconds, seed=seed) for seed in seeds]
             harm, gain = (sum(getattr(run, each) for run in runs) / len(runs) for each in ("harm", "gain"))
-            note, goal = f"lends {gain:.2f} of 8 cores", "<= 1.6 %" if name == "on" else ""
-            yield figure(
-                "faults", f"{fault}, guards {name}: starved", "", goal=goal, emulated=harm, note=note
-            )
+            title, goal = f"{fault}, guards {name}: starved", "<= 1.6 %" if name == "on" else ""
+            yield figure("faults", title, "", goal=goal, emulated=harm, note=f"lends {gain:.2f} of 8 cores")
 
 
 def harvest_rows(quick: bool) -> Iterator[Row]:
@@ -38,19 +35,13 @@ def harvest_rows(quick: bool) -> Iterator[Row]:
     with scratch() as folder:
         logs = (folder / str(number) for number in count())
         limit = max(0.1, 2 * measured("alone", 4.0, next(logs)).waited)
-        arms = {
-            arm: partial(lambda arm: measured(arm, 5.0, next(logs), limit), arm)
-            for arm in ("alone", "harvest", "cpu.idle", "free")
-        }
+        arms = {arm: partial(lambda arm: measured(arm, 5.0, next(logs), limit), arm) for arm in ARMS}
         rounds = in_turn(arms, 2 if quick else 7)
     for arm, found in rounds.items():
         each = [one.p99 / alone.p99 for one, alone in zip(found, rounds["alone"], strict=True)]
         yield figure("harvest", f"{arm}: p99", "s", median(one.p99 for one in found), note=load)
         if arm != "alone":
-            goal, note = (
-                "<= 1.1 times" if arm == "harvest" else "",
-                f"{min(each):.2f} to {max(each):.2f} times",
-            )
+            note, goal = f"{min(each):.2f} to {max(each):.2f}", "<= 1.1 times" if arm == "harvest" else ""
             yield figure("harvest", f"{arm}: p99 against alone", "times", median(each), goal, note=note)
             yield figure("harvest", f"{arm}: lent", "cores", median(one.lent for one in found))
 
@@ -59,10 +50,5 @@ def memory_rows(quick: bool) -> Iterator[Row]:
     """Memory in the twin: what lies in the slow tier, and how many accesses go there."""
     run = emulate("memory", seconds=120.0 if quick else 600.0)
     yield figure("memory", "accesses that go to the slow tier", "", goal="<= 5 %", emulated=run.harm)
-    yield figure(
-        "memory",
-        "memory in the slow tier",
-        "",
-        emulated=run.gain,
-        note=f"{run.counts['published prediction']} scans",
-    )
+    scans = f"{run.counts['published prediction']} scans"
+    yield figure("memory", "memory in the slow tier", "", emulated=run.gain, note=scans)

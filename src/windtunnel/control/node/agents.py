@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 Ask = Callable[[Observation], Any]
-"""Asks the policy."""
 Effect = Callable[[str, int, Any, Mapping[str, Any]], object]
 """Hears what was done, of which prediction (its sequence and value), and what the host then shows."""
 
@@ -136,10 +135,9 @@ class ActuatorLoop:
         self.effect(decision.kind, decision.sequence, value, result)
 
 
-HARMED, RETURNED = 0.25, 0.2
-"""Shares of forecasts that were too low, and of cold regions accessed, up to which a model is trusted."""
-WAITS, REMOTE = 0.1, 0.2
-"""Shares of its time that a primary may wait, and of accesses that may go to the slow tier (SOL's bound)."""
+HARMED, RETURNED, WAITS, REMOTE = 0.25, 0.2, 0.1, 0.2
+"""Shares of forecasts that were too low, and of cold regions accessed, up to which a model is trusted; of its
+time that a primary may wait, and of accesses that may go to the slow tier (SOL's bound)."""
 MEMORY = Schedule(0.1, samples=1, longest=20, valid=1, act=0.1, deadline=12, assess=2, hold=20)
 
 
@@ -183,8 +181,7 @@ class HarvestActuator:
     limit: float = WAITS
 
     def act(self, prediction: float | None) -> Mapping[str, Any]:
-        cores = self.host.cores
-        return {"lent": self.host.lend(0.0 if prediction is None else max(0.0, cores - prediction))}
+        return {"lent": self.host.lend(0.0 if prediction is None else self.host.cores - prediction)}
 
     def assess(self) -> bool:
         return bool(self.host.waited() <= self.limit)

@@ -20,8 +20,7 @@ from operator import mul
 from typing import Literal
 
 UNDER, RATE, DIGITS = 16.0, 0.1, 4  # a state is rounded to so many, so that a log holds it whole
-EMPTY, SATURATED, SLOWER = 0.05, 0.8, 1.15
-"""Shares of accessed regions between which a scan is well timed; how much better the next period is."""
+EMPTY, SATURATED, SLOWER = 0.05, 0.8, 1.15  # well timed is between; how much better the next period is
 
 
 @dataclass(frozen=True)

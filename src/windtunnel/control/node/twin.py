@@ -17,7 +17,6 @@ from windtunnel.base.errors import UserError
 from windtunnel.control.node import agents, policy
 from windtunnel.control.node.policy import Decision, Guards, Observation, Schedule
 
-AGENTS = ("harvest", "memory")
 FAULTS = ("none", "bad data", "broken model", "late model", "frozen actuator")
 HARVEST = Schedule(0.005, 5, 0.1, 0.05, 0.025, 0.05, 0.25, 5.0)  # with the epoch of the paper, of 25 ms
 ALL = Guards()
@@ -28,8 +27,8 @@ which an operator cleans up after an actuator that stands still, where guards ar
 
 @dataclass(frozen=True)
 class Outcome:
-    """``harm``: share of the steps in which the primary was starved, or of accesses that went to the slow
-    tier; ``gain``: cores lent, or the share of memory in the slow tier, each the mean."""
+    """``harm``: share of steps that starved the primary, or of accesses that went to the slow tier; ``gain``:
+    cores lent, or the share of memory in the slow tier, each the mean."""
 
     harm: float
     gain: float
@@ -110,13 +109,13 @@ class Regions:
 def emulate(
     agent: str, fault: str = "none", guards: Guards = ALL, *, seconds: float = 300.0, seed: int = 0
 ) -> Outcome:
-    """An agent of `AGENTS` for so many seconds, with a fault of `FAULTS` after a fifth of them.
+    """``harvest`` or ``memory`` for so many seconds, with a fault of `FAULTS` after a fifth of them.
 
     Raises:
         UserError: an unknown agent or fault.
     """
-    if agent not in AGENTS or fault not in FAULTS:
-        raise UserError(f"emulate: {agent!r}, {fault!r}; accepted are {AGENTS} and {FAULTS}")
+    if agent not in ("harvest", "memory") or fault not in FAULTS:
+        raise UserError(f"emulate: {agent!r}, {fault!r}; accepted are harvest and memory, {FAULTS}")
     rng, noise = (np.random.default_rng((seed, number)) for number in range(2))
     world: Any = Cores(round(seconds / Cores.dt), rng) if agent == "harvest" else Regions(rng)
     model: Any = agents.HarvestModel(world) if agent == "harvest" else agents.MemoryModel(world, rng)

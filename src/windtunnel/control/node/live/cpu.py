@@ -76,9 +76,8 @@ class Groups:
         quota = max(LEAST, round(min(cores, lent(before)) * PERIOD))
         if owner != mine:
             raise LinuxError(f"{folder} has an agent, or one was killed: windtunnel control node clean")
-        for name, text in (V2 | V1).items():
-            if name in before:
-                (folder / name).write_text(text.format(quota, PERIOD))
+        for name in before:
+            (folder / name).write_text((V2 | V1)[name].format(quota, PERIOD))
         return lent(setting(folder))
 
     def restore(self) -> bool:

@@ -27,11 +27,7 @@ from windtunnel.store.eventlog import read
 ARMS = ("alone", "harvest", "cpu.idle", "free")
 SCHEDULE = Schedule(hold=2.0)
 WEIGHT, WARM = 64, 1.0
-_BATCH = """
-import sys
-for file in sys.argv[2:]: open(file, "w").write("0")
-while True: pass
-"""
+_BATCH = "import sys\nfor file in sys.argv[2:]: open(file, 'w').write('0')\nwhile True: pass"
 _PRIMARY = """
 import json, random, sys, time
 for file in sys.argv[2:]: open(file, "w").write("0")
