@@ -36,9 +36,7 @@ from windtunnel.control.node.policy import POLICIES, Guards, Observation, Schedu
 from windtunnel.store.eventlog import EventLog
 
 USUAL, ALL = Schedule(), Guards()
-BOUND, PLACE = 5.0, 1 << 20
-"""Seconds in which a process ends or is killed; bytes of a place: the checksum of the rest, then sequence,
-expiry and length, then a value as JSON."""
+BOUND, PLACE = 5.0, 1 << 20  # seconds in which a process ends or is killed; bytes of a place in a slot
 _SUM, _HEAD = struct.Struct("<I"), struct.Struct("<QdQ")
 
 
@@ -121,8 +119,6 @@ def _act(actuator: Actuator, schedule: Schedule, guards: Guards, slot: Path, pat
     loop = ActuatorLoop(actuator, schedule, guards, *_logged(log))
     try:
         _repeat(lambda now: loop.turn(now, place.read()), schedule.act, parent)
-    except WindtunnelError as error:
-        raise SystemExit(f"windtunnel: {error}") from None
     finally:
         actuator.clean_up()
         log.append("counts", counts=dict(loop.counts))
@@ -147,6 +143,9 @@ def _repeat(turn: Callable[[float], None], period: float, parent: int) -> None:
         signal.signal(number, lambda *_: stop.set())
     due = time.monotonic()
     while not stop.is_set() and os.getppid() == parent:
-        turn(time.monotonic())
+        try:
+            turn(time.monotonic())
+        except WindtunnelError as error:
+            raise SystemExit(f"windtunnel: {error}") from None
         due = max(due + period, time.monotonic())  # turns that were missed are not made up for
         stop.wait(due - time.monotonic())

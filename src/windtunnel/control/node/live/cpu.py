@@ -32,7 +32,7 @@ class Groups:
 
     Raises:
         UserError: a group that is not there.
-        LinuxError: the host has no cgroup v2, or does not count pressure.
+        LinuxError: the host has no cgroup v2, gives no quota, or does not count pressure.
     """
 
     primary: Path
@@ -45,6 +45,8 @@ class Groups:
         for name in ("primary", "elastic"):
             if not Cgroup(getattr(self, name)).exists():
                 raise UserError(f"`{name}` is {str(getattr(self, name))!r}, accepted is the path of a cgroup")
+        if not setting(folder_of(self.elastic)):
+            raise LinuxError(f"{self.elastic} has no quota: its parent hands no cpu controller down")
         self.waited()
 
     def usage(self, now: float) -> float:
