@@ -1,10 +1,10 @@
 """CPU time lent from one control group to another, and given back by whoever comes along.
 
-What is lent is the elastic group's quota; its weight is the least meanwhile, so that even a wrong loan yields
-to the primary. Before its first change the actuator notes how both were in an extended attribute of the
-group's folder, beside who it is: from that alone root can bring the group back, and the note goes with it.
+What is lent is the elastic group's quota; meanwhile the kernel runs it only where nobody else wants to, so
+that even a wrong loan yields at once. Before its first change the actuator notes how the group was in an
+extended attribute of its folder, beside who it is: from that alone root can bring it back.
 
-Source: cgroup-v2.rst (cpu.max, cpu.weight, cpu.pressure) and sched-bwc.rst (v1) of the kernel.
+Source: cgroup-v2.rst (cpu.max, cpu.idle, cpu.pressure) and sched-bwc.rst (v1) of the kernel.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from windtunnel.linux.cgroup import Cgroup, mounts
 
 NOTE = "trusted.windtunnel.node"
 PERIOD, LEAST = 50_000, 1_000  # microseconds; the least that a kernel accepts is 2 % of a core
-V2 = {"cpu.max": "{0} {1}", "cpu.weight": "1"}
-V1 = {"cpu.cfs_quota_us": "{0}", "cpu.cfs_period_us": "{1}", "cpu.shares": "2"}
+FILES = {
+    "cpu.max": "{0} {1}", "cpu.cfs_quota_us": "{0}", "cpu.cfs_period_us": "{1}", "cpu.idle": "1",
+    "cpu.weight": "", "cpu.shares": "",
+}  # fmt: skip
 
 
 @dataclass
@@ -79,7 +81,8 @@ class Groups:
         if owner != mine:
             raise LinuxError(f"{folder} has an agent, or one was killed: windtunnel control node clean")
         for name in before:
-            (folder / name).write_text((V2 | V1)[name].format(quota, PERIOD))
+            if FILES[name]:  # a group that is idle has no weight
+                (folder / name).write_text(FILES[name].format(quota, PERIOD))
         return lent(setting(folder))
 
     def restore(self) -> bool:
@@ -95,7 +98,7 @@ def folder_of(group: Path) -> Path:
 
 def setting(folder: Path) -> dict[str, str]:
     """A group's quota and weight, by their files."""
-    return {name: (folder / name).read_text().strip() for name in V2 | V1 if (folder / name).exists()}
+    return {name: (folder / name).read_text().strip() for name in FILES if (folder / name).exists()}
 
 
 def lent(files: dict[str, str]) -> float:
@@ -113,7 +116,8 @@ def restore(folder: Path) -> bool:
     if owner != str(Identity.own()) and Identity.parse(owner).lives():
         return False
     for name, text in files.items():
-        (folder / name).write_text(text)
+        if FILES[name] or files.get("cpu.idle") != "1":
+            (folder / name).write_text(text)
     os.removexattr(folder, NOTE)
     return True
 
