@@ -38,9 +38,7 @@ def demo(
     with TemporaryDirectory() as folder:
         alone = measured("alone", seconds, Path(folder) / "log")
         lends = measured("harvest", seconds, Path(folder) / "log", limit=max(0.1, 2 * alone.waited))
-    words = (
-        f"p99 {alone.p99 * 1e3:.1f} ms without, {lends.p99 * 1e3:.1f} ms with; lent {lends.lent:.2f} cores"
-    )
+    words = f"p99 {alone.p99 * 1e3:.1f} ms, with loans {lends.p99 * 1e3:.1f} ms; {lends.lent:.2f} cores lent"
     names = {"validation": "rejected", "model": "distrusted", "expiry": "default", "actuator": "mitigate"}
     acted = {guard: lends.counts.get(name, 0) for guard, name in names.items()}
     result = {"without": asdict(alone), "with": asdict(lends), "safeguards": acted, "kind": "measured"}

@@ -20,7 +20,7 @@ from operator import mul
 from typing import Literal
 
 UNDER, RATE, DIGITS = 16.0, 0.1, 4  # a state is rounded to so many, so that a log holds it whole
-EMPTY, SATURATED, SLOWER = 0.05, 0.8, 1.15  # well timed is between; how much better the next period is
+EMPTY, SATURATED, SLOWER = 0.05, 0.8, 1.15  # well timed is between; a slower scan costs less
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,7 @@ def _act(turn: Turn) -> Action:
 
 def features(samples: Sequence[float], cores: float) -> tuple[float, ...]:
     """Of cores in use: 1, mean, largest, last, and the rise within, as shares of all ``cores``."""
-    rise = samples[-1] - samples[0]
-    shares = (sum(samples) / len(samples), max(samples), samples[-1], rise)
+    shares = (sum(samples) / len(samples), max(samples), samples[-1], samples[-1] - samples[0])
     return (1.0, *(round(share / cores, DIGITS) for share in shares))
 
 
@@ -234,15 +233,14 @@ def _forecast(epoch: Harvest) -> Forecast:
 
 def _scanned(scan: Memory) -> Scanned:
     """Count the scan, choose the next period, and say what is cold."""
-    count, last = len(scan.draws), scan.last
-    share, regions = sum(scan.accessed) / max(1, len(scan.accessed)), len(scan.accessed)
+    count, last, regions = len(scan.draws), scan.last, len(scan.accessed)
+    share = sum(scan.accessed) / max(1, regions)
     timed = (share <= SATURATED or last.period == 0) and (share >= EMPTY or last.period == count - 1)
     hits, misses = list(last.hits or [0] * count), list(last.misses or [0] * count)
     (hits if timed else misses)[last.period] += 1
     known = len(last.idle) == regions  # none are at first, or where a sample was bad
     pairs = zip(last.idle if known else [0.0] * regions, scan.accessed, strict=True)
     idle = tuple(0.0 if accessed else round(before + scan.waited, DIGITS) for before, accessed in pairs)
-    # where all are well timed the slower one is better: it costs less
     period = max(range(count), key=lambda place: scan.draws[place] * SLOWER**place)
     cold = tuple(region for region, seconds in enumerate(idle) if seconds >= scan.patience)
     returned = sum(scan.accessed[region] for region in last.cold) if known else 0

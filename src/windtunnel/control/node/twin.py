@@ -152,8 +152,8 @@ def emulate(
         elif stalled == "frozen actuator" and guards.expiry and now >= begins + CLEANED:
             actuator.clean_up()
         del slot[1:]
-    counts = learning.counts + acting.counts
-    return Outcome(float(totals[0] / max(1.0, totals[1])), float(totals[2] / steps), counts)
+    harm, gain = float(totals[0] / max(1.0, totals[1])), float(totals[2] / steps)
+    return Outcome(harm, gain, learning.counts + acting.counts)
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float] | None:
