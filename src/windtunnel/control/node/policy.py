@@ -40,12 +40,12 @@ class Schedule:
     ``valid``: of a prediction; ``act``: between turns of the actuator; ``deadline``: without a prediction;
     ``assess``: between its assessments; ``hold``: before who was stopped may go on."""
 
-    collect: float = 0.01
+    collect: float = 0.02
     samples: int = 5
-    longest: float = 0.2
-    valid: float = 0.15
-    act: float = 0.025
-    deadline: float = 0.15
+    longest: float = 0.4
+    valid: float = 0.3
+    act: float = 0.1
+    deadline: float = 0.3
     assess: float = 1.0
     hold: float = 5.0
 
