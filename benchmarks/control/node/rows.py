@@ -1,0 +1,54 @@
+"""Faults in the twin with safeguards on and off; real loads of this host beside the kernel's own cpu.idle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+
+from benchmarks.figures import figure
+from benchmarks.harness.measure import conditions, in_turn, median, scratch
+from benchmarks.harness.rows import Row, left_out
+from windtunnel.control.node import Guards, emulate, measured
+from windtunnel.control.node.live.demo import ARMS
+from windtunnel.control.node.twin import FAULTS
+
+
+def fault_rows(quick: bool) -> Iterator[Row]:
+    """Harvest in the twin: the share of steps in which the primary is starved, mean over seeds."""
+    seconds, seeds = (60.0, range(1)) if quick else (300.0, range(3))
+    for fault in FAULTS:
+        for name, guards in (("off", Guards(False, False, False, False)), ("on", Guards())):
+            runs = [emulate("harvest", fault, guards, seconds=seconds, seed=seed) for seed in seeds]
+            harm, gain = (sum(getattr(run, each) for run in runs) / len(runs) for each in ("harm", "gain"))
+            title, goal = f"{fault}, guards {name}: starved", "<= 1.6 %" if name == "on" else ""
+            yield figure("faults", title, "", goal=goal, emulated=harm, note=f"lends {gain:.2f} of 8 cores")
+
+
+def harvest_rows(quick: bool) -> Iterator[Row]:
+    """The p99 of the primary with an agent, cpu.idle and an equal batch, against that without a batch."""
+    if os.geteuid():
+        yield left_out("harvest", "p99", "control groups are made by root, and this process is not")
+        return
+    load = conditions()
+    with scratch() as folder:
+        logs = (folder / str(number) for number in count())
+        limit = max(0.1, 2 * measured("alone", 4.0, next(logs)).waited)
+        arms = {arm: partial(lambda arm: measured(arm, 8.0, next(logs), limit), arm) for arm in ARMS}
+        rounds = in_turn(arms, 2 if quick else 7)
+    for arm, found in rounds.items():
+        each = [one.p99 * 1e3 for one in found]
+        p99, alone = (median(one.p99 for one in rounds[name]) or 0.0 for name in (arm, "alone"))
+        note, goal = f"rounds of {min(each):.1f} to {max(each):.1f} ms", "<= 1.1 times" * (arm == "harvest")
+        yield figure("harvest", f"{arm}: p99", "s", p99, note=f"{note}; {load}")
+        if arm != "alone":
+            yield figure("harvest", f"{arm}: p99 against alone", "times", p99 / alone, goal)
+            yield figure("harvest", f"{arm}: lent", "cores", median(one.lent for one in found))
+
+
+def memory_rows(quick: bool) -> Iterator[Row]:
+    """Memory in the twin: what lies in the slow tier, and how many accesses go there."""
+    run = emulate("memory", seconds=120.0 if quick else 600.0)
+    yield figure("memory", "accesses that go to the slow tier", "", goal="<= 5 %", emulated=run.harm)
+    yield figure("memory", "memory in the slow tier", "", emulated=run.gain)

@@ -1,0 +1,17 @@
+from .agents import Actuator as Actuator
+from .agents import HarvestActuator as HarvestActuator
+from .agents import HarvestModel as HarvestModel
+from .agents import MemoryActuator as MemoryActuator
+from .agents import MemoryModel as MemoryModel
+from .agents import Model as Model
+from .live.agent import run as run
+from .live.cpu import Groups as Groups
+from .live.cpu import clean as clean
+from .live.demo import measured as measured
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Guards as Guards
+from .policy import Observation as Observation
+from .policy import Schedule as Schedule
+from .policy import decide as decide
+from .twin import emulate as emulate

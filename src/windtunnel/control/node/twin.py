@@ -1,0 +1,163 @@
+"""The agents on emulated hosts, with the faults that an agent must survive.
+
+Loops, agents and policy are those of live; the clock, the host and the faults are emulated. A fault wraps
+what an agent collects or is answered, or lets a loop stand still: no agent knows of it. Two hosts, whose
+figures are ours: eight cores with a bursty primary load, and memory of which most is cold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from windtunnel.base.errors import UserError
+from windtunnel.control.node import agents, policy
+from windtunnel.control.node.policy import Decision, Guards, Observation, Schedule
+
+FAULTS = ("none", "bad data", "broken model", "late model", "frozen actuator")
+HARVEST = Schedule(0.005, 5, 0.1, 0.05, 0.025, 0.05, 0.25, 5.0)  # with the epoch of the paper, of 25 ms
+ALL = Guards()
+BEGINS, STALLS, BAD, CLEANED = 0.2, 0.47, 0.3, 5.0
+"""A fault's begin and the length of a stall, as shares of a run; the share of bad samples; seconds after
+which an operator cleans up after an actuator that stands still, where guards are on: it cannot do so."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``harm``: share of steps that starved the primary, or of accesses that went to the slow tier; ``gain``:
+    cores lent, or the share of memory in the slow tier, each the mean."""
+
+    harm: float
+    gain: float
+    counts: Mapping[str, int]
+
+
+class Cores:
+    """Eight, and a demand for them: a slow random walk, and bursts that come within 50 ms."""
+
+    cores, dt = 8.0, HARVEST.collect
+
+    def __init__(self, steps: int, rng: np.random.Generator) -> None:
+        slow, bursts = np.cumsum(rng.normal(0, 0.02, steps)), np.zeros(steps)
+        for start in np.flatnonzero(rng.random(steps) < self.dt / 3):
+            part = bursts[start : start + 80]
+            part[:] = np.maximum(part, rng.uniform(1, 4) * np.minimum(np.arange(len(part)) / 10, 1))
+        demand = 1.5 + np.abs((slow + 1.5) % 3 - 1.5) + rng.normal(0, 0.1, steps) + bursts
+        self._demand = iter(np.clip(demand, 0, self.cores).tolist())
+        self.lent = self._short = self._wanted = self._used = 0.0
+
+    def step(self) -> tuple[float, float, float]:
+        """What hurt, of what it is a share, and the gain."""
+        demand = next(self._demand)
+        short = max(0.0, demand - (self.cores - self.lent))
+        self._short, self._wanted, self._used = self._short + short, self._wanted + demand, demand - short
+        return float(short > 0), 1.0, self.lent
+
+    def usage(self, now: float) -> float:
+        return self._used
+
+    def waited(self) -> float:
+        share = self._short / (self._wanted or 1.0)
+        self._short = self._wanted = 0.0
+        return share
+
+    def lend(self, cores: float = 0.0) -> float:
+        self.lent = cores
+        return cores
+
+    restore = lend
+
+
+class Regions:
+    """512, each accessed at random at a rate of its own; what is accessed comes back, as from swap."""
+
+    dt = agents.MEMORY.collect
+
+    def __init__(self, rng: np.random.Generator, count: int = 512) -> None:
+        kinds = rng.choice((10.0, 0.3, 0.002), count, p=(0.15, 0.25, 0.6))
+        self._rng, self._rates, self._remote = rng, kinds * rng.uniform(0.5, 2, count), np.zeros(2)
+        self.slow, self._bits = np.zeros((2, count), bool)
+
+    def step(self) -> tuple[float, float, float]:
+        accesses = self._rng.poisson(self._rates * self.dt)
+        remote = np.array([np.sum((accesses > 0) & self.slow), accesses.sum()])  # the first one fetches it
+        self._remote += remote
+        self._bits |= accesses > 0
+        self.slow &= accesses == 0
+        return float(remote[0]), float(remote[1]), float(self.slow.mean())
+
+    def scan(self) -> tuple[bool, ...]:
+        bits, self._bits = tuple(self._bits.tolist()), np.zeros_like(self._bits)
+        return bits
+
+    def page_out(self, regions: Sequence[int]) -> int:
+        self.slow[list(regions)] = True
+        return len(regions)
+
+    def remote(self) -> float:
+        (remote, accesses), self._remote = self._remote, np.zeros(2)
+        return float(remote / max(1.0, accesses))
+
+    def bring_back(self) -> int:
+        count, self.slow[:] = int(self.slow.sum()), False
+        return count
+
+
+def emulate(
+    agent: str, fault: str = "none", guards: Guards = ALL, *, seconds: float = 300.0, seed: int = 0
+) -> Outcome:
+    """``harvest`` or ``memory`` for so many seconds, with a fault of `FAULTS` after a fifth of them.
+
+    Raises:
+        UserError: an unknown agent or fault.
+    """
+    if agent not in ("harvest", "memory") or fault not in FAULTS:
+        raise UserError(f"emulate: {agent!r}, {fault!r}; accepted are harvest and memory, {FAULTS}")
+    rng, noise = (np.random.default_rng((seed, number)) for number in range(2))
+    world: Any = Cores(round(seconds / Cores.dt), rng) if agent == "harvest" else Regions(rng)
+    model: Any = agents.HarvestModel(world) if agent == "harvest" else agents.MemoryModel(world, rng)
+    actuator: Any = agents.HarvestActuator(world) if agent == "harvest" else agents.MemoryActuator(world)
+    schedule, collect = HARVEST if agent == "harvest" else agents.MEMORY, model.collect
+    now, slot, begins = 0.0, list[agents.Prediction](), BEGINS * seconds
+
+    def ask(observation: Observation) -> Decision:
+        decision = policy.decide(observation)
+        if fault != "broken model" or now < begins or isinstance(decision, policy.Publish | policy.Action):
+            return decision
+        if isinstance(decision, policy.Forecast):
+            return replace(decision, need=1.0)
+        return replace(decision, cold=tuple(range(len(decision.idle))))
+
+    def collected(at: float) -> Any:
+        sample = collect(at)
+        if sample is None or fault != "bad data" or at < begins or noise.random() >= BAD:
+            return sample
+        return (sample[0], ()) if agent == "memory" else float(noise.choice((0.0, -5.0, 1e6)))
+
+    model.collect = collected
+    learning = agents.ModelLoop(model, schedule, guards, ask, lambda newest: slot.insert(0, newest), 0.0)
+    acting = agents.ActuatorLoop(actuator, schedule, guards, ask)
+    totals, every, steps = np.zeros(3), round(schedule.act / world.dt), round(seconds / world.dt)
+    for number in range(steps):
+        now = number * world.dt
+        totals += world.step()
+        stalled = fault if begins <= now < begins + STALLS * seconds else "none"
+        if stalled != "late model":
+            learning.turn(now)
+        if number % every == 0 and stalled != "frozen actuator":
+            acting.turn(now, slot[0] if slot else None)
+        elif stalled == "frozen actuator" and guards.expiry and now >= begins + CLEANED:
+            actuator.clean_up()
+        del slot[1:]
+    harm, gain = float(totals[0] / max(1.0, totals[1])), float(totals[2] / steps)
+    return Outcome(harm, gain, learning.counts + acting.counts)
+
+
+def cost(observation: Observation, decision: Decision) -> dict[str, float] | None:
+    """What a forecast leaves to be lent, in cores; None for other decisions."""
+    if isinstance(observation, policy.Harvest) and isinstance(decision, policy.Forecast):
+        return {"cores lent": observation.cores - decision.need}
+    return None
