@@ -1,0 +1,282 @@
+"""The mapping of least energy for one unrolling: exact with three levels, a beam with more.
+
+Levels are decided from the outside in: a tile of the next level, each of whose sides divides the one above, and
+which operand stays in it. Since the loops that do not touch an operand are disjoint sets (`IRRELEVANT`), only
+which of the three sets runs innermost in a level matters: three orders instead of 7!. What a level costs is
+known as soon as its tile and all above it are, and the levels below cannot move fewer words than it does: that
+is the bound by which branches are cut. A first, narrow beam gives the energy to beat.
+
+A bound with a large prime factor has hardly any divisors, and is padded to the next number without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.base.compiled import jit
+from windtunnel.silicon.mapper.model import DIMS, IRRELEVANT, OPERANDS, Accelerator, Layer, Mapping
+from windtunnel.silicon.mapper.policy.counts import MAC_ACCESSES
+
+SMOOTH = 13
+"""The largest prime factor of a bound that is not padded."""
+NARROW, STATES = 32, 1 << 18
+"""States of the first beam, and how many an exact search holds at most."""
+Array = NDArray[Any]
+INPUTS, WEIGHTS, OUTPUTS = range(3)
+
+
+def padded(bound: int) -> int:
+    """The least number from ``bound`` up whose prime factors are at most `SMOOTH`."""
+    while True:
+        rest = bound
+        for prime in (2, 3, 5, 7, 11, SMOOTH):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1:
+            return bound
+        bound += 1
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, ascending."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
+@dataclass(frozen=True)
+class Found:
+    """``energy``: joules of one group; ``mapping`` None: there is none that costs less than what was to be
+    beaten, or that fits. ``exact``: none was left out."""
+
+    mapping: Mapping | None
+    energy: float
+    exact: bool
+
+
+def least_energy(
+    layer: Layer, accelerator: Accelerator, dataflow: str, unroll: Sequence[int],
+    beat: float = math.inf, width: int = 256,
+) -> Found:  # fmt: skip
+    """The mapping with this unrolling that costs least, if it costs less than ``beat`` (joules of a group)."""
+    tables = _tables(layer, accelerator, unroll)
+    steps = math.prod(tables.bounds)
+    base = steps * math.prod(unroll) * (accelerator.mac + MAC_ACCESSES * accelerator.levels[0].energy)
+    found, _ = _run(tables, base, beat, NARROW, True)
+    exact = len(accelerator.levels) <= 3
+    more, overflow = _run(tables, base, found[1] if found else beat, STATES if exact else width, not exact)
+    best = more or found
+    mapping = _mapping(dataflow, unroll, best[0]) if best else None
+    return Found(mapping, best[1] if best else math.inf, exact and not overflow)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What the kernel reads. ``whole`` and ``copies``: joules of a word of a level's tile over the array, and
+    of a PE's own tile; ``rest_whole`` and ``rest_copies``: at least, in all levels below; each of shape
+    (levels, 3). ``room``: words, of shape (levels,)."""
+
+    bounds: tuple[int, ...]
+    unroll: Array
+    stride: int
+    divisors: Array
+    held: Array
+    inner: int
+    whole: Array
+    copies: Array
+    rest_whole: Array
+    rest_copies: Array
+    room: Array
+
+
+def _tables(layer: Layer, accelerator: Accelerator, unroll: Sequence[int]) -> Tables:
+    bounds = tuple(
+        padded(math.ceil(bound / along)) for bound, along in zip(layer.bounds, unroll, strict=True)
+    )
+    lists = [divisors(bound) for bound in bounds]
+    table = np.zeros((len(DIMS), max(map(len, lists)) + 1), np.int64)  # 0 ends a list
+    for row, each in zip(table, lists, strict=True):
+        row[: len(each)] = each
+    levels, inner, pes = accelerator.levels, accelerator.inner, math.prod(unroll)
+    shape = (len(levels), len(OPERANDS))
+    held, whole, copies = np.zeros(shape, np.bool_), np.zeros(shape), np.zeros(shape)
+    for below, level in enumerate(levels[:-1]):
+        for place, operand in enumerate(OPERANDS):
+            if operand not in level.holds:
+                continue
+            above = accelerator.above(below, operand)
+            held[below, place] = True
+            if below >= inner:
+                whole[below, place] = levels[above].energy + level.energy
+            elif above < inner:
+                copies[below, place] = pes * (levels[above].energy + level.energy)
+            else:
+                whole[below, place] = levels[above].energy
+                copies[below, place] = pes * (level.energy + accelerator.hop)
+    shared = whole + copies / pes
+    rest_whole, rest_copies = (np.vstack([np.zeros(3), np.cumsum(one, 0)[:-1]]) for one in (shared, copies))
+    room = np.array([accelerator.room(n) for n in range(len(levels))])
+    return Tables(
+        bounds, np.array(unroll, np.int64), layer.stride, table, held, inner, whole, copies, rest_whole,
+        rest_copies, room,
+    )  # fmt: skip
+
+
+Choice = tuple[tuple[int, ...], int]
+"""A tile, and the operand that stays in it."""
+
+
+def _run(
+    tables: Tables, base: float, beat: float, width: int, replace: bool
+) -> tuple[tuple[list[Choice], float] | None, bool]:
+    """Level by level, at most ``width`` states of each: the best, or as many as come first. The choices from
+    the outside in, with what they cost; and whether states were left out."""
+    tiles, run = np.array([tables.bounds], np.int64), np.ones((1, 3))
+    sums = np.array([[1.0, 1.0, base]])
+    trail: list[tuple[Array, Array, Array]] = []
+    overflow = False
+    for level in range(len(tables.room) - 2, -1, -1):
+        size = width if level else 1
+        following = np.zeros((size, len(DIMS)), np.int64), np.ones((size, 3)), np.zeros((size, 3))
+        totals, parents, classes = np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64)
+        number, left_out = _expand(
+            tiles, run, sums, level, tables.unroll, tables.stride, tables.divisors, tables.held[level],
+            level < tables.inner, tables.whole[level], tables.copies[level], tables.rest_whole[level],
+            tables.rest_copies[level], tables.room[level], beat, replace or level == 0,
+            *following, totals, parents, classes,
+        )  # fmt: skip
+        if not number:
+            return None, overflow
+        overflow |= bool(left_out) and level > 0
+        order = np.argsort(totals[:number], kind="stable")
+        tiles, run, sums = (one[order] for one in following)
+        trail.append((tiles, parents[order], classes[order]))
+    choices, place = [], 0
+    for level_tiles, parents, classes in reversed(trail):
+        choices.append((tuple(level_tiles[place].tolist()), int(classes[place])))
+        place = int(parents[place])
+        # the parent's number is one of the sorted states of the level above
+    return ([(tables.bounds, 0), *reversed(choices)], float(sums[0, 2])), overflow
+
+
+def _mapping(dataflow: str, unroll: Sequence[int], choices: Sequence[Choice]) -> Mapping:
+    """The loops of each level: those that its stationary operand does not touch are innermost."""
+    loops = []
+    tiles = [tile for tile, _ in choices] + [(1,) * len(DIMS)]
+    for place, inner in enumerate(tiles[1:]):
+        stationary = choices[place + 1][1] if place + 1 < len(choices) else OUTPUTS
+        bounds = [outer // own for outer, own in zip(tiles[place], inner, strict=True)]
+        order = sorted(range(len(DIMS)), key=lambda dim: dim not in IRRELEVANT[stationary])
+        loops.append(tuple((dim, bounds[dim]) for dim in order if bounds[dim] > 1))
+    return Mapping(dataflow, tuple(unroll), tuple(reversed(loops)))
+
+
+@jit
+def _words(tile: Array, unroll: Array, stride: int, spread: bool, out: Array) -> None:
+    """Words of the three operands in a tile: over the array where ``spread``, else in one PE."""
+    fx, fy, ox, oy, ic, oc, on = tile[0], tile[1], tile[2], tile[3], tile[4], tile[5], tile[6]
+    if spread:
+        fx, fy, ox, oy = fx * unroll[0], fy * unroll[1], ox * unroll[2], oy * unroll[3]
+        ic, oc, on = ic * unroll[4], oc * unroll[5], on * unroll[6]
+    out[0] = float((ox - 1) * min(stride, fx) + fx) * float((oy - 1) * min(stride, fy) + fy) * ic * on
+    out[1] = float(fx * fy) * float(ic * oc)
+    out[2] = float(ox * oy) * float(oc * on)
+
+
+@jit
+def _expand(
+    tiles: Array, run: Array, sums: Array, level: int, unroll: Array, stride: int, table: Array, held: Array,
+    own: bool, whole: Array, copies: Array, rest_whole: Array, rest_copies: Array, room: float, beat: float,
+    replace: bool, next_tiles: Array, next_run: Array, next_sums: Array, totals: Array, parents: Array,
+    classes: Array,
+) -> tuple[int, bool]:  # fmt: skip
+    """The tiles of ``level`` below each state, with each of the three orders above them: those whose cost and
+    bound are less than ``beat`` are written out. ``sums`` of a state: all loops above it, those of them that
+    the output does not touch, and the cost. ``replace``: where there is no room the worst goes, else the
+    newest. ``own``: the level is of each PE."""
+    number, left_out, worst = 0, False, -1
+    size = len(totals)
+    place, tile = np.zeros(7, np.int64), np.ones(7, np.int64)
+    words, spread, group, reuse = np.zeros(3), np.zeros(3), np.zeros(3), np.zeros(3)
+    for parent in range(len(tiles)):
+        if sums[parent, 2] >= beat:
+            continue
+        place[:] = 0
+        tile[:] = 1
+        while True:
+            _words(tile, unroll, stride, False, words)
+            _words(tile, unroll, stride, True, spread)
+            need = 0.0
+            for one in range(3):
+                if held[one]:
+                    need += words[one] if own else spread[one]
+            fits = need <= room
+            if fits:
+                group[:] = 1.0
+                for dim in range(7):
+                    ratio = tiles[parent, dim] // tile[dim]
+                    group[0 if dim == 5 else (1 if dim == 2 or dim == 3 or dim == 6 else 2)] *= ratio
+                between = group[0] * group[1] * group[2]
+                above, untouched = sums[parent, 0] * between, sums[parent, 1] * group[2]
+                for still in range(3):
+                    if group[still] == 1.0 and (between > 1.0 or still > 0):
+                        continue  # another order is as good
+                    cost, bound = sums[parent, 2], 0.0
+                    for one in range(3):
+                        reuse[one] = group[still] if one == still else 1.0
+                        if reuse[one] == between:
+                            reuse[one] *= run[parent, one]
+                        times = above / reuse[one]
+                        if one == 2:
+                            times = 2.0 * times - above / untouched
+                        cost += times * (whole[one] * spread[one] + copies[one] * words[one])
+                        if own:
+                            bound += times * rest_copies[one] * words[one]
+                        else:
+                            bound += times * rest_whole[one] * spread[one]
+                    if cost + bound >= beat:
+                        continue
+                    at = number
+                    if number == size:
+                        left_out = True
+                        if not replace:
+                            continue
+                        if worst < 0:
+                            worst = int(np.argmax(totals))
+                        if cost + bound >= totals[worst]:
+                            continue
+                        at, worst = worst, -1
+                    else:
+                        number += 1
+                    next_tiles[at] = tile
+                    next_run[at] = reuse
+                    next_sums[at, 0], next_sums[at, 1], next_sums[at, 2] = above, untouched, cost
+                    totals[at], parents[at], classes[at] = cost + bound, parent, still
+                    if level == 0:
+                        beat = cost
+            # The next tile. One that does not fit has none that fits where a side is longer still.
+            dim = 0
+            if not fits:
+                while dim < 7 and place[dim] == 0:
+                    dim += 1
+                if dim == 7:
+                    break  # not even the smallest
+                place[dim], tile[dim] = 0, 1
+                dim += 1
+            while dim < 7:
+                place[dim] += 1
+                while table[dim, place[dim]] and tiles[parent, dim] % table[dim, place[dim]]:
+                    place[dim] += 1
+                if table[dim, place[dim]]:
+                    tile[dim] = table[dim, place[dim]]
+                    break
+                place[dim], tile[dim] = 0, 1
+                dim += 1
+            if dim == 7:
+                break
+    return number, left_out
