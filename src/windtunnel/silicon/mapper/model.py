@@ -12,7 +12,8 @@ nothing: groups of a convolution, matrices of a batch, heads of an attention.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 DIMS = ("FX", "FY", "OX", "OY", "IC", "OC", "ON")
 """The loops: kernel columns and rows, output columns and rows, input and output channels, images."""
@@ -40,8 +41,8 @@ class Layer:
 @dataclass(frozen=True)
 class Level:
     """A memory. ``capacity``: bytes, of each PE's own where ``per_pe`` (None: no limit); ``energy``: joules of
-    a word that is read or written; ``bandwidth``: bytes/s (of each PE's own; None: no limit); ``holds``:
-    the operands that it keeps, the others pass it by."""
+    a word read or written; ``bandwidth``: bytes/s (None: no limit); ``holds``: the operands that it keeps, the
+    others pass it by. ``scale``: capacities and joules of a word, for `sized`."""
 
     name: str
     capacity: float | None
@@ -49,14 +50,26 @@ class Level:
     bandwidth: float | None = None
     per_pe: bool = False
     holds: tuple[str, ...] = OPERANDS
+    scale: tuple[tuple[float, float], ...] = ()
+
+    def sized(self, capacity: float) -> Level:
+        """With another capacity, and the energy that goes with it."""
+        return replace(self, capacity=capacity, energy=energy_at(self.scale, capacity))
+
+
+def energy_at(scale: Sequence[tuple[float, float]], capacity: float) -> float:
+    """Joules of a word at ``capacity`` bytes: a power law between the nearest two entries of the table."""
+    after = next((n for n in range(1, len(scale) - 1) if capacity <= scale[n][0]), len(scale) - 1)
+    (small, low), (large, high) = scale[after - 1], scale[after]
+    return low * (capacity / small) ** (math.log(high / low) / math.log(large / small))
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """``levels`` from the PE outwards: the first is per PE and holds all, the last is shared, holds all and has
-    no limit. ``word``: bytes; ``clock``: Hz; ``mac``, ``hop``: joules of a multiply and add, and of a word
-    that goes to a PE. ``double_buffered``: tiles take half of a level, and moving is hidden behind computing;
-    else they take all of it, and what each level moves comes on top."""
+    """``levels`` from the PE outwards: those of each PE hold all operands, and so does the last, which is shared
+    and takes whatever there is. ``word``: bytes; ``clock``: Hz; ``mac``, ``hop``: joules of a multiply and add,
+    and of a word that goes to a PE. ``double_buffered``: tiles take half of a level, and moving is hidden behind
+    computing; else they take all of it, and what each level moves comes on top."""
 
     name: str
     array: tuple[int, int]
@@ -87,8 +100,8 @@ class Accelerator:
 @dataclass(frozen=True)
 class Mapping:
     """``dataflow``: such as C|K; ``unroll``: PEs along each loop of `DIMS`; ``loops``: of each level, from the
-    PE outwards, the loops (number in `DIMS`, bound) that run in it, inner to outer. The tile of a level is what
-    its loops and those below it go through."""
+    PE outwards, those that run in it (number in `DIMS`, bound), inner to outer. A level's tile is what its loops
+    and those below it go through."""
 
     dataflow: str
     unroll: tuple[int, ...]

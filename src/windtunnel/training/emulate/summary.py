@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import resource
 from collections import Counter, defaultdict
@@ -20,7 +21,15 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.base.units import size
 from windtunnel.cluster.draw import topology_text
 from windtunnel.training.emulate.emulation import EmulationResult, utilisation
-from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, Slice, sentences
+from windtunnel.training.emulate.graph import (
+    Category,
+    EventKind,
+    Group,
+    NoteKind,
+    Operator,
+    Slice,
+    sentences,
+)
 from windtunnel.training.emulate.twin.costs.collectives import (
     collective_cost,
     full_bytes,
@@ -28,6 +37,8 @@ from windtunnel.training.emulate.twin.costs.collectives import (
     sharing_of,
 )
 from windtunnel.training.emulate.twin.costs.operators import cost_of
+from windtunnel.training.emulate.twin.costs.profile import signature
+from windtunnel.training.emulate.twin.costs.work import kind_of
 from windtunnel.training.emulate.twin.findings import CollectiveUse
 
 SCHEMA = "windtunnel.emulate/2"
@@ -46,7 +57,7 @@ RANKS = ("captured_ranks", "checked_ranks", "assumed_ranks")
 """Fields of a summary that are sets of ranks."""
 EMULATED = (
     "iteration_time_s", "first_iteration_time_s", "tokens_per_second_per_device", "mfu", "hfu",
-    "critical_path", "ranks", "collectives",
+    "critical_path", "ranks", "collectives", "joules_per_iteration",
 )  # fmt: skip
 
 
@@ -254,6 +265,7 @@ class Summary:
     checked_ranks: tuple[int, ...] = ()
     assumed_ranks: tuple[int, ...] = ()
     period: PeriodFacts | None = None
+    joules_per_iteration: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of docs/summary.md: sets of ranks are text there, ``0-503,510``."""
@@ -343,7 +355,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         replay=ReplayFacts(timing.simulated, timing.events, result.options.seed), directory=str(directory),
         capture_time_s=result.capture_time_s, wall_time_s=result.wall_time_s, peak_rss_bytes=peak_rss_bytes(),
         checked_ranks=result.classes.checked, assumed_ranks=tuple(result.classes.unseen),
-        period=_period(result),
+        period=_period(result), joules_per_iteration=joules(result),
     )  # fmt: skip
 
 
@@ -389,7 +401,8 @@ def _provenance(result: EmulationResult) -> dict[str, str]:
         "tokens_per_iteration": "emulated" if result.options.tokens is None else "declared",
         "cluster": "published", "wall_time_s": "measured", "peak_rss_bytes": "measured",
     }  # fmt: skip
-    unknown = () if result.work.tokens else ("tokens_per_iteration", "tokens_per_second_per_device")
+    unknown = [] if result.work.tokens else ["tokens_per_iteration", "tokens_per_second_per_device"]
+    unknown += [] if joules(result) else ["joules_per_iteration"]
     return {name: word for name, word in words.items() if name not in unknown}
 
 
@@ -405,6 +418,26 @@ def _price(result: EmulationResult) -> float | None:
     return (
         None if hourly is None else hourly * result.cluster.world_size * result.timing.iteration_time_s / 3600
     )
+
+
+def calls(slice_: Slice) -> list[tuple[Operator, int]]:
+    """The operators of the steady steps, and how often each is called in all of the period."""
+    events = slice_.events[slice(*slice_.steady)]
+    count = np.bincount(events["ref"][events["kind"] == EventKind.OP], minlength=len(slice_.operators))
+    return [(slice_.operators[row], int(count[row])) for row in np.flatnonzero(count)]
+
+
+def joules(result: EmulationResult) -> float | None:
+    """Of the operators of all ranks in the mean step; None where the device's profile has none of them, or
+    not of each."""
+    known = result.profile.joules if result.profile else {}
+    total = sum(
+        known.get(signature(op), math.nan) * count * len(cls.members)
+        for cls in result.classes.classes
+        for op, count in calls(cls.slice)
+        if kind_of(op) != "view"
+    )
+    return None if math.isnan(total) or not known else total / result.classes.classes[0].slice.period
 
 
 def _split(parts: dict[str, float]) -> dict[str, float]:
@@ -467,16 +500,13 @@ def operator_table(result: EmulationResult, most: int = 60) -> list[OperatorFact
     row = int(result.classes.rank_class[result.timing.critical_rank])
     slice_ = result.classes.classes[row].slice
     device = result.cluster.host.device
-    events = slice_.events[slice(*slice_.steady)]
-    count = np.bincount(events["ref"][events["kind"] == EventKind.OP], minlength=len(slice_.operators))
     totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
     sources: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for index in np.flatnonzero(count):
-        op = slice_.operators[index]
+    for op, times in calls(slice_):
         cost = cost_of(op, device, result.profile)
         if cost.source == "free":
             continue
-        key, times = (op.name, str(cost.kind)), int(count[index])
+        key = op.name, str(cost.kind)
         each = (cost.flops / slice_.period, cost.bytes / slice_.period, cost.seconds / slice_.period)
         for place, value in enumerate((1, *each)):
             totals[key][place] += times * value

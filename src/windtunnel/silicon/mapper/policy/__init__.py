@@ -1,7 +1,7 @@
-"""How a layer is computed on an accelerator: which loops are unrolled over its PEs, how the others are blocked
-for each memory, and in which order they run (Yang et al., Interstellar, ASPLOS 2020, arXiv:1809.04070).
+"""How a layer is computed on an accelerator: which loops are unrolled over its PEs, how the others are
+blocked for each memory, and in which order they run (Yang et al., Interstellar, ASPLOS 2020, arXiv:1809.04070).
 
-`counts` says what a mapping moves, `search` finds the best one for an unrolling, `unroll` which unrollings there
+`counts` says what a mapping moves, `search` finds the best one of an unrolling, `unroll` which of these there
 are, `schedule` writes a mapping down in Halide's words, `allocation` sizes the memories.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from windtunnel.base.errors import UserError
-from windtunnel.silicon.mapper.model import Accelerator, Layer, Traffic
+from windtunnel.silicon.mapper.model import LETTERS, Accelerator, Layer, Traffic
 from windtunnel.silicon.mapper.model import Mapping as Nest
 from windtunnel.silicon.mapper.policy.counts import count, cycles, joules
 from windtunnel.silicon.mapper.policy.search import least_energy
@@ -80,8 +80,8 @@ def _ways(observation: Observation) -> list[Unrolling]:
     limits = observation.limits
     if limits.dataflow and not known(limits.dataflow):
         raise UserError(
-            f"`dataflow`: {limits.dataflow!r} is not understood, accepted are two of FX, FY, OX, OY, C, K and "
-            "B, such as C|K"
+            f"`dataflow`: {limits.dataflow!r} is not understood, accepted are two of {', '.join(LETTERS)}, "
+            "such as C|K"
         )
     ways = unrollings(observation.layer, observation.accelerator.array, limits.dataflow)
     enough = limits.utilisation * ways[0].utilisation if ways else 0.0

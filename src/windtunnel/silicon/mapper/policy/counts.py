@@ -7,8 +7,8 @@ the product of the bounds that are left, N that of those among them that it depe
 * inputs and weights are read V times a tile;
 * outputs are written V times and, as partial sums, read back V - N times.
 
-A strided tile of inputs counts the words that are used, not the box around them. Interstellar's published tool
-approximates here (no halo, no reuse across levels); brute force in the tests says that these do not.
+A strided tile of inputs counts the words that are used, not the box around them. Interstellar's published
+tool approximates here (no halo, no reuse across levels).
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def traffic_of(layer: Layer, accelerator: Accelerator, mapping: Mapping, operand
 
 def count(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> tuple[Traffic, ...]:
     """What all operands move."""
-    return tuple(
-        one for operand in OPERANDS for one in traffic_of(layer, accelerator, mapping, operand)
-    )
+    return tuple(one for operand in OPERANDS for one in traffic_of(layer, accelerator, mapping, operand))
 
 
 def joules(layer: Layer, accelerator: Accelerator, mapping: Mapping, moved: Iterable[Traffic]) -> float:

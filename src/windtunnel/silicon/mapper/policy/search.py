@@ -1,8 +1,8 @@
 """The mapping of least energy for one unrolling: exact with three levels, a beam with more.
 
-Levels are decided from the outside in: a tile of the next level, each of whose sides divides the one above, and
-which operand stays in it. Since the loops that do not touch an operand are disjoint sets (`IRRELEVANT`), only
-which of the three sets runs innermost in a level matters: three orders instead of 7!. What a level costs is
+Levels are decided from the outside in: a tile of the next level, each of whose sides divides the one above,
+and which operand stays in it. Since the loops that do not touch an operand are disjoint sets (`IRRELEVANT`),
+only which of the three runs innermost in a level matters: three orders instead of 7!. What a level costs is
 known as soon as its tile and all above it are, and the levels below cannot move fewer words than it does: that
 is the bound by which branches are cut. A first, narrow beam gives the energy to beat.
 
@@ -63,7 +63,7 @@ def least_energy(
     layer: Layer, accelerator: Accelerator, dataflow: str, unroll: Sequence[int],
     beat: float = math.inf, width: int = 256,
 ) -> Found:  # fmt: skip
-    """The mapping with this unrolling that costs least, if it costs less than ``beat`` (joules of a group)."""
+    """The mapping with this unrolling that costs least, if less than ``beat`` (joules of a group)."""
     tables = _tables(layer, accelerator, unroll)
     steps = math.prod(tables.bounds)
     base = steps * math.prod(unroll) * (accelerator.mac + MAC_ACCESSES * accelerator.levels[0].energy)
@@ -136,8 +136,9 @@ def _run(
 ) -> tuple[tuple[list[Choice], float] | None, bool]:
     """Level by level, at most ``width`` states of each: the best, or as many as come first. The choices from
     the outside in, with what they cost; and whether states were left out."""
-    tiles, run = np.array([tables.bounds], np.int64), np.ones((1, 3))
-    sums = np.array([[1.0, 1.0, base]])
+    tiles: Array = np.array([tables.bounds], np.int64)
+    run: Array = np.ones((1, 3))
+    sums: Array = np.array([[1.0, 1.0, base]])
     trail: list[tuple[Array, Array, Array]] = []
     overflow = False
     for level in range(len(tables.room) - 2, -1, -1):

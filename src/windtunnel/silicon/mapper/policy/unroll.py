@@ -42,7 +42,9 @@ def unrollings(layer: Layer, array: tuple[int, int], dataflow: str = "") -> list
             unroll[dim] = pes
         steps = math.prod(math.ceil(b / along) for b, along in zip(layer.bounds, unroll, strict=True))
         utilisation = math.prod(layer.bounds) / steps / math.prod(array)
-        found.setdefault(tuple(unroll), Unrolling(f"{_name(first)}|{_name(second)}", tuple(unroll), utilisation))
+        found.setdefault(
+            tuple(unroll), Unrolling(f"{_name(first)}|{_name(second)}", tuple(unroll), utilisation)
+        )
     return sorted(found.values(), key=lambda one: -one.utilisation)
 
 

@@ -1,0 +1,83 @@
+"""How large the memories should be: capacities swept while the array stays (Interstellar, section 6.3).
+
+The size of each level that has a table of energies goes through powers of two within its table, each layer is
+mapped anew for each combination, and the one of least energy counts that is not slower than the base.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from windtunnel.base.errors import UserError
+from windtunnel.silicon.mapper.model import Accelerator, Layer
+from windtunnel.silicon.mapper.policy import Decision, Limits, Observation
+
+SLOWER = 1.001
+"""Of the base's cycles: what counts as the same throughput."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """An accelerator with what all layers together take, joules and cycles."""
+
+    accelerator: Accelerator
+    energy: float
+    cycles: float
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """``points``: all that were tried, ``best`` of which takes least energy at the base's throughput."""
+
+    base: Point
+    best: Point
+    points: tuple[Point, ...]
+
+    @property
+    def gain(self) -> float:
+        return self.base.energy / self.best.energy
+
+
+def sizes(accelerator: Accelerator) -> Iterator[Accelerator]:
+    """The accelerator with each combination of capacities, bytes: powers of two."""
+    swept = [place for place, level in enumerate(accelerator.levels) if len(level.scale) > 1]
+    if not swept:
+        raise UserError(
+            f"{accelerator.name}: no level has a table of energies, accepted is one with rf or sram"
+        )
+    ranges = []
+    for place in swept:
+        capacities = [math.log2(capacity) for capacity, _ in accelerator.levels[place].scale]
+        ranges.append([2.0**n for n in range(math.ceil(capacities[0]), math.floor(capacities[-1]) + 1)])
+    for chosen in product(*ranges):
+        levels = list(accelerator.levels)
+        for place, capacity in zip(swept, chosen, strict=True):
+            levels[place] = levels[place].sized(capacity)
+        yield replace(accelerator, levels=tuple(levels))
+
+
+def allocate(
+    layers: Sequence[Layer], accelerator: Accelerator, limits: Limits,
+    decide: Callable[[Observation], Decision],
+) -> Allocation:  # fmt: skip
+    """The best sizes for all ``layers`` together; ``decide`` maps each.
+
+    Raises:
+        UserError: a layer does not fit the base, or no level can be resized.
+    """
+
+    def point(one: Accelerator) -> Point:
+        made = [decide(Observation(layer, one, limits)) for layer in layers]
+        return Point(one, math.fsum(m.energy for m in made), math.fsum(m.cycles for m in made))
+
+    base, points = point(accelerator), []
+    for one in sizes(accelerator):
+        try:
+            points.append(point(one))
+        except UserError:
+            continue  # a layer has no tile that fits these sizes
+    quick = [one for one in (base, *points) if one.cycles <= SLOWER * base.cycles]
+    return Allocation(base, min(quick, key=lambda one: one.energy), tuple(points))
