@@ -146,6 +146,10 @@ CAPABILITIES = (
         "data.files", "Files on the disks of several hosts, of which some may fail (LineFS)",
         ROOMS, "data", ("files",), "files",
     ),
+    Capability(
+        "silicon.mapper", "What layers and training steps cost on a chip that is a drawing (Interstellar)",
+        ("policy", "twin"), "silicon", ("mapper",), "mapper",
+    ),
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Run, Store
 
 CAPABILITY = "silicon.mapper"
+EMULATE = "training.emulate"
 OPERATORS, VERSION = "operators.json", 1
 """What `windtunnel.training.emulate` leaves in the folder of a run."""
 Decide = Callable[[Observation], Decision]
@@ -109,7 +110,9 @@ def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fas
     Raises:
         UserError: no such run, or it is none of an emulation; a layer that does not fit.
     """
-    source = Store.open().get(run_id)
+    store = Store.open()
+    newest = store.newest(EMULATE, lambda run: True) if run_id == "last" else None  # not one of these here
+    source = newest or store.get(run_id)
     path = source.directory / OPERATORS
     if source.summary is None or not path.is_file():
         raise UserError(
