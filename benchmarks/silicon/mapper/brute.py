@@ -33,16 +33,17 @@ def corners(loops: Loops) -> Iterator[tuple[int, ...]]:
 
 
 def simulate(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> Iterator[Traffic]:
-    """What all operands of one group move: a tile is fetched whenever an index changes that the operand depends
-    on; a tile of outputs is written back then, and read again if its words were written before."""
+    """What all operands of one group move: a tile is fetched whenever an index changes that the operand
+    depends on; a tile of outputs is written back then, and read again if its words were written before."""
     reach = [1] * len(DIMS)
     placed: list[Loops] = []
-    for number, level in enumerate((*mapping.loops[: accelerator.inner], (), *mapping.loops[accelerator.inner :])):
+    inner = accelerator.inner
+    for level in (*mapping.loops[:inner], tuple(enumerate(mapping.unroll)), *mapping.loops[inner:]):
         placed.append([])
-        for dim, bound in enumerate(mapping.unroll) if number == accelerator.inner else level:
+        for dim, bound in level:
             placed[-1].insert(0, (dim, bound, reach[dim]))
             reach[dim] *= bound
-    array = [*corners(placed.pop(accelerator.inner))]
+    array = [*corners(placed.pop(inner))]
     for operand, below in product(OPERANDS, range(len(accelerator.levels) - 1)):
         if operand not in accelerator.levels[below].holds:
             continue
@@ -55,11 +56,12 @@ def simulate(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> Iterat
                 continue
             last = index
             each = [
-                {word(operand, np.add(np.add(begin, pe), at).tolist(), layer.stride) for at in tile} for pe in array
+                {word(operand, np.add(np.add(begin, pe), at).tolist(), layer.stride) for at in tile}
+                for pe in array
             ]
             whole, copies = set.union(*each), sum(map(len, each))
-            source = copies if above < accelerator.inner else len(whole)
-            moves.append((source, copies if below < accelerator.inner else len(whole), whole <= written))
+            source = copies if above < inner else len(whole)
+            moves.append((source, copies if below < inner else len(whole), whole <= written))
             written |= whole
         out = operand == "O"
         read = sum(source for source, _, again in moves if again or not out)
@@ -81,12 +83,20 @@ def random_case(rng: np.random.Generator) -> tuple[Layer, Accelerator, Mapping]:
             unroll[dim] = min(unroll[dim] * bound, 3)
         elif dim not in [one for one, _ in loops[place]]:
             loops[place].insert(int(rng.integers(0, len(loops[place]) + 1)), (dim, bound))
-    held = [OPERANDS] * inner + [tuple(o for o in OPERANDS if rng.random() < 0.7) for _ in range(depth - inner)]
+    held = [OPERANDS] * inner + [
+        tuple(o for o in OPERANDS if rng.random() < 0.7) for _ in range(depth - inner)
+    ]
     held[-1] = OPERANDS
     levels = tuple(Level(f"L{n}", None, 1.0, None, n < inner, held[n]) for n in range(depth))
     mapping = Mapping("", tuple(unroll), tuple(map(tuple, loops)))
-    bounds = tuple(u * math.prod(b for each in loops for d, b in each if d == dim) for dim, u in enumerate(unroll))
-    return Layer("", bounds, int(rng.integers(1, 4))), Accelerator("", (9, 9), levels, 1, 1.0, 1.0, 0.5), mapping
+    bounds = tuple(
+        u * math.prod(b for each in loops for d, b in each if d == dim) for dim, u in enumerate(unroll)
+    )
+    return (
+        Layer("", bounds, int(rng.integers(1, 4))),
+        Accelerator("", (9, 9), levels, 1, 1.0, 1.0, 0.5),
+        mapping,
+    )
 
 
 def exhaustive(layer: Layer, accelerator: Accelerator, unroll: Sequence[int]) -> float:
@@ -94,7 +104,8 @@ def exhaustive(layer: Layer, accelerator: Accelerator, unroll: Sequence[int]) ->
     best, depth = math.inf, len(accelerator.levels)
     bounds = [math.ceil(bound / along) for bound, along in zip(layer.bounds, unroll, strict=True)]
     ways = [
-        [each for each in product(range(1, bound + 1), repeat=depth) if math.prod(each) == bound] for bound in bounds
+        [each for each in product(range(1, bound + 1), repeat=depth) if math.prod(each) == bound]
+        for bound in bounds
     ]
     for chosen in product(*ways):
         levels = [[(dim, each[n]) for dim, each in enumerate(chosen) if each[n] > 1] for n in range(depth)]
