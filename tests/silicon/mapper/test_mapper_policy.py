@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.silicon.mapper.brute import exhaustive, random_case, simulate
+from tests.silicon.mapper.brute import exhaustive, random_case, random_tiny, simulate
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.silicon.mapper.model import DIMS, IRRELEVANT, OPERANDS, Accelerator, Layer, Level, energy_at
@@ -58,18 +58,7 @@ def test_the_optimum_is_that_of_all_tilings_and_orders() -> None:
     rng = np.random.default_rng(5)
     none = 0
     for _ in range(25):
-        bounds, unroll = [1] * len(DIMS), [1] * len(DIMS)
-        for dim in rng.choice(len(DIMS), 3, replace=False).tolist():
-            bounds[dim] = int(rng.choice([2, 3, 4]))
-        if rng.random() < 0.5:
-            unroll[int(rng.choice(np.flatnonzero(np.array(bounds) > 1)))] = 2
-        holds = [OPERANDS, ("I", "O"), ("W",)][int(rng.integers(3))]
-        accelerator = chip(
-            float(rng.integers(3, 12)), float(rng.integers(6, 60)), double=bool(rng.random() < 0.3)
-        )
-        middle = replace(accelerator.levels[1], holds=holds)
-        accelerator = replace(accelerator, levels=(accelerator.levels[0], middle, accelerator.levels[2]))
-        layer = Layer("tiny", tuple(bounds), int(rng.integers(1, 3)))
+        layer, accelerator, unroll = random_tiny(rng)
         found = least_energy(layer, accelerator, "", unroll)
         assert found.exact
         assert found.energy == pytest.approx(exhaustive(layer, accelerator, unroll))

@@ -126,3 +126,20 @@ def _fits(
         if sum(tile_words(one, tile, layer.stride) for one in level.holds) > accelerator.room(place):
             return False
     return True
+
+
+def random_tiny(rng: np.random.Generator) -> tuple[Layer, Accelerator, tuple[int, ...]]:
+    """A layer of three loops or so on three small levels, and an unrolling, for `exhaustive`."""
+    bounds, unroll = [1] * len(DIMS), [1] * len(DIMS)
+    for dim in rng.choice(len(DIMS), 3, replace=False).tolist():
+        bounds[dim] = int(rng.choice([2, 3, 4]))
+    if rng.random() < 0.5:
+        unroll[int(rng.choice(np.flatnonzero(np.array(bounds) > 1)))] = 2
+    holds = [OPERANDS, ("I", "O"), ("W",)][int(rng.integers(3))]
+    levels = (
+        Level("registers", float(rng.integers(3, 12)), 1.0, None, True),
+        Level("buffer", float(rng.integers(6, 60)), float(rng.integers(1, 9)), 8.0, False, holds),
+        Level("DRAM", None, 50.0, 4.0),
+    )
+    chip = Accelerator("tiny", (4, 4), levels, 1, 1.0, 0.5, 0.25, bool(rng.random() < 0.3))
+    return Layer("tiny", tuple(bounds), int(rng.integers(1, 3))), chip, tuple(unroll)

@@ -1,0 +1,148 @@
+"""Energy that sizing the memories saves, and the time that a search takes beside that of ZigZag."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import io
+import logging
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.figures import figure
+from benchmarks.harness.measure import conditions, scratch
+from benchmarks.harness.rows import Row, left_out
+from windtunnel.silicon.mapper import Accelerator, Layer, Observation, decide, read_accelerator, read_layers
+from windtunnel.silicon.mapper.model import LETTERS, OPERANDS, Mapping
+from windtunnel.silicon.mapper.policy import Limits
+from windtunnel.silicon.mapper.policy.allocation import allocate
+from windtunnel.silicon.mapper.policy.counts import joules, traffic_of
+from windtunnel.silicon.mapper.spec import accelerator, shipped
+
+WIDE = 512
+"""Words of a port of ZigZag's memories."""
+PAPER = "Yang et al., Interstellar, ASPLOS 2020, abstract: up to"
+PUBLISHED = {"CNN": 4.2, "LSTM": 1.6, "MLP": 1.8}
+
+
+def allocation_rows(quick: bool) -> Iterator[Row]:
+    """The Eyeriss-like base, its energies by either table; the best layer of CNNs, other networks whole."""
+    convs = [one for one in read_layers("alexnet") if one.name.startswith("conv")]
+    networks = {"CNN": [[one] for one in convs], "LSTM": [read_layers("lstm")], "MLP": [read_layers("mlp")]}
+    for table in ("sram", "sram-artefact"):
+        document = copy.deepcopy(shipped("eyeriss"))
+        document["levels"][1]["energy"] = table
+        base = accelerator(document, "eyeriss")
+        for name, parts in networks.items():
+            made = [allocate(layers, base, Limits("C|K"), decide) for layers in parts]
+            best = max(made, key=lambda one: one.gain)
+            sizes = " + ".join(f"{one.capacity:,.0f} B" for one in best.best.accelerator.levels[:2])
+            of = f"; by layer {', '.join(f'{one.gain:.2f}' for one in made)}" if len(made) > 1 else ""
+            judged = table == "sram"
+            yield figure(
+                "allocation", f"{name}, C|K, {table}", "times less energy", emulated=best.gain,
+                goal=f">= {PUBLISHED[name]}" if judged else "", published=PUBLISHED[name] if judged else None,
+                source=PAPER, note=f"{sizes} instead of 512 B + 131,072 B, same throughput{of}",
+            )  # fmt: skip
+
+
+def search_rows(quick: bool) -> Iterator[Row]:
+    """CPU seconds of one layer and dataflow: layers of all kinds, then one that ZigZag maps as well."""
+    chip = read_accelerator("eyeriss")
+    layers = [*read_layers("alexnet"), *read_layers("vgg16"), *read_layers("lstm")]
+    for layer in layers:
+        decide(Observation(layer, chip, Limits("C|K")))  # what Numba compiles is not what is measured
+    taken = [_seconds(layer, chip) for layer in layers]
+    note = f"{min(taken):.4f} to {max(taken):.4f} s of {len(taken)} layers on eyeriss, C|K; {conditions()}"
+    yield figure("search", "a layer and dataflow", "CPU s", statistics.median(taken), "<= 0.1", note=note)
+    layer = Layer("3x3 of 128", (3, 3, 28, 28, 128, 128, 1))
+    plain = accelerator(shipped("eyeriss") | {"double_buffered": False}, "eyeriss")
+    try:
+        zigzag = importlib.import_module("zigzag.api").get_hardware_performance_zigzag
+    except ModuleNotFoundError as error:
+        yield left_out("search", "ZigZag", f"{error}: pip install zigzag-dse six")
+        return
+    begun = time.process_time()
+    energy, mapping = _mapped(zigzag, layer, plain)
+    other, own = time.process_time() - begun, statistics.median(_seconds(layer, plain) for _ in range(5))
+    made = decide(Observation(layer, plain, Limits("C|K")))
+    yield figure("search", "ZigZag 3.9.1 (LOMA, 6 factors)", "CPU s", other, note=conditions())
+    yield figure(
+        "search", "ZigZag over the mapper", "times", other / own, ">= 100", note=f"the mapper: {own:.4f} s"
+    )
+    counted = sum(
+        joules(layer, plain, mapping[one], traffic_of(layer, plain, mapping[one], one)) for one in OPERANDS
+    ) - 2 * joules(layer, plain, mapping["O"], ())
+    yield figure(
+        "search", "energy of ZigZag's mapping over the mapper's, by the counts here", "times",
+        emulated=counted / made.energy, note=f"ZigZag itself says {energy / counted:.2f} times these counts",
+    )  # fmt: skip
+
+
+def _seconds(layer: Layer, chip: Accelerator) -> float:
+    begun = time.process_time()
+    decide(Observation(layer, chip, Limits("C|K")))
+    return time.process_time() - begun
+
+
+def _mapped(zigzag: Any, layer: Layer, chip: Accelerator) -> tuple[float, dict[str, Mapping]]:
+    """ZigZag's least energy (joules) with C|K on the same chip, and its mapping: it splits the loops over the
+    levels for each operand in another way. Ports are so wide that they never bind; a cost is of a whole port."""
+    logging.disable(logging.WARNING)
+    bits, axes = 8 * chip.word, ["D1", "D2"]
+
+    def port(kind: str, ends: tuple[str, str]) -> dict[str, Any]:
+        lines = [f"I1, {ends[0]}", f"I2, {ends[0]}", f"O, {ends[0]}", f"O, {ends[1]}"]
+        return {"name": f"{kind[0]}_port_1", "type": kind, "bandwidth_min": bits, "bandwidth_max": WIDE * bits,
+                "allocation": lines}  # fmt: skip
+
+    memories = {
+        level.name: {
+            "size": int(8 * (level.capacity or 0)), "area": 0, "latency": 1, "operands": ["I1", "I2", "O"],
+            **dict.fromkeys(("r_cost", "w_cost"), level.energy * 1e12 * WIDE),
+            "ports": [port("read", ("tl", "th")), port("write", ("fh", "fl"))],
+            "served_dimensions": [] if level.per_pe else axes,
+        }
+        for level in chip.levels
+    }  # fmt: skip
+    array = {"unit_energy": chip.mac * 1e12, "unit_area": 1, "dimensions": axes, "sizes": [*chip.array]}
+    spatial = {"D1": [f"K, {chip.array[0]}"], "D2": [f"C, {chip.array[1]}"]}
+    links = {"O": "O", "W": "I2", "I": "I1"}
+    workload = {
+        "id": 0, "name": "layer", "operator_type": "Conv",
+        "dimension_relations": ["ix=1*ox+1*fx", "iy=1*oy+1*fy"],
+        "equation": "O[b][k][oy][ox]+=W[k][c][fy][fx]*I[b][c][iy][ix]", "loop_dims": [*LETTERS],
+        "loop_sizes": [*layer.bounds], "operand_precision": dict.fromkeys(("O", "O_final", "W", "I"), bits),
+        "operand_source": {"I": 0, "W": 0},
+    }  # fmt: skip
+    files = {
+        "hardware": {"name": chip.name, "memories": memories, "operational_array": array},
+        "mapping": [{"name": "default", "spatial_mapping": spatial, "memory_operand_links": links}],
+        "workload": [workload],
+    }
+    with (
+        scratch() as folder,
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        for name, content in files.items():
+            Path(folder, f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        places = [str(folder / f"{name}.yaml") for name in ("workload", "hardware", "mapping")]
+        energy, _, found = zigzag(
+            *places, opt="energy", dump_folder=str(folder / "out"), loma_show_progress_bar=False
+        )
+    loops = found[0][1][0][0].temporal_mapping.mapping_dic_origin
+    unroll = tuple({"K": chip.array[0], "C": chip.array[1]}.get(name, 1) for name in LETTERS)
+    mapping = {
+        str(operand): Mapping(
+            "C|K", unroll, tuple(tuple((LETTERS.index(str(d)), int(n)) for d, n in level) for level in levels)
+        )
+        for operand, levels in loops.items()
+    }
+    return energy * 1e-12, mapping
