@@ -111,38 +111,31 @@ def _mapped(zigzag: Any, layer: Layer, chip: Accelerator) -> tuple[float, dict[s
         }
         for level in chip.levels
     }  # fmt: skip
-    array = {"unit_energy": chip.mac * 1e12, "unit_area": 1, "dimensions": axes, "sizes": [*chip.array]}
-    spatial = {"D1": [f"K, {chip.array[0]}"], "D2": [f"C, {chip.array[1]}"]}
-    links = {"O": "O", "W": "I2", "I": "I1"}
     workload = {
-        "id": 0, "name": "layer", "operator_type": "Conv",
-        "dimension_relations": ["ix=1*ox+1*fx", "iy=1*oy+1*fy"],
+        "id": 0, "name": "layer", "operator_type": "Conv", "operand_source": {"I": 0, "W": 0},
         "equation": "O[b][k][oy][ox]+=W[k][c][fy][fx]*I[b][c][iy][ix]", "loop_dims": [*LETTERS],
-        "loop_sizes": [*layer.bounds], "operand_precision": dict.fromkeys(("O", "O_final", "W", "I"), bits),
-        "operand_source": {"I": 0, "W": 0},
+        "dimension_relations": ["ix=1*ox+1*fx", "iy=1*oy+1*fy"], "loop_sizes": [*layer.bounds],
+        "operand_precision": dict.fromkeys(("O", "O_final", "W", "I"), bits),
     }  # fmt: skip
+    array = {"unit_energy": chip.mac * 1e12, "unit_area": 1, "dimensions": axes, "sizes": [*chip.array]}
+    spatial = {axis: [f"{loop}, {pes}"] for axis, loop, pes in zip(axes, "KC", chip.array, strict=True)}
+    links = {"O": "O", "W": "I2", "I": "I1"}
     files = {
+        "workload": [workload],
         "hardware": {"name": chip.name, "memories": memories, "operational_array": array},
         "mapping": [{"name": "default", "spatial_mapping": spatial, "memory_operand_links": links}],
-        "workload": [workload],
     }
-    with (
-        scratch() as folder,
-        contextlib.redirect_stderr(io.StringIO()),
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
-        for name, content in files.items():
-            Path(folder, f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-        places = [str(folder / f"{name}.yaml") for name in ("workload", "hardware", "mapping")]
+    quiet = contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO())
+    with scratch() as folder, quiet[0], quiet[1]:
+        places = [Path(folder, f"{name}.yaml") for name in files]
+        for place, content in zip(places, files.values(), strict=True):
+            place.write_text(yaml.safe_dump(content, sort_keys=False))
         energy, _, found = zigzag(
-            *places, opt="energy", dump_folder=str(folder / "out"), loma_show_progress_bar=False
+            *map(str, places), opt="energy", dump_folder=str(folder / "out"), loma_show_progress_bar=False
         )
-    loops = found[0][1][0][0].temporal_mapping.mapping_dic_origin
     unroll = tuple({"K": chip.array[0], "C": chip.array[1]}.get(name, 1) for name in LETTERS)
-    mapping = {
-        str(operand): Mapping(
-            "C|K", unroll, tuple(tuple((LETTERS.index(str(d)), int(n)) for d, n in level) for level in levels)
-        )
-        for operand, levels in loops.items()
-    }
+    mapping = {}
+    for operand, levels in found[0][1][0][0].temporal_mapping.mapping_dic_origin.items():
+        loops = (tuple((LETTERS.index(str(dim)), int(bound)) for dim, bound in level) for level in levels)
+        mapping[str(operand)] = Mapping("C|K", unroll, tuple(loops))
     return energy * 1e-12, mapping

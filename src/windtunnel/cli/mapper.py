@@ -11,20 +11,19 @@ import typer
 from windtunnel.cli import Group
 
 group = typer.Typer(
-    cls=Group, no_args_is_help=True, help="What layers and steps cost on a chip that is a drawing."
+    cls=Group, no_args_is_help=True, help="What layers cost on a chip that is only a drawing."
 )
 Chip = Annotated[
     str, typer.Option("--accelerator", "-a", metavar="NAME|FILE", help="eyeriss, tpu, cpu, or a YAML file.")
 ]
 Layers = Annotated[
     str,
-    typer.Option(
-        "--layer", "-l", metavar="NAME|FILE", help="alexnet, vgg16, lstm, mlp, alexnet.conv3, a file."
-    ),
+    typer.Option("--layer", "-l", metavar="NAME|FILE", help="alexnet, vgg16, lstm, mlp, mlp.fc1, a file."),
 ]
 Dataflow = Annotated[str, typer.Option(metavar="A|B", help="Only this unrolling, such as 'C|K'; '' for all.")]
 Policy = Annotated[str, typer.Option(help="energy, or fastest: fewest cycles, then least energy.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="For the cluster.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,37 +33,33 @@ def register(app: typer.Typer) -> None:
 
 @group.command("search")
 def search(
-    accelerator: Chip,
-    layer: Layers,
-    dataflow: Dataflow = "",
-    policy: Policy = "energy",
+    accelerator: Chip, layer: Layers, dataflow: Dataflow = "", policy: Policy = "energy",
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Find the best mapping of each layer, what it takes, and of a single layer the schedule.
 
     Example: windtunnel mapper search --accelerator eyeriss --layer alexnet.conv3
     """
+    from windtunnel.silicon.mapper import read_accelerator, read_layers
     from windtunnel.silicon.mapper.policy.schedule import lines
     from windtunnel.silicon.mapper.run import search as make
-    from windtunnel.silicon.mapper.spec import read_accelerator, read_layers
     from windtunnel.silicon.mapper.twin import total
 
     chip = read_accelerator(accelerator)
     rows = make(read_layers(layer), chip, dataflow, policy)
-    if as_json:
-        names = [level.name for level in chip.levels]
-        typer.echo(json.dumps({"levels": names, "layers": [one.plain() for one in rows]}))
-        return
-    shown: dict[str, tuple[str, Any]] = {
-        one.layer.name: (f"{one.decision.mapping.dataflow}, {one.decision.utilisation:.0%} of PEs", one.cost)
+    shown = [
+        (
+            f"{one.layer.name}  {one.decision.mapping.dataflow}, {one.decision.utilisation:.0%} of PEs",
+            one.cost,
+        )
         for one in rows
-    }
-    if len(rows) > 1:
-        shown["together"] = ("", total(one.cost for one in rows))
-    _table(chip, "layer", shown)
+    ]
+    _show(
+        chip, "layer", [*shown, ("together", total(cost for _, cost in shown))], as_json, [*map(vars, rows)]
+    )
     if beam := [one.layer.name for one in rows if not one.decision.exact]:
-        typer.echo(f"not exact, by a beam: {', '.join(beam)}")
-    if len(rows) == 1:
+        typer.echo(f"not exact, by a beam: {', '.join(beam)}", err=as_json)
+    if len(rows) == 1 and not as_json:
         typer.echo("\n".join(lines(rows[0].layer, chip, rows[0].decision.mapping)))
 
 
@@ -75,8 +70,8 @@ def allocate(accelerator: Chip, layer: Layers, dataflow: Dataflow = "C|K", as_js
     Example: windtunnel mapper allocate --accelerator eyeriss --layer lstm
     """
     from windtunnel.base.units import size
+    from windtunnel.silicon.mapper import read_accelerator, read_layers
     from windtunnel.silicon.mapper.run import allocate as make
-    from windtunnel.silicon.mapper.spec import read_accelerator, read_layers
 
     made = make(read_layers(layer), read_accelerator(accelerator), dataflow)
     plain: dict[str, Any] = {"energy_gain": made.gain, "points": len(made.points)}
@@ -86,20 +81,15 @@ def allocate(accelerator: Chip, layer: Layers, dataflow: Dataflow = "C|K", as_js
         if not as_json:
             words = ", ".join(f"{level} {size(amount)}" for level, amount in held.items())
             typer.echo(f"{name}  {one.energy:.4g} J  {one.cycles:.4g} cycles  {words}")
-    typer.echo(
-        json.dumps(plain)
-        if as_json
-        else f"{made.gain:.2f} times less energy, the best of {len(made.points)} sizes (emulated)"
-    )
+    told = f"{made.gain:.2f} times less energy, the best of {len(made.points)} sizes (emulated)"
+    typer.echo(json.dumps(plain) if as_json else told)
 
 
 @group.command("profile")
 def profile(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The id of an emulation, or last.")],
     accelerator: Chip,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="For the cluster.")] = Path(
-        "chip.yaml"
-    ),
+    out: Out = Path("chip.yaml"),
     policy: Policy = "fastest",
     as_json: Json = False,
 ) -> None:
@@ -107,38 +97,37 @@ def profile(
 
     Example: windtunnel mapper profile last --accelerator tpu --out tpu.yaml
     """
+    from windtunnel.silicon.mapper import read_accelerator
     from windtunnel.silicon.mapper.run import profile as make
-    from windtunnel.silicon.mapper.spec import read_accelerator
 
     chip = read_accelerator(accelerator)
     made = make(run, chip, out, policy)
-    costs = {**made.kinds, "together": made.step}
-    if as_json:
-        plain = {kind: vars(one) for kind, one in costs.items()}
-        files = {"cluster": str(made.cluster), "profile": str(made.profile)}
-        typer.echo(json.dumps({"levels": [level.name for level in chip.levels], "step": plain, **files}))
-        return
-    _table(chip, "operators of a rank's step", {kind: ("", one) for kind, one in costs.items()})
-    typer.echo(
-        f"Profile  {made.profile}\nCluster  {made.cluster}: windtunnel emulate --cluster {made.cluster} …"
-    )
+    files = {"cluster": str(made.cluster), "profile": str(made.profile)}
+    _show(chip, "operators of a rank's step", [*made.kinds.items(), ("together", made.step)], as_json, files)
+    if not as_json:
+        typer.echo(f"Profile  {made.profile}\nCluster  {out}, for: windtunnel emulate --cluster {out} …")
 
 
-def _table(chip: Any, what: str, rows: dict[str, tuple[str, Any]]) -> None:
-    """Seconds, joules, and the bytes of each level."""
+def _show(chip: Any, what: str, rows: list[tuple[str, Any]], as_json: bool, more: Any) -> None:
+    """Seconds, joules, and the bytes of each level: as a table, or with ``more`` as JSON."""
     from rich.console import Console
     from rich.table import Table
 
+    from windtunnel.base.plain import to_plain
     from windtunnel.base.units import amount, seconds
 
-    table = Table(what, "", box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("time", "energy", *(level.name for level in chip.levels)):
+    names = [level.name for level in chip.levels]
+    if as_json:
+        costs = {name: to_plain(one) for name, one in rows}
+        typer.echo(json.dumps({"levels": names, "costs": costs, "details": to_plain(more)}))
+        return
+    table = Table(what, box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("time", "energy", *names):
         table.add_column(name, justify="right", no_wrap=True)
-    for name, (words, one) in rows.items():
-        table.add_row(name, words, seconds(one.seconds), f"{one.joules:.4g} J", *map(amount, one.bytes))
+    for name, one in rows:
+        table.add_row(name, seconds(one.seconds), f"{one.joules:.4g} J", *map(amount, one.bytes))
     console = Console()
     console.width = console.width if console.is_terminal else 120
     console.print(table)
-    console.print(
-        f"{chip.name}, emulated; bytes are read and written at each level", style="dim", highlight=False
-    )
+    note = f"{chip.name}, emulated; bytes are read and written at each level"
+    console.print(note, style="dim", highlight=False)

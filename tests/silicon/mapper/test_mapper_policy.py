@@ -11,7 +11,7 @@ import pytest
 from tests.silicon.mapper.brute import exhaustive, random_case, random_tiny, simulate
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
-from windtunnel.silicon.mapper.model import DIMS, IRRELEVANT, OPERANDS, Accelerator, Layer, Level, energy_at
+from windtunnel.silicon.mapper.model import DIMS, IRRELEVANT, OPERANDS, Accelerator, Layer, Level
 from windtunnel.silicon.mapper.policy import POLICIES, Decision, Limits, Observation, decide
 from windtunnel.silicon.mapper.policy.allocation import allocate, sizes
 from windtunnel.silicon.mapper.policy.counts import count, cycles, joules, tile_words
@@ -184,8 +184,9 @@ def test_bounds_are_padded_to_numbers_with_divisors() -> None:
 
 def test_an_energy_table_is_a_power_law_between_its_entries() -> None:
     table = ((8.0, 1.0), (32.0, 4.0), (64.0, 6.0))
-    assert [energy_at(table, size) for size in (8, 16, 32, 64)] == pytest.approx([1, 2, 4, 6])
-    assert energy_at(table, 128) == pytest.approx(9)
+    level = Level("buffer", 8.0, 1.0, scale=table)
+    assert [level.sized(size).energy for size in (8, 16, 32, 64, 128)] == pytest.approx([1, 2, 4, 6, 9])
+    assert level.sized(16).capacity == 16
 
 
 def test_memories_are_sized_at_the_same_throughput() -> None:

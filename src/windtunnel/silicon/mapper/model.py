@@ -4,15 +4,13 @@ A layer is seven loops around one multiply and add,
 
     O[n, k, y, x] += W[k, c, fy, fx] * I[n, c, s y + fy, s x + fx]
 
-(Yang et al., Interstellar, ASPLOS 2020, arXiv:1809.04070). A matrix product is the same nest with all of
-FX, FY, OX and OY one: M is ON, K is IC, N is OC. ``groups`` such nests run one after another and share
-nothing: groups of a convolution, matrices of a batch, heads of an attention.
+(Yang et al., Interstellar, ASPLOS 2020, arXiv:1809.04070). A matrix product is the same nest with FX, FY, OX
+and OY one: M is ON, K is IC, N is OC.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 DIMS = ("FX", "FY", "OX", "OY", "IC", "OC", "ON")
@@ -26,7 +24,8 @@ IRRELEVANT = ((5,), (2, 3, 6), (0, 1, 4))
 
 @dataclass(frozen=True)
 class Layer:
-    """``bounds``: of the loops in the order of `DIMS`."""
+    """``bounds``: of the loops in the order of `DIMS`. ``groups``: nests that run one after another and share
+    nothing: groups of a convolution, matrices of a batch, heads of an attention."""
 
     name: str
     bounds: tuple[int, ...]
@@ -41,8 +40,8 @@ class Layer:
 @dataclass(frozen=True)
 class Level:
     """A memory. ``capacity``: bytes, of each PE's own where ``per_pe`` (None: no limit); ``energy``: joules of
-    a word read or written; ``bandwidth``: bytes/s (None: no limit); ``holds``: the operands that it keeps, the
-    others pass it by. ``scale``: capacities and joules of a word, for `sized`."""
+    a word; ``bandwidth``: bytes/s (None: no limit); ``holds``: the operands that do not pass it by.
+    ``scale``: capacities and joules of a word, for `sized`."""
 
     name: str
     capacity: float | None
@@ -53,23 +52,20 @@ class Level:
     scale: tuple[tuple[float, float], ...] = ()
 
     def sized(self, capacity: float) -> Level:
-        """With another capacity, and the energy that goes with it."""
-        return replace(self, capacity=capacity, energy=energy_at(self.scale, capacity))
-
-
-def energy_at(scale: Sequence[tuple[float, float]], capacity: float) -> float:
-    """Joules of a word at ``capacity`` bytes: a power law between the nearest two entries of the table."""
-    after = next((n for n in range(1, len(scale) - 1) if capacity <= scale[n][0]), len(scale) - 1)
-    (small, low), (large, high) = scale[after - 1], scale[after]
-    return low * (capacity / small) ** (math.log(high / low) / math.log(large / small))
+        """With another capacity and its energy: a power law between the nearest entries of the scale."""
+        inner = range(1, len(self.scale) - 1)
+        after = next((n for n in inner if capacity <= self.scale[n][0]), len(self.scale) - 1)
+        (small, low), (large, high) = self.scale[after - 1], self.scale[after]
+        energy = low * (capacity / small) ** (math.log(high / low) / math.log(large / small))
+        return replace(self, capacity=capacity, energy=energy)
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """``levels`` from the PE outwards: those of each PE hold all operands, and so does the last, which is shared
-    and takes whatever there is. ``word``: bytes; ``clock``: Hz; ``mac``, ``hop``: joules of a multiply and add,
-    and of a word that goes to a PE. ``double_buffered``: tiles take half of a level, and moving is hidden behind
-    computing; else they take all of it, and what each level moves comes on top."""
+    """``levels`` from the PE outwards: those of each PE hold all operands, and so does the last, which is
+    shared and takes whatever there is. ``word``: bytes; ``clock``: Hz; ``mac``, ``hop``: joules of a multiply
+    and add, and of a word that goes to a PE. ``double_buffered``: tiles take half of a level, and moving is
+    hidden behind computing; else they take all of it, and what each level moves comes on top."""
 
     name: str
     array: tuple[int, int]
@@ -92,16 +88,14 @@ class Accelerator:
     def room(self, level: int) -> float:
         """Words that tiles may take of a level."""
         capacity = self.levels[level].capacity
-        if capacity is None:
-            return math.inf
-        return capacity / self.word / (2 if self.double_buffered else 1)
+        return math.inf if capacity is None else capacity / self.word / (2 if self.double_buffered else 1)
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """``dataflow``: such as C|K; ``unroll``: PEs along each loop of `DIMS`; ``loops``: of each level, from the
-    PE outwards, those that run in it (number in `DIMS`, bound), inner to outer. A level's tile is what its loops
-    and those below it go through."""
+    """``dataflow``: such as C|K; ``unroll``: PEs along each loop of `DIMS`; ``loops``: of each level, from
+    the PE outwards, those that run in it (number in `DIMS`, bound), inner to outer. A level's tile is what its
+    loops and those below it go through."""
 
     dataflow: str
     unroll: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The ways in: layers mapped, memories sized, a captured run turned into a device. Each is kept as a run, with
+"""The ways in: layers mapped, memories sized, a captured run made into a device. Each is kept as a run, with
 the decisions that it took."""
 
 from __future__ import annotations
@@ -37,10 +37,6 @@ class Mapped:
     layer: Layer
     decision: Decision
     cost: Cost
-
-    def plain(self) -> dict[str, Any]:
-        """As values of JSON; joules, seconds, and the bytes of each level from the PE outwards."""
-        return {"layer": asdict(self.layer), **asdict(self.decision), **asdict(self.cost)}
 
 
 @dataclass(frozen=True)

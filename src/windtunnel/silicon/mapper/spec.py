@@ -37,7 +37,7 @@ CATALOGUE = ("eyeriss", "tpu", "cpu")
 PICO = 1e-12
 TABLE_WORD = 2.0
 """Bytes of a word in ``energies.yaml``."""
-COUNTS = "batch inputs outputs stride groups m n k heads queries keys dimension word"
+WHOLE = "batch inputs outputs stride groups m n k heads queries keys dimension word"
 ACCEPTED = {
     "array": "PEs along both axes, such as [16, 16]", "clock": "Hz, such as 200.0e+6",
     "mac_pj": "pJ of a multiply and add", "hop_pj": "pJ of a word that goes to a PE",
@@ -45,7 +45,7 @@ ACCEPTED = {
     "energy": "pJ of a word, or one of rf, sram and sram-artefact", "bandwidth": "a rate, such as 12.8 GB/s",
     "holds": "letters of the operands that it keeps, such as IO", "layers": "a list of layers",
     "size": "rows and columns of the output, such as [13, 13]", "kernel": "rows and columns, such as [3, 3]",
-    "name": "letters, digits, _ and -", **dict.fromkeys(COUNTS.split(), "a whole number from 1 up"),
+    "name": "letters, digits, _ and -", **dict.fromkeys(WHOLE.split(), "a whole number from 1 up"),
 }  # fmt: skip
 
 Count = Annotated[StrictInt, Field(ge=1, le=1 << 31)]
@@ -168,10 +168,8 @@ def layers(document: Mapping[str, Any], where: str) -> list[Layer]:
         if one.inputs and one.outputs:
             inputs, outputs = one.inputs // one.groups, one.outputs // one.groups
             if (inputs * one.groups, outputs * one.groups) != (one.inputs, one.outputs):
-                raise UserError(
-                    f"{where}: layer {one.name} has {one.inputs} inputs and {one.outputs} outputs, accepted are "
-                    f"multiples of its {one.groups} groups"
-                )
+                numbers = f"{one.inputs} inputs and {one.outputs} outputs in {one.groups} groups"
+                raise UserError(f"{where}: layer {one.name} has {numbers}, accepted are multiples")
             bounds = (*reversed(one.kernel), *reversed(one.size), inputs, outputs, spec.batch)
             found.append(Layer(one.name, bounds, one.stride, one.groups))
         elif one.n and one.k:
@@ -181,8 +179,8 @@ def layers(document: Mapping[str, Any], where: str) -> list[Layer]:
             found.append(gemm(f"{one.name}.context", one.queries, one.dimension, one.keys, groups))
         else:
             raise UserError(
-                f"{where}: layer {one.name} is of no kind, accepted are inputs and outputs (a convolution), n and "
-                "k (a matrix product), or queries, keys and dimension (an attention)"
+                f"{where}: layer {one.name} is of no kind, accepted are inputs and outputs (a convolution), "
+                "n and k (a matrix product), or queries, keys and dimension (an attention)"
             )
     return found
 

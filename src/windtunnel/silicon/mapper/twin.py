@@ -1,8 +1,8 @@
 """What mapped layers, and operators that only stream, take on the emulated accelerator.
 
 Energy is counts times joules of a word; a layer lasts as long as its multiplications, or as the level that is
-busiest with its words (`policy.counts`). An operator that is no loop nest (an activation, an optimiser) streams
-its bytes once through all levels: it lasts as long as the slowest of them, and computes for nothing.
+busiest with its words (`policy.counts`). An operator that is no loop nest (an activation, an optimiser)
+streams its bytes once through all levels: it lasts as long as the slowest, and computes for nothing.
 """
 
 from __future__ import annotations

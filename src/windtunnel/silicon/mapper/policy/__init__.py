@@ -1,5 +1,5 @@
 """How a layer is computed on an accelerator: which loops are unrolled over its PEs, how the others are
-blocked for each memory, and in which order they run (Yang et al., Interstellar, ASPLOS 2020, arXiv:1809.04070).
+blocked for each memory, and in which order they run (Interstellar, ASPLOS 2020, arXiv:1809.04070).
 
 `counts` says what a mapping moves, `search` finds the best one of an unrolling, `unroll` which of these there
 are, `schedule` writes a mapping down in Halide's words, `allocation` sizes the memories.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from windtunnel.base.errors import UserError
-from windtunnel.silicon.mapper.model import Accelerator, Layer
+from windtunnel.silicon.mapper.model import Accelerator, Layer, Level
 from windtunnel.silicon.mapper.policy import Decision, Limits, Observation
 
 SLOWER = 1.001
@@ -42,21 +42,18 @@ class Allocation:
 
 
 def sizes(accelerator: Accelerator) -> Iterator[Accelerator]:
-    """The accelerator with each combination of capacities, bytes: powers of two."""
-    swept = [place for place, level in enumerate(accelerator.levels) if len(level.scale) > 1]
-    if not swept:
+    """The accelerator with each combination of capacities: powers of two within its tables of energies."""
+    ways: list[list[Level]] = []
+    for level in accelerator.levels:
+        ends = [math.log2(level.scale[end][0]) for end in (0, -1)] if level.scale else []
+        steps = range(math.ceil(ends[0]), math.floor(ends[1]) + 1) if ends else ()
+        ways.append([level.sized(2.0**n) for n in steps] or [level])
+    if not any(level.scale for level in accelerator.levels):
         raise UserError(
             f"{accelerator.name}: no level has a table of energies, accepted is one with rf or sram"
         )
-    ranges = []
-    for place in swept:
-        capacities = [math.log2(capacity) for capacity, _ in accelerator.levels[place].scale]
-        ranges.append([2.0**n for n in range(math.ceil(capacities[0]), math.floor(capacities[-1]) + 1)])
-    for chosen in product(*ranges):
-        levels = list(accelerator.levels)
-        for place, capacity in zip(swept, chosen, strict=True):
-            levels[place] = levels[place].sized(capacity)
-        yield replace(accelerator, levels=tuple(levels))
+    for levels in product(*ways):
+        yield replace(accelerator, levels=levels)
 
 
 def allocate(

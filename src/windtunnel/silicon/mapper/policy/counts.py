@@ -53,22 +53,16 @@ def traffic_of(layer: Layer, accelerator: Accelerator, mapping: Mapping, operand
         if operand not in accelerator.levels[below].holds:
             continue
         above = accelerator.above(below, operand)
-        whole = tile_words(
-            operand, [a * b for a, b in zip(extents, mapping.unroll, strict=True)], layer.stride
-        )
+        spread = [a * b for a, b in zip(extents, mapping.unroll, strict=True)]
+        whole = tile_words(operand, spread, layer.stride)
         copies = mapping.pes * tile_words(operand, extents, layer.stride)
         source = copies if above < accelerator.inner else whole
         target = copies if below < accelerator.inner else whole
         total, distinct = visits(operand, (one for level in mapping.loops[below + 1 :] for one in level))
         again = total - distinct if operand == "O" else total
         written = total if operand == "O" else 0
-        times = layer.groups
-        found.append(
-            Traffic(
-                operand, below, above, times * again * source, times * written * source,
-                times * (again + written) * target,
-            )
-        )  # fmt: skip
+        words = again * source, written * source, (again + written) * target
+        found.append(Traffic(operand, below, above, *(layer.groups * one for one in words)))
     return found
 
 

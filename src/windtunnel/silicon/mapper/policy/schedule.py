@@ -1,5 +1,5 @@
-"""A mapping in Halide's words (Interstellar, section 4): split is blocking, reorder the order of loops, unroll
-what the array computes at once, compute_at where a memory holds a tile."""
+"""A mapping in Halide's words (Interstellar, section 4): split is blocking, reorder the order of loops,
+unroll what the array computes at once, compute_at where a memory holds a tile."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from windtunnel.silicon.mapper.policy.counts import tile_words
 
 
 def lines(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> Iterator[str]:
-    """The schedule, line by line. A loop is called by its letter and level, k1; without a number it is the one
-    over the PEs."""
+    """The schedule, line by line. A loop is called by its letter and level, such as k1; one without a number
+    is that over the PEs."""
     inner = [dict(level) for level in mapping.loops]
     for dim in range(len(DIMS)):
         bounds = [(f"{LETTERS[dim].lower()}{n}", one[dim]) for n, one in enumerate(inner) if dim in one]

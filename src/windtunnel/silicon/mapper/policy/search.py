@@ -3,8 +3,8 @@
 Levels are decided from the outside in: a tile of the next level, each of whose sides divides the one above,
 and which operand stays in it. Since the loops that do not touch an operand are disjoint sets (`IRRELEVANT`),
 only which of the three runs innermost in a level matters: three orders instead of 7!. What a level costs is
-known as soon as its tile and all above it are, and the levels below cannot move fewer words than it does: that
-is the bound by which branches are cut. A first, narrow beam gives the energy to beat.
+known as soon as its tile and all above it are, and the levels below cannot move fewer words than it does:
+that is the bound by which branches are cut. A first, narrow beam gives the energy to beat.
 
 A bound with a large prime factor has hardly any divisors, and is padded to the next number without.
 """
@@ -28,7 +28,6 @@ SMOOTH = 13
 NARROW, STATES = 32, 1 << 18
 """States of the first beam, and how many an exact search holds at most."""
 Array = NDArray[Any]
-INPUTS, WEIGHTS, OUTPUTS = range(3)
 
 
 def padded(bound: int) -> int:
@@ -64,67 +63,46 @@ def least_energy(
     beat: float = math.inf, width: int = 256,
 ) -> Found:  # fmt: skip
     """The mapping with this unrolling that costs least, if less than ``beat`` (joules of a group)."""
-    tables = _tables(layer, accelerator, unroll)
-    steps = math.prod(tables.bounds)
-    base = steps * math.prod(unroll) * (accelerator.mac + MAC_ACCESSES * accelerator.levels[0].energy)
-    found, _ = _run(tables, base, beat, NARROW, True)
-    exact = len(accelerator.levels) <= 3
-    more, overflow = _run(tables, base, found[1] if found else beat, STATES if exact else width, not exact)
-    best = more or found
-    mapping = _mapping(dataflow, unroll, best[0]) if best else None
-    return Found(mapping, best[1] if best else math.inf, exact and not overflow)
+    bounds, common, levels = _tables(layer, accelerator, unroll)
+    steps = math.prod(bounds) * math.prod(unroll)
+    base = steps * (accelerator.mac + MAC_ACCESSES * accelerator.levels[0].energy)
+    best, _ = _run(bounds, common, levels, base, beat, NARROW, True)
+    exact = len(levels) <= 2
+    beat = best[1] if best else beat
+    better, left_out = _run(bounds, common, levels, base, beat, STATES if exact else width, not exact)
+    best = better or best
+    if best is None:
+        return Found(None, math.inf, exact and not left_out)
+    return Found(_mapping(dataflow, unroll, best[0]), best[1], exact and not left_out)
 
 
-@dataclass(frozen=True)
-class Tables:
-    """What the kernel reads. ``whole`` and ``copies``: joules of a word of a level's tile over the array, and
-    of a PE's own tile; ``rest_whole`` and ``rest_copies``: at least, in all levels below; each of shape
-    (levels, 3). ``room``: words, of shape (levels,)."""
-
-    bounds: tuple[int, ...]
-    unroll: Array
-    stride: int
-    divisors: Array
-    held: Array
-    inner: int
-    whole: Array
-    copies: Array
-    rest_whole: Array
-    rest_copies: Array
-    room: Array
+Tables = tuple[tuple[int, ...], tuple[Any, ...], list[tuple[Any, ...]]]
 
 
 def _tables(layer: Layer, accelerator: Accelerator, unroll: Sequence[int]) -> Tables:
-    bounds = tuple(
-        padded(math.ceil(bound / along)) for bound, along in zip(layer.bounds, unroll, strict=True)
-    )
+    """The bounds to block, and what the kernel reads: for all levels, and of each but the last."""
+    bounds = tuple(padded(math.ceil(b / along)) for b, along in zip(layer.bounds, unroll, strict=True))
     lists = [divisors(bound) for bound in bounds]
     table = np.zeros((len(DIMS), max(map(len, lists)) + 1), np.int64)  # 0 ends a list
     for row, each in zip(table, lists, strict=True):
         row[: len(each)] = each
     levels, inner, pes = accelerator.levels, accelerator.inner, math.prod(unroll)
-    shape = (len(levels), len(OPERANDS))
-    held, whole, copies = np.zeros(shape, np.bool_), np.zeros(shape), np.zeros(shape)
+    found: list[tuple[Any, ...]] = []
+    rest_whole, rest_copies = np.zeros(3), np.zeros(3)
     for below, level in enumerate(levels[:-1]):
+        whole, copies = np.zeros(3), np.zeros(3)
         for place, operand in enumerate(OPERANDS):
-            if operand not in level.holds:
-                continue
-            above = accelerator.above(below, operand)
-            held[below, place] = True
-            if below >= inner:
-                whole[below, place] = levels[above].energy + level.energy
-            elif above < inner:
-                copies[below, place] = pes * (levels[above].energy + level.energy)
-            else:
-                whole[below, place] = levels[above].energy
-                copies[below, place] = pes * (level.energy + accelerator.hop)
-    shared = whole + copies / pes
-    rest_whole, rest_copies = (np.vstack([np.zeros(3), np.cumsum(one, 0)[:-1]]) for one in (shared, copies))
-    room = np.array([accelerator.room(n) for n in range(len(levels))])
-    return Tables(
-        bounds, np.array(unroll, np.int64), layer.stride, table, held, inner, whole, copies, rest_whole,
-        rest_copies, room,
-    )  # fmt: skip
+            if operand in level.holds:
+                above = accelerator.above(below, operand)
+                whole[place] = levels[above].energy * (above >= inner) + level.energy * (below >= inner)
+                copies[place] = pes * (
+                    levels[above].energy * (above < inner) + level.energy * (below < inner)
+                )
+                copies[place] += pes * accelerator.hop * (below < inner <= above)
+        held = np.array([operand in level.holds for operand in OPERANDS])
+        found.append((held, below < inner, whole, copies, rest_whole, rest_copies, accelerator.room(below)))
+        rest_whole, rest_copies = rest_whole + whole + copies / pes, rest_copies + copies
+    return bounds, (np.array(unroll, np.int64), layer.stride, table), found
 
 
 Choice = tuple[tuple[int, ...], int]
@@ -132,37 +110,32 @@ Choice = tuple[tuple[int, ...], int]
 
 
 def _run(
-    tables: Tables, base: float, beat: float, width: int, replace: bool
-) -> tuple[tuple[list[Choice], float] | None, bool]:
+    bounds: tuple[int, ...], common: tuple[Any, ...], levels: list[tuple[Any, ...]], base: float, beat: float,
+    width: int, replace: bool,
+) -> tuple[tuple[list[Choice], float] | None, bool]:  # fmt: skip
     """Level by level, at most ``width`` states of each: the best, or as many as come first. The choices from
     the outside in, with what they cost; and whether states were left out."""
-    tiles: Array = np.array([tables.bounds], np.int64)
+    tiles: Array = np.array([bounds], np.int64)
     run: Array = np.ones((1, 3))
     sums: Array = np.array([[1.0, 1.0, base]])
-    trail: list[tuple[Array, Array, Array]] = []
-    overflow = False
-    for level in range(len(tables.room) - 2, -1, -1):
-        size = width if level else 1
+    trail, left_out = [], False
+    for number, level in reversed([*enumerate(levels)]):
+        size = width if number else 1
         following = np.zeros((size, len(DIMS)), np.int64), np.ones((size, 3)), np.zeros((size, 3))
         totals, parents, classes = np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64)
-        number, left_out = _expand(
-            tiles, run, sums, level, tables.unroll, tables.stride, tables.divisors, tables.held[level],
-            level < tables.inner, tables.whole[level], tables.copies[level], tables.rest_whole[level],
-            tables.rest_copies[level], tables.room[level], beat, replace or level == 0,
-            *following, totals, parents, classes,
-        )  # fmt: skip
-        if not number:
-            return None, overflow
-        overflow |= bool(left_out) and level > 0
-        order = np.argsort(totals[:number], kind="stable")
+        given: list[Any] = [tiles, run, sums, *common, *level, beat, replace or not number, not number]
+        states, over = _expand(*given, *following, totals, parents, classes)
+        if not states:
+            return None, left_out
+        left_out |= over and number > 0
+        order = np.argsort(totals[:states], kind="stable")
         tiles, run, sums = (one[order] for one in following)
         trail.append((tiles, parents[order], classes[order]))
     choices, place = [], 0
-    for level_tiles, parents, classes in reversed(trail):
-        choices.append((tuple(level_tiles[place].tolist()), int(classes[place])))
+    for tiles, parents, classes in reversed(trail):
+        choices.append((tuple(tiles[place].tolist()), int(classes[place])))
         place = int(parents[place])
-        # the parent's number is one of the sorted states of the level above
-    return ([(tables.bounds, 0), *reversed(choices)], float(sums[0, 2])), overflow
+    return ([(bounds, 0), *reversed(choices)], float(sums[0, 2])), left_out
 
 
 def _mapping(dataflow: str, unroll: Sequence[int], choices: Sequence[Choice]) -> Mapping:
@@ -170,7 +143,7 @@ def _mapping(dataflow: str, unroll: Sequence[int], choices: Sequence[Choice]) ->
     loops = []
     tiles = [tile for tile, _ in choices] + [(1,) * len(DIMS)]
     for place, inner in enumerate(tiles[1:]):
-        stationary = choices[place + 1][1] if place + 1 < len(choices) else OUTPUTS
+        stationary = choices[place + 1][1] if place + 1 < len(choices) else 0
         bounds = [outer // own for outer, own in zip(tiles[place], inner, strict=True)]
         order = sorted(range(len(DIMS)), key=lambda dim: dim not in IRRELEVANT[stationary])
         loops.append(tuple((dim, bounds[dim]) for dim in order if bounds[dim] > 1))
@@ -191,15 +164,16 @@ def _words(tile: Array, unroll: Array, stride: int, spread: bool, out: Array) ->
 
 @jit
 def _expand(
-    tiles: Array, run: Array, sums: Array, level: int, unroll: Array, stride: int, table: Array, held: Array,
-    own: bool, whole: Array, copies: Array, rest_whole: Array, rest_copies: Array, room: float, beat: float,
-    replace: bool, next_tiles: Array, next_run: Array, next_sums: Array, totals: Array, parents: Array,
-    classes: Array,
+    tiles: Array, run: Array, sums: Array, unroll: Array, stride: int, table: Array, held: Array, own: bool,
+    whole: Array, copies: Array, rest_whole: Array, rest_copies: Array, room: float, beat: float,
+    replace: bool, last: bool, next_tiles: Array, next_run: Array, next_sums: Array, totals: Array,
+    parents: Array, classes: Array,
 ) -> tuple[int, bool]:  # fmt: skip
-    """The tiles of ``level`` below each state, with each of the three orders above them: those whose cost and
+    """The tiles of a level below each state, with each of the three orders above them: those whose cost and
     bound are less than ``beat`` are written out. ``sums`` of a state: all loops above it, those of them that
-    the output does not touch, and the cost. ``replace``: where there is no room the worst goes, else the
-    newest. ``own``: the level is of each PE."""
+    the output does not touch, and the cost. ``whole`` and ``copies``: joules of a word of the tile over the
+    array, and of a PE's own (``own``: the level is of each PE); ``rest_…``: at least, in all levels below.
+    ``replace``: where there is no room the worst goes, else the newest. ``last``: only the best counts."""
     number, left_out, worst = 0, False, -1
     size = len(totals)
     place, tile = np.zeros(7, np.int64), np.ones(7, np.int64)
@@ -258,7 +232,7 @@ def _expand(
                     next_run[at] = reuse
                     next_sums[at, 0], next_sums[at, 1], next_sums[at, 2] = above, untouched, cost
                     totals[at], parents[at], classes[at] = cost + bound, parent, still
-                    if level == 0:
+                    if last:
                         beat = cost
             # The next tile. One that does not fit has none that fits where a side is longer still.
             dim = 0

@@ -1,6 +1,6 @@
 """Which loops are spread over the PEs of the array: the taxonomy of dataflows (Interstellar, section 3).
 
-A dataflow is named by the loops along the array's two axes: C|K (TPU), FY|OY (row stationary, Eyeriss), OX|OY.
+A dataflow is named by the loops along the array's axes: C|K (TPU), FY|OY (row stationary, Eyeriss), OX|OY.
 A loop that does not fill its axis leaves room for a second one, written C+FX|K (replication).
 """
 
