@@ -37,7 +37,7 @@ def allocation_rows(quick: bool) -> Iterator[Row]:
     networks = {"CNN": [[one] for one in convs], "LSTM": [read_layers("lstm")], "MLP": [read_layers("mlp")]}
     for table in ("sram", "sram-artefact"):
         document = copy.deepcopy(shipped("eyeriss"))
-        document["levels"][1]["energy"] = table
+        document["levels"]["buffer"]["energy"] = table
         base = accelerator(document, "eyeriss")
         for name, parts in networks.items():
             made = [allocate(layers, base, Limits("C|K"), decide) for layers in parts]
@@ -93,20 +93,20 @@ def _seconds(layer: Layer, chip: Accelerator) -> float:
 
 def _mapped(zigzag: Any, layer: Layer, chip: Accelerator) -> tuple[float, dict[str, Mapping]]:
     """ZigZag's least energy (joules) with C|K on the same chip, and its mapping: it splits the loops over the
-    levels for each operand in another way. Ports are so wide that they never bind; a cost is of a whole port."""
+    levels for each operand in another way. Ports are so wide that none binds; a cost is of a whole port."""
     logging.disable(logging.WARNING)
     bits, axes = 8 * chip.word, ["D1", "D2"]
 
-    def port(kind: str, ends: tuple[str, str]) -> dict[str, Any]:
-        lines = [f"I1, {ends[0]}", f"I2, {ends[0]}", f"O, {ends[0]}", f"O, {ends[1]}"]
-        return {"name": f"{kind[0]}_port_1", "type": kind, "bandwidth_min": bits, "bandwidth_max": WIDE * bits,
-                "allocation": lines}  # fmt: skip
+    def port(kind: str, first: str, second: str) -> dict[str, Any]:
+        lines = [f"I1, {first}", f"I2, {first}", f"O, {first}", f"O, {second}"]
+        widths = {"bandwidth_min": bits, "bandwidth_max": WIDE * bits}
+        return {"name": f"{kind[0]}_port_1", "type": kind, "allocation": lines, **widths}
 
     memories = {
         level.name: {
             "size": int(8 * (level.capacity or 0)), "area": 0, "latency": 1, "operands": ["I1", "I2", "O"],
             **dict.fromkeys(("r_cost", "w_cost"), level.energy * 1e12 * WIDE),
-            "ports": [port("read", ("tl", "th")), port("write", ("fh", "fl"))],
+            "ports": [port("read", "tl", "th"), port("write", "fh", "fl")],
             "served_dimensions": [] if level.per_pe else axes,
         }
         for level in chip.levels

@@ -39,8 +39,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Level:
-    """A memory. ``capacity``: bytes, of each PE's own where ``per_pe`` (None: no limit); ``energy``: joules of
-    a word; ``bandwidth``: bytes/s (None: no limit); ``holds``: the operands that do not pass it by.
+    """A memory. ``capacity``: bytes, of each PE's own where ``per_pe`` (None: no limit); ``energy``: joules
+    of a word; ``bandwidth``: bytes/s (None: no limit); ``holds``: the operands that do not pass it by.
     ``scale``: capacities and joules of a word, for `sized`."""
 
     name: str
@@ -94,8 +94,8 @@ class Accelerator:
 @dataclass(frozen=True)
 class Mapping:
     """``dataflow``: such as C|K; ``unroll``: PEs along each loop of `DIMS`; ``loops``: of each level, from
-    the PE outwards, those that run in it (number in `DIMS`, bound), inner to outer. A level's tile is what its
-    loops and those below it go through."""
+    the PE outwards, those that run in it (number in `DIMS`, bound), inner to outer. A level's tile is what
+    its loops and those below it go through."""
 
     dataflow: str
     unroll: tuple[int, ...]

@@ -14,6 +14,7 @@ import yaml
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
+from windtunnel.base.fields import suggest
 from windtunnel.calibration import profiles
 from windtunnel.cluster.catalogue import link_names
 from windtunnel.silicon.mapper.captured import nests
@@ -149,15 +150,10 @@ def _cluster(was: dict[str, Any], accelerator: Accelerator, run: str) -> dict[st
     """A cluster file like that of ``was`` (of a summary), with the accelerator as its device."""
     for field in ("nic", "intra"):
         if was[field] not in link_names():
-            known = ", ".join(link_names())
-            raise UserError(
-                f"run {run}: its {field} is {was[field]}, accepted are links of the catalogue: {known}"
-            )
+            raise UserError(f"run {run}: its {field} is {was[field]}{suggest(was[field], link_names())}")
     memory, pes = accelerator.levels[-1], accelerator.array[0] * accelerator.array[1]
     if memory.capacity is None or memory.bandwidth is None:
-        raise UserError(
-            f"{accelerator.name}: level {memory.name} has no capacity or bandwidth, accepted are both"
-        )
+        raise UserError(f"{accelerator.name}: {memory.name} has no capacity or bandwidth, accepted are both")
     buffers = [int(level.capacity or 0) for level in accelerator.levels[accelerator.inner : -1]]
     device = {
         "name": accelerator.name, "torch_name": accelerator.name, "kind": "gpu", "sm_count": pes,

@@ -2,15 +2,15 @@
 
     name: mine                                     batch: 16
     array: [16, 16]                                layers:
-    word: 2            # bytes                       - {name: a, inputs: 64, outputs: 64, size: [56, 56],
-    clock: 200.0e+6    # Hz                             kernel: [3, 3], stride: 1, groups: 1}
-    mac_pj: 0.075                                    - {name: b, m: 128, n: 4096, k: 4096}
-    hop_pj: 0.035                                    - {name: c, heads: 32, queries: 2048, keys: 2048,
-    double_buffered: true                               dimension: 128}
+    word: 2            # bytes                       a: {inputs: 64, outputs: 64, size: [56, 56],
+    clock: 200.0e+6    # Hz                              kernel: [3, 3], stride: 1, groups: 1}
+    mac_pj: 0.075                                    b: {m: 128, n: 4096, k: 4096}
+    hop_pj: 0.035                                    c: {heads: 32, queries: 2048, keys: 2048,
+    double_buffered: true                                dimension: 128}
     levels:            # energy: pJ of a word, or a table of energies.yaml
-      - {name: registers, per_pe: true, capacity: 64 B, energy: rf}
-      - {name: buffer, capacity: 256 KiB, energy: sram, bandwidth: 12.8 GB/s, holds: IWO}
-      - {name: DRAM, capacity: 4 GiB, energy: 200, bandwidth: 3.2 GB/s}
+      registers: {per_pe: true, capacity: 64 B, energy: rf}
+      buffer: {capacity: 256 KiB, energy: sram, bandwidth: 12.8 GB/s, holds: IWO}
+      DRAM: {capacity: 4 GiB, energy: 200, bandwidth: 3.2 GB/s}
 
 An error becomes one sentence: file, field, value, what is accepted.
 """
@@ -41,9 +41,9 @@ WHOLE = "batch inputs outputs stride groups m n k heads queries keys dimension w
 ACCEPTED = {
     "array": "PEs along both axes, such as [16, 16]", "clock": "Hz, such as 200.0e+6",
     "mac_pj": "pJ of a multiply and add", "hop_pj": "pJ of a word that goes to a PE",
-    "levels": "two to six, from the PE outwards", "capacity": "bytes, such as 128 KiB",
+    "levels": "two to six by name, from the PE outwards", "capacity": "bytes, such as 128 KiB",
     "energy": "pJ of a word, or one of rf, sram and sram-artefact", "bandwidth": "a rate, such as 12.8 GB/s",
-    "holds": "letters of the operands that it keeps, such as IO", "layers": "a list of layers",
+    "holds": "letters of the operands that it keeps, such as IO", "layers": "a mapping of names to layers",
     "size": "rows and columns of the output, such as [13, 13]", "kernel": "rows and columns, such as [3, 3]",
     "name": "letters, digits, _ and -", **dict.fromkeys(WHOLE.split(), "a whole number from 1 up"),
 }  # fmt: skip
@@ -55,7 +55,6 @@ Pair = tuple[Count, Count]
 
 
 class LevelSpec(BaseModel, extra="forbid"):
-    name: Name
     energy: Pico | str
     capacity: Bytes | None = None
     bandwidth: Rate | None = None
@@ -70,13 +69,12 @@ class AcceleratorSpec(BaseModel, extra="forbid"):
     clock: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     mac_pj: Pico
     hop_pj: Pico
-    levels: Annotated[list[LevelSpec], Field(min_length=2, max_length=6)]
+    levels: Annotated[dict[Name, LevelSpec], Field(min_length=2, max_length=6)]
     double_buffered: StrictBool = False
     source: str = ""
 
 
 class LayerSpec(BaseModel, extra="forbid"):
-    name: Name
     inputs: Count | None = None
     outputs: Count | None = None
     size: Pair = (1, 1)
@@ -93,7 +91,7 @@ class LayerSpec(BaseModel, extra="forbid"):
 
 
 class NetworkSpec(BaseModel, extra="forbid"):
-    layers: Annotated[list[LayerSpec], Field(min_length=1)]
+    layers: Annotated[dict[Name, LayerSpec], Field(min_length=1)]
     batch: Count = 1
 
 
@@ -114,8 +112,8 @@ def accelerator(document: Mapping[str, Any], where: str) -> Accelerator:
     """What ``document`` describes; ``where``: the file that errors name. Raises as `read_accelerator`."""
     spec = fitted(AcceleratorSpec, document, where, ACCEPTED)
     last, levels = len(spec.levels) - 1, []
-    inner = max(1, min(last, sum(level.per_pe for level in spec.levels)))
-    for place, level in enumerate(spec.levels):
+    inner = max(1, min(last, sum(level.per_pe for level in spec.levels.values())))
+    for place, (name, level) in enumerate(spec.levels.items()):
         wrong, holds = "", "".join(one for one in OPERANDS if one in level.holds)
         if level.per_pe != (place < inner):
             wrong = (
@@ -128,8 +126,8 @@ def accelerator(document: Mapping[str, Any], where: str) -> Accelerator:
         elif isinstance(level.energy, str) and level.energy not in shipped("energies"):
             wrong = f"energy {level.energy!r}, accepted is {ACCEPTED['energy']}"
         if wrong:
-            raise UserError(f"{where}: level {level.name} has {wrong}")
-        found = Level(level.name, level.capacity, 0.0, level.bandwidth, level.per_pe, tuple(holds))
+            raise UserError(f"{where}: level {name} has {wrong}")
+        found = Level(name, level.capacity, 0.0, level.bandwidth, level.per_pe, tuple(holds))
         if isinstance(level.energy, str):
             table, factor = shipped("energies")[level.energy]["at"], PICO * spec.word / TABLE_WORD
             found = replace(found, scale=tuple((float(size), pico * factor) for size, pico in table.items()))
@@ -163,23 +161,23 @@ def layers(document: Mapping[str, Any], where: str) -> list[Layer]:
     `read_layers`."""
     spec = fitted(NetworkSpec, document, where, ACCEPTED)
     found = []
-    for one in spec.layers:
+    for name, one in spec.layers.items():
         groups = spec.batch * one.heads
         if one.inputs and one.outputs:
             inputs, outputs = one.inputs // one.groups, one.outputs // one.groups
             if (inputs * one.groups, outputs * one.groups) != (one.inputs, one.outputs):
                 numbers = f"{one.inputs} inputs and {one.outputs} outputs in {one.groups} groups"
-                raise UserError(f"{where}: layer {one.name} has {numbers}, accepted are multiples")
+                raise UserError(f"{where}: layer {name} has {numbers}, accepted are multiples")
             bounds = (*reversed(one.kernel), *reversed(one.size), inputs, outputs, spec.batch)
-            found.append(Layer(one.name, bounds, one.stride, one.groups))
+            found.append(Layer(name, bounds, one.stride, one.groups))
         elif one.n and one.k:
-            found.append(gemm(one.name, one.m or spec.batch, one.n, one.k))
+            found.append(gemm(name, one.m or spec.batch, one.n, one.k))
         elif one.queries and one.keys and one.dimension:
-            found.append(gemm(f"{one.name}.scores", one.queries, one.keys, one.dimension, groups))
-            found.append(gemm(f"{one.name}.context", one.queries, one.dimension, one.keys, groups))
+            found.append(gemm(f"{name}.scores", one.queries, one.keys, one.dimension, groups))
+            found.append(gemm(f"{name}.context", one.queries, one.dimension, one.keys, groups))
         else:
             raise UserError(
-                f"{where}: layer {one.name} is of no kind, accepted are inputs and outputs (a convolution), "
+                f"{where}: layer {name} is of no kind, accepted are inputs and outputs (a convolution), "
                 "n and k (a matrix product), or queries, keys and dimension (an attention)"
             )
     return found

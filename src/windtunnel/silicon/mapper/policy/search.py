@@ -124,7 +124,8 @@ def _run(
         following = np.zeros((size, len(DIMS)), np.int64), np.ones((size, 3)), np.zeros((size, 3))
         totals, parents, classes = np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64)
         given: list[Any] = [tiles, run, sums, *common, *level, beat, replace or not number, not number]
-        states, over = _expand(*given, *following, totals, parents, classes)
+        given += [*following, totals, parents, classes]
+        states, over = _expand(*given)
         if not states:
             return None, left_out
         left_out |= over and number > 0

@@ -141,11 +141,11 @@ def read_profile(path: Path) -> DeviceProfile:
     """Read a profile. Raises `UserError` when the file is not one."""
 
     def make(data: dict[str, Any]) -> DeviceProfile:
-        operators = [(decode(*row[:3]), *map(float, row[3:])) for row in data["operators"]]
+        operators = [(decode(*row[:3]), [*map(float, row[3:])]) for row in data["operators"]]
         return DeviceProfile(
             device=data["device"],
-            operators=[(op, seconds) for op, seconds, *_ in operators],
-            joules={signature(op): more[0] for op, _, *more in operators if more},
+            operators=[(op, figures[0]) for op, figures in operators],
+            joules={signature(op): figures[1] for op, figures in operators if len(figures) > 1},
             host_overhead={key: float(value) for key, value in data["host_overhead"].items()},
             collectives=[(str(k), int(w), int(b), float(s)) for k, w, b, s in data["collectives"]],
             provenance=dict(data["provenance"]),
