@@ -11,6 +11,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import windtunnel as wt
+from support import quick
+from support.programs import train
 from windtunnel.base.errors import UserError
 from windtunnel.calibration import profiles
 from windtunnel.cli.main import app
@@ -213,6 +216,18 @@ def test_a_run_becomes_a_device_that_emulate_prices_by(emulated: str, tmp_path: 
     assert made.kinds["elementwise"].seconds == pytest.approx(add.seconds * 4 * 1 / 2 / 2)
     assert made.kinds["elementwise"].joules == pytest.approx(known.joules[signature(ADD)])
     assert made.step.joules == pytest.approx(sum(one.joules for one in made.kinds.values()))
+
+
+@pytest.mark.conformance
+def test_a_job_flies_on_the_drawing_and_says_its_joules(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tpu.yaml"
+    with quick.captures():
+        wt.emulate(train, 256, cluster="h100-sxm:1x2", report=False)
+        made = profile("last", read_accelerator("tpu"), out)
+        run = wt.emulate(train, 256, cluster=str(out), report=False)
+    assert run.summary.joules_per_iteration == pytest.approx(2 * made.step.joules)
+    assert run.critical_path["compute"] == pytest.approx(made.step.seconds)
+    assert {one.source for one in run.operators} == {"modelled"}
 
 
 def test_a_run_without_operators_or_on_a_link_of_its_own_is_refused(emulated: str, tmp_path: Path) -> None:
