@@ -20,7 +20,6 @@ from benchmarks.harness.measure import conditions, scratch
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.silicon.mapper import Accelerator, Layer, Observation, decide, read_accelerator, read_layers
 from windtunnel.silicon.mapper.model import LETTERS, OPERANDS, Mapping
-from windtunnel.silicon.mapper.policy import Limits
 from windtunnel.silicon.mapper.policy.allocation import allocate
 from windtunnel.silicon.mapper.policy.counts import joules, traffic_of
 from windtunnel.silicon.mapper.spec import accelerator, shipped
@@ -40,7 +39,7 @@ def allocation_rows(quick: bool) -> Iterator[Row]:
         document["levels"]["buffer"]["energy"] = table
         base = accelerator(document, "eyeriss")
         for name, parts in networks.items():
-            made = [allocate(layers, base, Limits("C|K"), decide) for layers in parts]
+            made = [allocate(layers, base, "C|K", decide) for layers in parts]
             best = max(made, key=lambda one: one.gain)
             sizes = " + ".join(f"{one.capacity:,.0f} B" for one in best.best.accelerator.levels[:2])
             of = f"; by layer {', '.join(f'{one.gain:.2f}' for one in made)}" if len(made) > 1 else ""
@@ -57,7 +56,7 @@ def search_rows(quick: bool) -> Iterator[Row]:
     chip = read_accelerator("eyeriss")
     layers = [*read_layers("alexnet"), *read_layers("vgg16"), *read_layers("lstm")]
     for layer in layers:
-        decide(Observation(layer, chip, Limits("C|K")))  # what Numba compiles is not what is measured
+        decide(Observation(layer, chip, "C|K"))  # what Numba compiles is not what is measured
     taken = [_seconds(layer, chip) for layer in layers]
     note = f"{min(taken):.4f} to {max(taken):.4f} s of {len(taken)} layers on eyeriss, C|K; {conditions()}"
     yield figure("search", "a layer and dataflow", "CPU s", statistics.median(taken), "<= 0.1", note=note)
@@ -71,7 +70,7 @@ def search_rows(quick: bool) -> Iterator[Row]:
     begun = time.process_time()
     energy, mapping = _mapped(zigzag, layer, plain)
     other, own = time.process_time() - begun, statistics.median(_seconds(layer, plain) for _ in range(5))
-    made = decide(Observation(layer, plain, Limits("C|K")))
+    made = decide(Observation(layer, plain, "C|K"))
     yield figure("search", "ZigZag 3.9.1 (LOMA, 6 factors)", "CPU s", other, note=conditions())
     yield figure(
         "search", "ZigZag over the mapper", "times", other / own, ">= 100", note=f"the mapper: {own:.4f} s"
@@ -87,7 +86,7 @@ def search_rows(quick: bool) -> Iterator[Row]:
 
 def _seconds(layer: Layer, chip: Accelerator) -> float:
     begun = time.process_time()
-    decide(Observation(layer, chip, Limits("C|K")))
+    decide(Observation(layer, chip, "C|K"))
     return time.process_time() - begun
 
 

@@ -12,7 +12,7 @@ from tests.silicon.mapper.brute import exhaustive, random_case, random_tiny, sim
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.silicon.mapper.model import DIMS, IRRELEVANT, OPERANDS, Accelerator, Layer, Level
-from windtunnel.silicon.mapper.policy import POLICIES, Decision, Limits, Observation, decide
+from windtunnel.silicon.mapper.policy import POLICIES, Decision, Observation, decide
 from windtunnel.silicon.mapper.policy.allocation import allocate, sizes
 from windtunnel.silicon.mapper.policy.counts import count, cycles, joules, tile_words
 from windtunnel.silicon.mapper.policy.schedule import lines
@@ -170,7 +170,7 @@ def test_dataflows_have_names_and_replication() -> None:
 
 def test_what_is_wrong_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"`dataflow`: 'C\|C' is not understood, accepted are two of FX"):
-        decide(Observation(SMALL, chip(), Limits("C|C")))
+        decide(Observation(SMALL, chip(), "C|C"))
     with pytest.raises(UserError, match="layer small has no mapping that fits chip"):
         decide(Observation(SMALL, chip(own=2)))
     with pytest.raises(UserError, match="no level has a table of energies"):
@@ -195,7 +195,7 @@ def test_memories_are_sized_at_the_same_throughput() -> None:
     levels = tuple(replace(level, scale=scale) for level, scale in zip(base.levels, scales, strict=True))
     base = replace(base, levels=levels, double_buffered=True)
     layers = [Layer("gemm", (1, 1, 1, 1, 32, 32, 16))]
-    made = allocate(layers, base, Limits("C|K"), decide)
+    made = allocate(layers, base, "C|K", decide)
     assert len(made.points) == 4 * 4
     assert made.best.cycles <= 1.001 * made.base.cycles
     assert made.gain >= 1

@@ -19,7 +19,7 @@ from windtunnel.calibration import profiles
 from windtunnel.cluster.catalogue import link_names
 from windtunnel.silicon.mapper.captured import nests
 from windtunnel.silicon.mapper.model import Accelerator, Layer
-from windtunnel.silicon.mapper.policy import POLICIES, Decision, Limits, Observation, allocation
+from windtunnel.silicon.mapper.policy import POLICIES, Decision, Observation, allocation
 from windtunnel.silicon.mapper.twin import Cost, price, stream, total
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Run, Store
@@ -80,7 +80,7 @@ def search(
     names, rows = [layer.name for layer in layers], []
     with _kept(policy, layers=names, accelerator=accelerator.name, dataflow=dataflow) as (run, decide):
         for layer in layers:
-            observation = Observation(layer, accelerator, Limits(dataflow))
+            observation = Observation(layer, accelerator, dataflow)
             decision = decide(observation)
             rows.append(Mapped(layer, decision, price(observation, decision)))
         run.finish(asdict(total(one.cost for one in rows)))
@@ -95,7 +95,7 @@ def allocate(layers: Sequence[Layer], accelerator: Accelerator, dataflow: str = 
     """
     names = [layer.name for layer in layers]
     with _kept("energy", layers=names, accelerator=accelerator.name, dataflow=dataflow) as (run, decide):
-        made = allocation.allocate(layers, accelerator, Limits(dataflow), decide)
+        made = allocation.allocate(layers, accelerator, dataflow, decide)
         run.finish({"energy_gain": made.gain, "joules": made.best.energy})
     return made
 

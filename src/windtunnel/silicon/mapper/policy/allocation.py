@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 
 from windtunnel.base.errors import UserError
 from windtunnel.silicon.mapper.model import Accelerator, Layer, Level
-from windtunnel.silicon.mapper.policy import Decision, Limits, Observation
+from windtunnel.silicon.mapper.policy import Decision, Observation
 
 SLOWER = 1.001
 """Of the base's cycles: what counts as the same throughput."""
@@ -57,9 +58,11 @@ def sizes(accelerator: Accelerator) -> Iterator[Accelerator]:
 
 
 def allocate(
-    layers: Sequence[Layer], accelerator: Accelerator, limits: Limits,
+    layers: Sequence[Layer],
+    accelerator: Accelerator,
+    dataflow: str,
     decide: Callable[[Observation], Decision],
-) -> Allocation:  # fmt: skip
+) -> Allocation:
     """The best sizes for all ``layers`` together; ``decide`` maps each.
 
     Raises:
@@ -67,14 +70,12 @@ def allocate(
     """
 
     def point(one: Accelerator) -> Point:
-        made = [decide(Observation(layer, one, limits)) for layer in layers]
-        return Point(one, math.fsum(m.energy for m in made), math.fsum(m.cycles for m in made))
+        made = [decide(Observation(layer, one, dataflow)) for layer in layers]
+        return Point(one, math.fsum(each.energy for each in made), math.fsum(each.cycles for each in made))
 
     base, points = point(accelerator), []
     for one in sizes(accelerator):
-        try:
+        with suppress(UserError):  # a layer has no tile that fits these sizes
             points.append(point(one))
-        except UserError:
-            continue  # a layer has no tile that fits these sizes
     quick = [one for one in (base, *points) if one.cycles <= SLOWER * base.cycles]
     return Allocation(base, min(quick, key=lambda one: one.energy), tuple(points))

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +24,8 @@ from windtunnel.silicon.mapper.policy.counts import MAC_ACCESSES
 
 SMOOTH = 13
 """The largest prime factor of a bound that is not padded."""
-NARROW, STATES = 32, 1 << 18
-"""States of the first beam, and how many an exact search holds at most."""
+NARROW, WIDE, STATES = 32, 256, 1 << 18
+"""States of the first beam, of that over more than three levels, and how many an exact search holds at most."""
 Array = NDArray[Any]
 
 
@@ -48,8 +47,7 @@ def divisors(number: int) -> list[int]:
     return small + [number // n for n in reversed(small) if n * n != number]
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """``energy``: joules of one group; ``mapping`` None: there is none that costs less than what was to be
     beaten, or that fits. ``exact``: none was left out."""
 
@@ -59,9 +57,8 @@ class Found:
 
 
 def least_energy(
-    layer: Layer, accelerator: Accelerator, dataflow: str, unroll: Sequence[int],
-    beat: float = math.inf, width: int = 256,
-) -> Found:  # fmt: skip
+    layer: Layer, accelerator: Accelerator, dataflow: str, unroll: Sequence[int], beat: float = math.inf
+) -> Found:
     """The mapping with this unrolling that costs least, if less than ``beat`` (joules of a group)."""
     bounds, common, levels = _tables(layer, accelerator, unroll)
     steps = math.prod(bounds) * math.prod(unroll)
@@ -69,7 +66,7 @@ def least_energy(
     best, _ = _run(bounds, common, levels, base, beat, NARROW, True)
     exact = len(levels) <= 2
     beat = best[1] if best else beat
-    better, left_out = _run(bounds, common, levels, base, beat, STATES if exact else width, not exact)
+    better, left_out = _run(bounds, common, levels, base, beat, STATES if exact else WIDE, not exact)
     best = better or best
     if best is None:
         return Found(None, math.inf, exact and not left_out)

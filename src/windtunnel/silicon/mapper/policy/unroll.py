@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, product
 
+from windtunnel.base.errors import UserError
 from windtunnel.silicon.mapper.model import DIMS, LETTERS, Layer
 
 Along = tuple[tuple[int, int], ...]
@@ -32,10 +33,14 @@ def unrollings(layer: Layer, array: tuple[int, int], dataflow: str = "") -> list
     ``dataflow``: only that one, such as C|K, replicated in whatever way; its axes may change places.
     """
     found: dict[tuple[int, ...], Unrolling] = {}
+    axes = set(dataflow.split("|")) if dataflow else set()
+    if dataflow and (len(axes) != 2 or not axes <= set(LETTERS)):
+        words = f"accepted are two of {', '.join(LETTERS)}, such as C|K"
+        raise UserError(f"`dataflow`: {dataflow!r} is not understood, {words}")
     for first, second in product(_along(layer, array[0]), _along(layer, array[1])):
         if {dim for dim, _ in first} & {dim for dim, _ in second}:
             continue
-        if dataflow and set(dataflow.split("|")) != {LETTERS[axis[0][0]] for axis in (first, second) if axis}:
+        if dataflow and axes != {LETTERS[axis[0][0]] for axis in (first, second) if axis}:
             continue
         unroll = [1] * len(DIMS)
         for dim, pes in (*first, *second):
@@ -46,12 +51,6 @@ def unrollings(layer: Layer, array: tuple[int, int], dataflow: str = "") -> list
             tuple(unroll), Unrolling(f"{_name(first)}|{_name(second)}", tuple(unroll), utilisation)
         )
     return sorted(found.values(), key=lambda one: -one.utilisation)
-
-
-def known(dataflow: str) -> bool:
-    """Whether it is one or two different loops' letters, as in C|K."""
-    names = dataflow.split("|")
-    return len(names) == len(set(names)) == 2 and set(names) <= set(LETTERS)
 
 
 def _along(layer: Layer, pes: int) -> Iterator[Along]:
