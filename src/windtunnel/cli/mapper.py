@@ -69,20 +69,19 @@ def allocate(accelerator: Chip, layer: Layers, dataflow: Dataflow = "C|K", as_js
 
     Example: windtunnel mapper allocate --accelerator eyeriss --layer lstm
     """
+    from windtunnel.base.plain import to_plain
     from windtunnel.base.units import size
     from windtunnel.silicon.mapper import read_accelerator, read_layers
     from windtunnel.silicon.mapper.run import allocate as make
 
     made = make(read_layers(layer), read_accelerator(accelerator), dataflow)
-    plain: dict[str, Any] = {"energy_gain": made.gain, "points": len(made.points)}
+    if as_json:
+        typer.echo(json.dumps({"energy_gain": made.gain, **to_plain(made)}))
+        return
     for name, one in (("base", made.base), ("best", made.best)):
-        held = {level.name: level.capacity for level in one.accelerator.levels}
-        plain[name] = {"capacity_bytes": held, "joules": one.energy, "cycles": one.cycles}
-        if not as_json:
-            words = ", ".join(f"{level} {size(amount)}" for level, amount in held.items())
-            typer.echo(f"{name}  {one.energy:.4g} J  {one.cycles:.4g} cycles  {words}")
-    told = f"{made.gain:.2f} times less energy, the best of {len(made.points)} sizes (emulated)"
-    typer.echo(json.dumps(plain) if as_json else told)
+        held = ", ".join(f"{level.name} {size(level.capacity)}" for level in one.accelerator.levels)
+        typer.echo(f"{name}  {one.energy:.4g} J  {one.cycles:.4g} cycles  {held}")
+    typer.echo(f"{made.gain:.2f} times less energy, the best of {len(made.points)} sizes (emulated)")
 
 
 @group.command("profile")

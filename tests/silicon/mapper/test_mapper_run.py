@@ -197,7 +197,7 @@ def test_memories_are_sized_and_the_gain_is_told() -> None:
     told = CliRunner().invoke(app, ["mapper", "allocate", "-a", "eyeriss", "-l", "mlp.fc4", "--json"])
     made = json.loads(told.output)
     again = allocate(read_layers("mlp.fc4"), read_accelerator("eyeriss"), "C|K")
-    assert made["energy_gain"] == pytest.approx(made["base"]["joules"] / made["best"]["joules"]) == again.gain
+    assert made["energy_gain"] == pytest.approx(made["base"]["energy"] / made["best"]["energy"]) == again.gain
     assert made["energy_gain"] >= 1
 
 
@@ -206,7 +206,7 @@ def test_a_run_becomes_a_device_that_emulate_prices_by(emulated: str, tmp_path: 
     search(read_layers("mlp.fc4"), chip)  # a later run, which last passes over
     made = profile("last", chip, out)
     cluster = load_cluster(out)
-    assert cluster.world_size == 2
+    assert (cluster.world_size, cluster.host.device.name) == (2, "tpu-drawn")
     assert cluster.host.device.peak("bfloat16") == 2 * 256 * 256 * 700e6
     known = find_profile(cluster.host.device.name)
     matmul, add = (cost_of(op, cluster.host.device, known) for op in (MM, ADD))
@@ -239,9 +239,12 @@ def test_a_run_without_operators_or_on_a_link_of_its_own_is_refused(emulated: st
     own = Store.open().begin("training.emulate", {})
     profiles.save(own.directory / "operators.json", 1, {"period": 1}, ("operators", ROWS))
     own.finish({"cluster": {"nic": "mine", "intra": "nvlink-4"}, "world_size": 1})
-    with pytest.raises(UserError, match="its nic is mine"):
+    with pytest.raises(UserError, match="the run's nic is 'mine', accepted are"):
         profile(own.id, chip, out)
+    with pytest.raises(UserError, match="`out`: .* cannot be written"):
+        profile(emulated, chip, tmp_path / "none" / "chip.yaml")
     assert not out.exists()
+    assert Store.open().get("last").status == "failed"
 
 
 def test_the_command_line_shows_a_table_and_a_schedule(tmp_path: Path) -> None:

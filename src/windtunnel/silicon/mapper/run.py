@@ -107,32 +107,31 @@ def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fas
     Raises:
         UserError: no such run, or it is none of an emulation; a layer that does not fit.
     """
-    store = Store.open()
+    store, name = Store.open(), f"{accelerator.name}-drawn"  # no device of the catalogue, or measured, is
     newest = store.newest(EMULATE, lambda run: True) if run_id == "last" else None  # not one of these here
     source = newest or store.get(run_id)
-    path = source.directory / OPERATORS
-    if source.summary is None or not path.is_file():
-        raise UserError(
-            f"{run_id}: run {source.id} of {source.capability} has no {OPERATORS}, accepted are runs of "
-            "`windtunnel emulate` that are done"
-        )
+    path, summary = source.directory / OPERATORS, source.summary
+    if summary is None or not path.is_file():
+        what = f"run {source.id} of {source.capability} has no {OPERATORS}"
+        raise UserError(f"{run_id}: {what}, accepted are runs of `windtunnel emulate` that are done")
     content = profiles.read(path, "the operators of a run", VERSION, dict)
-    cluster = _cluster(source.summary["cluster"], accelerator, source.id)
+    cluster = {"name": name, **_cluster(summary["cluster"], accelerator, name)}
     rows, spent = [], dict[str, list[Cost]]()
     with _kept(policy, of=source.id, accelerator=accelerator.name) as (run, decide):
         for row in content["operators"]:
             cost, facts = _operator(row, accelerator, decide), row[3]
             rows.append([*row[:3], cost.seconds, cost.joules])
-            calls = facts["count"] * facts["ranks"] / content["period"] / source.summary["world_size"]
+            calls = facts["count"] * facts["ranks"] / content["period"] / summary["world_size"]
             spent.setdefault(facts["kind"], []).append(cost.times(calls))
         kinds = {kind: total(costs) for kind, costs in spent.items()}
-        made = Device(kinds, total(kinds.values()), out, profiles.own(accelerator.name))
-        origin = {
-            "origin": f"modelled by windtunnel mapper: {accelerator.name}, operators of run {source.id}"
-        }
-        head = {"device": accelerator.name, "provenance": origin, "host_overhead": {}, "collectives": []}
-        profiles.save(made.profile, VERSION, head, ("operators", rows))
-        atomic.replace(out, yaml.safe_dump(cluster, sort_keys=False))
+        made = Device(kinds, total(kinds.values()), out, profiles.own(name))
+        origin = {"origin": f"modelled by windtunnel mapper, operators of run {source.id}"}
+        head = {"device": name, "provenance": origin, "host_overhead": {}, "collectives": []}
+        try:
+            atomic.replace(out, yaml.safe_dump(cluster, sort_keys=False))
+            profiles.save(made.profile, VERSION, head, ("operators", rows))
+        except OSError as error:
+            raise UserError(f"`out`: {out} or {made.profile} cannot be written ({error.strerror})") from error
         run.finish(asdict(made.step))
     return made
 
@@ -146,20 +145,20 @@ def _operator(row: Sequence[Any], accelerator: Accelerator, decide: Decide) -> C
     return total(parts) if parts else stream(accelerator, row[3]["bytes"])
 
 
-def _cluster(was: dict[str, Any], accelerator: Accelerator, run: str) -> dict[str, Any]:
+def _cluster(was: dict[str, Any], accelerator: Accelerator, name: str) -> dict[str, Any]:
     """A cluster file like that of ``was`` (of a summary), with the accelerator as its device."""
-    for field in ("nic", "intra"):
-        if was[field] not in link_names():
-            raise UserError(f"run {run}: its {field} is {was[field]}{suggest(was[field], link_names())}")
+    links = {field: was[field] for field in ("nic", "intra")}
+    for field, link in links.items():
+        if link not in link_names():
+            raise UserError(f"the run's {field} is {link!r}{suggest(link, link_names())}")
     memory, pes = accelerator.levels[-1], accelerator.array[0] * accelerator.array[1]
     if memory.capacity is None or memory.bandwidth is None:
         raise UserError(f"{accelerator.name}: {memory.name} has no capacity or bandwidth, accepted are both")
     buffers = [int(level.capacity or 0) for level in accelerator.levels[accelerator.inner : -1]]
     device = {
-        "name": accelerator.name, "torch_name": accelerator.name, "kind": "gpu", "sm_count": pes,
-        "memory_bytes": memory.capacity, "memory_bandwidth": memory.bandwidth,
-        "l2_bytes": max(buffers, default=0), "source": "a drawing, by windtunnel mapper",
+        "name": name, "torch_name": name, "kind": "gpu", "sm_count": pes, "memory_bytes": memory.capacity,
+        "memory_bandwidth": memory.bandwidth, "l2_bytes": max(buffers, default=0), "source": "a drawing",
         "peak_flops": dict.fromkeys(("float32", "bfloat16", "float16"), 2.0 * pes * accelerator.clock),
     }  # fmt: skip
-    host = {"devices": was["devices_per_host"], "device": device, "intra": was["intra"], "nic": was["nic"]}
-    return {"name": accelerator.name, "hosts": was["hosts"], "host": host | {"pcie": "pcie-5"}}
+    host = {"devices": was["devices_per_host"], "device": device, **links, "pcie": "pcie-5"}
+    return {"hosts": was["hosts"], "host": host}

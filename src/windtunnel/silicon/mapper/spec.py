@@ -1,19 +1,6 @@
-"""The files of an architect, as those in ``catalogue``: an accelerator, and layers to map on it.
-
-    name: mine                                     batch: 16
-    array: [16, 16]                                layers:
-    word: 2            # bytes                       a: {inputs: 64, outputs: 64, size: [56, 56],
-    clock: 200.0e+6    # Hz                              kernel: [3, 3], stride: 1, groups: 1}
-    mac_pj: 0.075                                    b: {m: 128, n: 4096, k: 4096}
-    hop_pj: 0.035                                    c: {heads: 32, queries: 2048, keys: 2048,
-    double_buffered: true                                dimension: 128}
-    levels:            # energy: pJ of a word, or a table of energies.yaml
-      registers: {per_pe: true, capacity: 64 B, energy: rf}
-      buffer: {capacity: 256 KiB, energy: sram, bandwidth: 12.8 GB/s, holds: IWO}
-      DRAM: {capacity: 4 GiB, energy: 200, bandwidth: 3.2 GB/s}
-
-An error becomes one sentence: file, field, value, what is accepted.
-"""
+"""The files of an architect, as those in ``catalogue``: an accelerator, and layers to map on it. Energies are
+pJ of a word there, or a table of ``energies.yaml``. An error becomes one sentence: file, field, value, what is
+accepted."""
 
 from __future__ import annotations
 

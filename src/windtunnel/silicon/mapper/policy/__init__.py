@@ -19,7 +19,7 @@ from windtunnel.silicon.mapper.policy.search import least_energy
 from windtunnel.silicon.mapper.policy.unroll import unrollings
 
 LEAST, MOST = 0.75, 64
-"""Of the PEs that the best unrolling uses, what one must use to be tried; and how many are, the best first."""
+"""Of the PEs that the best unrolling uses, what one must use to be tried; how many are, the best first."""
 
 
 @dataclass(frozen=True)

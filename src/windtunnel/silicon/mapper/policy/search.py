@@ -25,7 +25,7 @@ from windtunnel.silicon.mapper.policy.counts import MAC_ACCESSES
 SMOOTH = 13
 """The largest prime factor of a bound that is not padded."""
 NARROW, WIDE, STATES = 32, 256, 1 << 18
-"""States of the first beam, of that over more than three levels, and how many an exact search holds at most."""
+"""States of the first beam, of that over more than three levels, and of an exact search at most."""
 Array = NDArray[Any]
 
 
