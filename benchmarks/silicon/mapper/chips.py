@@ -1,4 +1,4 @@
-"""Energy that sizing the memories saves, and the time that a search takes beside that of ZigZag."""
+"""Counts and optima against brute force, energy that sizing saves, and time beside ZigZag's."""
 
 from __future__ import annotations
 
@@ -7,27 +7,57 @@ import copy
 import importlib
 import io
 import logging
+import math
 import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, scratch
 from benchmarks.harness.rows import Row, left_out
+from tests.silicon.mapper.brute import exhaustive, random_case, random_tiny, simulate
 from windtunnel.silicon.mapper import Accelerator, Layer, Observation, decide, read_accelerator, read_layers
 from windtunnel.silicon.mapper.model import LETTERS, OPERANDS, Mapping
 from windtunnel.silicon.mapper.policy.allocation import allocate
-from windtunnel.silicon.mapper.policy.counts import joules, traffic_of
+from windtunnel.silicon.mapper.policy.counts import count, joules, traffic_of
+from windtunnel.silicon.mapper.policy.search import least_energy
 from windtunnel.silicon.mapper.spec import accelerator, shipped
 
 WIDE = 512
 """Words of a port of ZigZag's memories."""
 PAPER = "Yang et al., Interstellar, ASPLOS 2020, abstract: up to"
 PUBLISHED = {"CNN": 4.2, "LSTM": 1.6, "MLP": 1.8}
+
+
+def count_rows(quick: bool) -> Iterator[Row]:
+    """Random nests: strides, loops of bound 1, any order and unrolling, levels that operands pass by."""
+    rng, nests = np.random.default_rng(0), 200 if quick else 1000
+    counts, wrong = 0, 0
+    for _ in range(nests):
+        case = random_case(rng)
+        pairs = [*zip(count(*case), simulate(*case), strict=True)]
+        counts, wrong = counts + len(pairs), wrong + sum(one != other for one, other in pairs)
+    note = f"of {counts:,} counts of an operand at a level"
+    yield figure("counts", f"{nests:,} random nests", "counts that differ", float(wrong), "0", note=note)
+
+
+def optimum_rows(quick: bool) -> Iterator[Row]:
+    """Tiny layers, of which all tilings and all orders can be tried."""
+    rng, layers = np.random.default_rng(1), 30 if quick else 200
+    wrong = none = 0
+    for _ in range(layers):
+        layer, chip, unroll = random_tiny(rng)
+        found = least_energy(layer, chip, "", unroll)[1]
+        truth = exhaustive(layer, chip, unroll)
+        none += math.isinf(truth)
+        wrong += not (found == truth or math.isclose(found, truth, rel_tol=1e-9))
+    note = f"{none} of them fit in no way, which is told"
+    yield figure("optimum", f"{layers} tiny layers", "optima that differ", float(wrong), "0", note=note)
 
 
 def allocation_rows(quick: bool) -> Iterator[Row]:
@@ -72,12 +102,10 @@ def search_rows(quick: bool) -> Iterator[Row]:
     other, own = time.process_time() - begun, statistics.median(_seconds(layer, plain) for _ in range(5))
     made = decide(Observation(layer, plain, "C|K"))
     yield figure("search", "ZigZag 3.9.1 (LOMA, 6 factors)", "CPU s", other, note=conditions())
-    yield figure(
-        "search", "ZigZag over the mapper", "times", other / own, ">= 100", note=f"the mapper: {own:.4f} s"
-    )
-    counted = sum(
-        joules(layer, plain, mapping[one], traffic_of(layer, plain, mapping[one], one)) for one in OPERANDS
-    ) - 2 * joules(layer, plain, mapping["O"], ())
+    note = f"the mapper: {own:.4f} s"
+    yield figure("search", "ZigZag over the mapper", "times", other / own, ">= 100", note=note)
+    moved = [traffic for one in OPERANDS for traffic in traffic_of(layer, plain, mapping[one], one)]
+    counted = joules(layer, plain, mapping["O"], moved)
     yield figure(
         "search", "energy of ZigZag's mapping over the mapper's, by the counts here", "times",
         emulated=counted / made.energy, note=f"ZigZag itself says {energy / counted:.2f} times these counts",

@@ -241,7 +241,7 @@ def test_a_run_without_operators_or_on_a_link_of_its_own_is_refused(emulated: st
     own.finish({"cluster": {"nic": "mine", "intra": "nvlink-4"}, "world_size": 1})
     with pytest.raises(UserError, match="the run's nic is 'mine', accepted are"):
         profile(own.id, chip, out)
-    with pytest.raises(UserError, match="`out`: .* cannot be written"):
+    with pytest.raises(UserError, match=r"`out`: .* cannot be written"):
         profile(emulated, chip, tmp_path / "none" / "chip.yaml")
     assert not out.exists()
     assert Store.open().get("last").status == "failed"

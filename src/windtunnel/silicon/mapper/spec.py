@@ -1,6 +1,6 @@
 """The files of an architect, as those in ``catalogue``: an accelerator, and layers to map on it. Energies are
-pJ of a word there, or a table of ``energies.yaml``. An error becomes one sentence: file, field, value, what is
-accepted."""
+pJ of a word there, or a table of ``energies.yaml``. An error becomes one sentence: file, field, value, what
+is accepted."""
 
 from __future__ import annotations
 

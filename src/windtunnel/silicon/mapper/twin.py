@@ -31,11 +31,9 @@ class Cost:
 
 def total(costs: Iterable[Cost]) -> Cost:
     """One after another."""
-    rows = [*costs]
-    return Cost(
-        math.fsum(one.seconds for one in rows), math.fsum(one.joules for one in rows),
-        tuple(map(math.fsum, zip(*(one.bytes for one in rows), strict=True))),
-    )  # fmt: skip
+    rows = [(one.seconds, one.joules, *one.bytes) for one in costs]
+    seconds, joules_, *nbytes = map(math.fsum, zip(*rows, strict=True))
+    return Cost(seconds, joules_, tuple(nbytes))
 
 
 def price(observation: Observation, decision: Decision) -> Cost:
@@ -47,10 +45,9 @@ def price(observation: Observation, decision: Decision) -> Cost:
     for one in moved:
         words[one.above] += one.read + one.written
         words[one.below] += one.moved
-    return Cost(
-        cycles(layer, accelerator, mapping, moved) / accelerator.clock,
-        joules(layer, accelerator, mapping, moved), tuple(accelerator.word * one for one in words),
-    )  # fmt: skip
+    seconds = cycles(layer, accelerator, mapping, moved) / accelerator.clock
+    nbytes = tuple(accelerator.word * one for one in words)
+    return Cost(seconds, joules(layer, accelerator, mapping, moved), nbytes)
 
 
 def stream(accelerator: Accelerator, nbytes: float) -> Cost:

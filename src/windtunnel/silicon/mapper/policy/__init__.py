@@ -67,9 +67,9 @@ def _best(observation: Observation, key: Callable[[Decision], tuple[float, float
     exact = True
     for way in ways[:MOST]:
         beat = best.energy / layer.groups if best and cut else math.inf
-        found = least_energy(layer, accelerator, way.dataflow, way.unroll, beat)
-        exact &= found.exact
-        if (mapping := found.mapping) is None:
+        mapping, _, sure = least_energy(layer, accelerator, way.dataflow, way.unroll, beat)
+        exact &= sure
+        if mapping is None:
             continue
         moved = count(layer, accelerator, mapping)
         costs = joules(layer, accelerator, mapping, moved), cycles(layer, accelerator, mapping, moved)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,19 +47,11 @@ def divisors(number: int) -> list[int]:
     return small + [number // n for n in reversed(small) if n * n != number]
 
 
-class Found(NamedTuple):
-    """``energy``: joules of one group; ``mapping`` None: there is none that costs less than what was to be
-    beaten, or that fits. ``exact``: none was left out."""
-
-    mapping: Mapping | None
-    energy: float
-    exact: bool
-
-
 def least_energy(
     layer: Layer, accelerator: Accelerator, dataflow: str, unroll: Sequence[int], beat: float = math.inf
-) -> Found:
-    """The mapping with this unrolling that costs least, if less than ``beat`` (joules of a group)."""
+) -> tuple[Mapping | None, float, bool]:
+    """The mapping with this unrolling that costs least, if less than ``beat``: None where none does, or fits;
+    its energy, joules of one group; and whether that is exact, since none was left out."""
     bounds, common, levels = _tables(layer, accelerator, unroll)
     steps = math.prod(bounds) * math.prod(unroll)
     base = steps * (accelerator.mac + MAC_ACCESSES * accelerator.levels[0].energy)
@@ -68,9 +60,8 @@ def least_energy(
     beat = best[1] if best else beat
     better, left_out = _run(bounds, common, levels, base, beat, STATES if exact else WIDE, not exact)
     best = better or best
-    if best is None:
-        return Found(None, math.inf, exact and not left_out)
-    return Found(_mapping(dataflow, unroll, best[0]), best[1], exact and not left_out)
+    mapping = _mapping(dataflow, unroll, best[0]) if best else None
+    return mapping, best[1] if best else math.inf, exact and not left_out
 
 
 Tables = tuple[tuple[int, ...], tuple[Any, ...], list[tuple[Any, ...]]]
