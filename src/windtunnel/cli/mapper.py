@@ -10,15 +10,12 @@ import typer
 
 from windtunnel.cli import Group
 
-group = typer.Typer(
-    cls=Group, no_args_is_help=True, help="What layers cost on a chip that is only a drawing."
-)
+group = typer.Typer(cls=Group, no_args_is_help=True, help="What layers cost on a chip that is a drawing.")
 Chip = Annotated[
     str, typer.Option("--accelerator", "-a", metavar="NAME|FILE", help="eyeriss, tpu, cpu, or a YAML file.")
 ]
 Layers = Annotated[
-    str,
-    typer.Option("--layer", "-l", metavar="NAME|FILE", help="alexnet, vgg16, lstm, mlp, mlp.fc1, a file."),
+    str, typer.Option("--layer", "-l", metavar="NAME|FILE", help="alexnet, vgg16, lstm, mlp.fc1, a file.")
 ]
 Dataflow = Annotated[str, typer.Option(metavar="A|B", help="Only this unrolling, such as 'C|K'; '' for all.")]
 Policy = Annotated[str, typer.Option(help="energy, or fastest: fewest cycles, then least energy.")]
@@ -47,19 +44,13 @@ def search(
 
     chip = read_accelerator(accelerator)
     rows = make(read_layers(layer), chip, dataflow, policy)
-    shown = [
-        (
-            f"{one.layer.name}  {one.decision.mapping.dataflow}, {one.decision.utilisation:.0%} of PEs",
-            one.cost,
-        )
-        for one in rows
-    ]
-    _show(
-        chip, "layer", [*shown, ("together", total(cost for _, cost in shown))], as_json, [*map(vars, rows)]
-    )
+    shown = [(f"{one.layer.name}  {one.decision.mapping.dataflow}", one.cost) for one in rows]
+    shown.append(("together", total(cost for _, cost in shown)))
+    _show(chip, "layer", shown, as_json, [*map(vars, rows)])
     if beam := [one.layer.name for one in rows if not one.decision.exact]:
         typer.echo(f"not exact, by a beam: {', '.join(beam)}", err=as_json)
     if len(rows) == 1 and not as_json:
+        typer.echo(f"{rows[0].decision.utilisation:.0%} of all PEs work; the schedule:")
         typer.echo("\n".join(lines(rows[0].layer, chip, rows[0].decision.mapping)))
 
 
@@ -87,11 +78,8 @@ def allocate(accelerator: Chip, layer: Layers, dataflow: Dataflow = "C|K", as_js
 @group.command("profile")
 def profile(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The id of an emulation, or last.")],
-    accelerator: Chip,
-    out: Out = Path("chip.yaml"),
-    policy: Policy = "fastest",
-    as_json: Json = False,
-) -> None:
+    accelerator: Chip, out: Out = Path("chip.yaml"), policy: Policy = "fastest", as_json: Json = False,
+) -> None:  # fmt: skip
     """Price the step of an emulated run on an accelerator, and make it a device that emulate takes.
 
     Example: windtunnel mapper profile last --accelerator tpu --out tpu.yaml

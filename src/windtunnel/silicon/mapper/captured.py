@@ -5,8 +5,6 @@ products, not fused, so the scores pass through memory; a causal one takes the s
 gradient of a convolution batch, channels and sides change places; that of a strided one is taken as dense.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

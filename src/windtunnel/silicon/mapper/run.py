@@ -1,8 +1,6 @@
 """The ways in: layers mapped, memories sized, a captured run made into a device. Each is kept as a run, with
 the decisions that it took."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -73,10 +71,7 @@ def search(
     layers: Sequence[Layer], accelerator: Accelerator, dataflow: str = "", policy: str = "energy"
 ) -> list[Mapped]:
     """Map each layer, unrolled as ``dataflow`` says, such as C|K; in the best way where it says nothing.
-
-    Raises:
-        UserError: no such policy or dataflow, or a layer that does not fit.
-    """
+    Raises `UserError`: no such policy or dataflow, or a layer that does not fit."""
     names, rows = [layer.name for layer in layers], []
     with _kept(policy, layers=names, accelerator=accelerator.name, dataflow=dataflow) as (run, decide):
         for layer in layers:
@@ -88,11 +83,7 @@ def search(
 
 
 def allocate(layers: Sequence[Layer], accelerator: Accelerator, dataflow: str = "") -> allocation.Allocation:
-    """Size the memories for all layers together.
-
-    Raises:
-        UserError: as of `search`, or no level can be resized.
-    """
+    """Size the memories for all layers together. Raises as `search`, or since no level can be resized."""
     names = [layer.name for layer in layers]
     with _kept("energy", layers=names, accelerator=accelerator.name, dataflow=dataflow) as (run, decide):
         made = allocation.allocate(layers, accelerator, dataflow, decide)
@@ -102,11 +93,8 @@ def allocate(layers: Sequence[Layer], accelerator: Accelerator, dataflow: str = 
 
 def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fastest") -> Device:
     """Price each operator of an emulated run on ``accelerator``, and write the device that results: a profile
-    among the user's own, and in ``out`` a cluster like the run's with the accelerator as its device.
-
-    Raises:
-        UserError: no such run, or it is none of an emulation; a layer that does not fit.
-    """
+    among the user's own, and in ``out`` a cluster like the run's with the accelerator as its device. Raises
+    `UserError`: no such run, or it is none of an emulation; a layer that does not fit; no place to write."""
     store, name = Store.open(), f"{accelerator.name}-drawn"  # no device of the catalogue, or measured, is
     newest = store.newest(EMULATE, lambda run: True) if run_id == "last" else None  # not one of these here
     source = newest or store.get(run_id)
@@ -115,6 +103,8 @@ def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fas
         what = f"run {source.id} of {source.capability} has no {OPERATORS}"
         raise UserError(f"{run_id}: {what}, accepted are runs of `windtunnel emulate` that are done")
     content = profiles.read(path, "the operators of a run", VERSION, dict)
+    if not content["operators"]:
+        raise UserError(f"run {source.id}: its step has no operators, accepted is a step that computes")
     cluster = {"name": name, **_cluster(summary["cluster"], accelerator, name)}
     rows, spent = [], dict[str, list[Cost]]()
     with _kept(policy, of=source.id, accelerator=accelerator.name) as (run, decide):

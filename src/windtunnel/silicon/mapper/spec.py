@@ -22,8 +22,7 @@ from windtunnel.silicon.mapper.model import OPERANDS, Accelerator, Layer, Level
 
 CATALOGUE = ("eyeriss", "tpu", "cpu")
 PICO = 1e-12
-TABLE_WORD = 2.0
-"""Bytes of a word in ``energies.yaml``."""
+TABLE_WORD = 2.0  # bytes, in energies.yaml
 WHOLE = "batch inputs outputs stride groups m n k heads queries keys dimension word"
 ACCEPTED = {
     "array": "PEs along both axes, such as [16, 16]", "clock": "Hz, such as 200.0e+6",
@@ -83,11 +82,7 @@ class NetworkSpec(BaseModel, extra="forbid"):
 
 
 def read_accelerator(name: str) -> Accelerator:
-    """One of `CATALOGUE`, or of a YAML file.
-
-    Raises:
-        UserError: there is none, or something in it is wrong.
-    """
+    """One of `CATALOGUE`, or of a YAML file. Raises `UserError`: there is none, or it is wrong."""
     if name in CATALOGUE:
         return accelerator(shipped(name), name)
     if not name.endswith((".yaml", ".yml")):
@@ -96,16 +91,14 @@ def read_accelerator(name: str) -> Accelerator:
 
 
 def accelerator(document: Mapping[str, Any], where: str) -> Accelerator:
-    """What ``document`` describes; ``where``: the file that errors name. Raises as `read_accelerator`."""
+    """What ``document`` describes; ``where``: the file that errors name. Raises `UserError`."""
     spec = fitted(AcceleratorSpec, document, where, ACCEPTED)
     last, levels = len(spec.levels) - 1, []
     inner = max(1, min(last, sum(level.per_pe for level in spec.levels.values())))
     for place, (name, level) in enumerate(spec.levels.items()):
         wrong, holds = "", "".join(one for one in OPERANDS if one in level.holds)
         if level.per_pe != (place < inner):
-            wrong = (
-                f"per_pe {level.per_pe}, accepted are levels of each PE first, then shared ones, one at least"
-            )
+            wrong = f"per_pe {level.per_pe}, accepted are levels of each PE first, then shared ones"
         elif (level.per_pe or place == last) and holds != "IWO":
             wrong = f"holds {level.holds}, accepted in a PE and outermost is IWO"
         elif level.capacity is None and (place < last or isinstance(level.energy, str)):
@@ -127,10 +120,7 @@ def accelerator(document: Mapping[str, Any], where: str) -> Accelerator:
 
 def read_layers(what: str) -> list[Layer]:
     """The layers of a network of the catalogue (``alexnet``), one of them (``alexnet.conv3``), or a file's.
-
-    Raises:
-        UserError: there are none, or something in the file is wrong.
-    """
+    Raises `UserError`: there are none, or the file is wrong."""
     if what.endswith((".yaml", ".yml")):
         return layers(read_mapping(Path(what), "file of layers"), what)
     name, _, part = what.partition(".")
@@ -144,8 +134,7 @@ def read_layers(what: str) -> list[Layer]:
 
 
 def layers(document: Mapping[str, Any], where: str) -> list[Layer]:
-    """The nests of all layers in ``document``; an attention is two, scores and context, not fused. Raises as
-    `read_layers`."""
+    """The nests of all layers in ``document``; an attention is two, not fused. Raises `UserError`."""
     spec = fitted(NetworkSpec, document, where, ACCEPTED)
     found = []
     for name, one in spec.layers.items():

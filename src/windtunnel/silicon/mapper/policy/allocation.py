@@ -4,8 +4,6 @@ The size of each level that has a table of energies goes through powers of two w
 mapped anew for each combination, and the one of least energy counts that is not slower than the base.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -63,11 +61,8 @@ def allocate(
     dataflow: str,
     decide: Callable[[Observation], Decision],
 ) -> Allocation:
-    """The best sizes for all ``layers`` together; ``decide`` maps each.
-
-    Raises:
-        UserError: a layer does not fit the base, or no level can be resized.
-    """
+    """The best sizes for all ``layers`` together; ``decide`` maps each. Raises `UserError`: a layer does not
+    fit the base, or no level can be resized."""
 
     def point(one: Accelerator) -> Point:
         made = [decide(Observation(layer, one, dataflow)) for layer in layers]

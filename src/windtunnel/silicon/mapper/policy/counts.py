@@ -11,8 +11,6 @@ A strided tile of inputs counts the words that are used, not the box around them
 tool approximates here (no halo, no reuse across levels).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

@@ -1,8 +1,6 @@
 """A mapping in Halide's words (Interstellar, section 4): split is blocking, reorder the order of loops,
 unroll what the array computes at once, compute_at where a memory holds a tile."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from windtunnel.base.units import size

@@ -9,8 +9,6 @@ that is the bound by which branches are cut. A first, narrow beam gives the ener
 A bound with a large prime factor has hardly any divisors, and is padded to the next number without.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

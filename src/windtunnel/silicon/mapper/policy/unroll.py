@@ -4,8 +4,6 @@ A dataflow is named by the loops along the array's axes: C|K (TPU), FY|OY (row s
 A loop that does not fill its axis leaves room for a second one, written C+FX|K (replication).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,9 +45,8 @@ def unrollings(layer: Layer, array: tuple[int, int], dataflow: str = "") -> list
             unroll[dim] = pes
         steps = math.prod(math.ceil(b / along) for b, along in zip(layer.bounds, unroll, strict=True))
         utilisation = math.prod(layer.bounds) / steps / math.prod(array)
-        found.setdefault(
-            tuple(unroll), Unrolling(f"{_name(first)}|{_name(second)}", tuple(unroll), utilisation)
-        )
+        name = "|".join("+".join(LETTERS[dim] for dim, _ in axis) or "-" for axis in (first, second))
+        found.setdefault(tuple(unroll), Unrolling(name, tuple(unroll), utilisation))
     return sorted(found.values(), key=lambda one: -one.utilisation)
 
 
@@ -69,7 +66,3 @@ def _along(layer: Layer, pes: int) -> Iterator[Along]:
 
 def _share(bound: int, pes: int) -> int:
     return math.ceil(bound / math.ceil(bound / pes)) if pes else 1
-
-
-def _name(along: Along) -> str:
-    return "+".join(LETTERS[dim] for dim, _ in along) or "-"
