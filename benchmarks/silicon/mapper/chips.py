@@ -1,7 +1,5 @@
 """Counts and optima against brute force, energy that sizing saves, and time beside ZigZag's."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib
@@ -28,8 +26,7 @@ from windtunnel.silicon.mapper.policy.counts import count, joules, traffic_of
 from windtunnel.silicon.mapper.policy.search import least_energy
 from windtunnel.silicon.mapper.spec import accelerator, shipped
 
-WIDE = 512
-"""Words of a port of ZigZag's memories."""
+WIDE = 512  # words of a port of ZigZag's memories
 PAPER = "Yang et al., Interstellar, ASPLOS 2020, abstract: up to"
 PUBLISHED = {"CNN": 4.2, "LSTM": 1.6, "MLP": 1.8}
 
@@ -72,12 +69,12 @@ def allocation_rows(quick: bool) -> Iterator[Row]:
             made = [allocate(layers, base, "C|K", decide) for layers in parts]
             best = max(made, key=lambda one: one.gain)
             sizes = " + ".join(f"{one.capacity:,.0f} B" for one in best.best.accelerator.levels[:2])
-            of = f"; by layer {', '.join(f'{one.gain:.2f}' for one in made)}" if len(made) > 1 else ""
-            judged = table == "sram"
+            each = ", ".join(f"{one.gain:.2f}" for one in made)
+            known = PUBLISHED[name] if table == "sram" else None
             yield figure(
                 "allocation", f"{name}, C|K, {table}", "times less energy", emulated=best.gain,
-                goal=f">= {PUBLISHED[name]}" if judged else "", published=PUBLISHED[name] if judged else None,
-                source=PAPER, note=f"{sizes} instead of 512 B + 131,072 B, same throughput{of}",
+                goal=f">= {known}" if known else "", published=known, source=PAPER,
+                note=f"{sizes} instead of 512 B + 131,072 B, same throughput; by part {each}",
             )  # fmt: skip
 
 

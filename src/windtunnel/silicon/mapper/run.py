@@ -24,8 +24,7 @@ from windtunnel.store.runs import Run, Store
 
 CAPABILITY = "silicon.mapper"
 EMULATE = "training.emulate"
-OPERATORS, VERSION = "operators.json", 1
-"""What `windtunnel.training.emulate` leaves in the folder of a run."""
+OPERATORS, VERSION = "operators.json", 1  # what an emulation leaves in the folder of its run
 Decide = Callable[[Observation], Decision]
 
 

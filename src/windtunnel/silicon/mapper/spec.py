@@ -2,8 +2,6 @@
 pJ of a word there, or a table of ``energies.yaml``. An error becomes one sentence: file, field, value, what
 is accepted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache

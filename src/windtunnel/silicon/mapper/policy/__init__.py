@@ -5,8 +5,6 @@ blocked for each memory, and in which order they run (Interstellar, ASPLOS 2020,
 are, `schedule` writes a mapping down in Halide's words, `allocation` sizes the memories.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -14,8 +14,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.silicon.mapper.model import Accelerator, Layer, Level
 from windtunnel.silicon.mapper.policy import Decision, Observation
 
-SLOWER = 1.001
-"""Of the base's cycles: what counts as the same throughput."""
+SLOWER = 1.001  # of the base's cycles: what counts as the same throughput
 
 
 @dataclass(frozen=True)

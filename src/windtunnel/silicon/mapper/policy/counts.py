@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from windtunnel.silicon.mapper.model import DIMS, IRRELEVANT, OPERANDS, Accelerator, Layer, Mapping, Traffic
 
-MAC_ACCESSES = 4
-"""Of the innermost level by a multiply and add: three words read, the sum written."""
+MAC_ACCESSES = 4  # of the innermost level by a multiply and add: three words read, the sum written
 
 
 def tile_words(operand: str, extents: Sequence[int], stride: int) -> int:

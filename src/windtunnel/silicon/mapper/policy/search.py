@@ -20,8 +20,7 @@ from windtunnel.base.compiled import jit
 from windtunnel.silicon.mapper.model import DIMS, IRRELEVANT, OPERANDS, Accelerator, Layer, Mapping
 from windtunnel.silicon.mapper.policy.counts import MAC_ACCESSES
 
-SMOOTH = 13
-"""The largest prime factor of a bound that is not padded."""
+SMOOTH = 13  # the largest prime factor of a bound that is not padded
 NARROW, WIDE, STATES = 32, 256, 1 << 18
 """States of the first beam, of that over more than three levels, and of an exact search at most."""
 Array = NDArray[Any]
@@ -91,8 +90,7 @@ def _tables(layer: Layer, accelerator: Accelerator, unroll: Sequence[int]) -> Ta
     return bounds, (np.array(unroll, np.int64), layer.stride, table), found
 
 
-Choice = tuple[tuple[int, ...], int]
-"""A tile, and the operand that stays in it."""
+Choice = tuple[tuple[int, ...], int]  # a tile, and the operand that stays in it
 
 
 def _run(

@@ -12,8 +12,7 @@ from itertools import combinations, product
 from windtunnel.base.errors import UserError
 from windtunnel.silicon.mapper.model import DIMS, LETTERS, Layer
 
-Along = tuple[tuple[int, int], ...]
-"""The loops along one axis: number in `DIMS`, PEs."""
+Along = tuple[tuple[int, int], ...]  # the loops along one axis: number in DIMS, PEs
 
 
 @dataclass(frozen=True)
