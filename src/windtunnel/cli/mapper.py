@@ -45,7 +45,7 @@ def search(
     chip = read_accelerator(accelerator)
     rows = make(read_layers(layer), chip, dataflow, policy)
     shown = [(f"{one.layer.name}  {one.decision.mapping.dataflow}", one.cost) for one in rows]
-    shown.append(("together", total(cost for _, cost in shown)))
+    shown += [("together", total(cost for _, cost in shown))] if len(rows) > 1 else []
     _show(chip, "layer", shown, as_json, [*map(vars, rows)])
     if beam := [one.layer.name for one in rows if not one.decision.exact]:
         typer.echo(f"not exact, by a beam: {', '.join(beam)}", err=as_json)

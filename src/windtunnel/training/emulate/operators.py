@@ -1,13 +1,13 @@
-"""``operators.json`` of a run: a device profile whose times are still to be filled in, for who prices its steady
-steps on another device. A row is (name, arguments, outputs, facts); ``count`` is calls in a period."""
+"""``operators.json`` of a run: a device profile whose times are still to be filled in, for who prices its
+steady steps on another device. A row is (name, arguments, outputs, facts); ``count`` is calls in a period."""
 
 from pathlib import Path
 
 from windtunnel.calibration import profiles
 from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.emulate.summary import calls
-from windtunnel.training.emulate.twin.costs.profile import VERSION, encode
 from windtunnel.training.emulate.twin.costs import work
+from windtunnel.training.emulate.twin.costs.profile import VERSION, encode
 
 NAME = "operators.json"
 
@@ -21,9 +21,9 @@ def write_operators(directory: Path, result: EmulationResult) -> None:
             if (kind := work.kind_of(op)) == "view":
                 continue
             shape = shapes[kind](op) if kind in shapes else ()
-            facts: dict[str, object] = {"kind": kind, "count": count, "ranks": len(cls.members), "shape": shape}
-            facts |= {"flops": work.executed_flops(op), "bytes": work.moved_bytes(op, kind)}
-            rows.append([*encode(op), facts])
+            calls_of = {"kind": kind, "count": count, "ranks": len(cls.members), "shape": shape}
+            each = {"flops": work.executed_flops(op), "bytes": work.moved_bytes(op, kind)}
+            rows.append([*encode(op), {**calls_of, **each}])
     profiles.save(
         directory / NAME, VERSION, {"period": result.classes.classes[0].slice.period}, ("operators", rows)
     )

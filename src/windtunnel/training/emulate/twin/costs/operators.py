@@ -55,12 +55,12 @@ def cost_of(
     """
     kind = kind_of(op)
     share = params.gpu.in_job_matmul if kind in ("matmul", "conv") else params.gpu.in_job
-    modelled = profile is not None and bool(profile.joules)
-    slowdown = 1.0 / share if device.kind == "gpu" and not modelled else 1.0
+    source = "modelled" if profile is not None and profile.joules else "measured"
+    slowdown = 1.0 / share if device.kind == "gpu" and source == "measured" else 1.0
     if profile is not None:
         exact = profile.exact(op)
         if exact is not None:
-            return OpCost(kind, counted_flops(op), moved_bytes(op, kind), exact * slowdown, "modelled" if modelled else "measured")
+            return OpCost(kind, counted_flops(op), moved_bytes(op, kind), exact * slowdown, source)
     if kind == "view" or _is_empty(op):
         return OpCost(kind, 0.0, 0.0, 0.0, "free")
     model = roofline_seconds(op, kind, device, params)
