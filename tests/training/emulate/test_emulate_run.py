@@ -17,9 +17,10 @@ from windtunnel.cli.main import main
 from windtunnel.store.eventlog import NAME, decisions
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.live.session import Function
+from windtunnel.training.emulate.operators import joules
 from windtunnel.training.emulate.policy import POLICIES, Capture, Decision, Known, Observation, decide
 from windtunnel.training.emulate.run import Emulation, emulate
-from windtunnel.training.emulate.summary import Summary, joules
+from windtunnel.training.emulate.summary import Summary
 from windtunnel.training.emulate.twin import cost
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, decode, signature
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import resource
 from collections import Counter, defaultdict
@@ -21,15 +20,8 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.base.units import size
 from windtunnel.cluster.draw import topology_text
 from windtunnel.training.emulate.emulation import EmulationResult, utilisation
-from windtunnel.training.emulate.graph import (
-    Category,
-    EventKind,
-    Group,
-    NoteKind,
-    Operator,
-    Slice,
-    sentences,
-)
+from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, Slice, sentences
+from windtunnel.training.emulate.operators import joules
 from windtunnel.training.emulate.twin.costs.collectives import (
     collective_cost,
     full_bytes,
@@ -37,8 +29,6 @@ from windtunnel.training.emulate.twin.costs.collectives import (
     sharing_of,
 )
 from windtunnel.training.emulate.twin.costs.operators import cost_of
-from windtunnel.training.emulate.twin.costs.profile import signature
-from windtunnel.training.emulate.twin.costs.work import kind_of
 from windtunnel.training.emulate.twin.findings import CollectiveUse
 
 SCHEMA = "windtunnel.emulate/2"
@@ -420,26 +410,6 @@ def _price(result: EmulationResult) -> float | None:
     )
 
 
-def calls(slice_: Slice) -> list[tuple[Operator, int]]:
-    """The operators of the steady steps, and how often each is called in all of the period."""
-    events = slice_.events[slice(*slice_.steady)]
-    count = np.bincount(events["ref"][events["kind"] == EventKind.OP], minlength=len(slice_.operators))
-    return [(slice_.operators[row], int(count[row])) for row in np.flatnonzero(count)]
-
-
-def joules(result: EmulationResult) -> float | None:
-    """Of the operators of all ranks in the mean step; None where the device's profile has none of them, or
-    not of each."""
-    known = result.profile.joules if result.profile else {}
-    total = sum(
-        known.get(signature(op), math.nan) * count * len(cls.members)
-        for cls in result.classes.classes
-        for op, count in calls(cls.slice)
-        if kind_of(op) != "view"
-    )
-    return None if math.isnan(total) or not known else total / result.classes.classes[0].slice.period
-
-
 def _split(parts: dict[str, float]) -> dict[str, float]:
     """Every kind that there always is, then exposed communication by group kind; in seconds."""
     always = {
@@ -502,7 +472,7 @@ def operator_table(result: EmulationResult, most: int = 60) -> list[OperatorFact
     device = result.cluster.host.device
     totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
     sources: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for op, times in calls(slice_):
+    for op, times in slice_.calls():
         cost = cost_of(op, device, result.profile)
         if cost.source == "free":
             continue
