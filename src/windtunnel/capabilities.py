@@ -170,6 +170,10 @@ CAPABILITIES = (
         "control.node", "Agents that learn on a host, and cannot hurt it (SOL)",
         ROOMS, "control", ("control",), "control",
     ),
+    Capability(
+        "silicon.mapper", "What layers and training steps cost on a chip that is a drawing (Interstellar)",
+        ("policy", "twin"), "silicon", ("mapper",), "mapper",
+    ),
 )  # fmt: skip
 
 

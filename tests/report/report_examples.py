@@ -65,6 +65,7 @@ def summary() -> dict[str, Any]:
         "model_flops_per_iteration": 1.19e17,
         "hardware_flops_per_iteration": 1.34e17,
         "flops_dtype": "bfloat16",
+        "joules_per_iteration": None,
         "cost_per_iteration": None,
         "critical_rank": 63,
         "mfu": 0.3331,

@@ -138,6 +138,8 @@ def headline(summary: Summary) -> list[tuple[str, str, str, str]]:
         ("mfu", "MFU", units.share,
          remark("model_flops_per_iteration", units.decimal, "{}FLOP of the model")),
         ("hfu", "HFU", units.share, remark("hardware_flops_per_iteration", units.decimal, "{}FLOP run")),
+        ("joules_per_iteration", "Energy an iteration", lambda value: f"{value:.3g} J",
+         "operators of all ranks"),
     )  # fmt: skip
     return [
         (name, form(summary[field]), provenance(summary, field), about)

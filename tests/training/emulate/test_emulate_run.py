@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from windtunnel.cli.main import main
 from windtunnel.store.eventlog import NAME, decisions
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.live.session import Function
+from windtunnel.training.emulate.operators import joules
 from windtunnel.training.emulate.policy import POLICIES, Capture, Decision, Known, Observation, decide
 from windtunnel.training.emulate.run import Emulation, emulate
 from windtunnel.training.emulate.summary import Summary
 from windtunnel.training.emulate.twin import cost
+from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, decode, signature
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,21 @@ def test_a_function_is_emulated_as_a_script_is(done: Emulation) -> None:
     assert summary.fits
     assert [one.kind for one in summary.collectives] == ["all_reduce"]
     assert summary.ranks[0].members == (0, 1, 2, 3)
+
+
+def test_the_operators_of_a_step_lie_in_the_folder_and_their_energies_add_up(done: Emulation) -> None:
+    content = json.loads((done.directory / "operators.json").read_text())
+    rows = content["operators"]
+    assert all(facts["ranks"] == 4 and facts["kind"] != "view" for *_, facts in rows)
+    assert [1, 8, 256, 256] in [facts["shape"] for *_, facts in rows]
+    keys = [signature(decode(*row[:3])) for row in rows]
+    profile = DeviceProfile("drawn", joules={key: 2.0 + place for place, key in enumerate(keys)})
+    total = sum((2.0 + place) * 4 * facts["count"] for place, (*_, facts) in enumerate(rows))
+    assert joules(dataclasses.replace(done.result, profile=profile)) == total / content["period"]
+    del profile.joules[keys[0]]
+    assert joules(dataclasses.replace(done.result, profile=profile)) is None
+    assert done.summary.joules_per_iteration is None
+    assert "joules_per_iteration" not in done.summary.provenance
 
 
 def test_a_function_of_main_travels_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,6 +269,12 @@ class Slice:
         """With this step as the only steady one, and those before it."""
         return replace(self, steps=self.steps[: step + 1], period=1, kinds=(0,))
 
+    def calls(self) -> list[tuple[Operator, int]]:
+        """The operators of the steady steps, and how often each is called in all of the period."""
+        events = self.events[slice(*self.steady)]
+        count = np.bincount(events["ref"][events["kind"] == EventKind.OP], minlength=len(self.operators))
+        return [(self.operators[row], int(count[row])) for row in np.flatnonzero(count)]
+
     @property
     def steady(self) -> tuple[int, int]:
         """The range of events of the steps that are reported."""

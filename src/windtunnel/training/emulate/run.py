@@ -26,6 +26,7 @@ from windtunnel.training.emulate.emulation import (
 from windtunnel.training.emulate.graph import Alternative
 from windtunnel.training.emulate.live.module import Module
 from windtunnel.training.emulate.live.session import Function, Program, Script
+from windtunnel.training.emulate.operators import write_operators
 from windtunnel.training.emulate.pictures import write_pictures
 from windtunnel.training.emulate.summary import Summary, summarise
 from windtunnel.training.emulate.verdict import FailOn
@@ -104,6 +105,7 @@ def emulate(
         summary = summarise(result, run.id, run.directory)
         summary = replace(summary, verdict=fail_on.judge(summary, compared))
         content = summary.to_json()
+        write_operators(run.directory, result)
         if pictures:
             write_pictures(run.directory, result, content, timeline_ranks)
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"

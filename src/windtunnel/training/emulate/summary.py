@@ -21,6 +21,7 @@ from windtunnel.base.units import size
 from windtunnel.cluster.draw import topology_text
 from windtunnel.training.emulate.emulation import EmulationResult, utilisation
 from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, Slice, sentences
+from windtunnel.training.emulate.operators import joules
 from windtunnel.training.emulate.twin.costs.collectives import (
     collective_cost,
     full_bytes,
@@ -46,7 +47,7 @@ RANKS = ("captured_ranks", "checked_ranks", "assumed_ranks")
 """Fields of a summary that are sets of ranks."""
 EMULATED = (
     "iteration_time_s", "first_iteration_time_s", "tokens_per_second_per_device", "mfu", "hfu",
-    "critical_path", "ranks", "collectives",
+    "critical_path", "ranks", "collectives", "joules_per_iteration",
 )  # fmt: skip
 
 
@@ -254,6 +255,7 @@ class Summary:
     checked_ranks: tuple[int, ...] = ()
     assumed_ranks: tuple[int, ...] = ()
     period: PeriodFacts | None = None
+    joules_per_iteration: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of docs/summary.md: sets of ranks are text there, ``0-503,510``."""
@@ -343,7 +345,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         replay=ReplayFacts(timing.simulated, timing.events, result.options.seed), directory=str(directory),
         capture_time_s=result.capture_time_s, wall_time_s=result.wall_time_s, peak_rss_bytes=peak_rss_bytes(),
         checked_ranks=result.classes.checked, assumed_ranks=tuple(result.classes.unseen),
-        period=_period(result),
+        period=_period(result), joules_per_iteration=joules(result),
     )  # fmt: skip
 
 
@@ -389,7 +391,8 @@ def _provenance(result: EmulationResult) -> dict[str, str]:
         "tokens_per_iteration": "emulated" if result.options.tokens is None else "declared",
         "cluster": "published", "wall_time_s": "measured", "peak_rss_bytes": "measured",
     }  # fmt: skip
-    unknown = () if result.work.tokens else ("tokens_per_iteration", "tokens_per_second_per_device")
+    unknown = [] if result.work.tokens else ["tokens_per_iteration", "tokens_per_second_per_device"]
+    unknown += [] if joules(result) else ["joules_per_iteration"]
     return {name: word for name, word in words.items() if name not in unknown}
 
 
@@ -467,16 +470,13 @@ def operator_table(result: EmulationResult, most: int = 60) -> list[OperatorFact
     row = int(result.classes.rank_class[result.timing.critical_rank])
     slice_ = result.classes.classes[row].slice
     device = result.cluster.host.device
-    events = slice_.events[slice(*slice_.steady)]
-    count = np.bincount(events["ref"][events["kind"] == EventKind.OP], minlength=len(slice_.operators))
     totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
     sources: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for index in np.flatnonzero(count):
-        op = slice_.operators[index]
+    for op, times in slice_.calls():
         cost = cost_of(op, device, result.profile)
         if cost.source == "free":
             continue
-        key, times = (op.name, str(cost.kind)), int(count[index])
+        key = op.name, str(cost.kind)
         each = (cost.flops / slice_.period, cost.bytes / slice_.period, cost.seconds / slice_.period)
         for place, value in enumerate((1, *each)):
             totals[key][place] += times * value

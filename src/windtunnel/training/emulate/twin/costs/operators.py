@@ -35,7 +35,7 @@ from windtunnel.training.emulate.twin.costs.work import (
 @dataclass(frozen=True, slots=True)
 class OpCost:
     """Cost of one call. ``flops`` as PyTorch counts them, ``bytes`` through device memory, ``seconds`` on the
-    device. ``source``: ``"free"``, ``"measured"``, ``"interpolated"`` or ``"roofline"``."""
+    device. ``source``: ``"free"``, ``"measured"``, ``"modelled"``, ``"interpolated"`` or ``"roofline"``."""
 
     kind: Kind
     flops: float
@@ -55,11 +55,12 @@ def cost_of(
     """
     kind = kind_of(op)
     share = params.gpu.in_job_matmul if kind in ("matmul", "conv") else params.gpu.in_job
-    slowdown = 1.0 / share if device.kind == "gpu" else 1.0
+    source = "modelled" if profile is not None and profile.joules else "measured"
+    slowdown = 1.0 / share if device.kind == "gpu" and source == "measured" else 1.0
     if profile is not None:
         exact = profile.exact(op)
         if exact is not None:
-            return OpCost(kind, counted_flops(op), moved_bytes(op, kind), exact * slowdown, "measured")
+            return OpCost(kind, counted_flops(op), moved_bytes(op, kind), exact * slowdown, source)
     if kind == "view" or _is_empty(op):
         return OpCost(kind, 0.0, 0.0, 0.0, "free")
     model = roofline_seconds(op, kind, device, params)

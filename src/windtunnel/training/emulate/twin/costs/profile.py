@@ -52,6 +52,8 @@ class DeviceProfile:
     (``"forward"``, ``"backward"``, ``"optimizer"``) beyond the operator itself, and what FSDP2's Python adds
     for each tensor given to its operators (``"fsdp_tensor"``). ``collectives``: (kind,
     world, bytes, seconds) of gloo on this machine. ``provenance``: machine, date, torch version, threads.
+    ``joules``: of one call by its `signature`, on a device that is only a drawing: all times are modelled
+    then, none measured (``windtunnel mapper profile``).
     """
 
     device: str
@@ -59,6 +61,7 @@ class DeviceProfile:
     host_overhead: dict[str, float] = field(default_factory=dict)
     collectives: list[tuple[str, int, int, float]] = field(default_factory=list)
     provenance: dict[str, str] = field(default_factory=dict)
+    joules: dict[str, float] = field(default_factory=dict)
     _exact: dict[str, float] = field(default_factory=dict, repr=False)
     _series: dict[tuple[str, str], Series] = field(default_factory=dict, repr=False)
 
@@ -138,9 +141,11 @@ def read_profile(path: Path) -> DeviceProfile:
     """Read a profile. Raises `UserError` when the file is not one."""
 
     def make(data: dict[str, Any]) -> DeviceProfile:
+        operators = [(decode(*row[:3]), [*map(float, row[3:])]) for row in data["operators"]]
         return DeviceProfile(
             device=data["device"],
-            operators=[(decode(*row[:-1]), float(row[-1])) for row in data["operators"]],
+            operators=[(op, figures[0]) for op, figures in operators],
+            joules={signature(op): figures[1] for op, figures in operators if len(figures) > 1},
             host_overhead={key: float(value) for key, value in data["host_overhead"].items()},
             collectives=[(str(k), int(w), int(b), float(s)) for k, w, b, s in data["collectives"]],
             provenance=dict(data["provenance"]),

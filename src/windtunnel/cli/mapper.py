@@ -1,0 +1,120 @@
+"""``windtunnel mapper``: what layers and training steps cost on a chip that is only a drawing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from windtunnel.cli import Group
+
+group = typer.Typer(cls=Group, no_args_is_help=True, help="What layers cost on a chip that is a drawing.")
+Chip = Annotated[
+    str, typer.Option("--accelerator", "-a", metavar="NAME|FILE", help="eyeriss, tpu, cpu, or a YAML file.")
+]
+Layers = Annotated[
+    str, typer.Option("--layer", "-l", metavar="NAME|FILE", help="alexnet, vgg16, lstm, mlp.fc1, a file.")
+]
+Dataflow = Annotated[str, typer.Option(metavar="A|B", help="Only this unrolling, such as 'C|K'; '' for all.")]
+Policy = Annotated[str, typer.Option(help="energy, or fastest: fewest cycles, then least energy.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="For the cluster.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to ``app``."""
+    app.add_typer(group, name="mapper")
+
+
+@group.command("search")
+def search(
+    accelerator: Chip, layer: Layers, dataflow: Dataflow = "", policy: Policy = "energy",
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Find the best mapping of each layer, what it takes, and of a single layer the schedule.
+
+    Example: windtunnel mapper search --accelerator eyeriss --layer alexnet.conv3
+    """
+    from windtunnel.silicon.mapper import read_accelerator, read_layers
+    from windtunnel.silicon.mapper.policy.schedule import lines
+    from windtunnel.silicon.mapper.run import search as make
+    from windtunnel.silicon.mapper.twin import total
+
+    chip = read_accelerator(accelerator)
+    rows = make(read_layers(layer), chip, dataflow, policy)
+    shown = [(f"{one.layer.name}  {one.decision.mapping.dataflow}", one.cost) for one in rows]
+    shown += [("together", total(cost for _, cost in shown))] if len(rows) > 1 else []
+    _show(chip, "layer", shown, as_json, [*map(vars, rows)])
+    if beam := [one.layer.name for one in rows if not one.decision.exact]:
+        typer.echo(f"not exact, by a beam: {', '.join(beam)}", err=as_json)
+    if len(rows) == 1 and not as_json:
+        typer.echo(f"{rows[0].decision.utilisation:.0%} of all PEs work; the schedule:")
+        typer.echo("\n".join(lines(rows[0].layer, chip, rows[0].decision.mapping)))
+
+
+@group.command("allocate")
+def allocate(accelerator: Chip, layer: Layers, dataflow: Dataflow = "C|K", as_json: Json = False) -> None:
+    """Size the memories for all layers together; the array and its throughput stay.
+
+    Example: windtunnel mapper allocate --accelerator eyeriss --layer lstm
+    """
+    from windtunnel.base.plain import to_plain
+    from windtunnel.base.units import size
+    from windtunnel.silicon.mapper import read_accelerator, read_layers
+    from windtunnel.silicon.mapper.run import allocate as make
+
+    made = make(read_layers(layer), read_accelerator(accelerator), dataflow)
+    if as_json:
+        typer.echo(json.dumps({"energy_gain": made.gain, **to_plain(made)}))
+        return
+    for name, one in (("base", made.base), ("best", made.best)):
+        held = ", ".join(f"{level.name} {size(level.capacity)}" for level in one.accelerator.levels)
+        typer.echo(f"{name}  {one.energy:.4g} J  {one.cycles:.4g} cycles  {held}")
+    typer.echo(f"{made.gain:.2f} times less energy, the best of {len(made.points)} sizes (emulated)")
+
+
+@group.command("profile")
+def profile(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of an emulation, or last.")],
+    accelerator: Chip, out: Out = Path("chip.yaml"), policy: Policy = "fastest", as_json: Json = False,
+) -> None:  # fmt: skip
+    """Price the step of an emulated run on an accelerator, and make it a device that emulate takes.
+
+    Example: windtunnel mapper profile last --accelerator tpu --out tpu.yaml
+    """
+    from windtunnel.silicon.mapper import read_accelerator
+    from windtunnel.silicon.mapper.run import profile as make
+
+    chip = read_accelerator(accelerator)
+    made = make(run, chip, out, policy)
+    files = {"cluster": str(made.cluster), "profile": str(made.profile)}
+    _show(chip, "operators of a rank's step", [*made.kinds.items(), ("together", made.step)], as_json, files)
+    if not as_json:
+        typer.echo(f"Profile  {made.profile}\nCluster  {out}, for: windtunnel emulate --cluster {out} …")
+
+
+def _show(chip: Any, what: str, rows: list[tuple[str, Any]], as_json: bool, more: Any) -> None:
+    """Seconds, joules, and the bytes of each level: as a table, or with ``more`` as JSON."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from windtunnel.base.plain import to_plain
+    from windtunnel.base.units import amount, seconds
+
+    names = [level.name for level in chip.levels]
+    if as_json:
+        costs = {name: to_plain(one) for name, one in rows}
+        typer.echo(json.dumps({"levels": names, "costs": costs, "details": to_plain(more)}))
+        return
+    table = Table(what, box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("time", "energy", *names):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, one in rows:
+        table.add_row(name, seconds(one.seconds), f"{one.joules:.4g} J", *map(amount, one.bytes))
+    console = Console()
+    console.width = console.width if console.is_terminal else 120
+    console.print(table)
+    note = f"{chip.name}, emulated; bytes are read and written at each level"
+    console.print(note, style="dim", highlight=False)

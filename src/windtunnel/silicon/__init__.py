@@ -1,0 +1,1 @@
+"""Capabilities for those who draw chips."""

@@ -1,0 +1,69 @@
+"""What mapped layers, and operators that only stream, take on the emulated accelerator.
+
+Energy is counts times joules of a word; a layer lasts as long as its multiplications, or as the level that is
+busiest with its words (`policy.counts`). An operator that is no loop nest (an activation, an optimiser)
+streams its bytes once through all levels: it lasts as long as the slowest, and computes for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from windtunnel.silicon.mapper.model import Accelerator
+from windtunnel.silicon.mapper.policy import Decision, Observation
+from windtunnel.silicon.mapper.policy.counts import MAC_ACCESSES, count, cycles, joules
+
+
+@dataclass(frozen=True)
+class Cost:
+    """``bytes``: read and written at each level, from the PE outwards."""
+
+    seconds: float
+    joules: float
+    bytes: tuple[float, ...]
+
+    def times(self, factor: float) -> Cost:
+        """So many times, one after another."""
+        return Cost(self.seconds * factor, self.joules * factor, tuple(one * factor for one in self.bytes))
+
+
+def total(costs: Iterable[Cost]) -> Cost:
+    """One after another."""
+    rows = [(one.seconds, one.joules, *one.bytes) for one in costs]
+    seconds, joules_, *nbytes = map(math.fsum, zip(*rows, strict=True))
+    return Cost(seconds, joules_, tuple(nbytes))
+
+
+def price(observation: Observation, decision: Decision) -> Cost:
+    """A layer as it was mapped, counted anew."""
+    layer, accelerator, mapping = observation.layer, observation.accelerator, decision.mapping
+    moved = count(layer, accelerator, mapping)
+    words = [0.0] * len(accelerator.levels)
+    words[0] = MAC_ACCESSES * mapping.steps * mapping.pes * layer.groups
+    for one in moved:
+        words[one.above] += one.read + one.written
+        words[one.below] += one.moved
+    seconds = cycles(layer, accelerator, mapping, moved) / accelerator.clock
+    nbytes = tuple(accelerator.word * one for one in words)
+    return Cost(seconds, joules(layer, accelerator, mapping, moved), nbytes)
+
+
+def stream(accelerator: Accelerator, nbytes: float) -> Cost:
+    """``nbytes`` between the outermost level and the PEs: each level in between is written and read."""
+    last = len(accelerator.levels) - 1
+    through = tuple(nbytes * (1 if place in (0, last) else 2) for place in range(last + 1))
+    pes = math.prod(accelerator.array)
+    seconds, energy = 0.0, nbytes / accelerator.word * accelerator.hop
+    for level, amount in zip(accelerator.levels, through, strict=True):
+        energy += amount / accelerator.word * level.energy
+        if level.bandwidth is not None:
+            seconds = max(seconds, amount / level.bandwidth / (pes if level.per_pe else 1))
+    return Cost(seconds, energy, through)
+
+
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
+    """For ``windtunnel replay``: what a decision takes, and the bytes of the outermost level."""
+    priced = price(observation, decision)
+    return {"seconds": priced.seconds, "joules": priced.joules, "bytes of memory": priced.bytes[-1]}
