@@ -1,0 +1,1 @@
+"""Trusted execution: what it holds off, and what it costs."""
