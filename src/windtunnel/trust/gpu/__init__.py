@@ -1,6 +1,6 @@
-"""A GPU that belongs to one enclave at a time, and what that costs (HIX).
+"""A GPU that belongs to one user at a time, and what that costs (HIX).
 
-from windtunnel.trust.gpu import claim, local_host, protection
+from windtunnel.trust.gpu import Denied, Host, claim
 """
 
 import lazy_loader

@@ -36,11 +36,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Request:
-    """``who``: the broker who binds, or says that the owner of ``epoch`` has ended (reset); else the user.
-    ``pages``: to register, read or write."""
+    """``broker``: whose session it comes by; ``who``: the user for whom. ``epoch``: of his claim (of a reset: of
+    the claim whose user has ended); ``pages``: to register, read or write."""
 
     kind: Kind
-    who: str
+    broker: str
+    who: str = ""
     epoch: int = 0
     pages: Range = (0, 0)
 
@@ -74,19 +75,19 @@ def decide(observation: Observation) -> Decision:
     if request.kind == "bind":
         if table.broker:
             return refuse("bound", f"{table.broker} is bound until a cold reset")
-        return Decision(replace(table, broker=request.who))
-    if not table.broker:
-        return refuse("unbound", "no broker is bound")
+        return Decision(replace(table, broker=request.broker))
+    if request.broker != table.broker:
+        return refuse("unbound", f"{request.broker} is not the broker of the device")
     if request.kind == "claim":
         if table.owner:
             return refuse("owned", f"{table.owner} owns the device in epoch {table.epoch}")
         return Decision(replace(table, owner=request.who, epoch=table.epoch + 1))
     if request.epoch != table.epoch or not table.owner:
         return refuse("stale", f"epoch {request.epoch} is over, or has not begun")
-    if request.who != (table.broker if request.kind == "reset" else table.owner):
-        return refuse("foreign", f"{table.owner} owns the device, not {request.who}")
     if request.kind == "reset":
         return Decision(replace(table, owner="", pages=(), dirty=()), scrub=table.dirty)
+    if request.who != table.owner:
+        return refuse("foreign", f"{table.owner} owns the device, not {request.who}")
     if request.kind == "scrub":
         return Decision(replace(table, dirty=()), scrub=table.dirty)
     if request.kind == "release":

@@ -1,4 +1,4 @@
-"""The emulated device: the same rules on the same table, and what its decisions cost. `schemes` prices jobs."""
+"""The emulated device: the same rules on the same table, and what decisions cost. `schemes` prices jobs."""
 
 from __future__ import annotations
 

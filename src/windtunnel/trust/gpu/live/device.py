@@ -41,6 +41,7 @@ class Gpu:
         self._programs: dict[str, Any] = {}
         exec(compile(programs, "programs", "exec"), self._programs)
         self._table, self._log, self._turn = Table(pages), log, threading.Lock()
+        self._broker = ""  # whose request is done
         self._seals: dict[str, Seal] = {}
         self._shared: dict[str, Shared] = {}
 
@@ -49,14 +50,14 @@ class Gpu:
         do = request.pop("do")
         method: dict[str, Callable[..., Fields]] = {"claim": self.claim, "copy": self.copy, "run": self.run}
         with self._turn:
+            self._broker = broker
             if do == "ended":
                 return {}
             if do in method:
                 return method[do](**request)
             if do not in ("bind", "register", "scrub", "release", "reset"):
                 raise UserError(f"request {do!r} is unknown")
-            who = broker if do in ("bind", "reset") else request["who"]
-            self._do(do, who, request.get("epoch", 0), tuple(request.get("pages", (0, 0))))
+            self._do(do, request.get("who", ""), request.get("epoch", 0), tuple(request.get("pages", (0, 0))))
             return {"page": PAGE}
 
     def claim(self, who: str, public: str, both: str, shared: dict[str, str]) -> Fields:
@@ -115,7 +116,7 @@ class Gpu:
         Raises:
             Denied: it is refused.
         """
-        observation = Observation(self._table, Request(kind, who, epoch, pages))
+        observation = Observation(self._table, Request(kind, self._broker, who, epoch, pages))
         decision = decide(observation)
         self._log.decision("trust.gpu", "exclusive", observation, decision)
         if decision.refusal:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ class Host:
             return AllowList((maker.root,), {name: (measure(code),) for name, code in measured.items()})
 
         broker, device = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("broker", "device"))
-        self.me, self.allow = Device.boot(maker.fuse(), {"user": program}), allow(broker=broker)
+        self.me, self.allow = partial(Device.boot, maker.fuse(), {"user": program}), allow(broker=broker)
         self.spec: dict[str, Fields] = {
             "device": {
                 "address": f"{folder}/device.sock", "programs": str(programs), "pages": pages,
@@ -205,13 +206,17 @@ class Host:
 
     def claim(self, path: str = "pipelined") -> contextmanager[Gpu]:  # type: ignore[type-arg]
         """`claim` by this process."""
-        return claim(self.spec["broker"]["address"], self.allow, self.me, path)
+        return claim(self.spec["broker"]["address"], self.allow, self.me(), path)
 
     def cold_reset(self) -> None:
         """The device loses power and comes back, empty, and a broker is bound to it."""
         self.kill()
-        for which in ("device", "broker"):
-            self.start(which)
+        try:
+            self.start("device")
+            self.start("broker")
+        except BaseException:
+            self.kill()
+            raise
 
     def start(self, which: str) -> None:
         """The device or the broker, once it answers; HostError where it does not."""
