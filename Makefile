@@ -84,7 +84,7 @@ lock: $(VENV)/ready
 $(VENV)/ready: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint $(LOCK) pip hatchling editables
-	$(BIN)/pip install --quiet --constraint $(LOCK) --no-build-isolation --editable '.[train,serve,agents,network,data,dev]'
+	$(BIN)/pip install --quiet --constraint $(LOCK) --no-build-isolation --editable '.[train,serve,agents,network,data,trust,dev]'
 	touch $@
 
 # TorchRec asks for the CUDA build of fbgemm, whose CPU build is among the strangers.

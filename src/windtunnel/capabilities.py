@@ -146,6 +146,14 @@ CAPABILITIES = (
         "data.files", "Files on the disks of several hosts, of which some may fail (LineFS)",
         ROOMS, "data", ("files",), "files",
     ),
+    Capability(
+        "trust.attest", "A device proves what it runs before it gets a secret (ShEF)",
+        ("policy", "live"), "trust", ("trust",), "trust",
+    ),
+    Capability(
+        "trust.shield", "Memory and storage that hold ciphertext, and nothing old unnoticed (ShEF)",
+        ("twin", "live"), "trust", ("trust",), "trust",
+    ),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Measured boot, remote attestation and the sealed session that follows from it (ShEF).
+"""Measured boot, remote attestation and the sealed session that follows (ShEF).
 
 from windtunnel.trust.attest import Device, Manufacturer, Verifier, read_allow_list
 """

@@ -5,135 +5,149 @@
     m3 = check(m2)               →   m4 = accept(m3)     secrets, and what runs when they are there
     session = finish(m4)             device.session
 
-`Verifier.check` decides by `policy.decide`; without an acceptance no secret leaves it. Each exchange has new
-keys on both sides (nothing recorded is opened by keys that leak later), and each message is taken once.
+    CDI_0 = HMAC(fuse, H(firmware))   CDI_i+1 = HMAC(CDI_i, H(layer))   attestation key = KDF(CDI)
 
-Source: Zhao et al., ShEF (ASPLOS 2022), remote attestation. Other than its public artefact: one key signs and
-another agrees, the shared secret is never signed, and the whole certificate is checked.
+A device measures each layer before it runs, and a changed one has another attestation key. The device key,
+certified by the manufacturer, signs what was booted with that key. Each exchange has new keys, so nothing
+recorded is opened by keys that leak later; each message is taken once.
+
+Source: Zhao et al., ShEF (ASPLOS 2022), secure boot and remote attestation; the chain is that of TCG's DICE.
+Other than ShEF's public artefact: one key signs and another agrees, and the whole certificate is checked.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from windtunnel.base.errors import UserError
 from windtunnel.base.plain import canonical, from_plain, to_plain
 from windtunnel.trust.attest import messages
-from windtunnel.trust.attest.boot import Fuse, booted, certified, holds, measure
-from windtunnel.trust.attest.messages import SUITE, VERSION, Refused, digest, pack, unpack
-from windtunnel.trust.attest.policy import POLICIES, AllowList, Evidence, Loaded, Observation
-from windtunnel.trust.attest.quotes import read_quote
-from windtunnel.trust.attest.session import Session
+from windtunnel.trust.attest.messages import SUITE, VERSION, Refused, Session, digest, mac, pack, unpack
+from windtunnel.trust.attest.policy import AllowList, Evidence, Loaded, Observation, decide
 
 if TYPE_CHECKING:
     from windtunnel.store.eventlog import EventLog
 
 T = TypeVar("T")
+Keys = tuple[bytes, ...]  # to the device, to the verifier, of confirmations, of wrapped secrets
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """What is burnt into a device. ``secret``: 32 bytes; ``certificate``: the manufacturer's signature of the
+    device key; ``counter``: only ever raised, so that what is older is known as such."""
+
+    secret: bytes = field(repr=False)
+    certificate: bytes
+    counter: int = 0
+
+
+class Manufacturer:
+    """Makes devices. ``root``: its public key, 64 hex digits, for allow-lists."""
+
+    def __init__(self) -> None:
+        self._key = Ed25519PrivateKey.generate()
+        self.root = _public(self._key).hex()
+
+    def fuse(self, counter: int = 0) -> Fuse:
+        """Of a new device."""
+        secret = os.urandom(32)
+        return Fuse(secret, self._key.sign(digest("device", _public(_key(secret, "device")))), counter)
+
+
+def measure(layer: bytes) -> str:
+    """The measurement of what is run: SHA-256, 64 hex digits."""
+    return hashlib.sha256(layer).hexdigest()
 
 
 @dataclass(frozen=True)
 class _Report:
-    """The evidence of M2. ``boot``: what the kernel certificate covers, in order; ``loads``: what the kernel
-    has measured since."""
+    """``boot``: what the kernel certificate covers, in order; ``loads``: what the kernel measured since."""
 
     boot: tuple[tuple[str, str], ...]
     loads: dict[str, str]
     claims: dict[str, int]
 
 
-class _Keys(NamedTuple):
-    to_device: bytes
-    to_verifier: bytes
-    confirm: bytes
-    wrap: bytes
-
-
 class Verifier:
-    """Gives ``secrets`` (by name) to a device that ``allow`` lets in; one exchange at a time. ``policy``: a
-    name of `POLICIES`. ``log`` gets each observation, decision and what followed."""
+    """Gives ``secrets`` (by name) to a device that ``allow`` lets in; one exchange at a time. ``log`` gets
+    each observation, decision and what followed."""
 
     def __init__(
-        self, allow: AllowList, secrets: Mapping[str, bytes] | None = None, *, policy: str = "allow-list",
-        log: EventLog | None = None,
-    ) -> None:  # fmt: skip
-        if policy not in POLICIES:
-            raise UserError(f"`policy`: {policy!r} is unknown; accepted are {', '.join(POLICIES)}")
-        self._allow, self._secrets, self._policy, self._log = allow, dict(secrets or {}), policy, log
+        self, allow: AllowList, secrets: Mapping[str, bytes] | None = None, log: EventLog | None = None
+    ) -> None:
+        self._allow, self._secrets, self._log = allow, dict(secrets or {}), log
         self._hello: tuple[X25519PrivateKey, bytes] | None = None
-        self._open: tuple[bytes, _Keys, bytes, _Report] | None = None
+        self._open: tuple[bytes, Keys, bytes, bytes] | None = None
 
     def hello(self) -> bytes:
         """M1 of a new exchange; an older one is forgotten."""
-        key = X25519PrivateKey.generate()
-        allow = digest("allow", canonical(to_plain(self._allow)))
-        m1 = pack("M1", VERSION, SUITE, os.urandom(32), key.public_key().public_bytes_raw(), allow)
+        key, allow = X25519PrivateKey.generate(), digest("allow", canonical(to_plain(self._allow)))
+        m1 = pack("M1", VERSION, SUITE, os.urandom(32), _public(key), allow)
         self._hello, self._open = (key, m1), None
         return m1
 
     def check(self, m2: bytes) -> bytes:
-        """M3, if the device that answered is accepted.
-
-        Raises:
-            Refused: it is not; ``failing`` names every claim.
-        """
+        """M3, for a device that is accepted. Raises Refused: it is not; ``failing`` names every claim."""
         (key, m1), self._hello = _expected(self._hello, "M2"), None
-        version, suite, public, device, certificate, attest, kernel, text, quote, signature = unpack(
-            "M2", m2, messages.M2
-        )
+        version, suite, public, device, certificate, attest, kernel, text, signature = unpack("M2", m2)
         if (version, suite) != (VERSION, SUITE):
             raise Refused(f"M2: version {version!r} with {suite!r} was not offered", ["version"])
-        report: _Report = _read(_Report, text)
+        try:
+            report = from_plain(_Report, json.loads(text))
+        except (TypeError, ValueError, KeyError) as error:
+            raise Refused(f"M2: the evidence is not understood ({error})", ["evidence"]) from None
         measured = [*report.boot, *report.loads.items()]
         if len(dict(measured)) < len(measured):
             raise Refused("M2: the evidence names a measurement twice", ["evidence"])
-        about = digest("device key", device)
-        roots = [root for root in self._allow.roots if holds(bytes.fromhex(root), certificate, about)]
-        evidence = Evidence(
-            self._allow, "".join(roots[:1]), holds(device, kernel, certified(report.boot, attest)),
-            holds(attest, signature, digest("signature", m1, m2[: -4 - len(signature)])), dict(measured),
-            report.claims, **read_quote(quote, digest("quote", m1, public, attest)),
-        )  # fmt: skip
-        self._decide(evidence, "M2")
+        about, signed = digest("device", device), digest("signature", m1, m2[: -4 - len(signature)])
+        roots = [root for root in self._allow.roots if _holds(bytes.fromhex(root), certificate, about)]
+        self._decide(Evidence(
+            self._allow, "".join(roots[:1]), _holds(device, kernel, _certified(report.boot, attest)),
+            _holds(attest, signature, signed), dict(measured), report.claims,
+        ))  # fmt: skip
         h = digest("transcript", m1, m2)
         keys = _derive(key, public, h)
         secrets = [part for name, value in self._secrets.items() for part in (name.encode(), value)]
-        wrapped = AESGCM(keys.wrap).encrypt(bytes(12), pack("secrets", *secrets), h)
-        m3 = pack("M3", hmac.digest(keys.confirm, b"V" + h, "sha256"), wrapped)
-        self._open = h, keys, m3, report
+        wrapped = AESGCM(keys[3]).encrypt(bytes(12), pack("secrets", *secrets), h)
+        m3 = pack("M3", mac(keys[2], "V", h), wrapped)
+        self._open = h, keys, m3, digest("evidence", text)
+        self._effect("M3")
         return m3
 
     def finish(self, m4: bytes) -> Session:
-        """The session, if the device has the keys and runs what it claimed.
-
-        Raises:
-            Refused: it does not.
-        """
-        (h, keys, m3, report), self._open = _expected(self._open, "M4"), None
-        confirmation, text = unpack("M4", m4, messages.M4)
-        if not hmac.compare_digest(confirmation, _confirmed(keys, h, m3, text)):
+        """The session. Raises Refused: the device has not the keys, or does not run what it claimed."""
+        (h, keys, m3, claimed), self._open = _expected(self._open, "M4"), None
+        confirmation, loaded = unpack("M4", m4)
+        if not hmac.compare_digest(confirmation, mac(keys[2], "D", h, m3, loaded)):
             raise Refused("M4: it is not the device's confirmation of this exchange", ["confirmation"])
-        self._decide(Loaded(report.loads, _read(dict[str, str], text)), "M4")
-        return Session(h[:16], keys.to_device, keys.to_verifier)
+        self._decide(Loaded(claimed.hex(), loaded.hex()))
+        self._effect("session")
+        return Session(h[:16], keys[0], keys[1])
 
-    def _decide(self, observation: Observation, message: str) -> None:
-        decision = POLICIES[self._policy](observation)
+    def _decide(self, observation: Observation) -> None:
+        decision = decide(observation)
         if self._log is not None:
-            self._log.decision("trust.attest", self._policy, observation, decision)
-            self._log.append("effect", message=message, goes_on=decision.accept, failing=decision.failing)
+            self._log.decision("trust.attest", "allow-list", observation, decision)
         if not decision.accept:
+            self._effect("refused", decision.failing)
             raise Refused(f"the device is refused: {decision.reason}", decision.failing)
+
+    def _effect(self, did: str, failing: tuple[str, ...] = ()) -> None:
+        if self._log is not None:
+            self._log.append("effect", did=did, failing=failing)
 
 
 @dataclass
@@ -142,24 +156,23 @@ class Device:
 
     _fuse: Fuse
     _key: Ed25519PrivateKey
-    _kernel_certificate: bytes
     _report: _Report
-    _quote: Callable[[bytes], bytes] | None
-    _open: tuple[bytes, _Keys] | None = None
+    _open: tuple[bytes, Keys] | None = None
     session: Session | None = None
     secrets: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     @classmethod
     def boot(
-        cls, fuse: Fuse, layers: Mapping[str, bytes], loads: Mapping[str, bytes] | None = None, *,
-        debug: bool = False, quote: Callable[[bytes], bytes] | None = None,
+        cls, fuse: Fuse, layers: Mapping[str, bytes], loads: Mapping[str, bytes] | None = None,
+        debug: bool = False,
     ) -> Device:  # fmt: skip
         """``layers``: what is started, in order, up to the kernel; ``loads``: what the kernel then measures
-        and runs, such as a program and its configuration. ``quote``: of a TPM, over 32 bytes."""
-        key, certificate = booted(fuse, layers)
-        boot = tuple((name, measure(layer)) for name, layer in layers.items())
-        report = _Report(boot, {}, {"debug": int(debug), "counter": fuse.counter})
-        device = cls(fuse, key, certificate, report, quote)
+        and runs, such as a program and its configuration."""
+        secret, boot = fuse.secret, [(name, measure(layer)) for name, layer in layers.items()]
+        for _, measured in boot:
+            secret = hmac.digest(secret, bytes.fromhex(measured), "sha256")
+        report = _Report(tuple(boot), {}, {"debug": int(debug), "counter": fuse.counter, "tier": 0})
+        device = cls(fuse, _key(secret, "attestation"), report)
         for name, content in (loads or {}).items():
             device.load(name, content)
         return device
@@ -168,24 +181,22 @@ class Device:
         """The kernel measures ``content`` and runs it, beside or instead of what had that name."""
         self._report = replace(self._report, loads={**self._report.loads, name: measure(content)})
 
-    def answer(self, m1: bytes) -> bytes:
-        """M2: who this is, what runs here, and a key of this exchange. An older exchange is forgotten.
+    @property
+    def _evidence(self) -> bytes:
+        return canonical(to_plain(self._report))
 
-        Raises:
-            Refused: it is no M1, or asks for what this device does not have.
-        """
+    def answer(self, m1: bytes) -> bytes:
+        """M2: who this is, what runs here, and a key of this exchange; an older one is forgotten. Raises
+        Refused: it is no M1, or asks for what this device does not have."""
         self._open, self.session, self.secrets = None, None, {}
-        version, suites, _, public, _ = unpack("M1", m1, messages.M1)
+        version, suites, _, public, _ = unpack("M1", m1)
         if version != VERSION or SUITE not in suites.split(b","):
             raise Refused(f"M1: version {version!r} with {suites!r}; this is {VERSION!r}", ["version"])
-        key = X25519PrivateKey.generate()
-        own, device, attest = (
-            each.public_key().public_bytes_raw() for each in (key, self._fuse.device_key, self._key)
-        )
-        quote = self._quote(digest("quote", m1, own, attest)) if self._quote else b""
+        key, device = X25519PrivateKey.generate(), _key(self._fuse.secret, "device")
+        attest = _public(self._key)
         body = pack(
-            "M2", VERSION, SUITE, own, device, self._fuse.certificate, attest, self._kernel_certificate,
-            canonical(to_plain(self._report)), quote,
+            "M2", VERSION, SUITE, _public(key), _public(device), self._fuse.certificate, attest,
+            device.sign(_certified(self._report.boot, attest)), self._evidence,
         )  # fmt: skip
         signature = self._key.sign(digest("signature", m1, body))
         m2 = body + len(signature).to_bytes(4, "big") + signature
@@ -194,30 +205,38 @@ class Device:
         return m2
 
     def accept(self, m3: bytes) -> bytes:
-        """M4, and the session.
-
-        Raises:
-            Refused: it is not the verifier's answer to the last M2.
-        """
+        """M4, and the session. Raises Refused: this is not the verifier's answer to the last M2."""
         (h, keys), self._open = _expected(self._open, "M3"), None
-        confirmation, wrapped = unpack("M3", m3, messages.M3)
-        if not hmac.compare_digest(confirmation, hmac.digest(keys.confirm, b"V" + h, "sha256")):
+        confirmation, wrapped = unpack("M3", m3)
+        if not hmac.compare_digest(confirmation, mac(keys[2], "V", h)):
             raise Refused("M3: it is not the verifier's confirmation of this exchange", ["confirmation"])
         try:
-            fields = unpack("secrets", AESGCM(keys.wrap).decrypt(bytes(12), wrapped, h))
+            fields = unpack("secrets", AESGCM(keys[3]).decrypt(bytes(12), wrapped, h))
         except InvalidTag:
             raise Refused("M3: the secrets were changed", ["secrets"]) from None
         self.secrets = {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
-        self.session = Session(h[:16], keys.to_verifier, keys.to_device)
-        text = canonical(self._report.loads)
-        return pack("M4", _confirmed(keys, h, m3, text), text)
+        self.session, loaded = Session(h[:16], keys[1], keys[0]), digest("evidence", self._evidence)
+        return pack("M4", mac(keys[2], "D", h, m3, loaded), loaded)
 
 
-def _read(kind: Any, text: bytes) -> Any:
+def _key(secret: bytes, label: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(mac(secret, label))
+
+
+def _public(key: Ed25519PrivateKey | X25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+def _certified(boot: Sequence[tuple[str, str]], attestation_key: bytes) -> bytes:
+    return digest("kernel", *(part.encode() for pair in boot for part in pair), attestation_key)
+
+
+def _holds(public: bytes, signature: bytes, message: bytes) -> bool:
     try:
-        return from_plain(kind, json.loads(text))
-    except (TypeError, ValueError, KeyError) as error:
-        raise Refused(f"the evidence is not understood ({error})", ["evidence"]) from None
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def _expected(state: T | None, message: str) -> T:
@@ -226,15 +245,11 @@ def _expected(state: T | None, message: str) -> T:
     return state
 
 
-def _confirmed(keys: _Keys, h: bytes, m3: bytes, loaded: bytes) -> bytes:
-    return hmac.digest(keys.confirm, pack("D", h, m3, loaded), "sha256")
-
-
-def _derive(own: X25519PrivateKey, public: bytes, h: bytes) -> _Keys:
+def _derive(own: X25519PrivateKey, public: bytes, h: bytes) -> Keys:
     """Raises Refused: the other side's key leads to a secret that everybody knows (RFC 7748, section 6.1)."""
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise Refused("the shared secret would be all zeros: the key is no peer's", ["zero key"]) from None
     material = HKDF(SHA256(), 128, salt=h, info=messages.DOMAIN + b"keys").derive(shared)
-    return _Keys(*(material[at : at + 32] for at in range(0, 128, 32)))
+    return tuple(material[at : at + 32] for at in range(0, 128, 32))

@@ -1,0 +1,88 @@
+"""Seconds of CPU, so that other work on the host counts little: arms in turn, medians.
+
+The accelerators are those of ShEF whose traffic its sources show (stanford-mast/ShEF, sdaccel and apps):
+cycles that they compute, at one iteration a cycle, and bytes that they move.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from benchmarks.figures import figure
+from benchmarks.harness.measure import conditions, in_turn, median, scratch
+from benchmarks.harness.rows import Row
+from windtunnel.trust.attest import AllowList, Device, Manufacturer, Verifier, measure
+from windtunnel.trust.shield import MODES, Engines, Region, Shield, Traffic, overhead
+
+SIZES = {64: 1 << 17, 4096: 1 << 21, 65536: 1 << 22}  # bytes that are moved, by chunk
+PAPER = "Zhao et al., ShEF, ASPLOS 2022: 0 to 122 % over its accelerators, as others quote it"
+ACCELERATORS = {
+    "bitcoin": (1.0, Traffic(64, 0.0), 64),  # registers alone
+    "digit recognition": (2000 * 450.0, Traffic(4096, 642_000 / 4096), 4096),
+    "convolution": (64 * 729 * 25.0, Traffic(4096, 894_336 / 4096, 186_624 / 4096), 4096),
+    "affine": (512 * 512 * 5.0, Traffic(64, 16384.0, 16384.0, random=True), 64),
+}
+
+
+def memory_rows(quick: bool) -> Iterator[Row]:
+    """MB/s of chunks written and read one by one, in each mode and by AES-GCM alone, which keeps nothing."""
+    cipher, nonce = AESGCM(os.urandom(32)), bytes(12)
+    for chunk, size in SIZES.items():
+        load, starts, data = conditions(), range(0, size, chunk), os.urandom(size)
+        parts = {at: memoryview(data)[at : at + chunk] for at in starts}
+        sealed = {at: cipher.encrypt(nonce, part, None) for at, part in parts.items()}
+        moves: dict[str, Callable[[int], object]] = {
+            "written, AES-GCM": lambda at, parts=parts: cipher.encrypt(nonce, parts[at], None),  # type: ignore[misc]
+            "read, AES-GCM": lambda at, sealed=sealed: cipher.decrypt(nonce, sealed[at], None),  # type: ignore[misc]
+        }
+        with scratch() as folder:
+            for mode in MODES:
+                region = Region(0, size, chunk, mode)
+                shield = Shield(bytearray(region.room), [region], folder / mode)
+                moves[f"written, {mode}"] = lambda at, shield=shield, parts=parts: shield.write(at, parts[at])  # type: ignore[misc]
+                moves[f"read, {mode}"] = partial(shield.read, length=chunk)
+            arms = {name: partial(_took, move, starts) for name, move in moves.items()}
+            found = in_turn(arms, 5 if quick else 25)
+        rates = {name: size / 1e6 / (median(each) or 1.0) for name, each in found.items()}
+        for name, rate in rates.items():
+            share = rate / rates[f"{name.partition(',')[0]}, AES-GCM"]
+            gated = chunk == 65536 and name.endswith("versions")
+            goal, met = (">= 60 % of AES-GCM", share >= 0.6) if gated else ("", None)
+            note = f"{share:.0%} of AES-GCM alone; {load}" if share != 1 else ""
+            yield figure("memory", f"{chunk} B {name}", "MB/s", rate, goal, met=met, note=note)
+
+
+def _took(move: Callable[[int], object], starts: range) -> float:
+    began = time.process_time()
+    for at in starts:
+        move(at)
+    return time.process_time() - began
+
+
+def handshake_rows(quick: bool) -> Iterator[Row]:
+    """M1 to M4, both sides in one thread."""
+    maker = Manufacturer()
+    verifier = Verifier(AllowList((maker.root,), {"kernel": (measure(b"kernel"),)}), {"key": bytes(32)})
+    device = Device.boot(maker.fuse(), {"kernel": b"kernel"})
+
+    def exchange(_: int) -> None:
+        verifier.finish(device.accept(verifier.check(device.answer(verifier.hello()))))
+
+    took = median(_took(exchange, range(1)) for _ in range(100 if quick else 1000)) or 0.0
+    yield figure("handshake", "both sides", "ms", 1e3 * took, "<= 2 ms", note=conditions())
+
+
+def accelerators_rows(quick: bool) -> Iterator[Row]:
+    """How much longer each takes by the twin, with engines as the public sources are set, and with HMAC."""
+    most = 0.0
+    for name, (compute, traffic, chunk) in ACCELERATORS.items():
+        region = Region(0, 1 << 20, chunk)
+        pmac, hmac = (100 * overhead(compute, traffic, region, Engines(mac=mac)) for mac in ("pmac", "hmac"))
+        yield figure("accelerators", name, "%", emulated=pmac, note=f"with HMAC {hmac:.0f} % (emulated)")
+        most = max(most, pmac)
+    yield figure("accelerators", "most of them", "%", emulated=most, published=122.0, source=PAPER)

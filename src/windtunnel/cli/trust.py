@@ -1,0 +1,65 @@
+"""``windtunnel trust``: attestation and shields, against a host that attacks them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from windtunnel.base.errors import LessError, UserError
+from windtunnel.cli import Group
+
+group = typer.Typer(cls=Group, no_args_is_help=True, help="Training where host and storage are not trusted.")
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+Demo = Annotated[bool, typer.Option("--demo", help="A simulated device and a hostile host, as processes.")]
+Mode = Annotated[str, typer.Option(help="mac, versions, tree, or all.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to ``app``."""
+    app.add_typer(group, name="trust")
+
+
+@group.command("attest")
+def attest(demo: Demo = False, as_json: Json = False) -> None:
+    """Attest a device by way of a host that attacks it. Exit status 3: an attack came through.
+
+    Example: windtunnel trust attest --demo
+    """
+    from windtunnel.trust.attest import demonstrate
+
+    if not demo:
+        raise UserError("trust attest: no device is named; accepted is --demo")
+    with TemporaryDirectory() as folder:
+        rows = demonstrate(Path(folder))
+    _show(rows, as_json)
+    if wrong := [row["attack"] for row in rows if row["refused"] == (row["attack"] == "none")]:
+        raise LessError(f"trust attest: not refused, or refused without an attack: {', '.join(wrong)}")
+
+
+@group.command("attack")
+def attack(mode: Mode = "all", as_json: Json = False) -> None:
+    """Attack memory behind a shield. Exit status 3: a mode finds out less than it must.
+
+    Example: windtunnel trust attack --mode all
+    """
+    from windtunnel.trust import shield
+
+    with TemporaryDirectory() as folder:
+        modes = shield.MODES if mode == "all" else [mode]
+        rows = [{"mode": each, **shield.attack(each, Path(folder))} for each in modes]
+    _show(rows, as_json)
+    for row in rows:
+        missed = [name for name, detected in row.items() if not detected]
+        if missed != (["replay", "rollback"] if row["mode"] == "mac" else []):  # the control must miss them
+            raise LessError(
+                f"trust attack: {row['mode']} does not find out: {', '.join(missed) or 'nothing'}"
+            )
+
+
+def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
+    lines = ("  ".join(f"{name}: {value}" for name, value in row.items()) for row in rows)
+    typer.echo(json.dumps(rows) if as_json else "\n".join(lines))

@@ -1,0 +1,1 @@
+"""Verifier, host and device as processes, of which the host is the attacker."""

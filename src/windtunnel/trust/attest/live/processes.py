@@ -1,0 +1,128 @@
+"""Three processes: the verifier is the caller's, a hostile host carries all, a device has the secrets.
+
+The host runs as nobody (where this is root), keeps what it carries in a file, and does one of `ATTACKS`. The
+device cannot be read by other processes of its user (prctl(2), PR_SET_DUMPABLE); it adds up numbers that come
+as records. Neither is a wall against root: this shows the protocol, not an enclave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.linux.system import checked, libc
+from windtunnel.trust.attest.messages import Refused, Session
+from windtunnel.trust.attest.policy import AllowList
+from windtunnel.trust.attest.protocol import Device, Fuse, Manufacturer, Verifier, measure
+
+if TYPE_CHECKING:
+    from windtunnel.store.eventlog import EventLog
+
+LAYERS, LOADS = {"firmware": b"demo firmware", "kernel": b"demo kernel"}, {"program": b"sum of numbers"}
+ATTACKS = ("none", "flip", "replay", "reflect", "record", "program")
+NOBODY, DUMPABLE = 65534, 4
+
+
+@dataclass
+class Machine:
+    """A host and its device, by their process ids."""
+
+    link: Connection
+    host: int
+    device: int
+
+    def attest(self, verifier: Verifier) -> Session:
+        """The verifier's side of a new session. Raises Refused."""
+        return verifier.finish(self.call(b"3", verifier.check(self.call(b"1", verifier.hello()))))
+
+    def call(self, kind: bytes, message: bytes) -> bytes:
+        """What comes back by way of the host for M1 (``kind`` 1), M3 (3), a record (R); A: its attack."""
+        self.link.send_bytes(kind + message)
+        reply = self.link.recv_bytes()
+        if reply[:1] == b"E":
+            words, *failing = json.loads(reply[1:])
+            raise Refused(words, failing)
+        return reply[1:]
+
+
+@contextlib.contextmanager
+def machine(fuse: Fuse, kept: Path) -> Iterator[Machine]:
+    """Both processes, until the block ends. ``kept``: the file for what the host carries."""
+    spawn = multiprocessing.get_context("spawn")  # a fork would have what the verifier knows
+    (verifier, up), (down, device) = spawn.Pipe(), spawn.Pipe()
+    host = spawn.Process(target=_host, args=(up, down, kept))
+    chip = spawn.Process(target=_device, args=(device, fuse))
+    with contextlib.ExitStack() as stack:
+        for process in (host, chip):
+            process.start()
+            stack.callback(process.join)
+            stack.callback(process.kill)
+        for end in (up, down, device):
+            end.close()
+        yield Machine(verifier, host.pid or 0, chip.pid or 0)
+
+
+def demonstrate(folder: Path, log: EventLog | None = None) -> list[dict[str, Any]]:
+    """Of each of `ATTACKS`: whether it was refused, and for which claims. ``folder``: for what is carried."""
+    maker, rows = Manufacturer(), list[dict[str, Any]]()
+    allow = AllowList((maker.root,), {name: (measure(part),) for name, part in {**LAYERS, **LOADS}.items()})
+    with machine(maker.fuse(), folder / "carried") as found:
+        for attack in ATTACKS:
+            found.call(b"A", attack.encode())
+            rows.append({"attack": attack, "refused": False, "failing": (), "sum": None})
+            try:
+                session = found.attest(Verifier(allow, {"data": os.urandom(32)}, log=log))
+                answer = session.open(found.call(b"R", session.seal("numbers", b"[1, 2, 3]")), "sum")
+                rows[-1]["sum"] = int(answer)
+            except Refused as error:
+                rows[-1] |= {"refused": True, "failing": error.failing}
+    return rows
+
+
+def _device(link: Connection, fuse: Fuse) -> None:
+    checked(libc.prctl(DUMPABLE, 0, 0, 0, 0), "prctl")
+    device = Device.boot(fuse, LAYERS, LOADS)
+
+    def record(sealed: bytes) -> bytes:
+        if device.session is None:
+            raise Refused("a record came before the session", ["record.order"])
+        return device.session.seal("sum", b"%d" % sum(json.loads(device.session.open(sealed, "numbers"))))
+
+    def load(content: bytes) -> bytes:
+        device.load("program", content)
+        return b""
+
+    calls = {b"1": device.answer, b"3": device.accept, b"R": record, b"L": load}
+    with contextlib.suppress(EOFError):  # the host went
+        while request := link.recv_bytes():
+            try:
+                link.send_bytes(b"." + calls[request[:1]](request[1:]))
+            except Refused as error:
+                link.send_bytes(b"E" + json.dumps([str(error), *error.failing]).encode())
+
+
+def _host(up: Connection, down: Connection, kept: Path) -> None:
+    first, attack, file = dict[bytes, bytes](), b"", kept.open("wb", buffering=0)
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    with contextlib.suppress(EOFError):  # the verifier went
+        while request := up.recv_bytes():
+            kind, reply = request[:1], b"."
+            if kind == b"A":
+                attack = request[1:]
+            for sent in (b"Lleaks", request) if attack + kind == b"program3" else (request,) * (kind != b"A"):
+                down.send_bytes(sent)
+                reply = down.recv_bytes()
+            file.write(request + reply)
+            old, flipped = first.setdefault(kind, reply), reply[:-1] + bytes([reply[-1] ^ 1])
+            replies = {b"replay1": old, b"recordR": old, b"reflect1": b"." + request[1:], b"flip1": flipped}
+            up.send_bytes(replies.get(attack + kind, reply))

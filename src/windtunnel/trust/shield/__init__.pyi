@@ -1,0 +1,10 @@
+from .live.attacks import attack as attack
+from .live.filesystem import ShieldFileSystem as ShieldFileSystem
+from .live.memory import Shield as Shield
+from .live.memory import Tampered as Tampered
+from .model import MODES as MODES
+from .model import Region as Region
+from .twin import Engines as Engines
+from .twin import Traffic as Traffic
+from .twin import cycles as cycles
+from .twin import overhead as overhead

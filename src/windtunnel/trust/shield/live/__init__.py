@@ -1,0 +1,1 @@
+"""Real ciphertext: a shield before a memory, and before storage."""

@@ -1,0 +1,182 @@
+"""A shield before memory that somebody else owns: what goes out is sealed, what comes in is checked.
+
+A chunk is sealed by AES-256-GCM with the nonce index (32 bits) | version (64), and a version never comes
+twice: its upper 24 bits count how often the shield was opened, which is on disk before anything is written;
+the lower 40 count writes. What is on chip lies in a file that is as trusted as the shield itself. What was
+written after the last `Shield.save` before a crash is refused.
+
+Source: Zhao et al., ShEF (ASPLOS 2022), Shield: engine sets by region, counters on chip for what is read and
+written. Its public code ties the counters to zero; the mode ``mac`` is as good as that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from windtunnel.base import atomic
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.trust.shield.model import ARITY, DIGEST, VERSION, Region
+
+EPOCH = 40  # bits below the count of openings
+
+
+class Tampered(HostError):
+    """What came from behind the shield is not what was last written there."""
+
+
+class Shield:
+    """``memory``: at least the sum of the regions' ``room`` (bytes), in anybody's hands. ``state``: the file
+    of what is on chip (key, openings, versions, roots), made if it is not there. Raises UserError: the memory
+    is too small, or the state is of other regions."""
+
+    def __init__(self, memory: bytearray | memoryview, regions: Sequence[Region], state: Path) -> None:
+        self._areas, self._path, layout = list[_Area](), state, repr(list(regions))
+        view, nothing = memoryview(memory).cast("B"), [None] * len(regions)
+        self._kept: dict[str, Any] = {
+            "key": os.urandom(32).hex(), "layout": layout, "openings": 0, "on_chip": nothing,
+        }  # fmt: skip
+        if state.exists():
+            self._kept = json.loads(state.read_text())
+        if self._kept["layout"] != layout or sum(region.room for region in regions) > len(view):
+            raise UserError(
+                f"shield: {state} is of {self._kept['layout']}; {len(view)} bytes are for {layout}"
+            )
+        self._kept["openings"] += 1
+        for region, kept in zip(regions, self._kept["on_chip"], strict=True):
+            key = hmac.digest(bytes.fromhex(self._kept["key"]), b"%d" % len(self._areas), "sha256")
+            area = _Area(view[: region.room], region, key, self._kept["openings"] << EPOCH)
+            area.start(kept)
+            self._areas.append(area)
+            view = view[region.room :]
+        self.save()
+
+    def read(self, address: int, length: int) -> bytes:
+        """What was last written there; zeros where nothing was. Raises Tampered: that is not what lies there.
+        UserError: it is in no region."""
+        parts = self._split(address, length)
+        return b"".join([area.read(index)[first:last] for area, index, first, last in parts])
+
+    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        """Put ``data`` there. Raises as `read` does: a chunk that is changed in part is read first."""
+        view, at = memoryview(data).cast("B"), 0
+        for area, index, first, last in self._split(address, len(view)):
+            part: bytes | memoryview = view[at : at + last - first]
+            if len(part) < area.region.chunk:
+                old = area.read(index)
+                part = b"".join((old[:first], part, old[last:]))
+            area.write(index, part)
+            at += last - first
+
+    def save(self) -> None:
+        """What is on chip is on the disk too, and survives a restart from here on."""
+        self._kept["on_chip"] = [(area.root or area.versions.tobytes()).hex() for area in self._areas]
+        atomic.replace(self._path, json.dumps(self._kept), durable=True, mode=0o600)
+
+    def _split(self, address: int, length: int) -> Iterator[tuple[_Area, int, int, int]]:
+        """The chunks: their area and index, and from where to where in them."""
+        for area in self._areas:
+            at, end = address - area.region.base, address - area.region.base + length
+            if at >= 0 and end <= area.region.length:
+                while at < end:
+                    index, first = divmod(at, area.region.chunk)
+                    last = min(area.region.chunk, first + end - at)
+                    yield area, index, first, last
+                    at += last - first
+                return
+        raise UserError(f"shield: {length} bytes from {address} on are in no region")
+
+
+class _Area:
+    """A region. What lies in memory is copied before it is checked: its owner may change it at any time."""
+
+    def __init__(self, memory: memoryview, region: Region, key: bytes, version: int) -> None:
+        self.region, self._memory, self._next = region, memory, version
+        self._cipher, self._stride, self._mode = AESGCM(key), region.stride, region.mode
+        self._tree_key, self.versions, self.root = hmac.digest(key, b"tree", "sha256"), array("Q"), b""
+        self._levels, at = list[tuple[int, int]](), region.chunks * region.stride
+        for count, size in region.levels:
+            self._levels.append((at, size))
+            at += count * size
+
+    def start(self, kept: str | None) -> None:
+        """With what was on chip, hex; None: as new."""
+        if self._mode == "versions":
+            self.versions = array("Q", bytes.fromhex(kept) if kept else bytes(8 * self.region.chunks))
+        elif kept is not None:
+            self.root = bytes.fromhex(kept)
+        elif self._mode == "mac":  # nothing on chip says which chunks were written
+            for index in range(self.region.chunks):
+                self.write(index, bytes(self.region.chunk))
+        for level, (count, size) in enumerate(self.region.levels if kept is None else ()):
+            whole, self.root = self.root.ljust(count * size, b"\0"), b""
+            for place in range(count):
+                self._node(level, place)[:] = node = whole[place * size : (place + 1) * size]
+                self.root += self._digest(level, place, node)
+
+    def read(self, index: int) -> bytes:
+        sealed = bytes(self._memory[index * self._stride : (index + 1) * self._stride])
+        if self._mode == "versions":
+            version = self.versions[index].to_bytes(VERSION, "big")
+        elif self._mode == "tree":
+            slot = index % ARITY * VERSION
+            version = bytes(self._nodes(index)[0][slot : slot + VERSION])
+        else:
+            version, sealed = sealed[:VERSION], sealed[VERSION:]
+        if not any(version) and self._mode != "mac":
+            return bytes(self.region.chunk)
+        try:
+            return self._cipher.decrypt(index.to_bytes(4, "big") + version, sealed, None)
+        except InvalidTag:
+            raise Tampered(f"shield: chunk {index} of {self.region} is not what was written last") from None
+
+    def write(self, index: int, data: bytes | memoryview) -> None:
+        at, version = index * self._stride, self._next.to_bytes(VERSION, "big")
+        if self._mode == "versions":
+            self.versions[index] = self._next
+        elif self._mode == "tree":
+            self._climb(index, version, self._nodes(index))
+        self._next += 1
+        # not sealed in place: its owner could change the ciphertext before the tag is made of it
+        sealed = self._cipher.encrypt(index.to_bytes(4, "big") + version, data, None)
+        if self._mode == "mac":
+            sealed = version + sealed
+        self._memory[at : at + len(sealed)] = sealed
+
+    def _nodes(self, index: int) -> list[bytearray]:
+        """From the block of versions that has a chunk's up to the top, checked from the root down."""
+        nodes, expected = list[bytearray](), self.root
+        for level in reversed(range(len(self._levels))):
+            place, slot = index // ARITY ** (level + 1), index // ARITY**level % ARITY * DIGEST
+            node = bytearray(self._node(level, place))
+            if self._digest(level, place, node) != expected:
+                raise Tampered(f"shield: node {place} of level {level} is not what was written last")
+            nodes.insert(0, node)
+            expected = bytes(node[slot : slot + DIGEST])
+        return nodes
+
+    def _climb(self, index: int, put: bytes, nodes: list[bytearray]) -> None:
+        """Put a chunk's version in, and the digests above it up to the root."""
+        for level, node in enumerate(nodes):
+            index, slot = index // ARITY, index % ARITY * len(put)
+            node[slot : slot + len(put)] = put
+            self._node(level, index)[:] = node
+            put = self._digest(level, index, node)
+        self.root = put
+
+    def _node(self, level: int, place: int) -> memoryview:
+        start, size = self._levels[level]
+        return self._memory[start + place * size : start + (place + 1) * size]
+
+    def _digest(self, level: int, place: int, node: bytes | bytearray) -> bytes:
+        person = level.to_bytes(8, "big") + place.to_bytes(8, "big")
+        return hashlib.blake2b(node, key=self._tree_key, person=person, digest_size=DIGEST).digest()

@@ -1,0 +1,50 @@
+"""A million writes; and a real training job whose storage is brought back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.trust import nonces
+from trust.shield.test_shield_memory import rewritten
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.mark.parametrize("mode", ["versions", "tree"])
+def test_no_nonce_comes_twice_in_a_million_writes(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = nonces(monkeypatch)
+    rewritten(mode, tmp_path, 1_000_000)
+    assert len(set(used)) == len(used) >= 1_000_000
+
+
+def windtunnel(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    places = {"WINDTUNNEL_HOME": str(folder / "home"), "WINDTUNNEL_SHIELD_STATE": str(folder / "state")}
+    environment = {**os.environ, **places}
+    command = [sys.executable, "-c", "from windtunnel.cli.main import main; main()", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_a_training_job_goes_on_from_a_shield_and_not_from_an_old_storage(tmp_path: Path) -> None:
+    storage, url = tmp_path / "storage", f"shield::file://{tmp_path}/storage"
+    job = ("examples/train_llama.py", "--size", "debug", "--steps")
+    kept = ("--persist", url, "--persist-every", "5")
+    first = windtunnel(tmp_path, "train", "--hosts", "2", *kept, *job, "5")
+    assert first.returncode == 0, first.stderr
+    shutil.copytree(storage, tmp_path / "old")
+    second = windtunnel(tmp_path, "train", "--hosts", "2", *kept, "--start-from", url, *job, "10")
+    assert second.returncode == 0, second.stderr
+    assert "step 10" in second.stdout and "step 4 " not in second.stdout
+    assert windtunnel(tmp_path, "checkpoint", "verify", url).returncode == 0
+    shutil.rmtree(storage)
+    shutil.move(tmp_path / "old", storage)
+    told = windtunnel(tmp_path, "checkpoint", "verify", url)
+    assert told.returncode == 1
+    assert "not what was written last" in told.stdout + told.stderr
