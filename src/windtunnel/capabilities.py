@@ -154,6 +154,10 @@ CAPABILITIES = (
         "trust.shield", "Memory and storage that hold ciphertext, and nothing old unnoticed (ShEF)",
         ("twin", "live"), "trust", ("trust",), "trust",
     ),
+    Capability(
+        "trust.gpu", "A GPU that belongs to one user at a time, and what that costs a job (HIX)",
+        ROOMS, "trust", ("emulate",), "trust",
+    ),
 )  # fmt: skip
 
 

@@ -1,1 +1,0 @@
-"""Trusted execution: what it holds off, and what it costs."""
