@@ -101,7 +101,9 @@ def _requests(draw: random.Random) -> Iterator[tuple[str, Any]]:
             9, draw.choice(["", "b", "b"]), draw.choice(["", "ann", "ann"]), 2,
             draw.choice([(), ((0, 3),), ((0, 2), (4, 9))]), draw.choice([(), ((0, 1),)]),
         )  # fmt: skip
-        kind = draw.choice(["bind", "claim", "register", "read", "write", "write", "scrub", "release", "reset"])
+        kind = draw.choice(
+            ["bind", "claim", "register", "read", "write", "write", "scrub", "release", "reset"]
+        )
         first = draw.randrange(-1, 9)
         request = gpu.Request(
             kind, draw.choice("bbbc"), draw.choice(["ann", "ann", "bob"]), draw.choice([1, 2, 2, 2]),

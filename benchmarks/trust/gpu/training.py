@@ -38,7 +38,9 @@ def train(layers: int, width: int, bucket: int, batch: int) -> None:
 
     dist.init_process_group("nccl")
     torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
-    block: Any = nn.TransformerEncoderLayer(width, width // 64, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+    block: Any = nn.TransformerEncoderLayer(
+        width, width // 64, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+    )
     body = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
     net = nn.Sequential(nn.Embedding(50257, width), body, nn.Linear(width, 50257, bias=False)).cuda()
     model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=bucket)

@@ -65,7 +65,9 @@ def test_who_is_not_the_owner_touches_nothing(host: Host) -> None:
 
 def direct(host: Host) -> Link:
     """A connection to the device that is not its broker's."""
-    allow = AllowList(**{**host.spec["broker"]["devices"], "roots": tuple(host.spec["broker"]["devices"]["roots"])})
+    allow = AllowList(
+        **{**host.spec["broker"]["devices"], "roots": tuple(host.spec["broker"]["devices"]["roots"])}
+    )
     return Link(host.spec["device"]["address"], Verifier(allow))
 
 
@@ -118,7 +120,10 @@ def test_a_secret_is_not_in_memory_that_the_host_sees(host: Host, path: str) -> 
         assert len(shared) == 2
         for content in shared:
             assert all(secret[at : at + 16] not in content for at in range(0, len(secret), 16))
-        assert {len(content) for content in shared} <= {0, *range(len(secret) + TAG - 3, len(secret) + TAG + 1)}
+        assert {len(content) for content in shared} <= {
+            0,
+            *range(len(secret) + TAG - 3, len(secret) + TAG + 1),
+        }
         assert any(shared), "it did not pass through here"
     with host.claim("plain") as gpu:  # what the search would find
         gpu.array(np.frombuffer(secret, np.uint8))

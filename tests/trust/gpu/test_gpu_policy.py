@@ -69,7 +69,9 @@ def pages_of(ranges: tuple[tuple[int, int], ...]) -> set[int]:
 
 
 @given(st.lists(requests, max_size=40), st.lists(requests, max_size=40))
-def test_what_is_allowed_is_what_a_model_of_single_pages_allows(head: list[Request], tail: list[Request]) -> None:
+def test_what_is_allowed_is_what_a_model_of_single_pages_allows(
+    head: list[Request], tail: list[Request]
+) -> None:
     model = Model()
     begin = [Request("bind", "b"), Request("claim", "b", "ann"), Request("register", "b", "ann", 1, (1, 4))]
     sequence = [*head[:1], *begin, *tail]
@@ -107,7 +109,9 @@ OWNED = Table(8, "b", "ann", 3, ((0, 4),), ((1, 2),))
         (OWNED, Request("release", "b", "ann", 3), "unscrubbed"),
     ],
 )
-def test_refusals_have_a_name_a_reason_and_change_nothing(table: Table, request_: Request, refusal: str) -> None:
+def test_refusals_have_a_name_a_reason_and_change_nothing(
+    table: Table, request_: Request, refusal: str
+) -> None:
     decision = decide(Observation(table, request_))
     assert decision == Decision(table, refusal) and decision.reason
 

@@ -41,9 +41,7 @@ def by_scheme(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Emula
         classes = capture(Function(summing, ()), CLUSTER, Options())
     found = {}
     for name in ("none", *SCHEMES):
-        result = simulate(
-            Function(summing, ()), CLUSTER, Options(confidential=name), take=lambda *_: classes
-        )
+        result = simulate(Function(summing, ()), CLUSTER, Options(confidential=name), take=lambda *_: classes)
         found[name] = result, summarise(result, "run", tmp_path_factory.mktemp("run"))
     return found
 
@@ -68,7 +66,9 @@ def test_where_it_is_off_not_a_byte_of_the_summary_is_other(by_scheme: Any, tmp_
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_collective_is_longer_by_the_formula_and_the_summary_says_by_what(by_scheme: Any, name: str) -> None:
+def test_a_collective_is_longer_by_the_formula_and_the_summary_says_by_what(
+    by_scheme: Any, name: str
+) -> None:
     (_, plain), (_, guarded) = by_scheme["none"], by_scheme[name]
     scheme, nbytes = SCHEMES[name], NUMBERS * 4
     added = 2 * (2 - 1) * 2 * (scheme.call + nbytes / 2 / scheme.rate)

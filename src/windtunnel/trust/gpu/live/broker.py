@@ -26,7 +26,18 @@ from typing import Any
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.plain import from_plain
 from windtunnel.trust.attest import AllowList, Device, Verifier
-from windtunnel.trust.gpu.live.link import TAG, Denied, Fields, Link, Party, Seal, Shared, burnt, chunks, serve
+from windtunnel.trust.gpu.live.link import (
+    TAG,
+    Denied,
+    Fields,
+    Link,
+    Party,
+    Seal,
+    Shared,
+    burnt,
+    chunks,
+    serve,
+)
 
 
 class Broker:
@@ -94,7 +105,10 @@ class Broker:
         except Denied:
             _unlink(shared)
             raise
-        key, ways = own.times(answer["third"]), ("user>broker", "broker>user", "broker>device", "device>broker")
+        key, ways = (
+            own.times(answer["third"]),
+            ("user>broker", "broker>user", "broker>device", "device>broker"),
+        )
         self._owner, self._epoch, self._shared = user, answer["epoch"], shared
         self._seals = {way: Seal(key, way) for way in ways}
         return {"epoch": self._epoch, "both": own.times(answer["public"]), "shared": paths["user"]}

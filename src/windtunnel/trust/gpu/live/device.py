@@ -92,7 +92,9 @@ class Gpu:
         """``tensors``: (read or write, offset, dtype, shape) of each argument of the function."""
         function = self._programs.get(program)
         if not callable(function):
-            raise UserError(f"program {program!r} is unknown; accepted are the functions of the device's file")
+            raise UserError(
+                f"program {program!r} is unknown; accepted are the functions of the device's file"
+            )
         arguments = []
         for kind, offset, name, shape in tensors:
             dtype: torch.dtype = getattr(torch, name)

@@ -133,7 +133,11 @@ class Gpu:
 
         with ThreadPoolExecutor(1) as pool:
             for turn, offset in enumerate(range(buffer.offset, end, step * CHUNK)):
-                where = {"offset": offset, "length": min(step * CHUNK, end - offset), "place": turn % 2 * step * behind}
+                where = {
+                    "offset": offset,
+                    "length": min(step * CHUNK, end - offset),
+                    "place": turn % 2 * step * behind,
+                }
                 parts = list(chunks(*where.values()))
                 for part in parts if into else ():
                     each(*part)
@@ -179,15 +183,21 @@ class Host:
         HostError: one of both does not start.
     """
 
-    def __init__(self, folder: Path, programs: Path, *, pages: int = 1024, shared: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, programs: Path, *, pages: int = 1024, shared: Path | None = None
+    ) -> None:
         if not programs.is_file():
-            raise UserError(f"`programs`: {programs} is no file; accepted is one of Python functions on tensors")
+            raise UserError(
+                f"`programs`: {programs} is no file; accepted is one of Python functions on tensors"
+            )
         maker, program = Manufacturer(), b"a user of windtunnel.trust.gpu"
 
         def allow(**measured: bytes) -> AllowList:
             return AllowList((maker.root,), {name: (measure(code),) for name, code in measured.items()})
 
-        broker, device = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("broker", "device"))
+        broker, device = (
+            Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("broker", "device")
+        )
         self.me, self.allow = partial(Device.boot, maker.fuse(), {"user": program}), allow(broker=broker)
         self.spec: dict[str, Fields] = {
             "device": {
