@@ -1,5 +1,5 @@
-"""Attestation: a real device by way of a hostile host, and drawn evidence. A GPU that users claim, leave and are
-killed on, and drawn requests."""
+"""Attestation: a real device by way of a hostile host, and drawn evidence. A GPU that users claim, leave and
+are killed on, and drawn requests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _gpu(folder: Path) -> Sequence[Path]:
             host.kill("broker")
         with suppress(HostError):
             host.start("broker")
-        log = Path(host.spec["device"]["log"])
+        log = host.spec["device"]["log"]
     return [log, drawn(folder, "trust.gpu", _requests(random.Random(12)))]
 
 
@@ -113,8 +113,8 @@ def _requests(draw: random.Random) -> Iterator[tuple[str, Any]]:
 
 
 def gpu_effects(events: Sequence[Event]) -> list[str]:
-    """What was allowed was done next, to bytes of these pages and for that owner, and what was to be scrubbed is
-    zeros; nothing else was done. The log of a killed device may end at a decision."""
+    """What was allowed was done next, to bytes of these pages and for that owner, and what was to be scrubbed
+    is zeros; nothing else was done. The log of a killed device may end at a decision."""
     wrong: list[str] = []
     page = gpu_twin.PAGE
     for event, after in pairwise([*events, {"kind": "the end"}]):
@@ -165,5 +165,7 @@ MUTANTS = (
     Mutant("trust.gpu", GPU, "if request.who != table.owner:", "if not request.who:"),
     Mutant("trust.gpu", GPU, "        if table.dirty:", "        if len(table.dirty) > 9:"),
     Mutant("trust.gpu", GPU_DEVICE, "            part.zero_()", "            part[1:].zero_()", live=True),
-    Mutant("trust.gpu", GPU_DEVICE, "        if decision.refusal:", '        if decision.refusal == "bound":', live=True),
+    Mutant(
+        "trust.gpu", GPU_DEVICE, "if decision.refusal:", 'if decision.refusal == "bound":', live=True
+    ),
 )  # fmt: skip

@@ -38,7 +38,7 @@ def writing_user(one: Host) -> subprocess.Popen[bytes]:
 
 
 def log(one: Host) -> list[dict[str, Any]]:
-    return read(Path(one.spec["device"]["log"]))
+    return read(one.spec["device"]["log"])
 
 
 def decided(one: Host, kind: str) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,10 @@ Arrays = list[NDArray[np.generic]]
 def jobs(quick: bool) -> dict[str, tuple[Arrays, Arrays]]:
     """Of each program what it reads, and what it writes (with what lies there before)."""
     rng, size = np.random.default_rng(0), 1024 if quick else 2048
-    draw: Callable[..., NDArray[np.float32]] = partial(rng.random, dtype=np.float32)
+
+    def draw(shape: tuple[int, ...]) -> NDArray[np.float32]:
+        return rng.random(shape, np.float32)
+
     points, nodes = draw((size * 256, 32)), size * 512
     graph = rng.integers(0, nodes, (nodes, 8), dtype=np.int32)
     return {
@@ -63,7 +66,8 @@ def path_rows(quick: bool) -> Iterator[Row]:
             for name, (reads, writes) in jobs(quick).items():
                 load, nbytes = conditions(), sum(one.nbytes for one in reads + writes)
                 arms = {path: partial(arm, path, name, reads, writes) for path in PATHS}
-                found = {path: min(took) for path, took in in_turn(arms, 5 if quick else 9).items()}
+                rounds = in_turn(arms, 5 if quick else 9)
+                found = {path: min(took) for path, took in rounds.items()}
                 for path in PATHS[1:]:
                     ratios[path].append(found[path] / found["plain"])
                     yield figure(

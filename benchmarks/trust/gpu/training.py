@@ -81,7 +81,7 @@ def training_rows(quick: bool) -> Iterator[Row]:
     scheme = fitted(largest, 41.6)
     yield figure(
         "training", "GPT-2-XL, buckets of 25 MiB (fitted)", "x", emulated=slowdown(largest, scheme),
-        published=41.6, source=PAPER, note=f"{scheme.call * 1e3:.3g} ms a call; a batch of 1 is taken, the paper's is not known: 2 and 4 fit 14 and 27 ms",
+        published=41.6, source=PAPER, note=f"{scheme.call * 1e3:.3g} ms a call at a batch of 1; the paper's is unknown (2 and 4: 14 and 27 ms)",
     )  # fmt: skip
     kept = SCHEMES["h100-cc"].call
     yield figure(

@@ -380,10 +380,8 @@ def _confidential(result: EmulationResult) -> ConfidentialFacts | None:
     events = slice_.events[slice(*slice_.steady)]
     count = np.bincount(events["ref"][events["kind"] == EventKind.OP], minlength=len(slice_.operators))
     each = np.array([added_to_copy(op, scheme) for op in slice_.operators])
-    copies, seconds = int(count[each > 0].sum()), float(count @ each)
-    return ConfidentialFacts(
-        scheme.name, sent // steps, added / steps, copies // slice_.period, seconds / slice_.period, scheme.source
-    )
+    copies, seconds = int(count[each > 0].sum()) // slice_.period, float(count @ each) / slice_.period
+    return ConfidentialFacts(scheme.name, sent // steps, added / steps, copies, seconds, scheme.source)
 
 
 def _period(result: EmulationResult) -> PeriodFacts | None:
@@ -498,7 +496,7 @@ def _collective(result: EmulationResult, use: CollectiveUse) -> CollectiveFacts:
         count=use.count, bytes=nbytes, seconds_each=use.seconds_each,
         seconds_total=use.seconds_each * use.count / len(result.timing.step_s),
         exposed_seconds=use.exposed_seconds,
-        bus_bandwidth=cost.bus_bandwidth * cost.seconds / (cost.seconds + added) if added else cost.bus_bandwidth,
+        bus_bandwidth=cost.bus_bandwidth * (cost.seconds / (cost.seconds + added) if added else 1.0),
     )  # fmt: skip
 
 

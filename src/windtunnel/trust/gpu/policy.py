@@ -5,8 +5,8 @@ time, and each claim is an epoch. Pages are registered for the owner, and each a
 pages. What was written is dirty until it is scrubbed, and a dirty device is not released. A user's end resets
 the device; the broker's end leaves it owned, until a cold reset has taken all that was in it.
 
-Source: Jang et al., HIX (ASPLOS 2019): GPU enclave control structure (one owner), trusted GPU MMIO registration
-(owner and page of each access), termination. Its instructions are functions here.
+Source: Jang et al., HIX (ASPLOS 2019): GPU enclave control structure (one owner), trusted GPU MMIO
+registration (owner and page of each access), termination. Its instructions are functions here.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Request:
-    """``broker``: whose session it comes by; ``who``: the user for whom. ``epoch``: of his claim (of a reset: of
-    the claim whose user has ended); ``pages``: to register, read or write."""
+    """``broker``: whose session it comes by; ``who``: the user for whom. ``epoch``: of his claim (of a reset:
+    of the claim whose user has ended); ``pages``: to register, read or write."""
 
     kind: Kind
     broker: str
@@ -56,8 +56,8 @@ class Observation:
 
 @dataclass(frozen=True)
 class Decision:
-    """``table``: from now on. ``refusal``: bound, unbound, owned, foreign, stale, page or unscrubbed; "" where
-    it is allowed. ``scrub``: pages that become zeros before anything else is done."""
+    """``table``: from now on. ``refusal``: bound, unbound, owned, foreign, stale, page or unscrubbed; ""
+    where it is allowed. ``scrub``: pages that become zeros before anything else is done."""
 
     table: Table
     refusal: str = ""

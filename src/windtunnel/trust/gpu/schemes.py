@@ -5,12 +5,12 @@ A message of n bytes is encrypted and authenticated by its sender, decrypted and
     added = 2 (γ + n / C)        γ: seconds of a call, whatever its size; C: bytes/s of a call
 
 A collective is that for each message of its ring (`messages`); a copy between host and GPU is one message,
-with figures of its own, since the host's CPU is at one end of it. Only the package is trusted: NVLink counts as
-outside (NVIDIA's PPCIe mode trusts it), and a switch cannot add up what it cannot read. The host's share of a
-copy does not block the program's thread, and launches of kernels cost nothing more.
+with figures of its own, since the host's CPU is at one end of it. Only the package is trusted: NVLink counts
+as outside (NVIDIA's PPCIe mode trusts it), and a switch cannot add up what it cannot read. The host's share
+of a copy does not block the program's thread, and launches of kernels cost nothing more.
 
-Source: Lee et al., GPU TEE Overheads in Distributed Data Parallel ML Training (arXiv:2501.11771): each step of
-the ring does cryptographic work at both ends. Figures: `SCHEMES`, each with where it is from.
+Source: Lee et al., GPU TEE Overheads in Distributed Data Parallel ML Training (arXiv:2501.11771): each step
+of the ring does cryptographic work at both ends. Figures: `SCHEMES`, each with where it is from.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CORE = 2.3e9
 """Bytes/s of AES-256-GCM on one core of a 2.5 GHz Xeon with AES-NI, 1 MiB at once: measured."""
 KERNEL = "inference: a kernel of AES on the GPU at 10 GB/s after 10 us; host: one core, measured"
 FITTED = (
-    "call fitted by `benchmarks trust.gpu` to 41.6x of GPT-2-XL (arXiv:2501.11771); rate, inference: PCIe 5.0; "
+    "call fitted by `benchmarks trust.gpu` to 41.6x of GPT-2-XL (arXiv:2501.11771); rate: inference, PCIe 5; "
     "host: 4 GB/s for both ends (NVIDIA's blog on H100 confidential computing, recalled and not read again)"
 )
 SCHEMES = {

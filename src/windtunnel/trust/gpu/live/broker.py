@@ -1,9 +1,10 @@
-"""The broker: a process that alone is bound to a device, and through which users claim it (HIX's GPU enclave).
+"""The broker: a process that alone is bound to a device, and through which users claim it (HIX's GPU
+enclave).
 
-It proves itself to each user before it is told anything, and has each user prove himself (`trust.attest`, both
-ways); it verified the device and its programs when it was bound. What may be done is not decided here: each
-request goes to the device with the name of the user whose session it came by. On the path ``double`` data pass
-through here and are sealed anew; else they do not.
+It proves itself to each user before it is told anything, and has each user prove himself (`trust.attest`,
+both ways); it verified the device and its programs when it was bound. What may be done is not decided here:
+each request goes to the device with the name of the user whose session it came by. On the path ``double``
+data pass through here and are sealed anew; else they do not.
 
 On each failure:
 - a user ends, killed or not: his connection does, and the device is reset, which scrubs what he wrote.
@@ -15,29 +16,19 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
+import pickle
 import sys
 import threading
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.base.plain import from_plain
 from windtunnel.trust.attest import AllowList, Device, Verifier
-from windtunnel.trust.gpu.live.link import (
-    TAG,
-    Denied,
-    Fields,
-    Link,
-    Party,
-    Seal,
-    Shared,
-    burnt,
-    chunks,
-    serve,
-)
+from windtunnel.trust.gpu.live.link import TAG, Fields, Link, Party, Seal, Shared, chunks, serve
+
+USERS = ("claim", "register", "copy", "run", "scrub", "release")
+WAYS = ("user>broker", "broker>user", "broker>device", "device>broker")
 
 
 class Broker:
@@ -48,13 +39,13 @@ class Broker:
     """
 
     def __init__(self, link: Link, users: AllowList, folder: Path) -> None:
-        self._device, self._users, self._folder = link, users, folder
-        self._facts, self._turn = link.call("bind"), threading.Lock()
+        self._device, self._users, self._turn = link, users, threading.Lock()
+        paths = {peer: str(folder / f"shared-{peer}") for peer in ("user", "device")}
+        self._facts = {**link.call("bind", shared=paths), "shared": paths["user"]}
+        self._shared = {peer: Shared(path) for peer, path in paths.items()}
         self._checks: dict[str, Verifier] = {}
         self._proven: set[str] = set()
-        self._owner, self._epoch = "", 0
-        self._seals: dict[str, Seal] = {}
-        self._shared: dict[str, Shared] = {}
+        self._owner, self._epoch, self._seals = "", 0, dict[str, Seal]()
 
     def handle(self, user: str, request: Fields) -> Fields:
         """A request of the user with that session: his own proof first, then what the device is to do."""
@@ -80,9 +71,9 @@ class Broker:
             self._proven.discard(user)
             if user == self._owner:
                 self._device.call("reset", epoch=self._epoch)
-                self._forget()
+                self._owner = ""
             return {}
-        if user not in self._proven or do not in ("claim", "register", "copy", "run", "scrub", "release"):
+        if user not in self._proven or do not in USERS:
             raise UserError(f"{do!r} is unknown, or comes before the user has proven what runs there")
         if do == "claim":
             return self._claim(user, request["public"])
@@ -93,55 +84,34 @@ class Broker:
         if double and not request["into"]:
             self._seal_anew("device", "user", **request)
         if do == "release":
-            self._forget()
+            self._owner = ""
         return answer
 
     def _claim(self, user: str, public: str) -> Fields:
-        own, name = Party(), secrets.token_hex(4)
-        paths = {peer: str(self._folder / f"{name}-{peer}") for peer in ("user", "broker")}
-        shared = {peer: Shared(path, create=True) for peer, path in paths.items()}
-        try:
-            answer = self._device.call("claim", who=user, public=public, both=own.times(public), shared=paths)
-        except Denied:
-            _unlink(shared)
-            raise
-        key, ways = (
-            own.times(answer["third"]),
-            ("user>broker", "broker>user", "broker>device", "device>broker"),
-        )
-        self._owner, self._epoch, self._shared = user, answer["epoch"], shared
-        self._seals = {way: Seal(key, way) for way in ways}
-        return {"epoch": self._epoch, "both": own.times(answer["public"]), "shared": paths["user"]}
+        own = Party()
+        answer = self._device.call("claim", who=user, public=public, both=own.times(public))
+        key = own.times(answer["third"])
+        self._owner, self._epoch = user, answer["epoch"]
+        self._seals = {way: Seal(key, way) for way in WAYS}
+        return {"epoch": self._epoch, "both": own.times(answer["public"])}
 
     def _seal_anew(
         self, source: str, target: str, epoch: int, offset: int, length: int, place: int, **_: Any
     ) -> None:  # fmt: skip
         """Chunks in the memory shared with ``source`` go into that shared with ``target``."""
         near, far = self._seals[f"{source}>broker"], self._seals[f"broker>{target}"]
-        files = {"user": self._shared["user"], "device": self._shared["broker"]}
         for number, at, count in chunks(offset, length, place):
             about = f"{epoch}:{at}:{count}"
-            plain = near.take(files[source].place(number, count + TAG), about)
-            files[target].place(number, count + TAG)[:] = far.put(plain, about)
-
-    def _forget(self) -> None:
-        _unlink(self._shared)
-        self._owner, self._epoch, self._seals, self._shared = "", 0, {}, {}
-
-
-def _unlink(shared: dict[str, Shared]) -> None:
-    for memory in shared.values():
-        with suppress(FileNotFoundError):
-            memory.path.unlink()
+            plain = near.take(self._shared[source].place(number, count + TAG), about)
+            self._shared[target].place(number, count + TAG)[:] = far.put(plain, about)
 
 
 def main() -> None:
     """As of the device; it says so and ends where it cannot be bound."""
-    spec = json.loads(sys.stdin.readline())
-    devices, users = (from_plain(AllowList, spec[name]) for name in ("devices", "users"))
-    boot = partial(Device.boot, burnt(spec["fuse"]), {"broker": Path(__file__).read_bytes()})
+    spec = pickle.load(sys.stdin.buffer)
+    boot = partial(Device.boot, spec["fuse"], {"broker": Path(__file__).read_bytes()})
     try:
-        broker = Broker(Link(spec["device"], Verifier(devices)), users, Path(spec["folder"]))
+        broker = Broker(Link(spec["device"], Verifier(spec["devices"])), spec["users"], spec["folder"])
         serve(spec["address"], boot, broker.handle, lambda: print("{}", flush=True))
     except (HostError, ConnectionError) as error:
         print(json.dumps({"failed": str(error)}), flush=True)

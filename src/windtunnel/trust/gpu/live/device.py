@@ -4,14 +4,14 @@ It has the ownership table, decides each request by `policy`, and only then touc
 file of Python functions on tensors, which the device measures and runs: its digest is part of what it proves.
 PyTorch is what computes, on CUDA where there is one, else on the CPU.
 
-On each failure: a chunk that was changed is refused, and what came before it stays written (dirty) until it is
-scrubbed. A program that raises is told to its user. A killed device has lost its memory: the cold reset.
+On each failure: a chunk that was changed is refused, and what came before it stays written (dirty) until it
+is scrubbed. A program that raises is told to its user. A killed device has lost its memory: the cold reset.
 """
 
 from __future__ import annotations
 
-import json
 import math
+import pickle
 import sys
 import threading
 from collections.abc import Callable
@@ -25,11 +25,12 @@ import torch
 from windtunnel.base.errors import UserError
 from windtunnel.store.eventlog import EventLog
 from windtunnel.trust.attest import Device
-from windtunnel.trust.gpu.live.link import TAG, Denied, Fields, Party, Seal, Shared, burnt, chunks, serve
+from windtunnel.trust.gpu.live.link import TAG, Denied, Fields, Party, Seal, Shared, chunks, serve
 from windtunnel.trust.gpu.policy import Kind, Observation, Range, Request, Table, decide
 
 PAGE = 1 << 16
 """Bytes of a page."""
+WAYS = ("user>device", "device>user", "broker>device", "device>broker")
 
 
 class Gpu:
@@ -58,16 +59,16 @@ class Gpu:
             if do not in ("bind", "register", "scrub", "release", "reset"):
                 raise UserError(f"request {do!r} is unknown")
             self._do(do, request.get("who", ""), request.get("epoch", 0), tuple(request.get("pages", (0, 0))))
+            if do == "bind":
+                self._shared = {peer: Shared(path) for peer, path in request["shared"].items()}
             return {"page": PAGE}
 
-    def claim(self, who: str, public: str, both: str, shared: dict[str, str]) -> Fields:
-        """``public``: of the user; ``both``: the broker's secret times that; ``shared``: files of memory."""
+    def claim(self, who: str, public: str, both: str) -> Fields:
+        """``public``: of the user; ``both``: the broker's secret times that."""
         self._do("claim", who)
         own = Party()
         key = own.times(both)
-        ways = ("user>device", "device>user", "broker>device", "device>broker")
-        self._seals = {way: Seal(key, way) for way in ways}
-        self._shared = {name: Shared(path) for name, path in shared.items()}
+        self._seals = {way: Seal(key, way) for way in WAYS}
         return {"epoch": self._table.epoch, "public": own.public, "third": own.times(public)}
 
     def copy(
@@ -75,16 +76,18 @@ class Gpu:
     ) -> Fields:  # fmt: skip
         """Chunks between shared memory, from ``place`` on, and ``length`` bytes of memory at ``offset``."""
         view = self._view("write" if into else "read", who, epoch, offset, length)
-        peer = "broker" if path == "double" else "user"
+        peer, shared = (
+            ("broker", self._shared["device"]) if path == "double" else ("user", self._shared["user"])
+        )
         seal = None if path == "plain" else self._seals[f"{peer}>device" if into else f"device>{peer}"]
         for number, at, count in chunks(offset, length, place):
             part, about = view[at - offset :][:count], f"{epoch}:{at}:{count}"
-            data = self._shared[peer].place(number, count + TAG * (seal is not None))
+            data = shared.place(number, count + TAG * (seal is not None))
             if into:
                 plain = bytearray(data if seal is None else seal.take(data, about))
                 part.copy_(torch.frombuffer(plain, dtype=torch.uint8))
             else:
-                content = memoryview(part.cpu().numpy())
+                content = part.cpu().numpy().data
                 data[:] = content if seal is None else seal.put(content, about)
         return {}
 
@@ -128,7 +131,7 @@ class Gpu:
             part.zero_()
         self._table = decision.table
         if not self._table.owner:
-            self._seals, self._shared = {}, {}
+            self._seals = {}
         view = self._memory[offset : offset + length]
         self._log.append(
             "effect", request=kind, owner=self._table.owner, keys=len(self._seals),
@@ -141,12 +144,12 @@ class Gpu:
 
 def main() -> None:
     """One line of JSON on standard input says what to be, one on standard output that it is there."""
-    spec = json.loads(sys.stdin.readline())
+    spec = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(1)
-    programs = Path(spec["programs"]).read_bytes()
+    programs = spec["programs"].read_bytes()
     layers = {"device": Path(__file__).read_bytes()}
-    boot = partial(Device.boot, burnt(spec["fuse"]), layers, {"programs": programs})
-    with closing(EventLog(Path(spec["log"]))) as log:
+    boot = partial(Device.boot, spec["fuse"], layers, {"programs": programs})
+    with closing(EventLog(spec["log"])) as log:
         gpu = Gpu(spec["pages"], programs.decode(), log)
         serve(spec["address"], boot, gpu.handle, lambda: print("{}", flush=True))
 

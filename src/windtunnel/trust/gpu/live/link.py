@@ -1,8 +1,9 @@
 """What user, broker and device say to each other, and the memory through which data pass.
 
-A connection begins with the exchange of `trust.attest`; what follows are sealed requests and answers, so whoever
-owns the transport can only cut it. (Not `base.rpc`: the end of a connection is the end of who was there, and
-the server must know.) A claim gives user, broker and device one key that needs the secrets a, b, c of all,
+A connection begins with the exchange of `trust.attest`; what follows are sealed requests and answers, so
+whoever owns the transport can only cut it. (Not `base.rpc`: the end of a connection is the end of who was
+there, and the server must know.) A claim gives user, broker and device one key that needs the secrets a, b, c
+of all,
 
     a → A = aG        b, A → bA        c, A, bA → C = cG, cA, key = c(bA)        b(cA) = key        a(bC) = key
 
@@ -32,7 +33,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.trust.attest import Device, Fuse, Refused, Verifier
+from windtunnel.trust.attest import Device, Refused, Verifier
 
 CHUNK, TAG, WINDOW = 1 << 20, 16, 32
 """Bytes that are sealed at once, of their tag, and for how many such chunks the shared memory has room."""
@@ -40,7 +41,7 @@ LONGEST = 1 << 20
 """Bytes of a message at most."""
 Fields = dict[str, Any]
 Handler = Callable[[str, Fields], Fields]
-"""Answers a request of the peer of that name; None as the request says that he has ended."""
+"""Answers a request of the peer of that name, of which ``do`` says what it is: ended, once he has."""
 
 
 class Denied(HostError):
@@ -100,13 +101,13 @@ def _connected() -> Iterator[None]:
 
 
 def serve(address: str, boot: Callable[[], Device], handle: Handler, ready: Callable[[], None]) -> None:
-    """Prove what runs here to each who connects, and hand his requests to ``handle``, until the process ends."""
+    """Prove what runs here to each who connects, and hand his requests to ``handle``, until the process
+    ends."""
     with Listener(address, "AF_UNIX") as listener:
         os.chmod(address, 0o600)
         ready()
         while True:
-            peer = (listener.accept(), boot(), handle)
-            threading.Thread(target=_answer, args=peer, daemon=True).start()
+            threading.Thread(target=_answer, args=(listener.accept(), boot(), handle), daemon=True).start()
 
 
 def _answer(connection: Connection, device: Device, handle: Handler) -> None:
@@ -171,11 +172,10 @@ class Seal:
 class Shared:
     """Memory that the host can see: ``WINDOW`` places for a chunk and its tag, a file at ``path``."""
 
-    def __init__(self, path: str, *, create: bool = False) -> None:
+    def __init__(self, path: str) -> None:
         self.path, size = Path(path), WINDOW * (CHUNK + TAG)
-        with open(os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL) * create, 0o600), "r+b") as file:
-            if create:
-                os.posix_fallocate(file.fileno(), 0, size)
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
             self._memory = memoryview(mmap.mmap(file.fileno(), size))
 
     def place(self, number: int, length: int) -> memoryview:
@@ -188,8 +188,3 @@ def chunks(offset: int, length: int, first: int = 0) -> Iterator[tuple[int, int,
     """(place, offset, length) of each chunk of ``length`` bytes at ``offset``, from place ``first`` on."""
     for number, at in enumerate(range(offset, offset + length, CHUNK), first):
         yield number, at, min(CHUNK, offset + length - at)
-
-
-def burnt(fuse: Fields) -> Fuse:
-    """A fuse as `user.Host` writes it for a process."""
-    return Fuse(bytes.fromhex(fuse["secret"]), bytes.fromhex(fuse["certificate"]))

@@ -6,7 +6,8 @@
         b = gpu.read(y)
 
 ``double``: the broker opens what was sealed for it and seals it for the device. ``single``: the device opens
-what the user sealed. ``pipelined``: as single, while the next chunks are sealed. ``plain``: nothing is sealed.
+what the user sealed. ``pipelined``: as single, while the next chunks are sealed. ``plain``: nothing is
+sealed.
 
 On each failure: what the device does not allow, a chunk that was changed on its way too, raises `Denied`; a
 broker or device that is gone ConnectionError, after which nothing goes on in this claim.
@@ -16,12 +17,13 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,9 +33,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.base.plain import to_plain
 from windtunnel.store.eventlog import NAME
-from windtunnel.trust.attest import AllowList, Device, Fuse, Manufacturer, Verifier, measure
+from windtunnel.trust.attest import AllowList, Device, Manufacturer, Verifier, measure
 from windtunnel.trust.gpu.live.link import CHUNK, TAG, WINDOW, Fields, Link, Party, Seal, Shared, chunks
 
 PATHS = ("plain", "double", "single", "pipelined")
@@ -58,13 +59,13 @@ class Buffer:
 class Gpu:
     """A device that is claimed, for one thread at a time; see `claim`. ``epoch``: of the claim."""
 
-    def __init__(self, link: Link, page: int, path: str) -> None:
+    def __init__(self, link: Link, facts: Fields, path: str) -> None:
         party = Party()
         answer = link.call("claim", public=party.public)
         key, peer = party.times(answer["both"]), "broker" if path == "double" else "device"
         self.epoch: int = answer["epoch"]
-        self.path, self._link, self._page, self._next = path, link, page, 0
-        self._shared = Shared(answer["shared"])
+        self.path, self._link, self._page, self._next = path, link, facts["page"], 0
+        self._shared = Shared(facts["shared"])
         self._puts, self._takes = Seal(key, f"user>{peer}"), Seal(key, f"{peer}>user")
 
     def call(self, do: str, **fields: Any) -> Fields:
@@ -90,7 +91,7 @@ class Gpu:
         if (content.shape, content.dtype.name) != (buffer.shape, buffer.dtype):
             wrong = f"{content.shape} {content.dtype.name}"
             raise UserError(f"`content` is {wrong}, accepted is {buffer.shape} {buffer.dtype}")
-        data = memoryview(np.ascontiguousarray(content).reshape(-1).view(np.uint8))
+        data = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
 
         def put(number: int, at: int, count: int) -> None:
             part = data[at - buffer.offset :][:count]
@@ -120,8 +121,8 @@ class Gpu:
 
     def _move(self, buffer: Buffer, each: Callable[[int, int, int], None], *, into: bool) -> None:
         """``each`` (place, offset, length) of every chunk, before the device's copy or after it. A pipelined
-        step has half of the places that are in use, and the device copies the one while the other is sealed or
-        opened here."""
+        step has half of the places that are in use, and the device copies the one while the other is sealed
+        or opened here."""
         step, behind = (STEP, 1) if self.path == "pipelined" else (WINDOW, 0)
         end, pending = buffer.offset + buffer.nbytes, deque[tuple[list[Part], Future[Fields]]]()
 
@@ -165,7 +166,7 @@ def claim(broker: str, allow: AllowList, me: Device, path: str = "pipelined") ->
     try:
         m2 = me.answer(bytes.fromhex(link.call("challenge")["m1"]))
         m4 = me.accept(bytes.fromhex(link.call("prove", m2=m2.hex())["m3"]))
-        gpu = Gpu(link, link.call("proven", m4=m4.hex())["page"], path)
+        gpu = Gpu(link, link.call("proven", m4=m4.hex()), path)
         yield gpu
         gpu.call("scrub")
         gpu.call("release")
@@ -175,8 +176,8 @@ def claim(broker: str, allow: AllowList, me: Device, path: str = "pipelined") ->
 
 class Host:
     """A device of ``pages`` (64 KiB each) that runs the functions in ``programs``, and its broker, with keys
-    of a manufacturer made for them. ``folder``: of sockets and the log; ``shared``: of the memory through which
-    data pass, on /dev/shm as a rule. As a context it ends both.
+    of a manufacturer made for them. ``folder``: of sockets and the log; ``shared``: of the memory through
+    which data pass, on /dev/shm as a rule. As a context it ends both.
 
     Raises:
         UserError: there is no such file.
@@ -185,11 +186,9 @@ class Host:
 
     def __init__(
         self, folder: Path, programs: Path, *, pages: int = 1024, shared: Path | None = None
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not programs.is_file():
-            raise UserError(
-                f"`programs`: {programs} is no file; accepted is one of Python functions on tensors"
-            )
+            raise UserError(f"`programs`: {programs} is no file; accepted is one of functions on tensors")
         maker, program = Manufacturer(), b"a user of windtunnel.trust.gpu"
 
         def allow(**measured: bytes) -> AllowList:
@@ -201,20 +200,19 @@ class Host:
         self.me, self.allow = partial(Device.boot, maker.fuse(), {"user": program}), allow(broker=broker)
         self.spec: dict[str, Fields] = {
             "device": {
-                "address": f"{folder}/device.sock", "programs": str(programs), "pages": pages,
-                "log": str(folder / NAME), "fuse": _plain(maker.fuse()),
+                "address": f"{folder}/device.sock", "programs": programs, "pages": pages,
+                "log": folder / NAME, "fuse": maker.fuse(),
             },
             "broker": {
                 "address": f"{folder}/broker.sock", "device": f"{folder}/device.sock",
-                "folder": str(shared or folder), "fuse": _plain(maker.fuse()),
-                "devices": to_plain(allow(device=device, programs=programs.read_bytes())),
-                "users": to_plain(allow(user=program)),
+                "folder": shared or folder, "fuse": maker.fuse(), "users": allow(user=program),
+                "devices": allow(device=device, programs=programs.read_bytes()),
             },
         }  # fmt: skip
-        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.cold_reset()
 
-    def claim(self, path: str = "pipelined") -> contextmanager[Gpu]:  # type: ignore[type-arg]
+    def claim(self, path: str = "pipelined") -> AbstractContextManager[Gpu]:
         """`claim` by this process."""
         return claim(self.spec["broker"]["address"], self.allow, self.me(), path)
 
@@ -231,20 +229,21 @@ class Host:
     def start(self, which: str) -> None:
         """The device or the broker, once it answers; HostError where it does not."""
         command = [sys.executable, "-m", f"{__package__}.{which}"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.processes[which] = process
         Path(self.spec[which]["address"]).unlink(missing_ok=True)
-        with suppress(BrokenPipeError):
-            print(json.dumps(self.spec[which]), file=process.stdin, flush=True)
-        answer = json.loads(process.stdout.readline() or '{"failed": "see what it wrote"}')  # type: ignore[union-attr]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._processes[which] = process
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(BrokenPipeError), process.stdin:
+            pickle.dump(self.spec[which], process.stdin)
+        answer = json.loads(process.stdout.readline() or '{"failed": "see what it wrote"}')
         if "failed" in answer:
             self.kill(which)
             raise HostError(f"the {which} did not start: {answer['failed']}")
 
     def kill(self, *which: str) -> None:
         """Both, or one of them: gone, with all that was in its memory."""
-        for name in which or tuple(self.processes):
-            with self.processes.pop(name) as process:
+        for name in which or tuple(self._processes):
+            with self._processes.pop(name) as process:
                 process.kill()
 
     def __enter__(self) -> Host:
@@ -252,7 +251,3 @@ class Host:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-
-
-def _plain(fuse: Fuse) -> Fields:
-    return {"secret": fuse.secret.hex(), "certificate": fuse.certificate.hex()}
