@@ -81,7 +81,8 @@ def training_rows(quick: bool) -> Iterator[Row]:
     scheme = fitted(largest, 41.6)
     yield figure(
         "training", "GPT-2-XL, buckets of 25 MiB (fitted)", "x", emulated=slowdown(largest, scheme),
-        published=41.6, source=PAPER, note=f"{scheme.call * 1e3:.3g} ms a call at a batch of 1; the paper's is unknown (2 and 4: 14 and 27 ms)",
+        published=41.6, source=PAPER,
+        note=f"{scheme.call * 1e3:.3g} ms a call; the paper's batch is unknown, here 1",
     )  # fmt: skip
     kept = SCHEMES["h100-cc"].call
     yield figure(

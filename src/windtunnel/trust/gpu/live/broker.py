@@ -112,7 +112,7 @@ def main() -> None:
     boot = partial(Device.boot, spec["fuse"], {"broker": Path(__file__).read_bytes()})
     try:
         broker = Broker(Link(spec["device"], Verifier(spec["devices"])), spec["users"], spec["folder"])
-        serve(spec["address"], boot, broker.handle, lambda: print("{}", flush=True))
+        serve(spec["address"], boot, broker.handle)
     except (HostError, ConnectionError) as error:
         print(json.dumps({"failed": str(error)}), flush=True)
         sys.exit(1)

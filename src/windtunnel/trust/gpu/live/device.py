@@ -151,7 +151,7 @@ def main() -> None:
     boot = partial(Device.boot, spec["fuse"], layers, {"programs": programs})
     with closing(EventLog(spec["log"])) as log:
         gpu = Gpu(spec["pages"], programs.decode(), log)
-        serve(spec["address"], boot, gpu.handle, lambda: print("{}", flush=True))
+        serve(spec["address"], boot, gpu.handle)
 
 
 if __name__ == "__main__":

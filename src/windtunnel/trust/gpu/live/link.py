@@ -5,7 +5,7 @@ whoever owns the transport can only cut it. (Not `base.rpc`: the end of a connec
 there, and the server must know.) A claim gives user, broker and device one key that needs the secrets a, b, c
 of all,
 
-    a → A = aG        b, A → bA        c, A, bA → C = cG, cA, key = c(bA)        b(cA) = key        a(bC) = key
+    a → A = aG       b, A → bA       c, A, bA → C = cG, cA, key = c(bA)       b(cA) = key       a(bC) = key
 
 from which each two have keys for both directions. Data lie in memory that the host can read and write: chunks
 of `CHUNK` bytes and a tag, each sealed with the count of chunks before it, so none is taken twice or moved.
@@ -20,6 +20,7 @@ import contextlib
 import json
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client, Connection, Listener
@@ -100,14 +101,21 @@ def _connected() -> Iterator[None]:
         raise ConnectionError(f"the other side has ended ({error or 'its connection is closed'})") from error
 
 
-def serve(address: str, boot: Callable[[], Device], handle: Handler, ready: Callable[[], None]) -> None:
-    """Prove what runs here to each who connects, and hand his requests to ``handle``, until the process
-    ends."""
+def serve(address: str, boot: Callable[[], Device], handle: Handler) -> None:
+    """Prove what runs here to each who connects, and hand his requests to ``handle``, until the process ends,
+    or the one that started it. Standard output says when it can be reached."""
     with Listener(address, "AF_UNIX") as listener:
         os.chmod(address, 0o600)
-        ready()
+        print("{}", flush=True)
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         while True:
             threading.Thread(target=_answer, args=(listener.accept(), boot(), handle), daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Who started this process keeps its standard input open."""
+    sys.stdin.buffer.read()
+    os._exit(0)
 
 
 def _answer(connection: Connection, device: Device, handle: Handler) -> None:

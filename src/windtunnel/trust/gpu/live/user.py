@@ -233,8 +233,9 @@ class Host:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._processes[which] = process
         assert process.stdin is not None and process.stdout is not None
-        with suppress(BrokenPipeError), process.stdin:
+        with suppress(BrokenPipeError):
             pickle.dump(self.spec[which], process.stdin)
+            process.stdin.flush()
         answer = json.loads(process.stdout.readline() or '{"failed": "see what it wrote"}')
         if "failed" in answer:
             self.kill(which)
