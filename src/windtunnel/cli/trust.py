@@ -1,11 +1,9 @@
 """``windtunnel trust``: attestation and shields, against a host that attacks them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -35,7 +33,8 @@ def attest(demo: Demo = False, as_json: Json = False) -> None:
         raise UserError("trust attest: no device is named; accepted is --demo")
     with TemporaryDirectory() as folder:
         rows = demonstrate(Path(folder))
-    _show(rows, as_json)
+    lines = ("  ".join(f"{name}: {value}" for name, value in row.items()) for row in rows)
+    typer.echo(json.dumps(rows) if as_json else "\n".join(lines))
     if wrong := [row["attack"] for row in rows if row["refused"] == (row["attack"] == "none")]:
         raise LessError(f"trust attest: not refused, or refused without an attack: {', '.join(wrong)}")
 
@@ -50,16 +49,13 @@ def attack(mode: Mode = "all", as_json: Json = False) -> None:
 
     with TemporaryDirectory() as folder:
         modes = shield.MODES if mode == "all" else [mode]
-        rows = [{"mode": each, **shield.attack(each, Path(folder))} for each in modes]
-    _show(rows, as_json)
-    for row in rows:
-        missed = [name for name, detected in row.items() if not detected]
-        if missed != (["replay", "rollback"] if row["mode"] == "mac" else []):  # the control must miss them
-            raise LessError(
-                f"trust attack: {row['mode']} does not find out: {', '.join(missed) or 'nothing'}"
-            )
-
-
-def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
-    lines = ("  ".join(f"{name}: {value}" for name, value in row.items()) for row in rows)
-    typer.echo(json.dumps(rows) if as_json else "\n".join(lines))
+        found = {each: shield.attack(each, Path(folder)) for each in modes}
+    missed = {each: [name for name in row if not row[name]] for each, row in found.items()}
+    if as_json:
+        typer.echo(json.dumps(found))
+    for each, row in found.items() if not as_json else ():
+        detected = [name for name in row if row[name] and name != "honest"]
+        typer.echo(f"{each}: undetected {', '.join(missed[each]) or 'none'}; detected {', '.join(detected)}")
+    for each, names in missed.items():
+        if names != (["replay", "rollback"] if each == "mac" else []):  # the control must miss them
+            raise LessError(f"trust attack: {each} does not find out: {', '.join(names) or 'nothing'}")

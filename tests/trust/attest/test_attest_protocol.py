@@ -201,6 +201,17 @@ def test_evidence_that_names_a_measurement_twice_is_refused() -> None:
         exchange(verifier(), by)
 
 
+@pytest.mark.parametrize("text", [b"", b"[" * 200_000, b"\xff", b"[]", b'{"boot":1}', b"9" * 9000])
+def test_evidence_that_is_none_is_refused(text: bytes) -> None:
+    def other(m2: bytes) -> bytes:
+        fields = unpack("M2", m2)
+        return pack("M2", *fields[:7], text, fields[8])
+
+    with pytest.raises(Refused) as caught:
+        exchange(verifier(), device(), m2=other)
+    assert caught.value.failing == ("evidence",)
+
+
 def test_a_program_that_is_changed_between_claim_and_secrets_is_refused() -> None:
     on, by = verifier(), device()
     m3 = on.check(by.answer(on.hello()))

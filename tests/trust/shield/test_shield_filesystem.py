@@ -217,3 +217,25 @@ def test_without_a_state_it_says_what_is_missing(tmp_path: Path, monkeypatch: py
         base.execute("CREATE TABLE state (other)")
     with pytest.raises(UserError, match="cannot be used"):
         opened(tmp_path, state=str(tmp_path / "text.db"))
+
+
+def test_a_folder_is_not_read_and_a_missing_file_is_not_found(tmp_path: Path) -> None:
+    system = opened(tmp_path)
+    system.pipe_file("folder/a", b"1")
+    with pytest.raises(IsADirectoryError):
+        system.cat_file("folder")
+    with pytest.raises(FileNotFoundError):
+        system.cat_file("fold")
+
+
+def test_a_removed_file_that_storage_keeps_is_gone(tmp_path: Path) -> None:
+    system = opened(tmp_path)
+    system.pipe_file("a", b"1")
+    (blob,) = blobs(tmp_path)
+    kept = blob.read_bytes()
+    system.rm("a")
+    blob.write_bytes(kept)
+    assert not opened(tmp_path).exists("a")
+    system.rm("a")  # as object stores take it
+    with pytest.raises(FileNotFoundError):
+        system.cat_file("a")

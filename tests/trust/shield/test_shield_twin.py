@@ -22,7 +22,7 @@ def test_engines_take_what_the_rtl_does() -> None:
 def test_a_stream_costs_its_bytes_and_random_access_its_chunks() -> None:
     engines, region = Engines(), Region(0, 1 << 20, 4096)
     assert cycles(STREAM, region, engines) == 64_000 / 4096 * engines.tag(4096)
-    assert cycles(replace(STREAM, random=True), region, engines) == 1000 * engines.tag(4096)
+    assert cycles(STREAM._replace(random=True), region, engines) == 1000 * engines.tag(4096)
     # a write to a part of a chunk reads the rest of it
     assert cycles(Traffic(64, 0, 10, True), region, engines) == 2 * cycles(
         Traffic(64, 10, 0, True), region, engines

@@ -1,4 +1,3 @@
-from .allowlist import read_allow_list as read_allow_list
 from .live.processes import demonstrate as demonstrate
 from .messages import Refused as Refused
 from .messages import Session as Session
@@ -12,3 +11,4 @@ from .protocol import Fuse as Fuse
 from .protocol import Manufacturer as Manufacturer
 from .protocol import Verifier as Verifier
 from .protocol import measure as measure
+from .protocol import read_allow_list as read_allow_list

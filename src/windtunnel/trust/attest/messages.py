@@ -11,8 +11,6 @@ h = H(M1 | M2) is the salt of all keys: a session belongs to one exchange. A rec
 and each direction has its own key, so no nonce comes twice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Sequence
@@ -55,13 +53,9 @@ def unpack(label: str, message: bytes) -> list[bytes]:
         raise Refused(f"{label}: this is another message, or truncated", [f"{label}.label"])
     sizes = [len(field) for field in fields]
     lengths = LENGTHS.get(label, (0,) * len(sizes))
-    if len(sizes) != len(lengths) or not all(map(_fits, sizes, lengths)):
+    if len(sizes) != len(lengths) or any(b and a != b for a, b in zip(sizes, lengths, strict=True)):
         raise Refused(f"{label}: fields of {sizes} bytes, accepted are {lengths}", [f"{label}.length"])
     return fields
-
-
-def _fits(size: int, length: int) -> bool:
-    return length in (0, size)
 
 
 def digest(label: str, *parts: bytes) -> bytes:

@@ -6,8 +6,6 @@ rules are here; the verifier only says which signatures hold.
 Source: Zhao, Gao and Kozyrakis, ShEF (ASPLOS 2022), remote attestation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -47,7 +45,6 @@ class Loaded:
 
 
 Observation = Evidence | Loaded
-Checks = dict[str, tuple[bool, str]]  # whether it holds, and what it is otherwise
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,15 @@ class Decision:
 
 def decide(observation: Observation) -> Decision:
     """Everything must hold."""
-    checks = _signatures(observation)
-    if isinstance(observation, Evidence):
+    if isinstance(observation, Loaded):
+        checks = {"loaded": (observation.claimed == observation.loaded, "not what was claimed")}
+    else:
         allow, measured, claims = observation.allow, observation.measurements, observation.claims
+        checks = {
+            "roots": (observation.root in allow.roots, "none of the allow-list"),
+            "certificate": (observation.certified, "not by the device's key, or of another boot"),
+            "signature": (observation.signed, "not of this exchange, or of another answer"),
+        }
         for name in sorted(allow.measurements.keys() | measured.keys()):
             digest = measured.get(name, "missing")
             checks[f"measurements.{name}"] = digest in allow.measurements.get(name, ()), digest[:12]
@@ -71,22 +74,8 @@ def decide(observation: Observation) -> Decision:
             checks[f"claims.{name}"] = claims.get(name) in accepted, f"{claims.get(name)}, not of {accepted}"
         for name, least in allow.least.items():
             checks[f"least.{name}"] = claims.get(name, -1) >= least, f"{claims.get(name)}, at least {least}"
-    return _decision(checks)
+    failing = {name: words for name, (holds, words) in checks.items() if not holds}
+    return Decision(not failing, tuple(failing), "; ".join(" is ".join(both) for both in failing.items()))
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"allow-list": decide}
-
-
-def _signatures(observation: Observation) -> Checks:
-    if isinstance(observation, Loaded):
-        return {"loaded": (observation.claimed == observation.loaded, "not what was claimed")}
-    return {
-        "roots": (observation.root in observation.allow.roots, "none of the allow-list"),
-        "certificate": (observation.certified, "not by the device's key, or of another boot"),
-        "signature": (observation.signed, "not of this exchange, or of another answer"),
-    }
-
-
-def _decision(checks: Checks) -> Decision:
-    failing = {name: words for name, (holds, words) in checks.items() if not holds}
-    return Decision(not failing, tuple(failing), "; ".join(" is ".join(both) for both in failing.items()))

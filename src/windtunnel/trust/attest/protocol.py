@@ -7,12 +7,10 @@
 
     CDI_0 = HMAC(fuse, H(firmware))   CDI_i+1 = HMAC(CDI_i, H(layer))   attestation key = KDF(CDI)
 
-A device measures each layer before it runs, and a changed one has another attestation key. The device key,
-certified by the manufacturer, signs what was booted with that key. Each exchange has new keys, so nothing
-recorded is opened by keys that leak later; each message is taken once.
+So a layer that was changed has another attestation key. The device key, certified by the manufacturer, signs
+what was booted with that key. Keys are new in each exchange, and each message is taken once.
 
 Source: Zhao et al., ShEF (ASPLOS 2022), secure boot and remote attestation; the chain is that of TCG's DICE.
-Other than ShEF's public artefact: one key signs and another agrees, and the whole certificate is checked.
 """
 
 from __future__ import annotations
@@ -21,9 +19,11 @@ import hashlib
 import hmac
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -32,7 +32,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from windtunnel.base.errors import UserError
 from windtunnel.base.plain import canonical, from_plain, to_plain
+from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.trust.attest import messages
 from windtunnel.trust.attest.messages import SUITE, VERSION, Refused, Session, digest, mac, pack, unpack
 from windtunnel.trust.attest.policy import AllowList, Evidence, Loaded, Observation, decide
@@ -40,14 +42,14 @@ from windtunnel.trust.attest.policy import AllowList, Evidence, Loaded, Observat
 if TYPE_CHECKING:
     from windtunnel.store.eventlog import EventLog
 
-T = TypeVar("T")
+Named = Mapping[str, bytes]
 Keys = tuple[bytes, ...]  # to the device, to the verifier, of confirmations, of wrapped secrets
 
 
 @dataclass(frozen=True)
 class Fuse:
-    """What is burnt into a device. ``secret``: 32 bytes; ``certificate``: the manufacturer's signature of the
-    device key; ``counter``: only ever raised, so that what is older is known as such."""
+    """What is burnt into a device. ``secret``: 32 bytes; ``certificate``: the manufacturer's signature of its
+    key; ``counter``: only ever raised, so that what is older is known as such."""
 
     secret: bytes = field(repr=False)
     certificate: bytes
@@ -81,13 +83,23 @@ class _Report:
     claims: dict[str, int]
 
 
+def read_allow_list(path: Path) -> AllowList:
+    """The allow-list in a YAML file: its fields. Raises UserError: there is none, or one of them is wrong."""
+    try:
+        allow = from_plain(AllowList, read_mapping(path, "allow-list"))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: {error}; accepted is an allow-list as docs/trust.md has it") from None
+    for text in (*allow.roots, *sum(allow.measurements.values(), ())):
+        if not re.fullmatch("[0-9a-f]{64}", text):
+            raise UserError(f"{path}: {text!r} is no digest or key; accepted are 64 hex digits, 0 to f")
+    return allow
+
+
 class Verifier:
     """Gives ``secrets`` (by name) to a device that ``allow`` lets in; one exchange at a time. ``log`` gets
     each observation, decision and what followed."""
 
-    def __init__(
-        self, allow: AllowList, secrets: Mapping[str, bytes] | None = None, log: EventLog | None = None
-    ) -> None:
+    def __init__(self, allow: AllowList, secrets: Named | None = None, log: EventLog | None = None) -> None:
         self._allow, self._secrets, self._log = allow, dict(secrets or {}), log
         self._hello: tuple[X25519PrivateKey, bytes] | None = None
         self._open: tuple[bytes, Keys, bytes, bytes] | None = None
@@ -101,13 +113,13 @@ class Verifier:
 
     def check(self, m2: bytes) -> bytes:
         """M3, for a device that is accepted. Raises Refused: it is not; ``failing`` names every claim."""
-        (key, m1), self._hello = _expected(self._hello, "M2"), None
+        (key, m1), self._hello = self._hello or _unexpected("M2"), None
         version, suite, public, device, certificate, attest, kernel, text, signature = unpack("M2", m2)
         if (version, suite) != (VERSION, SUITE):
             raise Refused(f"M2: version {version!r} with {suite!r} was not offered", ["version"])
         try:
             report = from_plain(_Report, json.loads(text))
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, KeyError, RecursionError) as error:  # nobody has signed it yet
             raise Refused(f"M2: the evidence is not understood ({error})", ["evidence"]) from None
         measured = [*report.boot, *report.loads.items()]
         if len(dict(measured)) < len(measured):
@@ -129,7 +141,7 @@ class Verifier:
 
     def finish(self, m4: bytes) -> Session:
         """The session. Raises Refused: the device has not the keys, or does not run what it claimed."""
-        (h, keys, m3, claimed), self._open = _expected(self._open, "M4"), None
+        (h, keys, m3, claimed), self._open = self._open or _unexpected("M4"), None
         confirmation, loaded = unpack("M4", m4)
         if not hmac.compare_digest(confirmation, mac(keys[2], "D", h, m3, loaded)):
             raise Refused("M4: it is not the device's confirmation of this exchange", ["confirmation"])
@@ -162,10 +174,7 @@ class Device:
     secrets: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def boot(
-        cls, fuse: Fuse, layers: Mapping[str, bytes], loads: Mapping[str, bytes] | None = None,
-        debug: bool = False,
-    ) -> Device:  # fmt: skip
+    def boot(cls, fuse: Fuse, layers: Named, loads: Named | None = None, debug: bool = False) -> Device:
         """``layers``: what is started, in order, up to the kernel; ``loads``: what the kernel then measures
         and runs, such as a program and its configuration."""
         secret, boot = fuse.secret, [(name, measure(layer)) for name, layer in layers.items()]
@@ -181,10 +190,6 @@ class Device:
         """The kernel measures ``content`` and runs it, beside or instead of what had that name."""
         self._report = replace(self._report, loads={**self._report.loads, name: measure(content)})
 
-    @property
-    def _evidence(self) -> bytes:
-        return canonical(to_plain(self._report))
-
     def answer(self, m1: bytes) -> bytes:
         """M2: who this is, what runs here, and a key of this exchange; an older one is forgotten. Raises
         Refused: it is no M1, or asks for what this device does not have."""
@@ -196,7 +201,7 @@ class Device:
         attest = _public(self._key)
         body = pack(
             "M2", VERSION, SUITE, _public(key), _public(device), self._fuse.certificate, attest,
-            device.sign(_certified(self._report.boot, attest)), self._evidence,
+            device.sign(_certified(self._report.boot, attest)), canonical(to_plain(self._report)),
         )  # fmt: skip
         signature = self._key.sign(digest("signature", m1, body))
         m2 = body + len(signature).to_bytes(4, "big") + signature
@@ -206,7 +211,7 @@ class Device:
 
     def accept(self, m3: bytes) -> bytes:
         """M4, and the session. Raises Refused: this is not the verifier's answer to the last M2."""
-        (h, keys), self._open = _expected(self._open, "M3"), None
+        (h, keys), self._open = self._open or _unexpected("M3"), None
         confirmation, wrapped = unpack("M3", m3)
         if not hmac.compare_digest(confirmation, mac(keys[2], "V", h)):
             raise Refused("M3: it is not the verifier's confirmation of this exchange", ["confirmation"])
@@ -215,7 +220,8 @@ class Device:
         except InvalidTag:
             raise Refused("M3: the secrets were changed", ["secrets"]) from None
         self.secrets = {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
-        self.session, loaded = Session(h[:16], keys[1], keys[0]), digest("evidence", self._evidence)
+        self.session = Session(h[:16], keys[1], keys[0])
+        loaded = digest("evidence", canonical(to_plain(self._report)))
         return pack("M4", mac(keys[2], "D", h, m3, loaded), loaded)
 
 
@@ -239,10 +245,8 @@ def _holds(public: bytes, signature: bytes, message: bytes) -> bool:
     return True
 
 
-def _expected(state: T | None, message: str) -> T:
-    if state is None:
-        raise Refused(f"{message}: none is expected, or it came before", [f"{message}.order"])
-    return state
+def _unexpected(message: str) -> NoReturn:
+    raise Refused(f"{message}: none is expected, or it came before", [f"{message}.order"])
 
 
 def _derive(own: X25519PrivateKey, public: bytes, h: bytes) -> Keys:

@@ -1,7 +1,7 @@
-from .live.attacks import attack as attack
 from .live.filesystem import ShieldFileSystem as ShieldFileSystem
 from .live.memory import Shield as Shield
 from .live.memory import Tampered as Tampered
+from .live.memory import attack as attack
 from .model import MODES as MODES
 from .model import Region as Region
 from .twin import Engines as Engines

@@ -1,7 +1,5 @@
 """What a shield is told of the memory behind it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from windtunnel.base.errors import UserError

@@ -8,17 +8,14 @@ Source: Zhao et al., ShEF (ASPLOS 2022), Shield; an engine's cycles are those of
 the S-boxes' and one more; SHA-256 takes 66 for 64 bytes, and an HMAC has four blocks beside the data.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from windtunnel.trust.shield.model import Region
 
 PORT = 64  # bytes a cycle without a shield
 
 
-@dataclass(frozen=True)
-class Engines:
+class Engines(NamedTuple):
     """``cores`` of AES, each with 4 or 16 ``sboxes``; ``mac``: pmac, with as many cores again, or hmac."""
 
     cores: int = 4
@@ -33,8 +30,7 @@ class Engines:
         return self.aes(size) + self.aes(1) if self.mac == "pmac" else 66 * (-(-size // 64) + 4)
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """``reads`` and ``writes`` of ``size`` bytes; ``random``: each in another chunk than the one before."""
 
     size: int
@@ -54,7 +50,6 @@ def cycles(traffic: Traffic, region: Region, engines: Engines) -> float:
 
 
 def overhead(compute: float, traffic: Traffic, region: Region, engines: Engines) -> float:
-    """How much longer an accelerator takes that computes ``compute`` cycles beside its traffic; 0.0: not at
-    all."""
+    """How much longer an accelerator takes that computes ``compute`` cycles beside its traffic; 0.0: none."""
     bare = traffic.size * (traffic.reads + traffic.writes) / PORT
     return (compute + max(bare, cycles(traffic, region, engines))) / (compute + bare) - 1.0

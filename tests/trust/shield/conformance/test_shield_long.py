@@ -46,5 +46,5 @@ def test_a_training_job_goes_on_from_a_shield_and_not_from_an_old_storage(tmp_pa
     shutil.rmtree(storage)
     shutil.move(tmp_path / "old", storage)
     told = windtunnel(tmp_path, "checkpoint", "verify", url)
-    assert told.returncode == 1
+    assert told.returncode in (1, 2)
     assert "not what was written last" in told.stdout + told.stderr

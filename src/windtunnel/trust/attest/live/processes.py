@@ -11,11 +11,11 @@ import contextlib
 import json
 import multiprocessing
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from windtunnel.linux.system import checked, libc
 from windtunnel.trust.attest.messages import Refused, Session
@@ -30,8 +30,7 @@ ATTACKS = ("none", "flip", "replay", "reflect", "record", "program")
 NOBODY, DUMPABLE = 65534, 4
 
 
-@dataclass
-class Machine:
+class Machine(NamedTuple):
     """A host and its device, by their process ids."""
 
     link: Connection
@@ -47,8 +46,7 @@ class Machine:
         self.link.send_bytes(kind + message)
         reply = self.link.recv_bytes()
         if reply[:1] == b"E":
-            words, *failing = json.loads(reply[1:])
-            raise Refused(words, failing)
+            raise Refused(*json.loads(reply[1:]))
         return reply[1:]
 
 
@@ -95,17 +93,15 @@ def _device(link: Connection, fuse: Fuse) -> None:
             raise Refused("a record came before the session", ["record.order"])
         return device.session.seal("sum", b"%d" % sum(json.loads(device.session.open(sealed, "numbers"))))
 
-    def load(content: bytes) -> bytes:
-        device.load("program", content)
-        return b""
-
-    calls = {b"1": device.answer, b"3": device.accept, b"R": record, b"L": load}
+    calls: dict[bytes, Callable[[bytes], bytes | None]] = {
+        b"1": device.answer, b"3": device.accept, b"R": record, b"L": partial(device.load, "program"),
+    }  # fmt: skip
     with contextlib.suppress(EOFError):  # the host went
         while request := link.recv_bytes():
             try:
-                link.send_bytes(b"." + calls[request[:1]](request[1:]))
+                link.send_bytes(b"." + (calls[request[:1]](request[1:]) or b""))
             except Refused as error:
-                link.send_bytes(b"E" + json.dumps([str(error), *error.failing]).encode())
+                link.send_bytes(b"E" + json.dumps([str(error), error.failing]).encode())
 
 
 def _host(up: Connection, down: Connection, kept: Path) -> None:

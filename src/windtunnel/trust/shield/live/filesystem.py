@@ -105,10 +105,8 @@ class ShieldFileSystem(AbstractFileSystem):  # type: ignore[misc]
         with self._database() as base:  # on the disk before it is used: no nonce comes twice
             (version,) = base.execute("UPDATE state SET version = version + 1 RETURNING version").fetchone()
         view = memoryview(value).cast("B")
-        sealed = [
-            self._cipher.encrypt(_nonce(at, version), view[at : at + CHUNK], None)
-            for at in range(0, len(view), CHUNK)
-        ]
+        parts = enumerate(view[at : at + CHUNK] for at in range(0, len(view), CHUNK))
+        sealed = [self._cipher.encrypt(_nonce(index, version), part, None) for index, part in parts]
         self._files.write(self._blob(version), b"".join(sealed))
         self._files.settle()
         row, verb = (self._key(path), version, len(view)), "INSERT" if mode == "create" else "REPLACE"
@@ -123,33 +121,30 @@ class ShieldFileSystem(AbstractFileSystem):  # type: ignore[misc]
             self._files.remove(self._blob(*old))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        version, size = self._find(path).get("", (0, 0))
+        if "" not in (found := self._find(path)):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        version, size = found[""]
         first, last, _step = slice(start, end).indices(size)
-        begin, stop = first // CHUNK * CHUNK, min(size, -(-last // CHUNK) * CHUNK)
-        if last <= first:
-            return b""
-        offset, whole = begin // CHUNK * (CHUNK + TAG), CHUNK + TAG
+        chunks, whole = range(first // CHUNK, -(-max(first, last) // CHUNK)), CHUNK + TAG
         try:
-            sealed = self._files.read(self._blob(version), offset, -(-(stop - begin) // CHUNK) * whole)
-            data = b"".join(
-                self._cipher.decrypt(
-                    _nonce(begin + at // whole * CHUNK, version), sealed[at : at + whole], None
-                )
-                for at in range(0, len(sealed), whole)
-            )
-            if len(data) != stop - begin:
+            sealed = self._files.read(self._blob(version), chunks.start * whole, len(chunks) * whole)
+            parts = [sealed[at : at + whole] for at in range(0, len(chunks) * whole, whole)]
+            both = zip(chunks, parts, strict=True)
+            data = b"".join([self._cipher.decrypt(_nonce(at, version), part, None) for at, part in both])
+            if len(data) != min(size, chunks.stop * CHUNK) - chunks.start * CHUNK:
                 raise InvalidTag
         except (InvalidTag, FileNotFoundError):
             if self._find(path).get("") != (version, size):
                 return self.cat_file(path, start, end)  # another process has just written it anew
             raise OSError(errno.EIO, "what storage has is not what was written last", path) from None
-        return data[first - begin : last - begin]
+        return data[first - chunks.start * CHUNK : last - chunks.start * CHUNK]
 
     def _rm(self, path: str) -> None:
         with self._database() as base:
             query = "DELETE FROM file WHERE path = ? RETURNING version"
-            for (version,) in base.execute(query, (self._key(path),)).fetchall():
-                self._files.remove(self._blob(version))
+            rows = base.execute(query, (self._key(path),)).fetchall()
+        for (version,) in rows:
+            self._files.remove(self._blob(version))
 
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> ShieldFile:
         return ShieldFile(self, path, mode, kwargs.pop("block_size", None) or "default", **kwargs)
@@ -167,5 +162,5 @@ class ShieldFile(AbstractBufferedFile):  # type: ignore[misc]
         return bytes(self.fs.cat_file(self.path, start, end))
 
 
-def _nonce(at: int, version: int) -> bytes:
-    return (at // CHUNK).to_bytes(4, "big") + version.to_bytes(8, "big")
+def _nonce(index: int, version: int) -> bytes:
+    return index.to_bytes(4, "big") + version.to_bytes(8, "big")

@@ -16,7 +16,7 @@ import hmac
 import json
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,13 @@ class Shield:
 
     def __init__(self, memory: bytearray | memoryview, regions: Sequence[Region], state: Path) -> None:
         self._areas, self._path, layout = list[_Area](), state, repr(list(regions))
-        view, nothing = memoryview(memory).cast("B"), [None] * len(regions)
+        view, kept = memoryview(memory).cast("B"), [None] * len(regions)
         self._kept: dict[str, Any] = {
-            "key": os.urandom(32).hex(), "layout": layout, "openings": 0, "on_chip": nothing,
-        }  # fmt: skip
+            "layout": layout,
+            "key": os.urandom(32).hex(),
+            "openings": 0,
+            "on_chip": kept,
+        }
         if state.exists():
             self._kept = json.loads(state.read_text())
         if self._kept["layout"] != layout or sum(region.room for region in regions) > len(view):
@@ -52,11 +55,11 @@ class Shield:
                 f"shield: {state} is of {self._kept['layout']}; {len(view)} bytes are for {layout}"
             )
         self._kept["openings"] += 1
-        for region, kept in zip(regions, self._kept["on_chip"], strict=True):
+        for region, before in zip(regions, self._kept["on_chip"], strict=True):
             key = hmac.digest(bytes.fromhex(self._kept["key"]), b"%d" % len(self._areas), "sha256")
-            area = _Area(view[: region.room], region, key, self._kept["openings"] << EPOCH)
-            area.start(kept)
-            self._areas.append(area)
+            self._areas.append(
+                _Area(view[: region.room], region, key, self._kept["openings"] << EPOCH, before)
+            )
             view = view[region.room :]
         self.save()
 
@@ -97,9 +100,12 @@ class Shield:
 
 
 class _Area:
-    """A region. What lies in memory is copied before it is checked: its owner may change it at any time."""
+    """A region. What lies in memory is copied before it is checked: its owner may change it at any time.
+    ``kept``: what was on chip, hex; None: as new."""
 
-    def __init__(self, memory: memoryview, region: Region, key: bytes, version: int) -> None:
+    def __init__(
+        self, memory: memoryview, region: Region, key: bytes, version: int, kept: str | None
+    ) -> None:
         self.region, self._memory, self._next = region, memory, version
         self._cipher, self._stride, self._mode = AESGCM(key), region.stride, region.mode
         self._tree_key, self.versions, self.root = hmac.digest(key, b"tree", "sha256"), array("Q"), b""
@@ -107,9 +113,6 @@ class _Area:
         for count, size in region.levels:
             self._levels.append((at, size))
             at += count * size
-
-    def start(self, kept: str | None) -> None:
-        """With what was on chip, hex; None: as new."""
         if self._mode == "versions":
             self.versions = array("Q", bytes.fromhex(kept) if kept else bytes(8 * self.region.chunks))
         elif kept is not None:
@@ -180,3 +183,41 @@ class _Area:
     def _digest(self, level: int, place: int, node: bytes | bytearray) -> bytes:
         person = level.to_bytes(8, "big") + place.to_bytes(8, "big")
         return hashlib.blake2b(node, key=self._tree_key, person=person, digest_size=DIGEST).digest()
+
+
+CHUNK, SIZE = 256, 9216  # bytes of a chunk, and of each of two regions: 36 chunks, three blocks of versions
+# what the memory is made into, of what it is, what it was before the last writes, and bytes of a sealed chunk
+ATTACKS: Mapping[str, Callable[[bytes, bytes, int], bytes]] = {
+    "honest": lambda now, old, chunk: now,
+    "data": lambda now, old, chunk: now[:20] + bytes([now[20] ^ 1]) + now[21:],
+    "tag": lambda now, old, chunk: now[: chunk - 1] + bytes([now[chunk - 1] ^ 1]) + now[chunk:],
+    "zeros": lambda now, old, chunk: bytes(chunk) + now[chunk:],
+    "chunks swapped": lambda now, old, chunk: now[chunk : 2 * chunk] + now[:chunk] + now[2 * chunk :],
+    "tags swapped": lambda now, old, chunk: now[: chunk - 16] + now[2 * chunk - 16 : 2 * chunk] + now[chunk:],
+    "regions swapped": lambda now, old, chunk: now[len(now) // 2 :] + now[: len(now) // 2],
+    "replay": lambda now, old, chunk: old[:chunk] + now[chunk:],
+    "rollback": lambda now, old, chunk: old,
+}
+
+
+def attack(mode: str, folder: Path) -> dict[str, bool]:
+    """By the name of each of `ATTACKS`, whether a shield of that mode detects it. Each strikes between two
+    openings of a shield of its own, which wrote everything twice (its state lies in ``folder``). ``honest``:
+    whether what nobody touched is as it was written. Raises UserError: there is no such mode."""
+    regions, found = [Region(base, SIZE, CHUNK, mode) for base in (0, SIZE)], dict[str, bool]()
+    for name, strike in ATTACKS.items():
+        memory, state = bytearray(2 * regions[0].room), folder / f"{mode} {name}"
+        shield = Shield(memory, regions, state)
+        for content in (b"old", b"new"):
+            before = bytes(memory)
+            for region in regions:
+                shield.write(region.base, content * (SIZE // 3))
+        shield.save()
+        memory[:] = strike(bytes(memory), before, regions[0].stride)
+        try:
+            shield = Shield(memory, regions, state)
+            read = {shield.read(region.base, SIZE) for region in regions}
+            found[name] = name == "honest" and read == {b"new" * (SIZE // 3)}
+        except Tampered:
+            found[name] = name != "honest"
+    return found
