@@ -156,7 +156,7 @@ CAPABILITIES = (
     ),
     Capability(
         "trust.gpu", "A GPU that belongs to one user at a time, and what that costs a job (HIX)",
-        ROOMS, "trust", ("emulate",), "trust",
+        ROOMS, "trust", (), "trust",
     ),
 )  # fmt: skip
 

@@ -76,7 +76,7 @@ def path_rows(quick: bool) -> Iterator[Row]:
                     ratios[path].append(found[path] / found["plain"])
                     yield figure(
                         "paths", f"{name}: {path} / plain", "x", ratios[path][-1],
-                        note=f"{nbytes / 2**20:.0f} MiB in; plain {found['plain'] * 1e3:.0f} ms, {program * 1e3:.0f} of them the program; {load}",
+                        note=f"{nbytes / 2**20:.0f} MiB in; program {program * 1e3:.0f} ms of {found['plain'] * 1e3:.0f}; {load}",
                     )  # fmt: skip
     means = {path: float(np.mean(ratios[path])) for path in PATHS[1:]}
     order = means["pipelined"] <= means["single"] <= means["double"]
