@@ -256,8 +256,8 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         raise AssertionError(" → ".join(error.args[1])) from None
 
 
-# What its users bring themselves: the framework that an adapter is for, the DDP of an all_reduce, and the torch
-# of programs that a device runs.
+# What its users bring themselves: the framework that an adapter is for, the DDP of an all_reduce, a device's
+# programs.
 BROUGHT = {
     ("training.checkpoint", "accelerate"), ("training.checkpoint", "lightning"),
     ("training.checkpoint", "torchmetrics"), ("training.checkpoint", "transformers"),

@@ -20,14 +20,14 @@ PATHS = ("plain", "pipelined", "single", "double")
 Arrays = list[NDArray[np.generic]]
 
 
-def jobs(quick: bool) -> dict[str, tuple[Arrays, Arrays]]:
+def jobs() -> dict[str, tuple[Arrays, Arrays]]:
     """Of each program what it reads, and what it writes (with what lies there before)."""
-    rng, size = np.random.default_rng(0), 1024 if quick else 1536
+    rng, size = np.random.default_rng(0), 1024
 
     def draw(shape: tuple[int, ...]) -> NDArray[np.float32]:
         return rng.random(shape, np.float32)
 
-    points, nodes = draw((size * 256, 32)), size * 512
+    points, nodes = draw((size * 128, 32)), size * 256
     graph = rng.integers(0, nodes, (nodes, 8), dtype=np.int32)
     return {
         "matmul": ([draw((size, size)), draw((size, size))], [np.zeros((size, size), np.float32)]),
@@ -66,17 +66,17 @@ def path_rows(quick: bool) -> Iterator[Row]:
                 with host.claim(path) as gpu:
                     return once(gpu, name, reads, writes)
 
-            for name, (reads, writes) in jobs(quick).items():
+            for name, (reads, writes) in jobs().items():
                 load, nbytes = conditions(), sum(one.nbytes for one in reads + writes)
                 arms = {path: partial(arm, path, name, reads, writes) for path in PATHS}
-                rounds = in_turn(arms, 3 if quick else 7)
+                rounds = in_turn(arms, 3 if quick else 9)
                 program = min(ran for took in rounds.values() for _, ran in took)
                 found = {path: program + min(copies for copies, _ in took) for path, took in rounds.items()}
                 for path in PATHS[1:]:
                     ratios[path].append(found[path] / found["plain"])
                     yield figure(
                         "paths", f"{name}: {path} / plain", "x", ratios[path][-1],
-                        note=f"{nbytes / 2**20:.0f} MiB in; program {program * 1e3:.0f} ms of {found['plain'] * 1e3:.0f}; {load}",
+                        note=f"{nbytes >> 20} MiB, program {program * 1e3:.0f} ms; {load}",
                     )  # fmt: skip
     means = {path: float(np.mean(ratios[path])) for path in PATHS[1:]}
     order = means["pipelined"] <= means["single"] <= means["double"]
