@@ -54,7 +54,7 @@ class Denied(HostError):
 
 
 class Link:
-    """The caller's side of a connection to ``address``; threads may share it.
+    """The caller's side of a connection to ``address``, for one thread at a time.
 
     Raises:
         ConnectionError: nobody answers there.
@@ -62,27 +62,36 @@ class Link:
     """
 
     def __init__(self, address: str, verifier: Verifier) -> None:
-        self._turn = threading.Lock()
         with _connected():
             self._connection = Client(address, "AF_UNIX")
             m3 = verifier.check(self._ask(verifier.hello()))
             self._session = verifier.finish(self._ask(m3))
 
     def call(self, do: str, **fields: Any) -> Fields:
-        """The answer to a request.
+        """`send` and `receive`."""
+        self.send(do, **fields)
+        return self.receive()
+
+    def send(self, do: str, **fields: Any) -> None:
+        """A request, of which the answer is received later, in the order of requests."""
+        with _connected():
+            record = self._session.seal("request", json.dumps({"do": do, **fields}).encode())
+            self._connection.send_bytes(record)
+
+    def receive(self) -> Fields:
+        """The next answer.
 
         Raises:
             Denied: the device does not allow it.
             UserError: the request is none.
             ConnectionError: the other side has ended.
         """
-        with self._turn, _connected():
-            record = self._session.seal("request", json.dumps({"do": do, **fields}).encode())
-            answer: Fields = json.loads(self._session.open(self._ask(record), "answer"))
+        with _connected():
+            answer: Fields = json.loads(self._session.open(self._connection.recv_bytes(LONGEST), "answer"))
         if "bad" in answer:
-            raise UserError(f"{do}: {answer['bad']}")
+            raise UserError(answer["bad"])
         if "refusal" in answer:
-            raise Denied(f"{do}: {answer['text']}", answer["refusal"])
+            raise Denied(answer["text"], answer["refusal"])
         return answer
 
     def _ask(self, message: bytes) -> bytes:

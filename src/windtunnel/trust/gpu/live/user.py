@@ -22,7 +22,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,10 +34,21 @@ from numpy.typing import DTypeLike, NDArray
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.store.eventlog import NAME
 from windtunnel.trust.attest import AllowList, Device, Manufacturer, Verifier, measure
-from windtunnel.trust.gpu.live.link import CHUNK, TAG, WINDOW, Fields, Link, Party, Seal, Shared, chunks
+from windtunnel.trust.gpu.live.link import (
+    CHUNK,
+    TAG,
+    WINDOW,
+    Denied,
+    Fields,
+    Link,
+    Party,
+    Seal,
+    Shared,
+    chunks,
+)
 
 PATHS = ("plain", "double", "single", "pipelined")
-STEP = 4
+STEP = 8
 """Chunks that are under way while the next ones are sealed."""
 Part = tuple[int, int, int]
 
@@ -69,7 +79,7 @@ class Gpu:
         self._puts, self._takes = Seal(key, f"user>{peer}"), Seal(key, f"{peer}>user")
 
     def call(self, do: str, **fields: Any) -> Fields:
-        """A request in this claim; `link.Link.call` says what it raises."""
+        """A request in this claim; `link.Link.receive` says what it raises."""
         return self._link.call(do, epoch=self.epoch, **fields)
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Buffer:
@@ -121,32 +131,34 @@ class Gpu:
 
     def _move(self, buffer: Buffer, each: Callable[[int, int, int], None], *, into: bool) -> None:
         """``each`` (place, offset, length) of every chunk, before the device's copy or after it. A pipelined
-        step has half of the places that are in use, and the device copies the one while the other is sealed
-        or opened here."""
+        step has half of the places in use: the device copies one half while the other is sealed or opened
+        here, by one thread, as sealing keeps Python's lock."""
         step, behind = (STEP, 1) if self.path == "pipelined" else (WINDOW, 0)
-        end, pending = buffer.offset + buffer.nbytes, deque[tuple[list[Part], Future[Fields]]]()
+        end, pending = buffer.offset + buffer.nbytes, deque[list[Part]]()
 
         def finish() -> None:
-            parts, copied = pending.popleft()
-            copied.result()
+            parts = pending.popleft()
+            self._link.receive()
             for part in parts if not into else ():
                 each(*part)
 
-        with ThreadPoolExecutor(1) as pool:
+        try:
             for turn, offset in enumerate(range(buffer.offset, end, step * CHUNK)):
-                where = {
-                    "offset": offset,
-                    "length": min(step * CHUNK, end - offset),
-                    "place": turn % 2 * step * behind,
-                }
-                parts = list(chunks(*where.values()))
-                for part in parts if into else ():
+                length, place = min(step * CHUNK, end - offset), turn % 2 * step * behind
+                pending.append(list(chunks(offset, length, place)))
+                for part in pending[-1] if into else ():
                     each(*part)
-                pending.append((parts, pool.submit(self.call, "copy", path=self.path, into=into, **where)))
-                while len(pending) > behind:
+                where = {"offset": offset, "length": length, "place": place}
+                self._link.send("copy", epoch=self.epoch, path=self.path, into=into, **where)
+                if len(pending) > behind:
                     finish()
             while pending:
                 finish()
+        finally:
+            while pending:  # after a refusal: answers that are under way belong to no later request
+                with suppress(Denied):
+                    pending.popleft()
+                    self._link.receive()
 
 
 @contextmanager
