@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,8 @@ class Host:
             Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("broker", "device")
         )
         self.me, self.allow = partial(Device.boot, maker.fuse(), {"user": program}), allow(broker=broker)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._shared = TemporaryDirectory(prefix="windtunnel-gpu-", dir=shared or folder)
         self.spec: dict[str, Fields] = {
             "device": {
                 "address": f"{folder}/device.sock", "programs": programs, "pages": pages,
@@ -217,7 +220,7 @@ class Host:
             },
             "broker": {
                 "address": f"{folder}/broker.sock", "device": f"{folder}/device.sock",
-                "folder": shared or folder, "fuse": maker.fuse(), "users": allow(user=program),
+                "folder": Path(self._shared.name), "fuse": maker.fuse(), "users": allow(user=program),
                 "devices": allow(device=device, programs=programs.read_bytes()),
             },
         }  # fmt: skip
@@ -264,3 +267,4 @@ class Host:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        self._shared.cleanup()
