@@ -256,12 +256,13 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         raise AssertionError(" → ".join(error.args[1])) from None
 
 
-# What its users bring themselves: the framework that an adapter is for, and the DDP of an all_reduce.
+# What its users bring themselves: the framework that an adapter is for, the DDP of an all_reduce, a device's
+# programs.
 BROUGHT = {
     ("training.checkpoint", "accelerate"), ("training.checkpoint", "lightning"),
     ("training.checkpoint", "torchmetrics"), ("training.checkpoint", "transformers"),
     ("agents.sandbox", "ray"), ("agents.sandbox", "ground"), ("network.aggregation", "torch"),
-    ("data.embeddings", "torchrec"), ("data.ingest", "torchrec"),
+    ("data.embeddings", "torchrec"), ("data.ingest", "torchrec"), ("trust.gpu", "torch"),
 }  # fmt: skip
 
 

@@ -174,6 +174,10 @@ CAPABILITIES = (
         "silicon.mapper", "What layers and training steps cost on a chip that is a drawing (Interstellar)",
         ("policy", "twin"), "silicon", ("mapper",), "mapper",
     ),
+    Capability(
+        "trust.gpu", "A GPU that belongs to one user at a time, and what that costs a job (HIX)",
+        ROOMS, "trust", (), "trust",
+    ),
 )  # fmt: skip
 
 

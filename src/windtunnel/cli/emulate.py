@@ -56,6 +56,9 @@ def emulate(
         str, typer.Option(help="Switches that add all_reduces: none, switchml, atp or esa.")
     ] = "none",
     neighbours: Annotated[int, typer.Option(help="Other jobs that share the slots of these switches.")] = 0,
+    confidential: Annotated[
+        str, typer.Option(help="What protects all that leaves a GPU: none, hix, graviton or h100-cc.")
+    ] = "none",
     report: Annotated[bool, typer.Option(help="Write report.html, the timeline and the graph.")] = True,
     fail_on: Annotated[
         list[str] | None, typer.Option(help="End with status 3 on: oom, hang, slower:10%.")
@@ -92,7 +95,7 @@ def emulate(
                 jitter=jitter, seed=seed, alloc_conf=alloc_conf, max_split_size=max_split_size, tokens=tokens,
                 timeline=timeline, jobs=jobs, timeout=timeout, steps=steps,
                 reserve=None if reserve is None else reserve * 2**20, profile=profile,
-                aggregation=aggregation, neighbours=neighbours, report=report,
+                aggregation=aggregation, neighbours=neighbours, confidential=confidential, report=report,
                 fail_on=fail_on or (), baseline=baseline, progress=progress,
             )  # fmt: skip
     except VerdictError as error:

@@ -39,20 +39,23 @@ from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.search import name_of
 from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
 from windtunnel.training.emulate.twin.compiler import compiled
-from windtunnel.training.emulate.twin.costs.collectives import collective_seconds
+from windtunnel.training.emulate.twin.costs.collectives import collective_seconds, full_bytes
 from windtunnel.training.emulate.twin.costs.operators import host_table, operator_seconds
 from windtunnel.training.emulate.twin.costs.parameters import DEFAULT
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, find_profile
+from windtunnel.training.emulate.twin.costs.roofline import host_copy_bytes
 from windtunnel.training.emulate.twin.costs.work import (
     base_name,
     counted_flops,
     executed_flops,
     first_tensor,
+    kind_of,
 )
 from windtunnel.training.emulate.twin.emulate import Timing, WorldCosts, replay_world
 from windtunnel.training.emulate.twin.job import Slow, parse_slow
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 from windtunnel.training.emulate.twin.memory.profile import CONTEXT_RESERVE, MemoryProfile, emulate_memory
+from windtunnel.trust.gpu.schemes import Scheme, scheme_of
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is done."""
@@ -71,6 +74,7 @@ class Options:
     they do, and some more are looked at). ``tokens``: of a step of the whole job, where they are unknown.
     ``reserve``: bytes of device memory that no tensor can have. ``jobs``: ranks captured at once.
     ``aggregation``: the policy by which switches add all_reduces, beside as many ``neighbours``.
+    ``confidential``: the scheme of `windtunnel.trust.gpu` that protects what leaves a GPU.
     """
 
     ranks: str = "auto"
@@ -86,6 +90,7 @@ class Options:
     aggregation: str = "none"
     neighbours: int = 0
     steps: int | None = None
+    confidential: str = "none"
 
     def __post_init__(self) -> None:
         given = (self.slow,) if isinstance(self.slow, str | Slow) else self.slow
@@ -116,6 +121,7 @@ class EmulationResult:
     capture_time_s: float
     notes: list[Note] = field(default_factory=list)
     alternatives: Sequence[Alternative] = ()
+    scheme: Scheme | None = None
 
 
 def simulate(
@@ -142,6 +148,9 @@ def simulate(
         raise UserError(
             f"`profile`: there is no profile {options.profile!r}; make it with: windtunnel calibrate"
         )
+    scheme = scheme_of(options.confidential, cluster.host.device.kind, bool(alternatives))
+    if scheme is not None:
+        cluster = replace(cluster, host=replace(cluster.host, nvls=False))
     classes = (take or capture)(program, cluster, options, progress, log)
     captured = time.monotonic() - began
     progress("stitch", 0.0)
@@ -152,7 +161,7 @@ def simulate(
         for row in range(len(classes.classes))
     ]
     progress("replay", 0.0)
-    costs = costs_of(classes, cluster, profile, alternatives)
+    costs = costs_of(classes, cluster, profile, alternatives, scheme)
     timing = replay_world(world, cluster, costs, slow=slow, jitter=options.jitter, seed=options.seed)
     work = measure(classes, options.tokens)
     notes = [note for cls in classes.classes for note in cls.slice.notes]
@@ -164,6 +173,7 @@ def simulate(
         timing=timing, first_iteration_s=first_iteration(classes, cluster, costs), memory=memory, work=work,
         wall_time_s=time.monotonic() - began, capture_time_s=captured,
         notes=list(dict.fromkeys([*classes.notes, *timing.notes, *notes])), alternatives=alternatives,
+        scheme=scheme,
     )  # fmt: skip
 
 
@@ -247,18 +257,26 @@ def capture(
 
 def costs_of(
     classes: Classes, cluster: Cluster, profile: DeviceProfile | None,
-    alternatives: Sequence[Alternative] = (),
+    alternatives: Sequence[Alternative] = (), scheme: Scheme | None = None,
 ) -> WorldCosts:  # fmt: skip
-    """What the operators, the host and the collectives of all classes cost on ``cluster``."""
+    """What the operators, the host and the collectives of all classes cost on ``cluster``, with what
+    ``scheme`` adds."""
     device = cluster.host.device
     operators, host_operators, host_events = [], [], []
     for cls in classes.classes:
         operators.append(operator_seconds(cls.slice, cluster, profile))
+        if scheme is not None:
+            operators[-1] = operators[-1] + [added_to_copy(op, scheme) for op in cls.slice.operators]
         rows, others = host_table(cls.slice.operators, device, profile)
         host_operators.append(rows)
         host_events.append(others)
 
     def seconds(call: Collective, group: Group) -> float:
+        ranks = len(group.ranks)
+        added = scheme.collective(call.kind, full_bytes(call, ranks), ranks) if scheme else 0.0
+        return added + plain(call, group)
+
+    def plain(call: Collective, group: Group) -> float:
         if call.kind in ("send", "recv"):
             sender, receiver = group.ranks
             issuer, peer = (sender, receiver) if call.kind == "send" else (receiver, sender)
@@ -289,10 +307,10 @@ SUMS = ("all_reduce", "reduce_scatter")
 def retimed(result: EmulationResult, changes: Changes) -> tuple[Timing, WorldCosts]:
     """The captured steady step with other costs: its times, and these costs."""
     cluster, host = changes.cluster, changes.cluster.host
-    plain = costs_of(result.classes, cluster, result.profile, result.alternatives)
+    plain = costs_of(result.classes, cluster, result.profile, result.alternatives, result.scheme)
     nic = replace(host.nic, bandwidth=host.nic.bandwidth * changes.ratio)
     faster = replace(cluster, host=replace(host, nic=nic))
-    packed = costs_of(result.classes, faster, result.profile, result.alternatives)
+    packed = costs_of(result.classes, faster, result.profile, result.alternatives, result.scheme)
 
     def collective(call: Collective, group: Group) -> float:
         if changes.instant:
@@ -304,6 +322,12 @@ def retimed(result: EmulationResult, changes: Changes) -> tuple[Timing, WorldCos
     operators = [seconds / changes.compute for seconds in plain.operators]
     costs = replace(plain, operators=operators, collective=collective)
     return replay_world(result.world, cluster, costs), costs
+
+
+def added_to_copy(op: Operator, scheme: Scheme) -> float:
+    """Seconds that ``scheme`` adds to an operator: 0 where it is no copy between host and device."""
+    nbytes = host_copy_bytes(op) if kind_of(op) == "copy" else None
+    return 0.0 if nbytes is None else scheme.copy(nbytes)
 
 
 def device_memory(

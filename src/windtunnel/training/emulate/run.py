@@ -92,6 +92,8 @@ def emulate(
     }  # fmt: skip
     if options.aggregation != "none":
         inputs |= {"aggregation": options.aggregation, "neighbours": options.neighbours}
+    if options.confidential != "none":
+        inputs["confidential"] = options.confidential
     if options.steps is not None:
         inputs["steps"] = options.steps
     fail_on = fail_on or FailOn()

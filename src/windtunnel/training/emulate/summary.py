@@ -19,7 +19,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.base.units import size
 from windtunnel.cluster.draw import topology_text
-from windtunnel.training.emulate.emulation import EmulationResult, utilisation
+from windtunnel.training.emulate.emulation import EmulationResult, added_to_copy, utilisation
 from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, Slice, sentences
 from windtunnel.training.emulate.operators import joules
 from windtunnel.training.emulate.twin.costs.collectives import (
@@ -30,6 +30,7 @@ from windtunnel.training.emulate.twin.costs.collectives import (
 )
 from windtunnel.training.emulate.twin.costs.operators import cost_of
 from windtunnel.training.emulate.twin.findings import CollectiveUse
+from windtunnel.trust.gpu.schemes import messages
 
 SCHEMA = "windtunnel.emulate/2"
 EARLIER = "windtunnel.emulate/1"
@@ -203,6 +204,20 @@ class PeriodFacts:
 
 
 @dataclass(frozen=True)
+class ConfidentialFacts:
+    """What ``scheme`` added to a mean step of the critical rank (copies) and of a rank that makes the calls
+    (collectives), whether they were waited for or not. ``messages``: encrypted and decrypted between GPUs.
+    ``source``: of the scheme's figures."""
+
+    scheme: str
+    messages: int
+    collective_seconds: float
+    copies: int
+    copy_seconds: float
+    source: str
+
+
+@dataclass(frozen=True)
 class ReplayFacts:
     """Ranks and events that were replayed, and the seed of the jitter."""
 
@@ -256,10 +271,13 @@ class Summary:
     assumed_ranks: tuple[int, ...] = ()
     period: PeriodFacts | None = None
     joules_per_iteration: float | None = None
+    confidential: ConfidentialFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of docs/summary.md: sets of ranks are text there, ``0-503,510``."""
         content: dict[str, Any] = to_plain(self)
+        if self.confidential is None:  # a field of those who asked for it
+            del content["confidential"]
         for name in RANKS:
             content[name] = ranges.write(getattr(self, name))
         for row, one in zip(content["ranks"], self.ranks, strict=True):
@@ -316,7 +334,8 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         command=Command(
             script=result.program.name,
             args=tuple(str(one) for one in result.program.arguments),
-            options={name: to_plain(getattr(result.options, own)) for name, own in OPTIONS.items()},
+            options={name: to_plain(getattr(result.options, own)) for name, own in OPTIONS.items()}
+            | ({} if result.scheme is None else {"confidential": result.scheme.name}),
         ),
         cluster=ClusterFacts(
             name=cluster.name,
@@ -345,8 +364,26 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         replay=ReplayFacts(timing.simulated, timing.events, result.options.seed), directory=str(directory),
         capture_time_s=result.capture_time_s, wall_time_s=result.wall_time_s, peak_rss_bytes=peak_rss_bytes(),
         checked_ranks=result.classes.checked, assumed_ranks=tuple(result.classes.unseen),
-        period=_period(result), joules_per_iteration=joules(result),
+        period=_period(result), joules_per_iteration=joules(result), confidential=_confidential(result),
     )  # fmt: skip
+
+
+def _confidential(result: EmulationResult) -> ConfidentialFacts | None:
+    scheme, steps = result.scheme, len(result.timing.step_s)
+    if scheme is None:
+        return None
+    added, sent = 0.0, 0
+    for use in result.timing.collectives:
+        nbytes = full_bytes(use.call, use.group_size)
+        sent += use.count * messages(use.call.kind, nbytes, use.group_size)[0]
+        added += use.count * scheme.collective(use.call.kind, nbytes, use.group_size)
+    row = int(result.classes.rank_class[result.timing.critical_rank])
+    slice_ = result.classes.classes[row].slice
+    events = slice_.events[slice(*slice_.steady)]
+    count = np.bincount(events["ref"][events["kind"] == EventKind.OP], minlength=len(slice_.operators))
+    each = np.array([added_to_copy(op, scheme) for op in slice_.operators])
+    copies, seconds = int(count[each > 0].sum()) // slice_.period, float(count @ each) / slice_.period
+    return ConfidentialFacts(scheme.name, sent // steps, added / steps, copies, seconds, scheme.source)
 
 
 def _period(result: EmulationResult) -> PeriodFacts | None:
@@ -391,6 +428,7 @@ def _provenance(result: EmulationResult) -> dict[str, str]:
         "tokens_per_iteration": "emulated" if result.options.tokens is None else "declared",
         "cluster": "published", "wall_time_s": "measured", "peak_rss_bytes": "measured",
     }  # fmt: skip
+    words |= {} if result.scheme is None else {"confidential": "emulated"}
     unknown = [] if result.work.tokens else ["tokens_per_iteration", "tokens_per_second_per_device"]
     unknown += [] if joules(result) else ["joules_per_iteration"]
     return {name: word for name, word in words.items() if name not in unknown}
@@ -454,13 +492,14 @@ def _collective(result: EmulationResult, use: CollectiveUse) -> CollectiveFacts:
         profile=result.profile,
     )  # fmt: skip
     cost = or_alternative(cost, call, Group("", use.ranks, use.label), result.alternatives)
+    added = result.scheme.collective(call.kind, nbytes, use.group_size) if result.scheme else 0.0
     return CollectiveFacts(
         kind=call.kind, group=use.label, group_size=use.group_size, hosts=placement.hosts,
         backend=call.backend, dtype=call.dtype, algorithm=cost.algorithm, protocol=cost.protocol,
         count=use.count, bytes=nbytes, seconds_each=use.seconds_each,
         seconds_total=use.seconds_each * use.count / len(result.timing.step_s),
         exposed_seconds=use.exposed_seconds,
-        bus_bandwidth=cost.bus_bandwidth,
+        bus_bandwidth=cost.bus_bandwidth * (cost.seconds / (cost.seconds + added) if added else 1.0),
     )  # fmt: skip
 
 

@@ -166,15 +166,20 @@ def _memory_efficiency(op: Operator, kind: Kind, gpu: GpuParameters) -> float:
     }.get(kind, gpu.memory_other)
 
 
-def _host_copy_seconds(op: Operator, gpu: GpuParameters) -> float | None:
-    """Seconds of a copy between host and device memory over PCIe, None for one inside the device."""
+def host_copy_bytes(op: Operator) -> int | None:
+    """Bytes of a copy between host and device memory, 0 of a single number, None inside the device."""
     ends = {tensor.device for tensor in [*op.tensors(), *op.outputs]}
     if base_name(op.name) in ("_local_scalar_dense", "item"):
-        return gpu.host_copy_seconds
+        return 0
     if len(ends) < 2:
         return None
-    size = max((stored_bytes(tensor) for tensor in [*op.tensors(), *op.outputs]), default=0)
-    return gpu.host_copy_seconds + size / (gpu.pcie_bandwidth * gpu.pcie_pinned)
+    return max((stored_bytes(tensor) for tensor in [*op.tensors(), *op.outputs]), default=0)
+
+
+def _host_copy_seconds(op: Operator, gpu: GpuParameters) -> float | None:
+    """Seconds of a copy between host and device memory over PCIe, None for one inside the device."""
+    size = host_copy_bytes(op)
+    return None if size is None else gpu.host_copy_seconds + size / (gpu.pcie_bandwidth * gpu.pcie_pinned)
 
 
 def _cpu_seconds(op: Operator, kind: Kind, device: Device, params: CostParameters) -> float:
