@@ -137,6 +137,7 @@ def test_a_run_whose_last_checkpoint_is_not_in_storage_has_not_reached_it(
             agent.post("persist/7/1", 0, [])
             until(lambda: agent.of("decided", key="persist/7/1"), "all shards")
             agent.say("event", kind="persisted", key="persist/7/1", step=7, course=1, check="c", generation=1)
+            agree(run, "all is heard")
         restart(run)
         back(run, [agent])
         for step, known in ((3, "storage.failed"), (7, "durable" if there else "storage.failed"), (8, "")):
