@@ -217,12 +217,18 @@ def test_nothing_outlives_who_runs_it(number: signal.Signals, tmp_path: Path) ->
             told = command.stderr.read().decode()
             assert "cannot be had here" in told or network.missing(), told
             pytest.skip(told.splitlines()[-1])
-        spaces = {os.readlink(f"/proc/{pid}/ns/net") for pid in agents(command.pid)}
+        inside = [Path(f"/proc/{pid}/ns/net") for pid in agents(command.pid)]
+        spaces = {str(link.readlink()) for link in inside}
         assert len(spaces) == 3
+        kept = [
+            link.open("rb") for link in inside
+        ]  # so that no other test's gets the number of one that went
         command.send_signal(number)
         command.wait()
         until(lambda: not processes.carrying(own), "the end of all that it started")
     assert not spaces & set(namespaces_held())
+    for file in kept:
+        file.close()
 
 
 def namespaces_held() -> Iterator[str]:

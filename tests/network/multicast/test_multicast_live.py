@@ -115,7 +115,7 @@ def test_killed_relays_are_replaced_and_a_killed_source_is_told(tmp_path: Path) 
         os.kill(racks.pid(6), signal.SIGKILL)  # all that feed racks 0 and 1 from the second column
         with pytest.raises(HostError, match=r"racks 4, 6 are lost: requests: rack \d is cut off from rack 0"):
             send(racks, file, deadline=60.0)
-    with standing(Shuffle(2, 1), rate=5e6) as racks:
+    with standing(Shuffle(2, 1), rate=1e6) as racks:
         failed: list[HostError] = []
 
         def attempt() -> None:
