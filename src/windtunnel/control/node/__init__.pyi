@@ -4,6 +4,8 @@ from .agents import HarvestModel as HarvestModel
 from .agents import MemoryActuator as MemoryActuator
 from .agents import MemoryModel as MemoryModel
 from .agents import Model as Model
+from .agents import OverclockActuator as OverclockActuator
+from .agents import OverclockModel as OverclockModel
 from .live.agent import run as run
 from .live.cpu import Groups as Groups
 from .live.cpu import clean as clean
