@@ -10,6 +10,8 @@ from .live.agent import run as run
 from .live.cpu import Groups as Groups
 from .live.cpu import clean as clean
 from .live.demo import measured as measured
+from .live.demo import paged as paged
+from .live.memory import Pages as Pages
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Guards as Guards

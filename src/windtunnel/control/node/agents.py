@@ -1,8 +1,7 @@
 """The two loops of an agent, without a clock, and three agents: the same objects run in the twin and live.
 
 An agent brings a `Model` and an `Actuator`; faults and safeguards are no part of either. Those here lend
-idle cores, move cold memory and overclock. Their ``host`` is control groups (`live.cpu`), the memory of a
-process (`live.memory`) or a few numbers of the twin, which alone has frequencies.
+idle cores, move cold memory and overclock. Their ``host`` is of `live.cpu`, of `live.memory` or of the twin.
 """
 
 from __future__ import annotations
@@ -140,8 +139,7 @@ HARMED, RETURNED, WAITS, REMOTE = 0.25, 0.2, 0.1, 0.2
 """Shares of forecasts that were too low, and of cold regions accessed, up to which a model is trusted; of its
 time that a primary may wait, and of accesses that may go to the slow tier (SOL's bound)."""
 MEMORY = Schedule(0.1, samples=1, longest=20, valid=1, act=0.1, deadline=12, assess=2, hold=20)
-WASTED, IDLE = 0.02, 0.2
-"""How far an overclocked epoch may fall below nominal, the mean of 20; the activity of an idle load."""
+WASTED, IDLE, FASTEST = 0.02, 0.2, 2.0  # share lost to nominal, as a mean; activity; work that can be true
 OVERCLOCK = Schedule(0.1, samples=10, longest=2, valid=2, act=0.1, deadline=2, assess=1, hold=60)
 
 
@@ -256,22 +254,19 @@ class MemoryActuator:
 
 @dataclass
 class OverclockModel:
-    """Its host has ``counters()``: the level of the frequency, work and joules a second, and activity, all
-    since the last call; ``fastest``: work a second that no frequency exceeds."""
+    """Its host has ``counters()``: level of the frequency, work and joules a second, and activity."""
 
     host: Any
     rng: np.random.Generator
-    fastest: float = 2.0
     _state: Frequency = field(default_factory=Frequency)
     _rewards: deque[float] = field(default_factory=lambda: deque((0.0,) * 20, maxlen=20))
 
-    def collect(self, now: float) -> tuple[int, float, float, float]:
-        sample: tuple[int, float, float, float] = self.host.counters()
-        return sample
+    def collect(self, now: float) -> Any:
+        return self.host.counters()
 
     def validate(self, sample: tuple[int, float, float, float]) -> bool:
         _, work, watts, activity = sample
-        return 0 < work <= self.fastest and watts > 0 and 0 <= activity <= 1
+        return 0 < work <= FASTEST and watts > 0 and 0 <= activity <= 1
 
     def update(self, samples: Sequence[tuple[int, float, float, float]], ask: Ask) -> None:
         level, *_, latest = samples[-1]  # what was before a change of level or load is left out
@@ -292,7 +287,7 @@ class OverclockModel:
 @dataclass
 class OverclockActuator:
     """Boosts unless the load is idle. Its host has ``boost(level)``, which gives the level that is then set,
-    and ``activity()`` since the last call."""
+    and ``activity()`` of late."""
 
     host: Any
     _activities: deque[float] = field(default_factory=lambda: deque((1.0,) * 100, maxlen=100))

@@ -161,9 +161,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Frequency:
-    """``values``: the Q of each activity and level, (STATES, LEVELS); ``nominal``: work for a joule at the
-    nominal frequency, of each activity, 0 where not known; ``state``: the activity that ``level`` was chosen
-    at, 0 being nominal; ``reward``: of the epoch before, as a share of what nominal gives."""
+    """``values``: Q, (STATES, LEVELS); ``nominal``: work for a joule at that frequency, 0 where not known,
+    (STATES,); ``level``: to run at, 0 is nominal; ``state``: the quarter of activity that it was chosen at;
+    ``reward``: of the epoch before, beyond nominal and as a share of it."""
 
     values: tuple[tuple[float, ...], ...] = ((0.0,) * LEVELS,) * STATES
     nominal: tuple[float, ...] = (0.0,) * STATES
@@ -287,12 +287,9 @@ def _tuned(epoch: Overclock) -> Frequency:
         nominal[state] = round(nominal[state] + rate * (epoch.efficiency - nominal[state]), DIGITS)
     reward = round(epoch.efficiency / nominal[state] - 1, DIGITS) if nominal[state] else UNKNOWN
     reward = reward if level else 0.0
-    before = values[last.state][level]
-    error = reward + DISCOUNT * max(values[state]) - before
-    values[last.state][level] = round(before + RATE * error, DIGITS)
-    choice = max(range(LEVELS), key=values[state].__getitem__)  # of equals the slowest
-    if epoch.draws[0] < EXPLORE:
-        choice = int(epoch.draws[1] * LEVELS)
-    if not nominal[state]:  # nothing to compare a boost with
-        choice = 0
+    row, target = values[last.state], reward + DISCOUNT * max(values[state])
+    row[level] = round(row[level] + RATE * (target - row[level]), DIGITS)
+    best = max(range(LEVELS), key=values[state].__getitem__)  # of equals the slowest
+    choice = int(epoch.draws[1] * LEVELS) if epoch.draws[0] < EXPLORE else best
+    choice = choice if nominal[state] else 0  # where there is nothing to compare a boost with
     return Frequency(tuple(map(tuple, values)), tuple(nominal), state, choice, reward)

@@ -27,9 +27,8 @@ which an operator cleans up after an actuator that stands still, where guards ar
 
 @dataclass(frozen=True)
 class Outcome:
-    """``harm``: share of steps that starved the primary, of accesses that went to the slow tier, or of energy
-    spent on boosts beyond what nominal needs for the work; ``gain``: cores lent, the share of memory in the
-    slow tier, each the mean, or work beyond nominal as a share of it."""
+    """``harm``: share of steps that starved the primary, of accesses to the slow tier, of energy that boosts
+    waste; ``gain``: cores lent or the share of memory in the slow tier, the mean; work beyond nominal's."""
 
     harm: float
     gain: float
@@ -114,50 +113,39 @@ class Clock:
     dt, frequencies = agents.OVERCLOCK.collect, (1.0, 1.15, 1.3)
     loads = ((0.95, 1.0), (0.4, 0.1), (0.05, 0.0))  # activity, and the share of a boost that is work
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng, self._left, self._load, self._active = rng, 0, 0, list[float]()
-        self.level = 0
+    def __init__(self, _: int, rng: np.random.Generator) -> None:
+        self._rng, self._left, self._load, self.level = rng.spawn(1)[0], 0, 0, 0  # not what explores
 
     def step(self) -> tuple[float, float, float, float]:
         if self._left == 0:
             self._left = int(self._rng.uniform(60, 300) / self.dt)
             self._load = int((self._load + self._rng.integers(1, 3)) % 3)
         self._left -= 1
-        active, share = self.loads[self._load]
+        self._active, share = active, _ = self.loads[self._load]
         (nominal, usual), (watts, work) = (
             (0.8 + 0.05 * times**2 + 0.15 * active * times**3, active * (1 + share * (times - 1)))
             for times in (1.0, self.frequencies[self.level])
         )
         noise = self._rng.normal(1, 0.02, 3)  # of what counters say
         self._sample = self.level, work * noise[0], watts * noise[1], min(1.0, active * noise[2])
-        self._active.append(active)
         return max(0.0, watts - nominal * work / usual), nominal, work - usual, usual
 
     def counters(self) -> tuple[int, float, float, float]:
         return self._sample
 
     def activity(self) -> float:
-        mean = sum(self._active) / max(1, len(self._active))
-        self._active.clear()
-        return mean
+        return self._active
 
     def boost(self, level: int = 0) -> int:
         self.level = level
         return level
 
 
-AGENTS: Mapping[str, Schedule] = {"harvest": HARVEST, "memory": agents.MEMORY, "overclock": agents.OVERCLOCK}
-
-
-def _parts(agent: str, steps: int, rng: np.random.Generator) -> tuple[Any, Any, Any]:
-    if agent == "harvest":
-        cores = Cores(steps, rng)
-        return cores, agents.HarvestModel(cores), agents.HarvestActuator(cores)
-    if agent == "memory":
-        regions = Regions(rng)
-        return regions, agents.MemoryModel(regions, rng), agents.MemoryActuator(regions)
-    clock = Clock(rng.spawn(1)[0])  # whatever is explored, the loads come as they would
-    return clock, agents.OverclockModel(clock, rng), agents.OverclockActuator(clock)
+AGENTS: Mapping[str, tuple[Schedule, Any, Any, Any]] = {
+    "harvest": (HARVEST, Cores, lambda host, _: agents.HarvestModel(host), agents.HarvestActuator),
+    "memory": (agents.MEMORY, lambda _, rng: Regions(rng), agents.MemoryModel, agents.MemoryActuator),
+    "overclock": (agents.OVERCLOCK, Clock, agents.OverclockModel, agents.OverclockActuator),
+}
 
 
 def emulate(
@@ -171,11 +159,10 @@ def emulate(
     if agent not in AGENTS or fault not in FAULTS:
         raise UserError(f"emulate: {agent!r}, {fault!r}; accepted are {tuple(AGENTS)}, {FAULTS}")
     rng, noise = (np.random.default_rng((seed, number)) for number in range(2))
-    schedule = AGENTS[agent]
-    steps = round(seconds / schedule.collect)
-    world, model, actuator = _parts(agent, steps, rng)
-    collect = model.collect
-    now, slot, begins = 0.0, list[agents.Prediction](), BEGINS * seconds
+    schedule, host, model, actuator = AGENTS[agent]
+    world = host(steps := round(seconds / schedule.collect), rng)
+    model, actuator = model(world, rng), actuator(world)
+    collect, now, slot, begins = model.collect, 0.0, list[agents.Prediction](), BEGINS * seconds
 
     def ask(observation: Observation) -> Decision:
         decision = policy.decide(observation)
@@ -216,9 +203,7 @@ def emulate(
 
 
 def cost(observation: Observation, decision: Decision) -> dict[str, float] | None:
-    """Cores that a forecast leaves to be lent, or the value of a frequency; None for other decisions."""
+    """What a forecast leaves to be lent, in cores; None for other decisions."""
     if isinstance(observation, policy.Harvest) and isinstance(decision, policy.Forecast):
         return {"cores lent": observation.cores - decision.need}
-    if isinstance(decision, policy.Frequency):
-        return {"work for a joule above nominal": decision.values[decision.state][decision.level]}
     return None
