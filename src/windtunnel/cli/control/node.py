@@ -39,11 +39,7 @@ def demo(
         log = Path(folder) / "log"
         if agent == "memory":
             before, after = (paged(agent, seconds, log) for agent in (False, True))
-            words = (
-                "{slow:.0%} of its memory is away, and {remote:.2g} of its accesses went to {tier}".format(
-                    **after
-                )
-            )
+            words = "{slow:.0%} of memory is away, {remote:.2g} of accesses went to {tier}".format(**after)
         else:
             before = asdict(measured("alone", seconds, log))
             after = asdict(measured("harvest", seconds, log, limit=max(0.1, 2 * before["waited"])))

@@ -24,6 +24,7 @@ from windtunnel.linux.processes import mappings, stat
 from windtunnel.linux.system import libc
 
 _ADVISE, _WILLNEED, _PAGEOUT = 440, 3, 21
+_FINE = 0, errno.ENOMEM, errno.EINVAL, errno.ESRCH  # or not mapped any more, or locked, or ended
 _IDLE = re.compile(r"^([0-9a-f]+-[0-9a-f]+) .*\n(?:[A-Z].*\n)*?Referenced: +0 ", re.MULTILINE)
 
 
@@ -37,11 +38,8 @@ class Pages:
         if os.geteuid():
             raise LinuxError("memory of other processes is moved by root, and this process is not")
         self._process, self._sent = process, set[int]()
-        self._spans = [
-            (low, high)
-            for low, high, rights, _ in mappings(pid)
-            if rights[0] == "r" and high - low >= 1 << 20
-        ]
+        readable = [(start, end) for start, end, rights, _ in mappings(pid) if rights[0] == "r"]
+        self._spans = [(start, end) for start, end in readable if end - start >= 1 << 20]
         self._faults = self._counts()[0]
 
     def scan(self) -> tuple[bool, ...]:
@@ -79,9 +77,5 @@ class Pages:
             for start, end in [self._spans[region] for region in regions] if self._process.lives() else []:
                 span = (ctypes.c_size_t * 2)(start, end - start), ctypes.c_size_t(1)
                 number = libc.syscall(_ADVISE, process.fileno(), *span, advice, 0) < 0 and ctypes.get_errno()
-                if number and number not in (
-                    errno.ENOMEM,
-                    errno.EINVAL,
-                    errno.ESRCH,
-                ):  # unmapped, locked, gone
+                if number not in _FINE:
                     raise LinuxError(f"memory is not moved: {os.strerror(number)}", number)
