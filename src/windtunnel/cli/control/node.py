@@ -38,7 +38,7 @@ def demo(
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         if agent == "memory":
-            before, after = (paged(agent, seconds, log) for agent in (False, True))
+            before, after = (paged(acts, seconds, log) for acts in (False, True))
             words = "{slow:.0%} of memory is away, {remote:.2g} of accesses went to {tier}".format(**after)
         else:
             before = asdict(measured("alone", seconds, log))

@@ -51,7 +51,8 @@ while arrival < seconds:
 print(json.dumps(latencies))
 """
 _PAGES = """
-import json, mmap, os, random, resource, sys, tempfile, time
+import json, mmap, os, random, resource, signal, sys, tempfile, time
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads the result may be killed
 seconds, size, file = float(sys.argv[1]), 64 << 20, tempfile.TemporaryFile(dir="/var/tmp")
 file.truncate(size)
 memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE) if sys.argv[2] == "swap" else mmap.mmap(file.fileno(), size)
