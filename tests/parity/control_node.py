@@ -54,7 +54,7 @@ def _turns(draw: random.Random) -> Iterator[tuple[str, Any]]:
             draw.random() < 0.8, draw.random() < 0.8,
         )  # fmt: skip
     forecast, before = node.Forecast((), 0.0), tuple[float, ...]()
-    scanned = node.Scanned()
+    scanned, frequency = node.Scanned(), node.Frequency()
     for number in range(80):
         load = draw.choice([1.0, 1.5, 3.0])
         values = node.features([load, load * draw.random(), load], 4.0)
@@ -67,6 +67,11 @@ def _turns(draw: random.Random) -> Iterator[tuple[str, Any]]:
         scan = node.Memory(scanned, 2.0, accessed, 6.0, draws)
         yield "guarded", scan
         scanned = node.decide(scan)
+        level, activity = draw.randrange(3), draw.choice([0.0, 0.2, 0.25, 0.6, 1.0])
+        efficiency = round(draw.choice([0.3, 0.4, 0.5]) * (1 + level * (activity - 0.5)), 4)
+        clock = node.Overclock(frequency, level, activity, efficiency, (draw.random(), draw.random()))
+        yield "guarded", clock
+        frequency = node.decide(clock)
 
 
 def lent(events: Sequence[Event]) -> list[str]:
@@ -162,6 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("policy.py", "turn.now < turn.expires", "turn.now <= turn.expires"),
     _mutant("policy.py", "turn.mitigated >= turn.hold", "turn.mitigated > turn.hold"),
     _mutant("policy.py", "UNDER * excess", "excess"),
+    _mutant("policy.py", "epoch.efficiency / nominal[state] - 1", "epoch.efficiency - nominal[state]"),
     _mutant("live/cpu.py", "max(LEAST,", "max(2 * LEAST,", live=True),
     _mutant("agents.py", "now + schedule.valid, value)", "now + schedule.valid, 0.25)", live=True),
 )

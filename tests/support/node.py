@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from windtunnel.control.node import Groups, HarvestActuator, HarvestModel, Sched
 from windtunnel.control.node.live.cpu import folder_of, setting
 from windtunnel.linux import LinuxError
 from windtunnel.linux.cgroup import Cgroup
+from windtunnel.linux.system import checked, libc
 from windtunnel.store import eventlog
 
 SCHEDULE = Schedule(longest=1.0, valid=0.4, deadline=0.4, assess=0.1, hold=0.5)
@@ -96,6 +99,29 @@ def groups(busy: bool = False) -> Iterator[tuple[Path, Path, Path]]:
         for group in pair:
             group.kill()
             group.remove()
+
+
+@contextlib.contextmanager
+def zram(size: int = 256 << 20) -> Iterator[str]:
+    """A swap in compressed memory, before all others; "" where this host gives none."""
+    try:
+        name = "zram" + Path("/sys/class/zram-control/hot_add").read_text().strip()
+    except OSError:
+        yield ""
+        return
+    device = Path("/dev") / name
+    try:
+        Path(f"/sys/block/{name}/disksize").write_text(str(size))
+        header = bytearray(mmap.PAGESIZE)
+        struct.pack_into("<II", header, 1024, 1, size // mmap.PAGESIZE - 1)
+        header[-10:] = b"SWAPSPACE2"
+        device.write_bytes(header)
+        checked(libc.swapon(bytes(device), 0xFFFF), "swapon")
+        yield str(device)
+    finally:
+        libc.swapoff(bytes(device))
+        Path(f"/sys/block/{name}/reset").write_text("1")
+        Path("/sys/class/zram-control/hot_remove").write_text(name.removeprefix("zram"))
 
 
 def lending(below: tuple[Path, Path]) -> tuple[HarvestModel, HarvestActuator]:

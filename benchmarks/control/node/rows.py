@@ -5,25 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import partial
-from itertools import count
+from itertools import count, product
 
 from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, median, scratch
 from benchmarks.harness.rows import Row, left_out
-from windtunnel.control.node import Guards, emulate, measured
+from windtunnel.control.node import Guards, emulate, measured, paged
 from windtunnel.control.node.live.demo import ARMS
 from windtunnel.control.node.twin import FAULTS
 
 
 def fault_rows(quick: bool) -> Iterator[Row]:
-    """Harvest in the twin: the share of steps in which the primary is starved, mean over seeds."""
-    seconds, seeds = (60.0, range(1)) if quick else (300.0, range(3))
-    for fault in FAULTS:
+    """Harvest in the twin: the share of steps in which the primary is starved. Overclock: the energy that
+    boosts waste, of all that nominal takes. Each the mean over seeds."""
+    agents = {"harvest": (60.0, "starved", "<= 1.6 %", "lends {:.2f} of 8 cores"),
+              "overclock": (360.0, "wasted energy", "<= 0.6 %", "{:+.1%} work")}  # fmt: skip
+    for agent, fault in product(agents, FAULTS):
+        least, what, bound, words = agents[agent]
+        seconds, seeds = (least, range(1)) if quick else (5 * least, range(3))
         for name, guards in (("off", Guards(False, False, False, False)), ("on", Guards())):
-            runs = [emulate("harvest", fault, guards, seconds=seconds, seed=seed) for seed in seeds]
+            runs = [emulate(agent, fault, guards, seconds=seconds, seed=seed) for seed in seeds]
             harm, gain = (sum(getattr(run, each) for run in runs) / len(runs) for each in ("harm", "gain"))
-            title, goal = f"{fault}, guards {name}: starved", "<= 1.6 %" if name == "on" else ""
-            yield figure("faults", title, "", goal=goal, emulated=harm, note=f"lends {gain:.2f} of 8 cores")
+            title, goal = f"{agent}, {fault}, guards {name}: {what}", bound if name == "on" else ""
+            yield figure("faults", title, "", goal=goal, emulated=harm, note=words.format(gain))
 
 
 def harvest_rows(quick: bool) -> Iterator[Row]:
@@ -48,7 +52,15 @@ def harvest_rows(quick: bool) -> Iterator[Row]:
 
 
 def memory_rows(quick: bool) -> Iterator[Row]:
-    """Memory in the twin: what lies in the slow tier, and how many accesses go there."""
+    """What lies in the slow tier, and how many accesses go there: in the twin, and of a load of this host."""
     run = emulate("memory", seconds=120.0 if quick else 600.0)
     yield figure("memory", "accesses that go to the slow tier", "", goal="<= 5 %", emulated=run.harm)
     yield figure("memory", "memory in the slow tier", "", emulated=run.gain)
+    if os.geteuid():
+        yield left_out("memory", "of a load of this host", "memory is moved by root, and this process is not")
+        return
+    with scratch() as folder:
+        without, load = (paged(agent, 10.0, folder / "log") for agent in (False, True))
+    note = f"{load['tier']}; {load['accesses'] / without['accesses']:.3f} times the accesses of no agent"
+    yield figure("memory", "accesses of a load that go there", "", load["remote"], "<= 5 %", note=note)
+    yield figure("memory", "memory of the load there", "", load["slow"], note=conditions())

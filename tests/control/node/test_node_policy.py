@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from windtunnel.control.node.policy import (
+    UNKNOWN,
     Action,
     Epoch,
     Forecast,
+    Frequency,
     Harvest,
     Memory,
+    Overclock,
     Scanned,
     Turn,
     decide,
@@ -135,3 +138,36 @@ def test_a_region_is_cold_after_patience_and_warm_after_an_access() -> None:
     assert (state.idle, state.cold) == ((0.0, 4.0), (1,))
     state = scanned((True, True), state)
     assert (state.cold, state.returned) == ((), 1)
+
+
+GREEDY, CALM = (0.5, 0.0), 0.3
+"""Draws that do not explore, and an activity of the second quarter."""
+
+
+def test_nominal_is_measured_before_a_boost_is_tried() -> None:
+    first = decide(Overclock(Frequency(), 0, CALM, 0.4, (0.0, 0.99)))
+    assert (first.level, first.nominal, first.reward) == (2, (0.0, 0.4, 0.0, 0.0), 0.0)
+    unknown = decide(Overclock(first, 2, 0.9, 0.4, (0.0, 0.99)))
+    assert (unknown.level, unknown.reward) == (0, UNKNOWN)
+
+
+def test_one_epoch_in_ten_explores_any_level() -> None:
+    known = decide(Overclock(Frequency(), 0, CALM, 0.4, GREEDY))
+    levels = [decide(Overclock(known, 0, CALM, 0.4, (0.0999, draw))).level for draw in (0.0, 0.34, 0.99)]
+    assert levels == [0, 1, 2]
+    assert decide(Overclock(known, 0, CALM, 0.4, (0.1, 0.99))).level == 0
+
+
+@pytest.mark.parametrize(("efficiency", "chosen"), [(0.5, 2), (0.4, 0), (0.3, 0)])
+def test_a_boost_stays_where_it_does_more_for_a_joule(efficiency: float, chosen: int) -> None:
+    state = decide(Overclock(Frequency(), 0, CALM, 0.4, GREEDY))
+    state = decide(Overclock(state, 2, CALM, efficiency, GREEDY))
+    assert state.reward == pytest.approx(efficiency / 0.4 - 1, abs=1e-3) and state.level == chosen
+    assert decide(Overclock(state, 2, 0.9, 0.4, GREEDY)).level == 0  # another activity knows nothing of it
+
+
+def test_a_value_looks_ahead_to_the_state_that_follows() -> None:
+    values = ((0.0,) * 3, (0.0,) * 3, (0.0, 0.0, 0.4), (0.0,) * 3)
+    last = Frequency(values, (0.4,) * 4, state=1, level=1)
+    after = decide(Overclock(last, 1, 0.6, 0.5, GREEDY))
+    assert after.values[1][1] == pytest.approx(0.1 * (0.25 + 0.5 * 0.4)) and after.level == 2

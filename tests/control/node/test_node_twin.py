@@ -65,11 +65,36 @@ def test_pages_that_are_cold_go_and_a_broken_model_takes_no_others() -> None:
     assert broken.counts["distrusted"] == 1
 
 
+@cache
+def clocked(fault: str = "none", guards: Guards = ON) -> Outcome:
+    return emulate("overclock", fault, guards, seconds=1800.0, seed=1)
+
+
+def test_a_frequency_is_raised_where_that_pays() -> None:
+    assert clocked().gain > 0.05 and clocked().harm < 0.005
+    assert clocked().gain >= 0.8 * clocked(guards=OFF).gain
+
+
+@pytest.mark.parametrize("fault", FAULTS[1:])
+def test_a_fault_wastes_energy_without_guards(fault: str) -> None:
+    # what stands still at the nominal frequency does no harm: with this seed it does so at a boost
+    assert clocked(fault).harm < 0.006 < clocked(fault, OFF).harm
+    assert clocked(fault, OFF).harm >= 4 * clocked(fault).harm
+
+
+def test_each_guard_of_a_broken_clock_protects_alone() -> None:
+    # that of the actuator knows of idle loads only
+    both, neither = clocked("broken model"), clocked("broken model", OFF)
+    for guards, count in ((Guards(model=False), "mitigate"), (Guards(actuator=False), "distrusted")):
+        alone = clocked("broken model", guards)
+        assert alone.counts[count] and both.harm < alone.harm < neither.harm
+
+
 def test_equal_seeds_give_equal_outcomes() -> None:
     runs = [emulate("harvest", "bad data", seconds=5.0, seed=seed) for seed in (3, 3, 4)]
     assert runs[0] == runs[1] != runs[2]
     with pytest.raises(UserError, match="accepted are"):
-        emulate("overclock")
+        emulate("overclocking")
 
 
 class Flapping:

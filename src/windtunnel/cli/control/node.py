@@ -22,29 +22,35 @@ def register(app: typer.Typer) -> None:
 
 @group.command("demo")
 def demo(
-    agent: Annotated[str, typer.Argument(help="Accepted is harvest: it lends idle CPU time.")],
+    agent: Annotated[str, typer.Argument(help="harvest lends idle CPU time, memory sends cold pages away.")],
     seconds: Annotated[float, typer.Option(min=1, help="Of each of both runs.")] = 6.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Lend what a bursty load leaves of this host to a batch, as root, and show what that does to its p99.
+    """Lend what a bursty load leaves of this host, or send cold memory away, as root; show what that does.
 
     Example: windtunnel control node demo harvest --json
     """
     from windtunnel.base.errors import LessError, UserError
-    from windtunnel.control.node import measured
+    from windtunnel.control.node import measured, paged
 
-    if agent != "harvest":
-        raise UserError(f"control node demo: AGENT is {agent!r}, accepted is harvest")
+    if agent not in ("harvest", "memory"):
+        raise UserError(f"control node demo: AGENT is {agent!r}, accepted are harvest and memory")
     with TemporaryDirectory() as folder:
-        alone = measured("alone", seconds, Path(folder) / "log")
-        lends = measured("harvest", seconds, Path(folder) / "log", limit=max(0.1, 2 * alone.waited))
-    words = f"p99 {alone.p99 * 1e3:.1f} ms, with loans {lends.p99 * 1e3:.1f} ms; {lends.lent:.2f} cores lent"
+        log = Path(folder) / "log"
+        if agent == "memory":
+            before, after = (paged(acts, seconds, log) for acts in (False, True))
+            words = "{slow:.0%} of memory is away, {remote:.2g} of accesses went to {tier}".format(**after)
+        else:
+            before = asdict(measured("alone", seconds, log))
+            after = asdict(measured("harvest", seconds, log, limit=max(0.1, 2 * before["waited"])))
+            p99 = " ms, with loans ".join(f"{row['p99'] * 1e3:.1f}" for row in (before, after))
+            words = f"p99 {p99} ms; {after['lent']:.2f} cores lent"
     names = {"validation": "rejected", "model": "distrusted", "expiry": "default", "actuator": "mitigate"}
-    acted = {guard: lends.counts.get(name, 0) for guard, name in names.items()}
-    result = {"without": asdict(alone), "with": asdict(lends), "safeguards": acted, "kind": "measured"}
+    acted = {guard: after["counts"].get(name, 0) for guard, name in names.items()}
+    result = {"without": before, "with": after, "safeguards": acted, "kind": "measured"}
     typer.echo(json.dumps(result) if as_json else f"{words} (measured)\nsafeguards acted: {acted}")
-    if not lends.restored or not lends.counts.get("predict"):
-        raise LessError("control node demo: no prediction was used, or the quota is not what it was")
+    if not after.get("restored", after.get("slow")) or not after["counts"].get("predict"):
+        raise LessError("control node demo: no prediction was used, no memory went, or a quota is as lent")
 
 
 @group.command("clean")

@@ -1,4 +1,4 @@
-"""Agents that learn on a host, and cannot hurt it: lent cores, cold memory (SOL).
+"""Agents that learn on a host, and cannot hurt it: lent cores, cold memory, frequencies (SOL).
 
 from windtunnel.control.node import Actuator, Model, Schedule, emulate, run
 """

@@ -4,10 +4,14 @@ from .agents import HarvestModel as HarvestModel
 from .agents import MemoryActuator as MemoryActuator
 from .agents import MemoryModel as MemoryModel
 from .agents import Model as Model
+from .agents import OverclockActuator as OverclockActuator
+from .agents import OverclockModel as OverclockModel
 from .live.agent import run as run
 from .live.cpu import Groups as Groups
 from .live.cpu import clean as clean
 from .live.demo import measured as measured
+from .live.demo import paged as paged
+from .live.memory import Pages as Pages
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Guards as Guards

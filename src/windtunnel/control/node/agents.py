@@ -1,7 +1,7 @@
-"""The two loops of an agent, without a clock, and two agents: the same objects run in the twin and live.
+"""The two loops of an agent, without a clock, and three agents: the same objects run in the twin and live.
 
-An agent brings a `Model` and an `Actuator`; faults and safeguards are no part of either. The two here lend
-idle cores and move cold memory. Their ``host`` is control groups (`live.cpu`) or a few numbers of the twin.
+An agent brings a `Model` and an `Actuator`; faults and safeguards are no part of either. Those here lend
+idle cores, move cold memory and overclock. Their ``host`` is of `live.cpu`, of `live.memory` or of the twin.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from windtunnel.control.node import policy
-from windtunnel.control.node.policy import Forecast, Guards, Observation, Scanned, Schedule
+from windtunnel.control.node.policy import Forecast, Frequency, Guards, Observation, Scanned, Schedule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,6 +139,8 @@ HARMED, RETURNED, WAITS, REMOTE = 0.25, 0.2, 0.1, 0.2
 """Shares of forecasts that were too low, and of cold regions accessed, up to which a model is trusted; of its
 time that a primary may wait, and of accesses that may go to the slow tier (SOL's bound)."""
 MEMORY = Schedule(0.1, samples=1, longest=20, valid=1, act=0.1, deadline=12, assess=2, hold=20)
+WASTED, IDLE, FASTEST = 0.02, 0.2, 2.0  # share lost to nominal, as a mean; activity; work that can be true
+OVERCLOCK = Schedule(0.1, samples=10, longest=2, valid=2, act=0.1, deadline=2, assess=1, hold=60)
 
 
 @dataclass
@@ -246,5 +248,58 @@ class MemoryActuator:
 
     def mitigate(self) -> Mapping[str, Any]:
         return {"back": self.host.bring_back()}
+
+    clean_up = mitigate
+
+
+@dataclass
+class OverclockModel:
+    """Its host has ``counters()``: level of the frequency, work and joules a second, and activity."""
+
+    host: Any
+    rng: np.random.Generator
+    _state: Frequency = field(default_factory=Frequency)
+    _rewards: deque[float] = field(default_factory=lambda: deque((0.0,) * 20, maxlen=20))
+
+    def collect(self, now: float) -> Any:
+        return self.host.counters()
+
+    def validate(self, sample: tuple[int, float, float, float]) -> bool:
+        _, work, watts, activity = sample
+        return 0 < work <= FASTEST and watts > 0 and 0 <= activity <= 1
+
+    def update(self, samples: Sequence[tuple[int, float, float, float]], ask: Ask) -> None:
+        level, *_, latest = samples[-1]  # what was before a change of level or load is left out
+        alike = [each for each in samples if each[0] == level and abs(each[3] - latest) < 0.1]
+        _, work, joules, activity = (sum(column) / len(alike) for column in zip(*alike, strict=True))
+        draws = round(float(self.rng.random()), 4), round(float(self.rng.random()), 4)
+        epoch = policy.Overclock(self._state, level, round(activity, 4), round(work / joules, 4), draws)
+        self._state = ask(epoch)
+        self._rewards.append(self._state.reward)
+
+    def predict(self) -> int:
+        return self._state.level
+
+    def assess(self) -> bool:
+        return sum(self._rewards) >= -WASTED * len(self._rewards)
+
+
+@dataclass
+class OverclockActuator:
+    """Boosts unless the load is idle. Its host has ``boost(level)``, which gives the level that is then set,
+    and ``activity()`` of late."""
+
+    host: Any
+    _activities: deque[float] = field(default_factory=lambda: deque((1.0,) * 100, maxlen=100))
+
+    def act(self, prediction: int | None) -> Mapping[str, Any]:
+        return {"level": self.host.boost(prediction or 0)}
+
+    def assess(self) -> bool:
+        self._activities.append(self.host.activity())
+        return sorted(self._activities)[89] >= IDLE  # the 90th percentile
+
+    def mitigate(self) -> Mapping[str, Any]:
+        return self.act(None)
 
     clean_up = mitigate

@@ -4,10 +4,11 @@ The model's loop publishes what it learned, or a default where samples are bad o
 actuator's never waits for it: it takes the newest prediction that has not expired, falls back where none
 comes within the deadline, and stops while it finds that it harms. Each safeguard can be off alone.
 
-Two learners are functions of a state that is handed in, and so is what is drawn at random. *Harvest*: how
+Three learners are functions of a state that is handed in, and so is what is drawn at random. *Harvest*: how
 many cores a primary load will need at its next peak, by a linear prediction of what each answer would cost;
 too little costs `UNDER` times what too much costs. *Memory*: how often to scan, by Thompson sampling; a scan
-is well timed when some regions were accessed since the last one and some were not.
+is well timed when some regions were accessed since the last one and some were not. *Overclock*: which
+frequency does most work for a joule at each activity of a load, by Q-learning.
 
 Source: Wang et al., SOL (ASPLOS 2022); SmartHarvest (EuroSys 2021). Features, bounds and hold times are ours.
 """
@@ -21,6 +22,8 @@ from typing import Literal
 
 UNDER, RATE, DIGITS = 16.0, 0.1, 4  # a state is rounded to so many, so that a log holds it whole
 EMPTY, SATURATED, SLOWER = 0.05, 0.8, 1.15  # well timed is between; a slower scan costs less
+EXPLORE, DISCOUNT, LEVELS, STATES = 0.1, 0.5, 3, 4  # nominal and two boosts; quarters of activity
+UNKNOWN = -0.1  # reward of a boost where there is no nominal to compare it with
 
 
 @dataclass(frozen=True)
@@ -156,8 +159,33 @@ class Memory:
     draws: tuple[float, ...]
 
 
-Observation = Epoch | Turn | Harvest | Memory
-Decision = Publish | Action | Forecast | Scanned
+@dataclass(frozen=True)
+class Frequency:
+    """``values``: Q, (STATES, LEVELS); ``nominal``: work for a joule at that frequency, 0 where not known,
+    (STATES,); ``level``: to run at, 0 is nominal; ``state``: the quarter of activity that it was chosen at;
+    ``reward``: of the epoch before, beyond nominal and as a share of it."""
+
+    values: tuple[tuple[float, ...], ...] = ((0.0,) * LEVELS,) * STATES
+    nominal: tuple[float, ...] = (0.0,) * STATES
+    state: int = 0
+    level: int = 0
+    reward: float = 0.0
+
+
+@dataclass(frozen=True)
+class Overclock:
+    """An epoch ran at ``level`` (which need not be the one chosen) with a share of cycles not stalled of
+    ``activity``, and did ``efficiency`` work for a joule. ``draws``: two of [0, 1)."""
+
+    last: Frequency
+    level: int
+    activity: float
+    efficiency: float
+    draws: tuple[float, float]
+
+
+Observation = Epoch | Turn | Harvest | Memory | Overclock
+Decision = Publish | Action | Forecast | Scanned | Frequency
 
 
 def decide(observation: Observation) -> Decision:
@@ -166,6 +194,8 @@ def decide(observation: Observation) -> Decision:
         return _publish(observation)
     if isinstance(observation, Turn):
         return _act(observation)
+    if isinstance(observation, Overclock):
+        return _tuned(observation)
     return _forecast(observation) if isinstance(observation, Harvest) else _scanned(observation)
 
 
@@ -245,3 +275,21 @@ def _scanned(scan: Memory) -> Scanned:
     cold = tuple(region for region, seconds in enumerate(idle) if seconds >= scan.patience)
     returned = sum(scan.accessed[region] for region in last.cold) if known else 0
     return Scanned(tuple(hits), tuple(misses), period, idle, cold, returned)
+
+
+def _tuned(epoch: Overclock) -> Frequency:
+    """Learn what the level of the epoch was worth where it was chosen, and choose the next."""
+    last, level = epoch.last, epoch.level
+    state = min(STATES - 1, int(epoch.activity * STATES))
+    nominal, values = list(last.nominal), [list(row) for row in last.values]
+    if level == 0:
+        rate = RATE if nominal[state] else 1.0
+        nominal[state] = round(nominal[state] + rate * (epoch.efficiency - nominal[state]), DIGITS)
+    reward = round(epoch.efficiency / nominal[state] - 1, DIGITS) if nominal[state] else UNKNOWN
+    reward = reward if level else 0.0
+    row, target = values[last.state], reward + DISCOUNT * max(values[state])
+    row[level] = round(row[level] + RATE * (target - row[level]), DIGITS)
+    best = max(range(LEVELS), key=values[state].__getitem__)  # of equals the slowest
+    choice = int(epoch.draws[1] * LEVELS) if epoch.draws[0] < EXPLORE else best
+    choice = choice if nominal[state] else 0  # where there is nothing to compare a boost with
+    return Frequency(tuple(map(tuple, values)), tuple(nominal), state, choice, reward)
