@@ -1,5 +1,5 @@
-"""The control plane records itself: a double start, from a claim whose fence was taken out, is found, replayed,
-and gone with the fence."""
+"""The control plane records itself: a double start, from a claim whose fence was taken out, is found,
+replayed, and gone with the fence."""
 
 from __future__ import annotations
 
