@@ -158,7 +158,7 @@ class World:
 
     def _attempt(self, connection: Connection, handler: Handler, done: Execution) -> Answer:
         one, result, error = done.recorded, None, None
-        call = Redrawing(connection, [], *((one.did[1], one.t, one.n) if one else ()))
+        call = Redrawing(connection, self._capture, [], *((one.did[1], one.t, one.n) if one else ()))
         noting = self.noting and not is_readonly(handler)
         connection.info[READONLY] = is_readonly(handler)
         connection.begin()
