@@ -166,8 +166,8 @@ def open_database(url: str, option: str, *, durable: bool = True) -> Engine:
     engine.dialect.do_begin = begin  # type: ignore[method-assign]
     try:
         with engine.connect() as connection:
-            # of a new file: a commit writes whole pages, and small transactions are what this is for
-            direct(connection, "PRAGMA page_size=1024")
+            if engine.url.database:  # of a new file: a commit writes whole pages, and most change little
+                direct(connection, "PRAGMA page_size=1024")
             direct(connection, "PRAGMA journal_mode=WAL")
     except SQLAlchemyError as error:
         raise _named(engine, error) from error
