@@ -119,7 +119,8 @@ def transact(engine: Engine, body: Callable[[Connection], Any], *, readonly: boo
     try:
         with engine.connect() as connection:
             for attempt in range(ATTEMPTS):
-                connection.info[READONLY] = readonly
+                if readonly:
+                    connection.info[READONLY] = True
                 try:
                     with connection.begin():
                         return body(connection)
