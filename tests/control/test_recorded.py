@@ -3,8 +3,13 @@ gone with the fence."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from windtunnel.cli.main import app
 from windtunnel.control.database.tables import open_tables
 from windtunnel.control.debug import Recorder, read, replay, retro, sql
 from windtunnel.control.debug.live.world import load
@@ -57,3 +62,25 @@ def test_a_double_start_is_found_and_replayed_and_gone_with_the_fence(tmp_path: 
         (before != "[]", after != "[]") for _, name, before, after in outcome["answers"] if name == "claim"
     ]
     assert claimed == [(True, False), (False, True)]  # with the fence the process that joined last has it
+
+
+def test_a_recorded_demo_is_replayed_and_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    for name in ("WINDTUNNEL_STORE", "WINDTUNNEL_CONTROL"):
+        monkeypatch.delenv(name, raising=False)
+
+    def said(*words: str) -> object:
+        shown = CliRunner().invoke(app, [*words, "--json"])
+        assert shown.exit_code == 0, (shown.output, shown.exception)
+        return json.loads(shown.stdout)
+
+    demo = said("control", "demo", "--record", "--tasks", "12")
+    assert isinstance(demo, dict) and (demo["done"], demo["effects"], demo["killed"]) == (12, 12, [])
+    again = said("debug", "replay", "last")
+    assert isinstance(again, dict) and not again["divergences"] and again["reads"] > 12
+    claimed = (
+        "SELECT count(DISTINCT key) AS tasks FROM writes WHERE table_name = 'task' AND handler = 'claim'"
+    )
+    assert said("debug", "sql", "last", claimed) == [{"tasks": 12}]
+    refused = CliRunner().invoke(app, ["control", "demo", "--record", "--kill", "1"])
+    assert "accepted is 0 where all is one process" in str(refused.exception)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError
 
 from windtunnel.base.errors import UserError
@@ -135,3 +137,36 @@ def test_a_call_gives_what_differs() -> None:
     assert call.uuid() != call.uuid() and 0 <= call.random() < 1
     assert abs(call.now() - time.time()) < 3600
     assert transactions.is_readonly(value) and not transactions.is_readonly(add)
+
+
+def test_rows_are_the_same_with_and_without_a_listener(service: Transactions) -> None:
+    heard: list[str] = []
+
+    def ask(sql: str, parameters: object) -> list[tuple[object, ...]]:
+        return transact(service.engine, lambda connection: Call(connection).rows(sql, parameters))  # type: ignore[no-any-return]
+
+    def all_of_them() -> list[object]:
+        answers: list[object] = [
+            ask("UPDATE total SET value = value + :more", {"more": 1}),
+            ask("UPDATE total SET value = value - :more RETURNING value", {"more": 1}),
+            ask("SELECT value, :text FROM total", {"text": "x"}),
+        ]
+        for parameters, why in (({"more": 500}, "CHECK constraint failed"), ({"more": 10**30}, "too large")):
+            with pytest.raises((DatabaseError, OverflowError), match=why):
+                ask("UPDATE total SET value = value + :more", parameters)
+        return answers
+
+    direct = all_of_them()
+    event.listen(service.engine, "before_cursor_execute", lambda *words: heard.append(words[2]))
+    assert all_of_them() == direct == [[], [(1,)], [(1, "x")]]
+    assert len(heard) == 5
+
+
+def test_who_read_leaves_a_connection_on_which_the_next_writes(service: Transactions) -> None:
+    service.run("value")
+    with (
+        service.engine.begin(),  # of the same pool: it takes the lock at once
+        closing(sqlite3.connect(service.engine.url.database or "", timeout=0)) as other,
+        pytest.raises(sqlite3.OperationalError, match="locked"),
+    ):
+        other.execute("BEGIN IMMEDIATE")

@@ -9,6 +9,7 @@ import platform
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ _WHERE = (
 Database = Annotated[str | None, typer.Option("--db", metavar="URL", help=_WHERE)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Policy = Annotated[str, typer.Option(help="least, fifo, locality, priority or gang.")]
+_HANDLERS = "windtunnel.control.database.handlers:HANDLERS"
 _PS = {
     "workers": "SELECT name, state, slots, free, tasks, epoch, lease FROM load",
     "tasks": "SELECT state, count(*) AS tasks FROM task GROUP BY state ORDER BY state",
@@ -165,9 +167,12 @@ def demo(
     db: Database = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes of this host.")] = 2,
     tasks: Annotated[int, typer.Option(min=1, help="Commands that they run.")] = 1000,
-    kill: Annotated[int, typer.Option(min=0, help="Of scheduler and workers, by kill -9.")] = 3,
+    kill: Annotated[
+        int | None, typer.Option(min=0, help="Of scheduler and workers, by kill -9; 3, or 0 if recorded.")
+    ] = None,
     policy: Policy = "least",
     seed: Annotated[int, typer.Option(help="Of who is killed when.")] = 0,
+    record: Annotated[bool, typer.Option("--record", help="As one process, for windtunnel debug.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run tasks here while processes are killed, and show that none is lost or done twice.
@@ -177,13 +182,23 @@ def demo(
     from windtunnel.base.errors import LessError
     from windtunnel.cli import shown_progress
     from windtunnel.control.database.live import demo as live
+    from windtunnel.control.debug import Recorder
     from windtunnel.store import eventlog
     from windtunnel.store.runs import Store
+    from windtunnel.store.transactions import Transactions
 
+    kill = (0 if record else 3) if kill is None else kill
     inputs: dict[str, Any] = {"workers": workers, "tasks": tasks, "kill": kill, "policy": policy}
     run = Store.open().begin("control.database", inputs, seed)
-    with run.failing(), shown_progress("control demo") as progress:
-        result = live.demo(_url(db), run.directory / eventlog.NAME, **inputs, seed=seed, progress=progress)
+    with run.failing(), shown_progress("control demo") as progress, ExitStack() as stack:
+
+        def wrap(service: Transactions) -> Recorder:
+            return stack.enter_context(Recorder(service, run.directory, handlers=_HANDLERS))
+
+        result = live.demo(
+            _url(db), run.directory / eventlog.NAME, **inputs, seed=seed, progress=progress,
+            wrap=wrap if record else None,
+        )  # fmt: skip
     run.finish(result)
     if as_json:
         typer.echo(json.dumps({"run": run.id, **result}))

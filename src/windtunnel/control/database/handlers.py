@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -54,30 +54,39 @@ class Placement:
 
 
 @cache
-def _statement(dialect: str, sql: str) -> str:
-    """``sql`` in a dialect: ``ROWS(task int, ...)`` is a table r of the rows in the parameter ``rows``."""
+def _statement(dialect: str, sql: str, alone: bool) -> str:
+    """``sql`` in a dialect: ``ROWS(task int, ...)`` is a table r of the rows in the parameter ``rows``. Of a
+    row that is ``alone`` the values are parameters, ``r0`` and so on, and an update needs no table."""
     lite = dialect == "sqlite"
+    source = "json_each(:rows)" if lite else "json_array_elements(CAST(:rows AS json))"
 
-    def rows(match: re.Match[str]) -> str:
-        columns = [column.split() for column in match[1].split(",")]
-        read = [f"json_extract(value, '$[{at}]')" if lite else _TYPES[kind].format(at)
-                for at, (_, kind) in enumerate(columns)]  # fmt: skip
+    def table(match: re.Match[str]) -> str:
+        read = [f":r{at}" if alone else f"json_extract(value, '$[{at}]')" if lite
+                else _TYPES[kind].format(at) for at, (_, kind) in enumerate(columns)]  # fmt: skip
         named = ", ".join(f"{value} AS {name}" for value, (name, _) in zip(read, columns, strict=True))
-        source = "json_each(:rows)" if lite else "json_array_elements(CAST(:rows AS json))"
-        return f"(SELECT {named} FROM {source}) AS r"
+        return f"FROM (SELECT {named}{'' if alone else f' FROM {source}'}) AS r"
 
-    whole = re.sub(r"ROWS\(([^)]*)\)", rows, sql)
-    return whole if lite else re.sub(r":(\w+)", r"%(\1)s", whole)
+    pattern = r"FROM ROWS\(([^)]*)\)"
+    if wanted := re.search(pattern, sql):
+        columns = [column.split() for column in wanted[1].split(",")]
+        names = [name for name, _ in columns]
+        if alone and re.search(r"\br\.", sql):
+            sql = re.sub(pattern, "", sql)
+            sql = re.sub(r"\br\.(\w+)", lambda match: f":r{names.index(match[1])}", sql)
+        sql = re.sub(pattern, table, sql)
+    return sql if lite else re.sub(r":(\w+)", r"%(\1)s", sql)
 
 
-def _run(call: Call, sql: str, rows: Iterable[Any] | None = None, **parameters: Any) -> list[tuple[Any, ...]]:
+def _run(call: Call, sql: str, rows: Sequence[Sequence[Any]] | None = None, **parameters: Any) -> list[Any]:
     """The rows that ``sql`` gives, sorted where it does not sort them."""
-    if rows is not None:
-        parameters["rows"] = json.dumps(list(rows), separators=(",", ":"))
-    statement = _statement(call.connection.dialect.name, sql)
-    result = call.connection.exec_driver_sql(statement, parameters)
-    found: list[tuple[Any, ...]] = list(map(tuple, result.fetchall())) if result.returns_rows else []
-    return sorted(found) if "RETURNING" in sql else found
+    dialect, alone = call.connection.dialect.name, False
+    if rows is not None and len(rows) == 1 and dialect == "sqlite":
+        alone = True
+        parameters |= {f"r{at}": value for at, value in enumerate(rows[0])}
+    elif rows is not None:
+        parameters["rows"] = json.dumps(rows, separators=(",", ":"))
+    found = call.rows(_statement(dialect, sql, alone), parameters)
+    return sorted(found) if len(found) > 1 and "RETURNING" in sql else found
 
 
 # --- tasks

@@ -2,28 +2,30 @@
 
 A scheduler and some workers are real processes. Each task writes a line (how often its command ran) and makes
 a file that must not be there (its effect, which cannot come twice); its row is done once. At random moments a
-random process gets SIGKILL and is started again."""
+random process gets SIGKILL and is started again. As threads of one process they can be recorded."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import random
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.control.database.handlers import GROUP
-from windtunnel.control.database.live.control import Wrap, open_control
+from windtunnel.control.database.handlers import GROUP, HANDLERS
+from windtunnel.control.database.live.control import Control, Wrap, open_control
 from windtunnel.control.database.live.serve import serve
 from windtunnel.control.database.live.worker import WorkerProcess
 from windtunnel.linux.system import end_with_parent
 from windtunnel.store.eventlog import EventLog
+from windtunnel.store.transactions import Transactions
 
 _COMMAND = 'echo $WINDTUNNEL_KEY >> "$0/runs"; set -C; true > "$0/effect-$WINDTUNNEL_KEY" || true'
 _BUSY = """SELECT count(*) FROM task WHERE state NOT IN ('done', 'failed')
@@ -33,17 +35,34 @@ _ENDED = """SELECT count(CASE WHEN state = 'done' THEN 1 END), count(CASE WHEN s
 _DECISIONS = "SELECT count(*) FROM history WHERE substr(key, 1, {}) = '{}'"
 
 
-def process(role: str, url: str, policy: str, log: Path, wrap: Wrap | None) -> None:
+def process(role: str, url: str, policy: str, log: Path) -> None:
     """What the scheduler, or a worker of another name, does until it gets SIGTERM."""
     end_with_parent()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control = open_control(url, option="--db", wrap=wrap)
+    _work(open_control(url, option="--db"), role, stop, policy, log)
+
+
+def _work(control: Control, role: str, stop: threading.Event, policy: str, log: Path) -> None:
     if role == "scheduler":
         serve(control, stop, policy=policy, log=EventLog(log))
     else:
         WorkerProcess(control, role, slots=16, lease=10.0).run(stop)
+
+
+@contextlib.contextmanager
+def _threads(control: Control, roles: list[str], policy: str, log: Path) -> Iterator[None]:
+    stop = threading.Event()
+    threads = [threading.Thread(target=_work, args=(control, role, stop, policy, log)) for role in roles]
+    try:
+        for thread in threads:
+            thread.start()
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 def demo(
@@ -52,17 +71,21 @@ def demo(
     progress: Callable[[str, float], object] = lambda what, part: None,
 ) -> dict[str, Any]:  # fmt: skip
     """What came of ``tasks`` commands on ``workers`` while ``kill`` processes were killed. Decisions go to
-    the event log at ``log``; ``wrap``, as of `open_control`, goes to other processes.
+    the event log at ``log``. With ``wrap``, as of `open_control`, all are threads of this process.
 
     Raises:
-        UserError: others use the database.
+        UserError: others use the database, or threads are to be killed.
         HostError: it did not end within ``limit`` seconds.
     """
-    control = open_control(url, option="--db", create=True, wrap=wrap)
+    if wrap and kill:
+        raise UserError(f"demo: `kill` is {kill}, accepted is 0 where all is one process that is recorded")
+    control = open_control(url, option="--db", create=True)
     if any(count for (count,) in control.query(_BUSY)[1]):
         raise UserError(
             "demo: --db is at work (tasks wait there, or workers are live); give another database"
         )
+    if wrap:
+        control = Control(control.engine, wrap(Transactions(control.engine, HANDLERS)))
     name, rng, context = (
         f"demo-{time.time_ns()}-",
         random.Random(seed),
@@ -73,12 +96,15 @@ def demo(
     running: dict[str, BaseProcess] = {}
 
     def start(role: str) -> None:
-        running[role] = context.Process(target=process, args=(role, url, policy, log, wrap))
+        running[role] = context.Process(target=process, args=(role, url, policy, log))
         running[role].start()
 
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _threads(control, roles if wrap else [], policy, log),
+    ):
         try:
-            for role in roles:
+            for role in () if wrap else roles:
                 start(role)
             keys, began = [f"{name}{number}" for number in range(tasks)], time.time()
             words = ["sh", "-c", _COMMAND, folder]

@@ -2,8 +2,8 @@
 
 The number of a commit is drawn inside the transaction. In SQLite a writer raises the only row of a table, and
 a reader reads it: that row is the snapshot. In Postgres it is ``pg_current_snapshot()``, and a writer's id
-``pg_current_xact_id()``, asked for in the round trip that begins the transaction. Statements are noted by
-events of SQLAlchemy; rows are fetched at once, and the handler gets the same ones from memory.
+``pg_current_xact_id()``, asked for in the round trip that begins the transaction. Statements are noted as
+SQLAlchemy executes them; rows are fetched at once, and the handler gets the same ones from memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inspect import getsource
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.engine.interfaces import ExecuteStyle
 
@@ -28,7 +28,7 @@ from windtunnel.base.atomic import write_all
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.control.debug.live import checkpoint
 from windtunnel.control.debug.live.trace import NAME, VERSION, encode
-from windtunnel.store.transactions import Call, Handler, Transactions, is_readonly, transact
+from windtunnel.store.transactions import Call, Handler, Transactions, direct, is_readonly, transact
 
 F = TypeVar("F", bound=Handler)
 SQLITE = ("UPDATE windtunnel_seq SET n = n + 1 RETURNING n", "SELECT n FROM windtunnel_seq")
@@ -48,45 +48,59 @@ def request(function: F) -> F:
     return function
 
 
+class _Thread(threading.local):
+    """What is noted in this thread now, and for which function of several transactions."""
+
+    statements: list[Any] | None = None
+    request: int | None = None
+
+
 class Capture:
     """Notes the statements of ``engine`` in each thread between `begin` and `end`. ``keep``: with columns and
     rows, after the digest."""
 
     def __init__(self, engine: Engine, *, keep: bool = False) -> None:
-        self._keep, self._thread = keep, threading.local()
-        self._events = [(engine, name, self._execute) for name in ("do_execute", "do_executemany")]
-        for one in self._events:
-            event.listen(*one)
+        self._keep, self._thread, self._dialect = keep, _Thread(), engine.dialect
+        # SQLAlchemy's events of the same names do the same, and cost more than all that is noted here
+        self._own = engine.dialect.do_execute, engine.dialect.do_executemany
+        engine.dialect.do_execute = self._execute  # type: ignore[method-assign]
+        engine.dialect.do_executemany = self._execute_many  # type: ignore[method-assign]
 
     def close(self) -> None:
-        for one in self._events:
-            event.remove(*one)
+        self._dialect.do_execute, self._dialect.do_executemany = self._own  # type: ignore[method-assign]
 
     def begin(self) -> list[Any]:
-        self._thread.statements = statements = list[Any]()
+        statements: list[Any] = []
+        self._thread.statements = statements
         return statements
 
     def end(self) -> None:
         self._thread.statements = None
 
-    def _execute(self, cursor: Any, sql: str, parameters: Any, context: Any) -> bool:
-        statements = getattr(self._thread, "statements", None)
-        if statements is None:
-            return False
-        style = context.execute_style
-        (cursor.executemany if style is ExecuteStyle.EXECUTEMANY else cursor.execute)(sql, parameters)
-        if (
-            cursor.description is None
-            or sql is not context.statement
-            or style is ExecuteStyle.INSERTMANYVALUES
-        ):
-            statements.append((sql, parameters, cursor.rowcount, None))  # or SQLAlchemy fetches rows itself
-            return True
-        rows = cursor.fetchall()
+    def _execute(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+        self._own[0](cursor, statement, parameters, context)
+        if (statements := self._thread.statements) is None:
+            return
+        if (cursor.description is None or statement is not context.statement
+                or context.execute_style is ExecuteStyle.INSERTMANYVALUES):  # fmt: skip
+            statements.append((statement, parameters, cursor.rowcount, None))  # or SQLAlchemy fetches rows
+            return
+        rows = self.rows(cursor, statement, parameters)
         context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(cursor, initial_buffer=rows)
-        kept = ([column[0] for column in cursor.description], rows) if self._keep else ()
-        statements.append((sql, parameters, len(rows), digest(rows), *kept))
-        return True
+
+    def _execute_many(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+        self._own[1](cursor, statement, parameters, context)
+        if (statements := self._thread.statements) is not None:
+            statements.append((statement, parameters, cursor.rowcount, None))
+
+    def rows(self, cursor: Any, statement: str, parameters: Any) -> list[tuple[Any, ...]]:
+        """Note a statement that was executed: its rows."""
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        if (statements := self._thread.statements) is not None:
+            read = (len(rows), digest(rows)) if cursor.description else (cursor.rowcount, None)
+            kept = ([column[0] for column in cursor.description or ()], rows) if self._keep else ()
+            statements.append((statement, parameters, *read, *kept))
+        return rows
 
 
 def digest(value: object) -> str:
@@ -109,7 +123,13 @@ def code_digest(handler: Handler | None) -> str:
 class Drawing(Call):
     """A call that keeps what it gives out in ``draws``."""
 
-    draws: list[list[Any]] = field(default_factory=list)
+    capture: Capture
+    draws: list[tuple[str, Any]] = field(default_factory=list)
+
+    def rows(self, sql: str, parameters: Any = ()) -> list[tuple[Any, ...]]:
+        if self.connection.dialect.name != "sqlite":
+            return super().rows(sql, parameters)
+        return self.capture.rows(direct(self.connection, sql, parameters), sql, parameters)
 
     def now(self) -> float:
         return self.drawn("now", super().now())
@@ -121,7 +141,7 @@ class Drawing(Call):
         return self.drawn("uuid", super().uuid())
 
     def drawn(self, kind: str, value: Any) -> Any:
-        self.draws.append([kind, value])
+        self.draws.append((kind, value))
         return value
 
 
@@ -141,7 +161,7 @@ class Recorder:
         if self.path.exists():
             raise UserError(f"{self.path}: there is a trace already, give another folder")
         self._sqlite = service.engine.dialect.name == "sqlite"
-        self._turn, self._thread = threading.Lock(), threading.local()
+        self._turn, self._thread = threading.Lock(), _Thread()
         self._numbers, self._later, self._sql = itertools.count(1), list[str](), dict[str, int]()
         clock = time.time() - time.monotonic()  # one that is never put back
         self._now = lambda: clock + time.monotonic()
@@ -174,7 +194,7 @@ class Recorder:
             known = f'"args":{encode(arguments, strict=True)},"t":{began!r}'
         except (TypeError, ValueError) as error:
             raise UserError(f"{name}: arguments: {error}; accepted are values of JSON, and bytes") from error
-        request = getattr(self._thread, "request", None)
+        request = self._thread.request
         if getattr(handler, "request", False):
             return handler(self, **arguments) if request else self._request(number, name, known, arguments)
         readonly, state = is_readonly(handler), ("", "")  # the line, and what the handler raised
@@ -183,7 +203,7 @@ class Recorder:
             nonlocal state
             state, error, result = ("", ""), "", None
             xid, xmax, active = self._snapshot(connection, readonly)
-            statements, call = self._capture.begin(), Drawing(connection)
+            statements, call = self._capture.begin(), Drawing(connection, self._capture)
             try:
                 result = handler(call, **arguments)
             except Exception as raised:  # recorded once it is not made again
@@ -238,7 +258,7 @@ class Recorder:
         raw: Any = connection.connection.dbapi_connection
         if self._sqlite:
             ((n,),) = raw.execute(SQLITE[readonly]).fetchall()
-            return (0 if readonly else n), n + readonly, []
+            return (0, n + 1, []) if readonly else (n, n, [])
         answer = raw.pgconn.exec_(POSTGRES[readonly])  # the driver need not send BEGIN any more
         if answer.ntuples != 1:
             raise HostError(f"{self.path}: no snapshot of Postgres ({answer.error_message.decode().strip()})")

@@ -27,7 +27,7 @@ from windtunnel.control.debug.live import checkpoint
 from windtunnel.control.debug.live.recorder import Capture, Drawing, digest
 from windtunnel.control.debug.live.trace import Recorded, Trace
 from windtunnel.control.debug.policy import Step
-from windtunnel.store.transactions import _READONLY, Handler, is_readonly
+from windtunnel.store.transactions import READONLY, Handler, is_readonly
 
 BLOCKED = {"40001", "40P01", "55P03"}
 """Postgres: lost a conflict, or waited for a lock of a transaction that is not committed yet."""
@@ -144,7 +144,7 @@ class World:
         done = Execution(recorded, request, name, args)
         self.executions.append(done)
         self.done += [k] * (k >= 0)
-        connection = self.engine.connect().execution_options(**{_READONLY: is_readonly(handler)})
+        connection = self.engine.connect()
         self._open[k] = connection, done
         result, error = self._attempt(connection, handler, done)
         if getattr(getattr(error, "orig", None), "sqlstate", "") in BLOCKED:
@@ -158,8 +158,9 @@ class World:
 
     def _attempt(self, connection: Connection, handler: Handler, done: Execution) -> Answer:
         one, result, error = done.recorded, None, None
-        call = Redrawing(connection, [], *((one.did[1], one.t, one.n) if one else ()))
+        call = Redrawing(connection, self._capture, [], *((one.did[1], one.t, one.n) if one else ()))
         noting = self.noting and not is_readonly(handler)
+        connection.info[READONLY] = is_readonly(handler)
         connection.begin()
         before = checkpoint.rows(connection, self.keys) if noting else {}
         statements = self._capture.begin()
