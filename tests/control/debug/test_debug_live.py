@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import random
 import runpy
 import subprocess
@@ -317,7 +318,9 @@ with debug.recorder(Path(sys.argv[1])) as recorder:
 @pytest.mark.parametrize("seed", range(5))
 def test_after_kill_9_every_committed_transaction_is_there(tmp_path: Path, seed: int) -> None:
     worker = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path), str(seed)], stdout=subprocess.PIPE
+        [sys.executable, "-c", KILLED, str(tmp_path), str(seed)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert worker.stdout is not None and worker.stdout.readline() == b"ready\n"
     path = tmp_path / "trace" / "trace.jsonl"

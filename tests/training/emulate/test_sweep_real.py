@@ -111,5 +111,5 @@ def test_no_cluster_at_the_address(tmp_path: Path, address: str) -> None:
 
 def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"pip install 'windtunnel\[control\]'"):
+    with pytest.raises(UserError, match=r"pip install 'windtunnel\[ray\]'"):
         run_sweep(load_sweep(spec(tmp_path, "64")), ray="auto")

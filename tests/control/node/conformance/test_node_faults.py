@@ -78,7 +78,8 @@ def test_an_actuator_whose_parent_is_gone_cleans_up(tmp_path: Path) -> None:
         before, log = setting(folder), tmp_path / "log"
         program = tmp_path / "parent.py"
         program.write_text(PARENT)
-        with subprocess.Popen([sys.executable, program, primary, elastic, log]) as parent:
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+        with subprocess.Popen([sys.executable, program, primary, elastic, log], env=env) as parent:
             until(lambda: effects(log, "predict"), "a loan")
             assert setting(folder) != before
             parent.kill()
