@@ -27,6 +27,7 @@ from windtunnel.linux.system import end_with_parent
 from windtunnel.store.eventlog import EventLog
 from windtunnel.store.transactions import Transactions
 
+SLOTS = 16
 _COMMAND = 'echo $WINDTUNNEL_KEY >> "$0/runs"; set -C; true > "$0/effect-$WINDTUNNEL_KEY" || true'
 _BUSY = """SELECT count(*) FROM task WHERE state NOT IN ('done', 'failed')
     UNION ALL SELECT count(*) FROM load WHERE state = 'live'"""
@@ -48,7 +49,7 @@ def _work(control: Control, role: str, stop: threading.Event, policy: str, log: 
     if role == "scheduler":
         serve(control, stop, policy=policy, log=EventLog(log))
     else:
-        WorkerProcess(control, role, slots=16, lease=10.0).run(stop)
+        WorkerProcess(control, role, slots=SLOTS, lease=10.0).run(stop)
 
 
 @contextlib.contextmanager
@@ -130,6 +131,9 @@ def demo(
                 one.join()
         runs = Path(folder, "runs").read_text().split()
         effects = len(list(Path(folder).glob("effect-*")))
+    if not wrap:  # one that ended before it could say so holds a lease, and the next demo would be refused
+        control.run("join", workers=[[role, SLOTS, ""] for role in roles[1:]], lease=0.0)
+        control.run("expire")
     decisions = control.query(_DECISIONS.format(len(name), name))[1][0][0]
     return {
         "tasks": tasks, "done": done, "failed": failed, "lost": tasks - done - failed, "effects": effects,
