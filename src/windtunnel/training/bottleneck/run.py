@@ -16,7 +16,14 @@ from windtunnel.store.runs import Store
 from windtunnel.training.bottleneck import twin
 from windtunnel.training.bottleneck.policy import TARGET, Decision, Observation, decide
 from windtunnel.training.bottleneck.twin import Workload, netai20, published
-from windtunnel.training.emulate.emulation import Changes, EmulationResult, Options, retimed, simulate
+from windtunnel.training.emulate.emulation import (
+    Changes,
+    EmulationResult,
+    Options,
+    recosted,
+    retimed,
+    simulate,
+)
 from windtunnel.training.emulate.gradients import backward_of
 from windtunnel.training.emulate.graph import DTYPE_BYTES, Group
 from windtunnel.training.emulate.run import program_of
@@ -123,7 +130,7 @@ def weigh(result: EmulationResult) -> tuple[list[Point], dict[str, Need], Observ
     """All what-ifs of an emulated job, the first of them as it is; what each target needs; and what is to be
     decided for `TARGET`."""
     points, nic = _points(result), result.cluster.host.nic
-    endless, _ = retimed(result, Changes(_with(result.cluster, bandwidth=ENDLESS)))
+    endless = retimed(result, Changes(_with(result.cluster, bandwidth=ENDLESS)))
     most = _alone(result) / endless.iteration_time_s
     needs: dict[str, Need] = {}
     for target in (0.99, TARGET):
@@ -195,8 +202,7 @@ def _points(result: EmulationResult) -> list[Point]:
     cluster, nic, alone = result.cluster, result.cluster.host.nic, _alone(result)
 
     def point(what: str, value: float, **changes: Any) -> Point:
-        compute = changes.get("compute", 1.0)
-        own = _alone(result, compute)
+        own = _alone(result, changes["compute"]) if "compute" in changes else alone
         return _point(what, value, result, Changes(**{"cluster": cluster, **changes}), own)
 
     points = [
@@ -213,9 +219,9 @@ def _points(result: EmulationResult) -> list[Point]:
 
 def _point(what: str, value: float, result: EmulationResult, changes: Changes, alone: float) -> Point:
     nic = changes.cluster.host.nic
-    timing, _ = retimed(result, changes)
+    timing = retimed(result, changes)
     # on a link that is slow enough all else that a collective takes is nothing: so its bytes are found
-    slow = retimed(result, replace(changes, cluster=_with(changes.cluster, bandwidth=CRAWL)))[1]
+    slow = recosted(result, replace(changes, cluster=_with(changes.cluster, bandwidth=CRAWL)))
     sent = sum(
         use.count * slow.collective(use.call, Group("", use.ranks, use.label)) * CRAWL * nic.efficiency
         for use in timing.collectives
@@ -229,11 +235,11 @@ def _closer(result: EmulationResult, curve: tuple[tuple[float, float], ...], tar
     """Bandwidths between the last that is too little and the first that is enough."""
     low = max((value for value, scaling in curve if scaling < target), default=None)
     high = min(value for value, scaling in curve if scaling >= target)
-    points: list[Point] = []
+    points, alone = list[Point](), _alone(result)
     while low is not None and high / low > 1 + CLOSE:
         middle = (low * high) ** 0.5
         changes = Changes(_with(result.cluster, bandwidth=middle))
-        points.append(_point("bandwidth", middle, result, changes, _alone(result)))
+        points.append(_point("bandwidth", middle, result, changes, alone))
         low, high = (low, middle) if points[-1].scaling >= target else (middle, high)
     return points
 
@@ -245,7 +251,7 @@ def _curve(points: Sequence[Point], what: str) -> tuple[tuple[float, float], ...
 def _alone(result: EmulationResult, compute: float = 1.0) -> float:
     """Seconds of an iteration in which no collective takes any time."""
     changes = Changes(result.cluster, instant=True, compute=compute)
-    return retimed(result, changes)[0].iteration_time_s
+    return retimed(result, changes).iteration_time_s
 
 
 def _with(cluster: Cluster, **nic: Any) -> Cluster:

@@ -304,13 +304,15 @@ class Changes:
 SUMS = ("all_reduce", "reduce_scatter")
 
 
-def retimed(result: EmulationResult, changes: Changes) -> tuple[Timing, WorldCosts]:
-    """The captured steady step with other costs: its times, and these costs."""
+def recosted(result: EmulationResult, changes: Changes) -> WorldCosts:
+    """What everything costs after ``changes``."""
     cluster, host = changes.cluster, changes.cluster.host
     plain = costs_of(result.classes, cluster, result.profile, result.alternatives, result.scheme)
-    nic = replace(host.nic, bandwidth=host.nic.bandwidth * changes.ratio)
-    faster = replace(cluster, host=replace(host, nic=nic))
-    packed = costs_of(result.classes, faster, result.profile, result.alternatives, result.scheme)
+    packed = plain
+    if changes.ratio != 1.0:
+        nic = replace(host.nic, bandwidth=host.nic.bandwidth * changes.ratio)
+        faster = replace(cluster, host=replace(host, nic=nic))
+        packed = costs_of(result.classes, faster, result.profile, result.alternatives, result.scheme)
 
     def collective(call: Collective, group: Group) -> float:
         if changes.instant:
@@ -320,8 +322,12 @@ def retimed(result: EmulationResult, changes: Changes) -> tuple[Timing, WorldCos
         return packed.collective(call, group) + changes.passes * call.in_bytes / host.device.memory_bandwidth
 
     operators = [seconds / changes.compute for seconds in plain.operators]
-    costs = replace(plain, operators=operators, collective=collective)
-    return replay_world(result.world, cluster, costs), costs
+    return replace(plain, operators=operators, collective=collective)
+
+
+def retimed(result: EmulationResult, changes: Changes) -> Timing:
+    """The captured steady step, replayed with these costs."""
+    return replay_world(result.world, changes.cluster, recosted(result, changes))
 
 
 def added_to_copy(op: Operator, scheme: Scheme) -> float:
