@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from support.control import rows, slots_add_up
-from support.waiting import until
+from support.waiting import gone, until
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.control.database import Control, WorkerProcess, open_control, serve
@@ -101,10 +101,7 @@ def test_a_worker_that_is_fenced_kills_its_commands(control: Control, tmp_path: 
     worker.turn()
     assert said == ["w was fenced, 1 commands are killed"] and worker.commands == {}
     (child,) = (tmp_path / "pids").read_text().split()
-    until(
-        lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text(),
-        "its end",
-    )
+    until(lambda: gone(int(child)), "its end")
     other.end()
     worker.end()
 

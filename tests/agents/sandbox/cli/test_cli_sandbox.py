@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -26,6 +27,7 @@ from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import app
 from windtunnel.cli.sandbox.checkpoints import tree
 from windtunnel.cli.sandbox.common import bytes_of, size
+from windtunnel.linux.processes import command_line
 
 CLI = (sys.executable, str(Path(__file__).parent / "fakecli.py"), "sandbox")
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -301,9 +303,9 @@ def test_wrong_flags_have_exit_status_2(cli: Run) -> None:
 def started_by_cli(daemon_home: Path) -> Iterator[Path]:
     yield daemon_home
     for pid in (daemon_home / "starts").read_text().split():
-        command = Path(f"/proc/{pid}/cmdline")
-        if command.exists() and b"fakehost" in command.read_bytes():
-            os.kill(int(pid), signal.SIGKILL)
+        if "fakehost" in command_line(int(pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def test_two_at_once_start_one_daemon_and_down_ends_it(started_by_cli: Path) -> None:

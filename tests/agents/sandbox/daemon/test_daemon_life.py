@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from windtunnel.agents.sandbox.live.daemon.server import run as serve_home
 from windtunnel.agents.sandbox.live.kept import Kept
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
+from windtunnel.linux.processes import command_line
 
 FAKE = (sys.executable, fakehost.__file__)
 TOKEN = "t0ken-of-the-test"
@@ -42,15 +43,9 @@ def ended(home: Path) -> Iterator[None]:
         yield
     finally:
         for pid in (home / "starts").read_text().split():
-            if FAKE[1].encode() in _command(int(pid)):
-                os.kill(int(pid), signal.SIGTERM)
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+            if FAKE[1] in command_line(int(pid)):
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGTERM)
 
 
 def started(process: Process, lines: int = 1) -> list[str]:

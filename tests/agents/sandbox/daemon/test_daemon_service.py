@@ -17,6 +17,7 @@ from windtunnel.agents.sandbox.client.wire import Collector
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
+from windtunnel.linux import processes
 
 
 def raw(client: Client) -> httpx.Client:
@@ -120,8 +121,8 @@ def test_a_quiet_command_is_cancelled_too_also_without_a_stream(client: Client) 
 
 def asleep(pid: int) -> bool:
     """Whether no thread of a process has anything to do, or it has ended."""
-    threads = Path(f"/proc/{pid}/task").glob("*/stat")
-    return all(file.read_text().rpartition(")")[2].split()[0] in "SZ" for file in threads)
+    threads = [file.name for file in Path(f"/proc/{pid}/task").glob("*")]
+    return all("".join(processes.stat(pid, thread)[:1]) in ("", "S", "Z") for thread in threads)
 
 
 def resident(pid: int) -> int:

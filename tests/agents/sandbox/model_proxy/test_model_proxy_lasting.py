@@ -22,6 +22,7 @@ from support.ports import free_port
 from support.waiting import gone, until
 from windtunnel.agents.sandbox.client.launch import WATCHDOG
 from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.linux.processes import descriptors
 
 SERVICE = Path(__file__).with_name("kept_proxy.py")
 GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -136,6 +137,5 @@ def test_a_client_that_left_in_the_gap_costs_nothing(served: Served, model: Fake
         served.end(signal.SIGKILL)
     served.back()
     assert plain(served.port, GET)[0] == 200
-    watchdog = Path(f"/proc/{served.process.pid}/fd")
     # the notify socket, its own pair, the daemon, the listener, the streams: no connection is left
-    until(lambda: sum("memfd" in os.readlink(one) for one in watchdog.iterdir()) == 0)
+    until(lambda: not any("memfd" in target for target in descriptors(served.process.pid).values()))
