@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import re
 import sys
 import threading
 import time
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from inspect import getsource
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -63,7 +67,7 @@ class Capture:
         self._keep, self._thread, self._dialect = keep, _Thread(), engine.dialect
         # SQLAlchemy's events of the same names do the same, and cost more than all that is noted here
         self._own = engine.dialect.do_execute, engine.dialect.do_executemany
-        engine.dialect.do_execute = self._execute  # type: ignore[method-assign]
+        engine.dialect.do_execute = self._executing()  # type: ignore[method-assign]
         engine.dialect.do_executemany = self._execute_many  # type: ignore[method-assign]
 
     def close(self) -> None:
@@ -77,16 +81,28 @@ class Capture:
     def end(self) -> None:
         self._thread.statements = None
 
-    def _execute(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
-        self._own[0](cursor, statement, parameters, context)
-        if (statements := self._thread.statements) is None:
-            return
-        if (cursor.description is None or statement is not context.statement
-                or context.execute_style is ExecuteStyle.INSERTMANYVALUES):  # fmt: skip
-            statements.append((statement, parameters, cursor.rowcount, None))  # or SQLAlchemy fetches rows
-            return
-        rows = self.rows(cursor, statement, parameters)
-        context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(cursor, initial_buffer=rows)
+    def _executing(self) -> Callable[..., None]:
+        """A function whose names are its own: it is called for each statement, and a call is what costs."""
+        thread, own, lite = self._thread, self._own[0], self._dialect.name == "sqlite"
+        many, Buffered, note = ExecuteStyle.INSERTMANYVALUES, FullyBufferedCursorFetchStrategy, self.rows
+
+        def execute(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+            if lite:
+                cursor.execute(statement, parameters)  # as its dialect does
+            else:
+                own(cursor, statement, parameters, context)
+            if (statements := thread.statements) is None:
+                return
+            if (cursor.description is None or statement is not context.statement
+                    or context.execute_style is many):  # fmt: skip
+                statements.append(
+                    (statement, parameters, cursor.rowcount, None)
+                )  # or SQLAlchemy has the rows
+                return
+            rows = note(cursor, statement, parameters)
+            context.cursor_fetch_strategy = Buffered(cursor, initial_buffer=rows)
+
+        return execute
 
     def _execute_many(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
         self._own[1](cursor, statement, parameters, context)
@@ -132,16 +148,18 @@ class Drawing(Call):
         return self.capture.rows(direct(self.connection, sql, parameters), sql, parameters)
 
     def now(self) -> float:
-        return self.drawn("now", super().now())
+        value = time.time()
+        self.draws.append(("now", value))
+        return value
 
     def random(self) -> float:
-        return self.drawn("random", super().random())
+        value = random.random()
+        self.draws.append(("random", value))
+        return value
 
     def uuid(self) -> str:
-        return self.drawn("uuid", super().uuid())
-
-    def drawn(self, kind: str, value: Any) -> Any:
-        self.draws.append((kind, value))
+        value = str(uuid.uuid4())
+        self.draws.append(("uuid", value))
         return value
 
 
@@ -163,8 +181,7 @@ class Recorder:
         self._sqlite = service.engine.dialect.name == "sqlite"
         self._turn, self._thread = threading.Lock(), _Thread()
         self._numbers, self._later, self._sql = itertools.count(1), list[str](), dict[str, int]()
-        clock = time.time() - time.monotonic()  # one that is never put back
-        self._now = lambda: clock + time.monotonic()
+        self._clock = time.time() - monotonic()  # one that is never put back
         if self._sqlite:
             transact(
                 service.engine, lambda connection: [connection.exec_driver_sql(line) for line in PREPARE]
@@ -189,7 +206,7 @@ class Recorder:
             DatabaseError, HostError: the transaction could not be made, or not be recorded: it is not made.
             UserError: the arguments cannot be recorded.
         """
-        handler, number, began = self.service.handlers[name], next(self._numbers), self._now()
+        handler, number, began = self.service.handlers[name], next(self._numbers), self._clock + monotonic()
         try:
             known = f'"args":{encode(arguments, strict=True)},"t":{began!r}'
         except (TypeError, ValueError) as error:
@@ -212,10 +229,11 @@ class Recorder:
             finally:
                 self._capture.end()
                 did = [(self._sql.get(sql) or self._text(sql), *rest) for sql, *rest in statements]
+                noted = encode((did, call.draws, "" if error else digest(result), error))
                 line = (
                     f'{{"kind":"txn","n":{number},"request":{request or number},"handler":"{name}",{known},'
-                    f'"ro":{int(readonly)},"id":{xid},"xmax":{xmax},"active":{active},"ended":{self._now()!r},'
-                    f'"did":{encode((did, call.draws, "" if error else digest(result), error))}}}'
+                    f'"ro":{int(readonly)},"id":{xid},"xmax":{xmax},"active":{active},'
+                    f'"ended":{self._clock + monotonic()!r},"did":{noted}}}'
                 )
                 if not error:
                     self._write(line, readonly)
@@ -229,7 +247,7 @@ class Recorder:
                 self._write(state[0] if state[1] else f'{{"kind":"end","n":{number},"aborted":true}}')
             raise
         if not readonly:
-            self._write(f'{{"kind":"end","n":{number},"t":{self._now()!r}}}', True)
+            self._write(f'{{"kind":"end","n":{number},"t":{self._clock + monotonic()!r}}}', True)
         return result
 
     def close(self) -> None:
