@@ -20,6 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 import windtunnel as wt
+from support.postgres import server
 from support.waiting import until
 from windtunnel import tasks
 from windtunnel.base.errors import UserError
@@ -62,6 +63,15 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control
 
 def url(folder: Path) -> str:
     return f"sqlite:///{folder}/control.db"
+
+
+@pytest.mark.conformance
+def test_on_postgres(control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with server() as place:
+        monkeypatch.setattr(f"{__name__}.url", lambda folder: place)
+        other = open_control(place, create=True)
+        test_two_workers_do_the_points_of_a_sweep_once(other, tmp_path, monkeypatch)
+        other.engine.dispose()
 
 
 def spec(folder: Path, tp: str = "{1,3}", more: str = "") -> Path:
