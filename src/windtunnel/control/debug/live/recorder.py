@@ -86,7 +86,8 @@ class Capture:
 
     def _executing(self) -> Callable[..., None]:
         """A function whose names are its own: it is called for each statement, and a call is what costs."""
-        thread, own, lite = self._thread, self._own[0], self._dialect.name == "sqlite"
+        thread, own = self._thread, self._own[0]
+        lite = self._dialect.name == "sqlite" and "do_execute" not in vars(self._dialect)  # nobody else's
         many, Buffered, note = ExecuteStyle.INSERTMANYVALUES, FullyBufferedCursorFetchStrategy, self.rows
         settle = self._settle
 
