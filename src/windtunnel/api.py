@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from windtunnel.fabrics import alternatives
 from windtunnel.report import text
 from windtunnel.report.timeline import Timeline, read_trace
 from windtunnel.store.compare import Comparison, compare
+from windtunnel.store.database import hidden
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate import run as emulation
 from windtunnel.training.emulate.emulation import CAPABILITY, EmulationResult, Options, Progress, no_progress
@@ -301,23 +303,32 @@ def sweep(
     *,
     jobs: int = 1,
     ray: str | None = None,
+    on: str | None = None,
     resume: bool = True,
     report: bool = True,
     progress: Progress = no_progress,
 ) -> SweepRun:
     """Emulate a script over a grid of clusters and arguments, as the file ``spec`` says (docs/sweep.md).
 
-    ``jobs``: processes, each with a group of points; ``ray``: the address of a Ray cluster instead;
-    ``resume``: keep what an earlier call has done; ``report``: write the report of each run, too.
+    ``jobs``: processes, each with a group of points; ``ray``: the address of a Ray cluster instead; ``on``:
+    the URL of a control plane, whose workers have a task for each point; ``resume``: keep what an earlier
+    call has done; ``report``: write the report of each run, too.
 
     Raises:
-        UserError: something in the file is wrong, or Ray is not there.
+        UserError: something in the file is wrong, or Ray or the control plane is not there.
         ScriptError: a process ended unexpectedly. Points that fail are in the result, with the reason.
     """
-    what = load_sweep(Path(spec))
+    if on and ray:
+        raise UserError(f"sweep: `on` is {hidden(on)!r} and `ray` is {ray!r}, accepted is one of them")
+    what, elsewhere = load_sweep(Path(spec)), None
+    if on:
+        from windtunnel.tasks import emulate_on_control
+
+        elsewhere = partial(emulate_on_control, on, Path(spec), what, resume, report)
     folder, rows = run_sweep(
-        what, jobs=jobs, ray=ray, resume=resume, pictures=report, progress=progress, fabrics=alternatives
-    )
+        what, jobs=jobs, ray=ray, resume=resume, pictures=report, progress=progress, fabrics=alternatives,
+        elsewhere=elsewhere,
+    )  # fmt: skip
     found, page = result(rows), folder / "sweep.html"
     write_page(page, found, f"Sweep {what.name}")
     return SweepRun(what, found, page)

@@ -78,7 +78,7 @@ def decision_rows(quick: bool) -> Iterator[Row]:
             control = open_control(urls[engine], create=True, durable=durable)
             for size, count, goal in ((1, alone, "<= 100 us"), (100, grouped, "<= 25 us")):
                 # the first round also prepares the statements, which a scheduler does once
-                rounds = [_placed(control, size, count) for _ in range(3)]
+                rounds = [_placed(control, size, count) for _ in range(3 if quick else 9)]
                 cpu, wall = (median(values) or 0.0 for values in zip(*rounds, strict=True))
                 name = f"{engine}, in groups of {size}, outlives the {'host' if durable else 'process'}"
                 words = f"{1e6 / wall:,.0f} decisions/s of wall time"

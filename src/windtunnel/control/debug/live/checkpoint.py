@@ -84,7 +84,7 @@ def restored(folder: Path, header: dict[str, Any], database: str | None, scratch
 def keys(engine: Engine) -> dict[str, list[str]]:
     """Tables of the service, and the columns of their keys; all columns where there is no key."""
     found = inspect(engine)
-    names = [name for name in sorted(found.get_table_names()) if name != "windtunnel_seq"]
+    names = sorted(found.get_table_names())
     columns = {name: [column["name"] for column in found.get_columns(name)] for name in names}
     return {name: found.get_pk_constraint(name)["constrained_columns"] or columns[name] for name in names}
 

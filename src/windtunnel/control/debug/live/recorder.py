@@ -1,23 +1,28 @@
 """Records a service while it runs: each transaction is in the trace before it commits.
 
-The number of a commit is drawn inside the transaction. In SQLite a writer raises the only row of a table, and
-a reader reads it: that row is the snapshot. In Postgres it is ``pg_current_snapshot()``, and a writer's id
-``pg_current_xact_id()``, asked for in the round trip that begins the transaction. Statements are noted as
-SQLAlchemy executes them; rows are fetched at once, and the handler gets the same ones from memory.
+In SQLite a writer counts while it has the write lock, and a snapshot is the number of the last commit. A
+reader takes that number; if a writer began to commit before its first statement had its snapshot, that
+statement is made once more between two commits. In Postgres the snapshot is ``pg_current_snapshot()``, and a
+writer's id ``pg_current_xact_id()``, asked for in the round trip that begins the transaction. Statements are
+noted as SQLAlchemy executes them; rows are fetched at once, and the handler gets the same ones from memory.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import random
 import re
 import sys
 import threading
 import time
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from inspect import getsource
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -31,12 +36,10 @@ from windtunnel.control.debug.live.trace import NAME, VERSION, encode
 from windtunnel.store.transactions import Call, Handler, Transactions, direct, is_readonly, transact
 
 F = TypeVar("F", bound=Handler)
-SQLITE = ("UPDATE windtunnel_seq SET n = n + 1 RETURNING n", "SELECT n FROM windtunnel_seq")
+Settle = Callable[[Any, str, Any], None]
 POSTGRES = (b"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_snapshot(), pg_current_xact_id()",
             b"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_snapshot(), 0")  # fmt: skip
 """What a writer asks, and a reader."""
-PREPARE = ("CREATE TABLE IF NOT EXISTS windtunnel_seq (n INTEGER NOT NULL)",
-           "INSERT INTO windtunnel_seq SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM windtunnel_seq)")  # fmt: skip
 SHORT, LATER = 64, 64
 """Characters that no digest is made of; lines that wait for the next write, at most."""
 
@@ -49,10 +52,13 @@ def request(function: F) -> F:
 
 
 class _Thread(threading.local):
-    """What is noted in this thread now, and for which function of several transactions."""
+    """What is noted in this thread now, and for which function of several transactions; what is to be done
+    after a reader's first statement, and the last commit that its snapshot shows."""
 
     statements: list[Any] | None = None
     request: int | None = None
+    settle: Settle | None = None
+    shown: int = 0
 
 
 class Capture:
@@ -63,30 +69,50 @@ class Capture:
         self._keep, self._thread, self._dialect = keep, _Thread(), engine.dialect
         # SQLAlchemy's events of the same names do the same, and cost more than all that is noted here
         self._own = engine.dialect.do_execute, engine.dialect.do_executemany
-        engine.dialect.do_execute = self._execute  # type: ignore[method-assign]
+        engine.dialect.do_execute = self._executing()  # type: ignore[method-assign]
         engine.dialect.do_executemany = self._execute_many  # type: ignore[method-assign]
 
     def close(self) -> None:
         self._dialect.do_execute, self._dialect.do_executemany = self._own  # type: ignore[method-assign]
 
-    def begin(self) -> list[Any]:
+    def begin(self, settle: Settle | None = None) -> list[Any]:
+        """``settle``: called with the cursor after the first statement."""
         statements: list[Any] = []
-        self._thread.statements = statements
+        self._thread.statements, self._thread.settle = statements, settle
         return statements
 
     def end(self) -> None:
         self._thread.statements = None
 
-    def _execute(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
-        self._own[0](cursor, statement, parameters, context)
-        if (statements := self._thread.statements) is None:
-            return
-        if (cursor.description is None or statement is not context.statement
-                or context.execute_style is ExecuteStyle.INSERTMANYVALUES):  # fmt: skip
-            statements.append((statement, parameters, cursor.rowcount, None))  # or SQLAlchemy fetches rows
-            return
-        rows = self.rows(cursor, statement, parameters)
-        context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(cursor, initial_buffer=rows)
+    def _executing(self) -> Callable[..., None]:
+        """A function whose names are its own: it is called for each statement, and a call is what costs."""
+        thread, own = self._thread, self._own[0]
+        lite = self._dialect.name == "sqlite" and "do_execute" not in vars(self._dialect)  # nobody else's
+        many, Buffered, note = ExecuteStyle.INSERTMANYVALUES, FullyBufferedCursorFetchStrategy, self.rows
+        settle = self._settle
+
+        def execute(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+            if lite:
+                cursor.execute(statement, parameters)  # as its dialect does
+            else:
+                own(cursor, statement, parameters, context)
+            if (statements := thread.statements) is None:
+                return
+            if thread.settle is not None:
+                settle(cursor, statement, parameters)
+            if (cursor.description is None or statement is not context.statement
+                    or context.execute_style is many):  # fmt: skip
+                statements.append((statement, parameters, cursor.rowcount, None))  # or SQLAlchemy fetches
+                return
+            rows = note(cursor, statement, parameters)
+            context.cursor_fetch_strategy = Buffered(cursor, initial_buffer=rows)
+
+        return execute
+
+    def _settle(self, cursor: Any, statement: str, parameters: Any) -> None:
+        settle, self._thread.settle = self._thread.settle, None
+        if settle is not None:
+            settle(cursor, statement, parameters)
 
     def _execute_many(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
         self._own[1](cursor, statement, parameters, context)
@@ -95,6 +121,8 @@ class Capture:
 
     def rows(self, cursor: Any, statement: str, parameters: Any) -> list[tuple[Any, ...]]:
         """Note a statement that was executed: its rows."""
+        if self._thread.settle is not None:
+            self._settle(cursor, statement, parameters)
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         if (statements := self._thread.statements) is not None:
             read = (len(rows), digest(rows)) if cursor.description else (cursor.rowcount, None)
@@ -132,16 +160,18 @@ class Drawing(Call):
         return self.capture.rows(direct(self.connection, sql, parameters), sql, parameters)
 
     def now(self) -> float:
-        return self.drawn("now", super().now())
+        value = time.time()
+        self.draws.append(("now", value))
+        return value
 
     def random(self) -> float:
-        return self.drawn("random", super().random())
+        value = random.random()
+        self.draws.append(("random", value))
+        return value
 
     def uuid(self) -> str:
-        return self.drawn("uuid", super().uuid())
-
-    def drawn(self, kind: str, value: Any) -> Any:
-        self.draws.append((kind, value))
+        value = str(uuid.uuid4())
+        self.draws.append(("uuid", value))
         return value
 
 
@@ -163,12 +193,9 @@ class Recorder:
         self._sqlite = service.engine.dialect.name == "sqlite"
         self._turn, self._thread = threading.Lock(), _Thread()
         self._numbers, self._later, self._sql = itertools.count(1), list[str](), dict[str, int]()
-        clock = time.time() - time.monotonic()  # one that is never put back
-        self._now = lambda: clock + time.monotonic()
-        if self._sqlite:
-            transact(
-                service.engine, lambda connection: [connection.exec_driver_sql(line) for line in PREPARE]
-            )
+        self._clock = time.time() - monotonic()  # one that is never put back
+        # of SQLite: the last writer that began to commit, the last that has committed, and held meanwhile
+        self._committing, self._committed, self._commits = 0, 0, threading.Lock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             copied = checkpoint.take(service.engine, folder)
@@ -189,7 +216,7 @@ class Recorder:
             DatabaseError, HostError: the transaction could not be made, or not be recorded: it is not made.
             UserError: the arguments cannot be recorded.
         """
-        handler, number, began = self.service.handlers[name], next(self._numbers), self._now()
+        handler, number, began = self.service.handlers[name], next(self._numbers), self._clock + monotonic()
         try:
             known = f'"args":{encode(arguments, strict=True)},"t":{began!r}'
         except (TypeError, ValueError) as error:
@@ -198,12 +225,13 @@ class Recorder:
         if getattr(handler, "request", False):
             return handler(self, **arguments) if request else self._request(number, name, known, arguments)
         readonly, state = is_readonly(handler), ("", "")  # the line, and what the handler raised
+        settle, held = self._settle if self._sqlite and readonly else None, 0
 
         def body(connection: Connection) -> Any:
-            nonlocal state
+            nonlocal state, held
             state, error, result = ("", ""), "", None
             xid, xmax, active = self._snapshot(connection, readonly)
-            statements, call = self._capture.begin(), Drawing(connection, self._capture)
+            statements, call = self._capture.begin(settle), Drawing(connection, self._capture)
             try:
                 result = handler(call, **arguments)
             except Exception as raised:  # recorded once it is not made again
@@ -212,24 +240,35 @@ class Recorder:
             finally:
                 self._capture.end()
                 did = [(self._sql.get(sql) or self._text(sql), *rest) for sql, *rest in statements]
+                xmax = self._thread.shown + 1 if settle else xmax
+                noted = encode((did, call.draws, "" if error else digest(result), error))
                 line = (
                     f'{{"kind":"txn","n":{number},"request":{request or number},"handler":"{name}",{known},'
-                    f'"ro":{int(readonly)},"id":{xid},"xmax":{xmax},"active":{active},"ended":{self._now()!r},'
-                    f'"did":{encode((did, call.draws, "" if error else digest(result), error))}}}'
+                    f'"ro":{int(readonly)},"id":{xid},"xmax":{xmax},"active":{active},'
+                    f'"ended":{self._clock + monotonic()!r},"did":{noted}}}'
                 )
                 if not error:
                     self._write(line, readonly)
                 state = line, error
+            if self._sqlite and not readonly:
+                self._commits.acquire()
+                held = self._committing = xid
             return result
 
         try:
             result = transact(self.service.engine, body, readonly=readonly)
         except BaseException:
+            if held:
+                self._committing = self._committed
+                self._commits.release()
             if state[0]:
                 self._write(state[0] if state[1] else f'{{"kind":"end","n":{number},"aborted":true}}')
             raise
+        if held:
+            self._committed = held
+            self._commits.release()
         if not readonly:
-            self._write(f'{{"kind":"end","n":{number},"t":{self._now()!r}}}', True)
+            self._write(f'{{"kind":"end","n":{number},"t":{self._clock + monotonic()!r}}}', True)
         return result
 
     def close(self) -> None:
@@ -255,15 +294,28 @@ class Recorder:
 
     def _snapshot(self, connection: Connection, readonly: bool) -> tuple[int, int, list[int]]:
         """The transaction's id (0 for a reader), the end and the gaps of what it sees."""
-        raw: Any = connection.connection.dbapi_connection
         if self._sqlite:
-            ((n,),) = raw.execute(SQLITE[readonly]).fetchall()
-            return (0, n + 1, []) if readonly else (n, n, [])
+            self._thread.shown = self._committed
+            n = 0 if readonly else self._committing + 1
+            return n, n, []
+        raw: Any = connection.connection.dbapi_connection
         answer = raw.pgconn.exec_(POSTGRES[readonly])  # the driver need not send BEGIN any more
         if answer.ntuples != 1:
             raise HostError(f"{self.path}: no snapshot of Postgres ({answer.error_message.decode().strip()})")
         _, xmax, active = answer.get_value(0, 0).decode().split(":")
         return int(answer.get_value(0, 1)), int(xmax), [int(one) for one in active.split(",") if one]
+
+    def _settle(self, cursor: Any, statement: str, parameters: Any) -> None:
+        """A reader's first statement in SQLite took its snapshot: if that may show a commit of just then, or
+        not, it is made once more while nobody commits."""
+        if self._committing > self._thread.shown:
+            cursor.fetchall()
+            cursor.connection.execute("ROLLBACK")
+            with self._commits:
+                cursor.connection.execute("BEGIN")
+                cursor.connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+                self._thread.shown = self._committed
+            cursor.execute(statement, parameters)
 
     def _text(self, sql: str) -> int:
         with self._turn:

@@ -61,13 +61,24 @@ class Redrawing(Drawing):
     t: float = 0.0
     seed: int = 0
 
-    def drawn(self, kind: str, value: Any) -> Any:
+    def now(self) -> float:
+        return float(self._drawn("now"))
+
+    def random(self) -> float:
+        return float(self._drawn("random"))
+
+    def uuid(self) -> str:
+        return str(self._drawn("uuid"))
+
+    def _drawn(self, kind: str) -> Any:
         more, place = (
             random.Random(f"{self.seed} {len(self.draws)}"),
             [one for one, _ in self.draws].count(kind),
         )
         fresh = {"now": self.t, "random": more.random(), "uuid": str(UUID(int=more.getrandbits(128)))}[kind]
-        return super().drawn(kind, [*[one for name, one in self.known if name == kind][place:], fresh][0])
+        value = [*[one for name, one in self.known if name == kind][place:], fresh][0]
+        self.draws.append((kind, value))
+        return value
 
 
 class Wanted(BaseException):

@@ -23,7 +23,7 @@ import multiprocessing
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -40,19 +40,21 @@ from windtunnel.training.emulate.summary import Summary
 from windtunnel.training.emulate.sweep.plan import Point, Sweep
 from windtunnel.training.emulate.sweep.result import Row
 
+Elsewhere = Callable[[Sequence[Point], Progress], Iterator[Row]]
+"""Gives the outcome of each point as it is there; says meanwhile what it waits for."""
 CAPTURE_JOBS = 2
 """Ranks captured at once by one point, as `windtunnel emulate` does."""
 
 
 def run_sweep(
     sweep: Sweep, *, jobs: int = 1, ray: str | None = None, resume: bool = True, pictures: bool = True,
-    progress: Progress = no_progress, fabrics: Fabrics = no_fabrics,
+    progress: Progress = no_progress, fabrics: Fabrics = no_fabrics, elsewhere: Elsewhere | None = None,
 ) -> tuple[Path, list[Row]]:  # fmt: skip
     """Emulate all points of ``sweep`` that are not done; returns its folder and the outcomes in order.
 
     ``jobs``: processes, each with one group of points. ``ray``: the address of a Ray cluster to use instead.
     ``resume``: keep what an earlier call has done. ``pictures``: write the report of each run. ``fabrics``:
-    as in `emulate`, a function that other processes can import.
+    as in `emulate`, a function that other processes can import. ``elsewhere``: emulates the points instead.
 
     Raises:
         UserError: Ray is not installed or not at that address, or the home folder cannot be written.
@@ -64,9 +66,11 @@ def run_sweep(
     done = {index for index, row in read_rows(folder).items() if row["status"] == "done"}
     todo = groups(point for point in sweep.points if point.index not in done)
     tell = _Counting(sweep, folder, progress)
-    if ray is not None:
-        from windtunnel.training.emulate.sweep.execute import emulate_on_ray
-
+    if elsewhere is not None:
+        for row in elsewhere([point for group in todo for point in group], tell.within):
+            write_row(folder, row)
+            tell.count()
+    elif ray is not None:
         emulate_on_ray(ray, todo, folder, CAPTURE_JOBS, pictures, tell.count, fabrics)
     elif jobs == 1 or len(todo) < 2:
         for group in todo:
@@ -169,9 +173,9 @@ def emulate_group(
                 fabrics=fabrics,
             )  # fmt: skip
         except (UserError, ScriptError) as error:
-            yield _head(point) | {"status": "failed", "error": _sentence(error)}
+            yield head(point) | {"status": "failed", "error": _sentence(error)}
         else:
-            yield _head(point) | {"status": "done"} | _figures(done.summary)
+            yield head(point) | {"status": "done"} | _figures(done.summary)
 
 
 def _once() -> Capturing:
@@ -191,7 +195,8 @@ def _once() -> Capturing:
     return take
 
 
-def _head(point: Point) -> Row:
+def head(point: Point) -> Row:
+    """What is known of an outcome before the point is emulated."""
     return {
         "point": point.index, "cluster": point.cluster.name, "chosen": point.chosen,
         "args": list(point.script.arguments), "world_size": point.cluster.world_size,
