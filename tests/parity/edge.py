@@ -81,7 +81,10 @@ def federated_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
 PARITY = {
     "edge.federated": Parity(
         _federated, federated_effects, federated_twin,
-        beyond=("return Cost(sent + settings.latency, 0.0, 2 * (devices // 2) * model)",),
+        beyond=(
+            "return Cost(sent + settings.latency, 0.0, 2 * (devices // 2) * model)",
+            "return Cost(over_server, carried, carried)",
+        ),
     )
 }  # fmt: skip
 MUTANTS = [

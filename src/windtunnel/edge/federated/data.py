@@ -23,8 +23,8 @@ from windtunnel.base.errors import UserError
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 TEST = 0.2
-LEAST = 2
-"""Samples that a device has at least."""
+LEAST, LARGEST = 2, 500
+"""Samples that a device has at least; and at most, of the synthetic family."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _dirichlet(train: Samples, devices: int, alpha: float, random: np.random.Gen
 def _synthetic(name: str, alpha: float, beta: float, devices: int, random: np.random.Generator) -> Federation:
     features, classes = 60, 10
     scale = np.arange(1, features + 1) ** -0.6  # a diagonal covariance of j ** -1.2
-    sizes = np.minimum(random.lognormal(4, 2, devices).astype(int) + 50, 2000)
+    sizes = np.minimum(random.lognormal(4, 2, devices).astype(int) + 50, LARGEST)
     xs, ys = [], []
     for size in sizes:
         mean = random.normal(random.normal(0, beta**0.5), 1, features)
