@@ -8,6 +8,7 @@ WORKERS ?= 3
 # Further options of pytest.
 ARGS ?=
 MATRIX ?= .matrix
+EDGE ?= .edge
 # Compiled kernels are cached by the age of one file, not of what it imports: every tree gets a cache of its own.
 export NUMBA_CACHE_DIR ?= $(CURDIR)/$(VENV)/numba
 # Hundreds of processes of the tests would compile our sources anew where the environment forbids to keep them compiled.
@@ -75,11 +76,13 @@ matrix-sandbox: $(VENV)/ready
 	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --packages | xargs apt-get install --quiet --yes --no-install-recommends
 	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --into docs/sandbox.md
 
-# The versions in constraints.txt, which stand for Python 3.11 and all extras.
+# The versions in constraints.txt, which stand for Python 3.11 and all extras but Flower's, which has its own.
+LOCKED := uv pip compile pyproject.toml --upgrade --python-version 3.11 --no-emit-index-url --no-annotate --no-header --quiet
+EXTRAS := train serve agents network data control trust ray silicon strangers docs dev
 lock: $(VENV)/ready
 	$(BIN)/pip install --quiet uv
-	$(BIN)/uv pip compile pyproject.toml --upgrade --all-extras --python-version 3.11 --no-emit-index-url --no-annotate --no-header \
-	  --quiet --output-file constraints.txt
+	$(BIN)/$(LOCKED) $(EXTRAS:%=--extra %) --output-file constraints.txt
+	$(BIN)/$(LOCKED) --extra edge --output-file constraints-edge.txt
 
 $(VENV)/ready: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)
@@ -87,8 +90,14 @@ $(VENV)/ready: pyproject.toml $(LOCK)
 	$(BIN)/pip install --quiet --constraint $(LOCK) --no-build-isolation --editable '.[train,serve,agents,network,data,control,trust,dev]'
 	touch $@
 
+# Flower, beside the rest.
+$(EDGE)/ready: pyproject.toml constraints-edge.txt
+	$(PYTHON) -m venv $(EDGE)
+	$(EDGE)/bin/pip install --quiet --constraint constraints-edge.txt --editable '.[edge]'
+	touch $@
+
 # TorchRec asks for the CUDA build of fbgemm, whose CPU build is among the strangers.
-$(VENV)/conformance-ready: $(VENV)/ready
+$(VENV)/conformance-ready: $(VENV)/ready $(EDGE)/ready
 	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[strangers]'
 	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0 HolisticTraceAnalysis==0.5.0
 	if [ "$$(id -u)" = 0 ]; then $(BIN)/windtunnel sandbox setup; fi
@@ -99,4 +108,4 @@ $(VENV)/docs-ready: $(VENV)/ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) .newest .newest.txt site
+	rm -rf $(VENV) $(EDGE) .newest .newest.txt site

@@ -175,6 +175,10 @@ CAPABILITIES = (
         ("policy", "twin"), "silicon", ("mapper",), "mapper",
     ),
     Capability(
+        "edge.federated", "Federated learning whose groups of devices spare the server's link (FedP2P)",
+        ROOMS, "edge", ("federated",), "federated",
+    ),
+    Capability(
         "trust.gpu", "A GPU that belongs to one user at a time, and what that costs a job (HIX)",
         ROOMS, "trust", (), "trust",
     ),

@@ -32,7 +32,7 @@ Event = dict[str, Any]
 RECORDED = Path(__file__).parent / "recorded"
 LARGEST = 100_000
 """Bytes of a recorded log, packed."""
-AREAS = ("training", "serving", "network", "data", "agents", "control", "trust")
+AREAS = ("training", "serving", "network", "data", "agents", "control", "trust", "edge")
 DECIDING = [
     capability.name
     for capability in CAPABILITIES

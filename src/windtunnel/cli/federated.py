@@ -1,0 +1,174 @@
+"""``windtunnel federated``: learning on devices that keep their data, in groups that spare the server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.units import amount, parse_quantity, seconds, share
+from windtunnel.cli import Group
+
+federated = typer.Typer(
+    name="federated",
+    cls=Group,
+    help="Federated learning: what a round costs, who learns how fast, and a Flower app in groups (FedP2P).",
+    no_args_is_help=True,
+)
+Devices = Annotated[int, typer.Option(metavar="N", help="Devices that there are.")]
+Groups = Annotated[int, typer.Option(metavar="N", help="Groups of a round; 0: as many as are best.")]
+ServerLink = Annotated[str, typer.Option(metavar="RATE", help="The server's link, such as 100Mb/s.")]
+DeviceLink = Annotated[str, typer.Option(metavar="RATE", help="Each device's link, such as 20Mb/s.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.add_typer(federated)
+
+
+def _quantity(unit: str, name: str, text: str) -> float:
+    try:
+        return parse_quantity(text, unit)
+    except ValueError as error:
+        raise UserError(f"`{name}` {text!r}: {error}") from None
+
+
+_rate: Callable[[str, str], float] = partial(_quantity, "bytes/s")
+
+
+@federated.command()
+def plan(
+    devices: Devices = 50,
+    groups: Groups = 0,
+    model_bytes: Annotated[str, typer.Option(metavar="BYTES", help="The model, such as 4MB.")] = "4e6",
+    server_link: ServerLink = "100Mb/s",
+    device_link: DeviceLink = "20Mb/s",
+    as_json: AsJson = False,
+) -> None:
+    """Say what a round of each scheme costs, and whether groups pay.
+
+    Example: windtunnel federated plan --devices 50 --model-bytes 4e6 --server-link 100Mb/s
+    """
+    from windtunnel.edge.federated import plan as planned
+
+    plans = planned(
+        devices=devices, groups=groups, model_bytes=_quantity("bytes", "model_bytes", model_bytes),
+        server_link=_rate("server_link", server_link), device_link=_rate("device_link", device_link),
+    )  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps({"source": "by formula", "plans": [asdict(row) for row in plans]}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = Table(
+        "scheme", "groups", "a round", "over the server's link", "over all links", "pays", title="by formula"
+    )
+    for row in plans:
+        rows.add_row(
+            row.scheme, str(row.groups), seconds(row.cost.seconds), amount(row.cost.server_bytes),
+            amount(row.cost.all_bytes), "yes" if row.pays else "no",
+        )  # fmt: skip
+    Console(highlight=False).print(rows)
+
+
+@federated.command()
+def run(
+    data: Annotated[str, typer.Option(help="digits, synthetic:A,B, or a FILE.npz with x and y.")] = "digits",
+    split: Annotated[str, typer.Option(help="iid, dirichlet:A or shards:K.")] = "dirichlet:0.1",
+    scheme: Annotated[
+        str, typer.Option(metavar="NAME,NAME", help="fedavg, fedp2p, hierarchical, gossip.")
+    ] = "fedp2p,fedavg",
+    model: Annotated[str, typer.Option(help="softmax, mlp or cnn.")] = "softmax",
+    devices: Devices = 50,
+    groups: Groups = 5,
+    sample: Annotated[int, typer.Option(metavar="N", help="Devices that train in a round; 0: all.")] = 0,
+    rounds: Annotated[int, typer.Option(metavar="N", help="Rounds.")] = 60,
+    epochs: Annotated[int, typer.Option(metavar="N", help="Epochs of a device in a round.")] = 5,
+    weighting: Annotated[str, typer.Option(help="What a device counts: samples or uniform.")] = "samples",
+    grouping: Annotated[str, typer.Option(help="random, bandwidth or labels.")] = "random",
+    exchange: Annotated[str, typer.Option(help="ring or doubling.")] = "ring",
+    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds, each with a split of its own.")] = 1,
+    server_link: ServerLink = "100Mb/s",
+    device_link: DeviceLink = "20Mb/s",
+    as_json: AsJson = False,
+) -> None:
+    """Let the schemes learn the same samples: accuracy by round, time, and bytes. The links are emulated.
+
+    Example: windtunnel federated run --data digits --split dirichlet:0.1 --devices 50 --groups 5
+    """
+    from windtunnel.cli import shown_progress
+    from windtunnel.edge.federated import Settings, Training, summary
+    from windtunnel.edge.federated import run as learned
+
+    if epochs < 1:
+        raise UserError(f"`epochs` {epochs}; accepted are whole numbers from 1 up")
+    with shown_progress("federated") as progress:
+        run_id, outcomes = learned(
+            data=data, split=split, schemes=scheme.split(","), model_name=model, devices=devices,
+            groups=groups, sample=sample, count=rounds, seeds=seeds,
+            server_link=_rate("server_link", server_link), device_link=_rate("device_link", device_link),
+            training=Training(epochs=epochs), progress=progress,
+            settings=Settings(weighting=weighting, grouping=grouping, exchange=exchange),
+        )  # fmt: skip
+    if as_json:
+        rows = [
+            summary(outcome) | {"curve": [done.accuracy for done in outcome.rounds]} for outcome in outcomes
+        ]
+        typer.echo(
+            json.dumps({"run": run_id, "source": "links emulated, learning computed", "outcomes": rows})
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("scheme", "seed", "groups", "accuracy", "time", "over the server's link", "over all links")
+    for outcome in outcomes:
+        last = outcome.rounds[-1]
+        table.add_row(
+            outcome.scheme, str(outcome.seed), str(outcome.groups), share(outcome.accuracy),
+            seconds(last.seconds), amount(last.server_bytes), amount(last.all_bytes),
+        )  # fmt: skip
+    Console(highlight=False).print(table)
+
+
+@federated.command()
+def up(
+    app: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A Flower app; without it one that learns digits.")
+    ] = None,
+    devices: Devices = 8,
+    groups: Annotated[int, typer.Option(metavar="N", help="Groups of FedP2P; 0: FedAvg.")] = 2,
+    rounds: Annotated[int, typer.Option(metavar="N", help="Rounds.")] = 3,
+    model_bytes: Annotated[str, typer.Option(metavar="BYTES", help="The model is padded to this.")] = "1MB",
+    server_link: ServerLink = "20Mb/s",
+    device_link: DeviceLink = "20Mb/s",
+    as_json: AsJson = False,
+) -> None:
+    """Run a Flower app on devices of this machine, each in a network of its own. Needs root.
+
+    Example: windtunnel federated up --devices 8 --groups 2 --rounds 3 --server-link 20Mb/s
+    """
+    from windtunnel.edge.federated import up as started
+
+    result = started(
+        app=app, devices=devices, groups=groups, rounds=rounds,
+        model_bytes=_quantity("bytes", "model_bytes", model_bytes),
+        server_link=_rate("server_link", server_link), device_link=_rate("device_link", device_link),
+    )  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(asdict(result)))
+        return
+    typer.echo(
+        f"{result.rounds} rounds in {seconds(result.seconds)}, {amount(result.server_bytes)} over the"
+        f" server's link, {amount(result.all_bytes)} over all (measured)"
+    )
+    for line in result.events:
+        typer.echo(line)

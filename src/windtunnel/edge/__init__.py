@@ -1,0 +1,1 @@
+"""Learning at the edge: on devices that keep their data."""
