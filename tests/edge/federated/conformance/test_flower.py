@@ -45,7 +45,12 @@ def command(*words: str) -> list[str]:
 def test_groups_learn_as_fedavg_does_and_spare_the_server(own: dict[str, str]) -> None:
     results = {}
     for groups in (0, 2):
-        done = subprocess.run(command("--groups", str(groups)), env=own, capture_output=True, timeout=350)
+        done = subprocess.run(
+            command("--groups", str(groups), "--model-bytes", "2MB"),
+            env=own,
+            capture_output=True,
+            timeout=350,
+        )
         assert done.returncode == 0, done.stderr.decode()
         results[groups] = json.loads(done.stdout)
     flat, grouped = results[0], results[2]

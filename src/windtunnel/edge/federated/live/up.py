@@ -1,8 +1,8 @@
 """A Flower app on this machine: a server and devices, each in a network of its own with a link of its rate.
 
 Flower's own programs run, as they would on many machines: a SuperLink, a SuperNode for each device, and
-``flwr run``. Each is the first process of a process namespace that dies with this process (`setpriv`,
-`unshare`), and whoever waits for our end removes the network. What crossed the links is read from the kernel.
+``flwr run``. All are in one namespace of processes, whose first one waits for our end: with it the kernel
+ends all others. Another that waits removes the network. What crossed the links is read from the kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from windtunnel.store.runs import Store
 APP = Path(__file__).with_name("digits")
 PORT, PEER = 8000, 9100
 TIMEOUT, STARTS = 1800.0, 120.0
-PROGRAMS = ("setpriv", "nsenter", "unshare")
+PROGRAMS = ("nsenter", "unshare")
 
 
 @dataclass(frozen=True)
@@ -66,39 +66,28 @@ def up(
     run = Store.open().begin(
         CAPABILITY, {"app": str(app or "digits"), "devices": devices, "groups": groups}, 0
     )
-    with run.failing(), _network(run.id, server_link, devices, device_link) as net:
+    with run.failing(), _network(run.id, server_link, devices, device_link) as net, _processes() as holder:
         folder, secret, result = run.directory, run.directory / "secret", run.directory / "result.json"
         Keys.made().write(secret)
         (server, here), link = net.server, f"{net.server[1]}:{PORT}"
         (folder / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{link}"\ninsecure = true\n'
         )
-        words = [
-            "--insecure",
-            "--host",
-            here,
-            "--port",
-            str(PORT),
-            "--disable-runtime-dependency-installation",
-        ]
-        started = [_start(folder, "server", server, "flower-superlink", *words)]
-        try:
-            _until_listening(started[0], (here, PORT), folder)
-            for place, (space, address) in enumerate(net.devices):
-                own = f'partition-id={place} peer="{address}:{PEER}" peer-secret="{secret}"'
-                words = ["--insecure", "--superlink", link, "--node-config", own]
-                started.append(_start(folder, f"device-{place}", space, "flower-supernode", *words))
-            config = f"devices={devices} groups={groups} rounds={rounds} padding={int(model_bytes)}"
-            words = [] if app else ["--run-config", f'{config} result="{result}"']
-            before, begun = net.carried(), time.monotonic()
-            job = _start(folder, "run", server, "flwr", "run", str(app or APP), "here", "--stream", *words)
-            started.append(job)
-            _wait(job, started[0], folder, timeout)
-            seconds, after = time.monotonic() - begun, net.carried()
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
+        words = ["--insecure", "--host", here, f"--port={PORT}", "--disable-runtime-dependency-installation"]
+        superlink = _start(holder, folder, "server", server, "flower-superlink", *words)
+        _until_listening(superlink, (here, PORT), folder)
+        for place, (space, address) in enumerate(net.devices):
+            own = f'partition-id={place} peer="{address}:{PEER}" peer-secret="{secret}"'
+            words = ["--insecure", "--superlink", link, "--node-config", own]
+            _start(holder, folder, f"device-{place}", space, "flower-supernode", *words)
+        config = f"devices={devices} groups={groups} rounds={rounds} padding={int(model_bytes)}"
+        words = [] if app else ["--run-config", f'{config} result="{result}"']
+        before, begun = net.carried(), time.monotonic()
+        job = _start(
+            holder, folder, "run", server, "flwr", "run", str(app or APP), "here", "--stream", *words
+        )
+        _wait(job, superlink, folder, timeout)
+        seconds, after = time.monotonic() - begun, net.carried()
         if app is None and not result.exists():
             raise ScriptError(f"federated: the app did not come to its end; see {folder / 'run.log'}")
         told = json.loads(result.read_text()) if app is None else {"rounds": [], "events": []}
@@ -167,7 +156,25 @@ def _network(token: str, server: float, devices: int, device: float) -> Iterator
         sweeper.communicate()
 
 
-def _start(folder: Path, name: str, space: str, program: str, *words: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def _processes() -> Iterator[int]:
+    """A namespace of processes, and mounts, under the number of a process; all in it end with this one."""
+    words = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", "echo; read -r end"]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        if not holder.stdout.readline():
+            raise UserError("federated up: this machine has no namespaces of processes")
+        try:
+            yield holder.pid
+        finally:
+            holder.stdin.close()
+
+
+def _start(
+    holder: int, folder: Path, name: str, space: str, program: str, *words: str
+) -> subprocess.Popen[bytes]:
     """One of Flower's programs in a network namespace; what it says goes to ``folder``."""
     home = folder / name
     home.mkdir()
@@ -177,10 +184,8 @@ def _start(folder: Path, name: str, space: str, program: str, *words: str) -> su
         "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1",
         "PATH": f"{own}:{os.environ.get('PATH', '')}",
     }  # fmt: skip
-    command = [
-        "setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={space}", "unshare", "--pid", "--fork",
-        "--kill-child", "--mount-proc", str(own / program), *words,
-    ]  # fmt: skip
+    spaces = [f"--net={space}", f"--pid=/proc/{holder}/ns/pid_for_children", f"--mount=/proc/{holder}/ns/mnt"]
+    command = ["nsenter", *spaces, str(own / program), *words]
     with (folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
             command,
