@@ -84,6 +84,10 @@ def nonces(patch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
             used.append((self.key, nonce))
             return self.cipher.encrypt(nonce, data, checked)
 
+        def encrypt_into(self, nonce: bytes, data: Any, checked: bytes | None, sealed: bytearray) -> int:
+            used.append((self.key, nonce))
+            return self.cipher.encrypt_into(nonce, data, checked, sealed)
+
     for module in (filesystem, memory):
         patch.setattr(module, "AESGCM", Recorded)
     return used
