@@ -32,8 +32,8 @@ ACCELERATORS = {
 
 
 def memory_rows(quick: bool) -> Iterator[Row]:
-    """MB/s of chunks written and read one by one, in each mode and by AES-GCM alone, which keeps nothing. With
-    a copy into memory it is the limit of a shield, which must not seal in memory that is another's."""
+    """MB/s of chunks written and read one by one, in each mode and by AES-GCM alone, which keeps nothing.
+    With a copy into memory it is the limit of a shield, which must not seal in memory that is another's."""
     cipher, nonce = AESGCM(os.urandom(32)), bytes(12)
     for chunk, size in SIZES.items():
         load, data = conditions(), memoryview(os.urandom(size))
