@@ -234,7 +234,7 @@ class Bells:
             raise Denied("the user has no bells", "ended") from None
         self.hears = os.open(out if user else into, os.O_RDONLY | os.O_NONBLOCK)
         os.set_blocking(self.hears, not user)
-        self._heard = -1  # numbers only go up: those for a request that was refused are passed over
+        self._heard = -1  # numbers only go up: those for a refused request are passed over
 
     def ring(self, number: int, last: bool) -> None:
         """That chunk is in its place: the other side is woken for every `PEAL` of them, and for the last.

@@ -76,8 +76,8 @@ class Gpu:
             raise
         key, peer = party.times(answer["both"]), "broker" if path == "double" else "device"
         self.epoch: int = answer["epoch"]
+        self._chunks = self.epoch << 32  # bells of an older claim may still be in the pipes
         self.path, self._link, self._page, self._next = path, link, facts["page"], 0
-        self._chunks = 0
         self._puts, self._takes = Seal(key, f"user>{peer}"), Seal(key, f"{peer}>user")
 
     def call(self, do: str, **fields: Any) -> Fields:
