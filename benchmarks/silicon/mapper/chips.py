@@ -60,9 +60,9 @@ def optimum_rows(quick: bool) -> Iterator[Row]:
 
 
 def allocation_rows(quick: bool) -> Iterator[Row]:
-    """The Eyeriss-like base, its energies by either table; the best layer of CNNs, other networks whole. As in
-    Interstellar's artefact, tiles may fill a memory (`fit_in_level`), and throughput is that of the PEs that are
-    used: it has no bandwidths. Then tiles take halves, which hides moving behind computing."""
+    """The Eyeriss-like base, its energies by either table; the best layer of CNNs, other networks whole. In
+    Interstellar's artefact tiles may fill a memory (`fit_in_level`), and throughput is that of the PEs in use,
+    as it has no bandwidths. So here, and then with tiles in halves, which hides moving behind computing."""
     convs = [one for one in read_layers("alexnet") if one.name.startswith("conv")]
     networks = {"CNN": [[one] for one in convs], "LSTM": [read_layers("lstm")], "MLP": [read_layers("mlp")]}
     for table, halves in (("sram", False), ("sram-artefact", False), ("sram", True)):
