@@ -61,7 +61,7 @@ def optimum_rows(quick: bool) -> Iterator[Row]:
 
 def allocation_rows(quick: bool) -> Iterator[Row]:
     """The Eyeriss-like base, its energies by either table; the best layer of CNNs, other networks whole. In
-    Interstellar's artefact tiles may fill a memory (`fit_in_level`), and throughput is that of the PEs in use,
+    Interstellar's artefact tiles may fill a memory (`fit_in_level`), and throughput is the PEs in use,
     as it has no bandwidths. So here, and then with tiles in halves, which hides moving behind computing."""
     convs = [one for one in read_layers("alexnet") if one.name.startswith("conv")]
     networks = {"CNN": [[one] for one in convs], "LSTM": [read_layers("lstm")], "MLP": [read_layers("mlp")]}

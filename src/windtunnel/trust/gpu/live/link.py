@@ -239,7 +239,7 @@ class Bells:
     def ring(self, number: int, last: bool) -> None:
         """That chunk is in its place: the other side is woken for every `PEAL` of them, and for the last.
         Raises Denied: it has ended."""
-        if number % PEAL and not last:
+        if (number + 1) % PEAL and not last:
             return
         try:
             os.write(self._rings, number.to_bytes(8, "big"))

@@ -139,12 +139,13 @@ class _Area:
         if not version and self._mode != "mac":
             return bytes(self.region.chunk)
         try:
-            return self._cipher.decrypt(self._nonce(index, version), sealed, None)
+            return self._cipher.decrypt((index << 64 | version).to_bytes(12, "big"), sealed, None)
         except InvalidTag:
             raise Tampered(f"shield: chunk {index} of {self.region} is not what was written last") from None
 
     def write(self, index: int, data: bytes | memoryview) -> None:
-        at, end, nonce = index * self._stride, (index + 1) * self._stride, self._nonce(index, self._next)
+        at, nonce = index * self._stride, (index << 64 | self._next).to_bytes(12, "big")
+        end = at + self._stride
         if self._mode == "versions":
             self.versions[index] = self._next
         elif self._mode == "tree":
@@ -155,9 +156,6 @@ class _Area:
         # not sealed in place: its owner could change the ciphertext before the tag is made of it
         self._cipher.encrypt_into(nonce, data, None, self._sealed)
         self._memory[at:end] = self._sealed
-
-    def _nonce(self, index: int, version: int) -> bytes:
-        return (index << 8 * VERSION | version).to_bytes(4 + VERSION, "big")
 
     def _nodes(self, index: int) -> list[bytearray]:
         """From the block of versions that has a chunk's up to the top, checked from the root down."""
