@@ -107,7 +107,7 @@ def test_a_changed_chunk_is_refused(host: Host) -> None:
 
 
 def test_a_refusal_of_a_pipelined_copy_is_told_and_nobody_waits_for_its_bells(host: Host) -> None:
-    content = np.random.default_rng(1).random((1 << 20,), np.float32)  # 16 chunks
+    content = np.random.default_rng(1).random((5 << 18,), np.float32)  # 20 chunks
     with host.claim("pipelined") as gpu:
         buffer = gpu.array(content)
         beyond = Buffer(buffer.offset + (1 << 23), buffer.shape, buffer.dtype)

@@ -39,8 +39,8 @@ from windtunnel.trust.attest import Device, Refused, Verifier
 
 CHUNK, TAG, WINDOW = 1 << 18, 16, 128
 """Bytes that are sealed at once, of their tag, and for how many such chunks the shared memory has room."""
-PEAL = 8
-"""Chunks for which the other side is woken once."""
+PEAL = 16
+"""Chunks for which the other side is woken once; what is no more than these goes as a whole."""
 LONGEST = 1 << 20
 """Bytes of a message at most."""
 Fields = dict[str, Any]

@@ -36,6 +36,7 @@ from windtunnel.store.eventlog import NAME
 from windtunnel.trust.attest import AllowList, Device, Manufacturer, Verifier, measure
 from windtunnel.trust.gpu.live.link import (
     CHUNK,
+    PEAL,
     TAG,
     WINDOW,
     Bells,
@@ -141,7 +142,9 @@ class Gpu:
     def _move(self, buffer: Buffer, each: Callable[[int, int, int], None], *, into: bool) -> None:
         """``each`` (place, offset, length) of every chunk, before the device's copy or after it; where there
         are bells, beside it, chunk by chunk."""
-        end, bells = buffer.offset + buffer.nbytes, self._bells
+        end = buffer.offset + buffer.nbytes
+        bells = self._bells if buffer.nbytes > PEAL * CHUNK else None
+        path = "single" if self.path == "pipelined" and bells is None else self.path
         for offset in range(buffer.offset, end, WINDOW * CHUNK):
             length, first = min(WINDOW * CHUNK, end - offset), self._chunks
             parts = [*chunks(offset, length)]
@@ -149,7 +152,7 @@ class Gpu:
             for part in parts if into and bells is None else ():
                 each(*part)
             where = {"offset": offset, "length": length, "bell": first}
-            self._link.send("copy", epoch=self.epoch, path=self.path, into=into, **where)
+            self._link.send("copy", epoch=self.epoch, path=path, into=into, **where)
             for number, part in enumerate(parts if bells is not None else (), first):
                 assert bells is not None
                 while not into and not bells.there(number):
