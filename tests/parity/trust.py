@@ -38,12 +38,20 @@ def _evidence(draw: random.Random) -> Iterator[tuple[str, Any]]:
             continue
         listed = {name: (digest,) for name, digest in (measured if draw.random() < 0.6 else some()).items()}
         allow = attest.AllowList(
-            ("root",), listed, {"debug": (0,)}, draw.choice([{}, {"counter": 2, "tier": 0}, {"tier": 1}])
+            ("root",),
+            listed,
+            {"debug": (0,)},
+            draw.choice([{}, {"counter": 2, "tier": 0}, {"tier": 1}]),
+            ("t",),
         )
-        claims = {"debug": int(draw.random() < 0.2), "counter": draw.randrange(4), "tier": 0}
+        claims = {"debug": int(draw.random() < 0.2), "counter": draw.randrange(4), "tier": draw.randrange(2)}
+        quote = attest.Quoted(
+            draw.choice("ttu"), draw.random() < 0.9, draw.random() < 0.9, draw.choice("aab"), "a"
+        )  # fmt: skip
         yield "allow-list", attest.Evidence(
             allow, draw.choice(["root", "root", "root", ""]), draw.random() < 0.9, draw.random() < 0.9,
             measured, {name: claims[name] for name in draw.sample([*claims], draw.randint(2, 3))},
+            draw.choice([None, quote]),
         )  # fmt: skip
 
 
@@ -159,6 +167,11 @@ MUTANTS = (
         "trust.attest", POLICY, "allow.measurements.keys() | measured.keys()", "allow.measurements.keys()"
     ),
     Mutant("trust.attest", POLICY, "observation.claimed == observation.loaded", "bool(observation.loaded)"),
+    Mutant("trust.attest", POLICY, "quote.key in allow.tpms", "bool(quote.key)"),
+    Mutant("trust.attest", POLICY, "quote.pcrs == quote.expected", "bool(quote.pcrs)"),
+    Mutant(
+        "trust.attest", POLICY, '"tier": int(quote is not None)', '"tier": observation.claims.get("tier", 0)'
+    ),
     Mutant(
         "trust.attest", PROTOCOL, "if not decision.accept:", "if decision.failing[1:]:", live=True
     ),

@@ -18,9 +18,9 @@ import numpy as np
 from windtunnel.trust.gpu import claim
 broker, allow, me = pickle.load(sys.stdin.buffer)
 with claim(broker, allow, me(), "pipelined") as gpu:
-    buffer = gpu.empty((1 << 20,), "float32")
+    buffer = gpu.empty((1 << 21,), "float32")
     while True:
-        gpu.write(buffer, np.ones(1 << 20, "float32"))
+        gpu.write(buffer, np.ones(1 << 21, "float32"))
 """
 
 

@@ -4,11 +4,13 @@ import contextlib
 import copy
 import importlib
 import io
+import itertools
 import logging
 import math
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +60,48 @@ def optimum_rows(quick: bool) -> Iterator[Row]:
 
 
 def allocation_rows(quick: bool) -> Iterator[Row]:
-    """The Eyeriss-like base, its energies by either table; the best layer of CNNs, other networks whole."""
+    """The Eyeriss-like base, its energies by either table; the best layer of CNNs, other networks whole. In
+    Interstellar's artefact tiles may fill a memory (`fit_in_level`), and throughput is the PEs in use,
+    as it has no bandwidths. So here, and then with tiles in halves, which hides moving behind computing."""
     convs = [one for one in read_layers("alexnet") if one.name.startswith("conv")]
     networks = {"CNN": [[one] for one in convs], "LSTM": [read_layers("lstm")], "MLP": [read_layers("mlp")]}
-    for table in ("sram", "sram-artefact"):
-        document = copy.deepcopy(shipped("eyeriss"))
-        document["levels"]["buffer"]["energy"] = table
-        base = accelerator(document, "eyeriss")
+    for table, halves in (("sram", False), ("sram-artefact", False), ("sram", True)):
+        base = _base(table, halves)
         for name, parts in networks.items():
             made = [allocate(layers, base, "C|K", decide) for layers in parts]
             best = max(made, key=lambda one: one.gain)
             sizes = " + ".join(f"{one.capacity:,.0f} B" for one in best.best.accelerator.levels[:2])
             each = ", ".join(f"{one.gain:.2f}" for one in made)
-            known = PUBLISHED[name] if table == "sram" else None
+            known = PUBLISHED[name] if (table, halves) == ("sram", False) else None
             yield figure(
-                "allocation", f"{name}, C|K, {table}", "times less energy", emulated=best.gain,
-                goal=f">= {known}" if known else "", published=known, source=PAPER,
+                "allocation", f"{name}, C|K, {table}{', halves' * halves}", "times less energy",
+                emulated=best.gain, goal=f">= {known}" if known else "", published=known, source=PAPER,
                 note=f"{sizes} instead of 512 B + 131,072 B, same throughput; by part {each}",
             )  # fmt: skip
+    base, gains = _base("sram", False), dict[str, float]()
+    for layer in convs[1:3]:
+        least = min(decide(Observation(layer, chip, "C|K")).energy for chip in _two_register_levels(base))
+        gains[layer.name] = decide(Observation(layer, base, "C|K")).energy / least
+    each = ", ".join(f"{name} {gain:.2f}" for name, gain in gains.items())
+    yield figure(
+        "allocation", "CNN, C|K, sram, two levels of registers", "times less energy",
+        emulated=max(gains.values()), note=f"8 to 32 B before 64 to 256 B in each PE, by beam; {each}",
+    )  # fmt: skip
+
+
+def _base(table: str, halves: bool) -> Accelerator:
+    document = copy.deepcopy(shipped("eyeriss")) | {"double_buffered": halves}
+    for level in document["levels"].values() if not halves else ():
+        level.pop("bandwidth", None)
+    document["levels"]["buffer"]["energy"] = table
+    return accelerator(document, "eyeriss")
+
+
+def _two_register_levels(base: Accelerator) -> Iterator[Accelerator]:
+    registers, buffer, dram = base.levels
+    for inner, outer, shared in itertools.product((8, 16, 32), (64, 128, 256), (1 << 17, 1 << 18)):
+        first, second = replace(registers, name="inner").sized(inner), registers.sized(outer)
+        yield replace(base, levels=(first, second, buffer.sized(shared), dram))
 
 
 def search_rows(quick: bool) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from windtunnel.cli import Group
 group = typer.Typer(cls=Group, no_args_is_help=True, help="Training where host and storage are not trusted.")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 Demo = Annotated[bool, typer.Option("--demo", help="A simulated device and a hostile host, as processes.")]
+Tier = Annotated[str, typer.Option(help="simulator, or tpm: Debian's swtpm stands beside the device.")]
 Mode = Annotated[str, typer.Option(help="mac, versions, tree, or all.")]
 
 
@@ -22,17 +23,17 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command("attest")
-def attest(demo: Demo = False, as_json: Json = False) -> None:
+def attest(demo: Demo = False, tier: Tier = "simulator", as_json: Json = False) -> None:
     """Attest a device by way of a host that attacks it. Exit status 3: an attack came through.
 
-    Example: windtunnel trust attest --demo
+    Example: windtunnel trust attest --demo --tier tpm
     """
     from windtunnel.trust.attest import demonstrate
 
     if not demo:
         raise UserError("trust attest: no device is named; accepted is --demo")
     with TemporaryDirectory() as folder:
-        rows = demonstrate(Path(folder))
+        rows = demonstrate(Path(folder), tier=tier)
     lines = ("  ".join(f"{name}: {value}" for name, value in row.items()) for row in rows)
     typer.echo(json.dumps(rows) if as_json else "\n".join(lines))
     if wrong := [row["attack"] for row in rows if row["refused"] == (row["attack"] == "none")]:

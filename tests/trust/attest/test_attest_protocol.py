@@ -63,6 +63,8 @@ def test_fields_of_another_length_are_refused(which: str) -> None:
     label, lengths = which.upper(), wire.LENGTHS[which.upper()]
     for number in range(len(lengths)):
         for change in (lambda field: field[:-1], lambda field: field + b"\0", lambda field: b""):
+            if label == "M2" and number == 8 and change(b"") == b"":
+                continue  # there is no quote
 
             def other(message: bytes, number: int = number, change: Change = change) -> bytes:
                 fields = unpack(label, message)
@@ -205,7 +207,7 @@ def test_evidence_that_names_a_measurement_twice_is_refused() -> None:
 def test_evidence_that_is_none_is_refused(text: bytes) -> None:
     def other(m2: bytes) -> bytes:
         fields = unpack("M2", m2)
-        return pack("M2", *fields[:7], text, fields[8])
+        return pack("M2", *fields[:7], text, *fields[8:])
 
     with pytest.raises(Refused) as caught:
         exchange(verifier(), device(), m2=other)

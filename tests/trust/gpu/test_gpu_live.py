@@ -13,7 +13,7 @@ from support import gpu as support
 from support.waiting import until
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.trust.attest import AllowList, Manufacturer, Refused, Verifier
-from windtunnel.trust.gpu import Denied, Host, claim
+from windtunnel.trust.gpu import Buffer, Denied, Host, claim
 from windtunnel.trust.gpu.live.link import Link
 
 
@@ -43,7 +43,7 @@ def test_who_is_not_the_owner_touches_nothing(host: Host) -> None:
     with host.claim("single") as gpu:
         buffer = gpu.array(np.arange(10))
         other = Link(host.spec["broker"]["address"], Verifier(host.allow))
-        me, copy = host.me(), {"path": "plain", "into": False, "offset": 0, "length": 8, "place": 0}
+        me, copy = host.me(), {"path": "plain", "into": False, "offset": 0, "length": 8, "bell": 0}
         with pytest.raises(UserError, match="before the user has proven"):
             other.call("copy", epoch=gpu.epoch, **copy)
         m2 = me.answer(bytes.fromhex(other.call("challenge")["m1"]))
@@ -95,7 +95,7 @@ def test_a_changed_chunk_is_refused(host: Host) -> None:
     with host.claim("single") as gpu:
         buffer = gpu.array(np.arange(100))
         gpu.read(buffer)
-        gpu._puts.put(b"", "")  # the host has left one out
+        gpu._puts.put(b"", "", memoryview(bytearray(16)))  # the host has left one out
         with pytest.raises(Denied, match="not what was sealed") as refused:
             gpu.write(buffer, np.arange(100))
         assert refused.value.refusal == "changed"
@@ -104,6 +104,25 @@ def test_a_changed_chunk_is_refused(host: Host) -> None:
         gpu._takes._count += 1
         with pytest.raises(Denied, match="not what was sealed"):
             gpu.read(buffer)
+
+
+def test_a_refusal_of_a_pipelined_copy_is_told_and_nobody_waits_for_its_bells(host: Host) -> None:
+    content = np.random.default_rng(1).random((5 << 18,), np.float32)  # 20 chunks
+    with host.claim("pipelined") as gpu:
+        buffer = gpu.array(content)
+        beyond = Buffer(buffer.offset + (1 << 23), buffer.shape, buffer.dtype)
+        for _ in range(2):
+            with pytest.raises(Denied, match="not registered"):
+                gpu.read(beyond)
+            assert np.array_equal(gpu.read(buffer), content)
+        with pytest.raises(Denied, match="not registered"):
+            gpu.write(beyond, content)
+    with host.claim("pipelined") as gpu:
+        buffer = gpu.array(content)
+        gpu._puts.put(b"", "", memoryview(bytearray(16)))
+        with pytest.raises(Denied, match="not what was sealed"):
+            gpu.write(buffer, content)
+        assert not gpu.read(buffer)[: 1 << 16].any(), "of a changed chunk nothing is left"
 
 
 @pytest.mark.parametrize("path", ["double", "single", "pipelined"])

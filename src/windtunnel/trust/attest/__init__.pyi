@@ -1,4 +1,6 @@
 from .live.processes import demonstrate as demonstrate
+from .live.tpm import Tpm as Tpm
+from .live.tpm import swtpm as swtpm
 from .messages import Refused as Refused
 from .messages import Session as Session
 from .policy import POLICIES as POLICIES

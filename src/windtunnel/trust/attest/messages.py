@@ -2,7 +2,8 @@
 
     M1 V→D  version, suites, nonce (32), e_V (32), SHA-256 of the allow-list (32)
     M2 D→V  version, suite, e_D (32), device key (32), its certificate (64), attestation key (32), kernel
-            certificate (64), evidence (JSON), signature (64) over H(M1 | M2 before it)
+            certificate (64), evidence (JSON), quote of a TPM over H(M1 | M2 before it), or nothing,
+            signature (64) over H(M1 | M2 before it)
     M3 V→D  MAC(k_conf, "V" | h) (32), secrets under k_wrap, with h
     M4 D→V  MAC(k_conf, "D" | h | M3 | loaded) (32), loaded (32): H(evidence), once the secrets are there
     record  sequence (8) | length of the kind (1) | kind | AES-256-GCM(data)
@@ -23,7 +24,8 @@ from windtunnel.base.errors import HostError
 DOMAIN = b"windtunnel trust.attest v1 "
 VERSION, SUITE = b"1", b"X25519+Ed25519+HKDF-SHA256+AES-256-GCM"
 LENGTHS = {
-    "M1": (0, 0, 32, 32, 32), "M2": (0, 0, 32, 32, 64, 32, 64, 0, 64), "M3": (32, 0), "M4": (32, 32),
+    "M1": (0, 0, 32, 32, 32), "M2": (0, 0, 32, 32, 64, 32, 64, 0, 0, 64), "M3": (32, 0), "M4": (32, 32),
+    "quote": (0, 0, 0),
 }  # fmt: skip
 """Bytes of each field; 0: any."""
 REKEY = 1 << 32  # records until a key becomes MAC(key, "rekey")

@@ -14,19 +14,33 @@ from dataclasses import dataclass, field
 class AllowList:
     """``roots``: public keys of manufacturers, hex. ``measurements``: SHA-256 digests by the name of what is
     measured; what is not named is refused. ``claims``: accepted values. ``least``: least values, such as of
-    ``counter``, or of ``tier``: 0 is a simulator, as all devices here are."""
+    ``counter``, or of ``tier``: 0 is a simulator, 1 has a TPM beside it. ``tpms``: SHA-256 of the attestation
+    keys of these, hex."""
 
     roots: tuple[str, ...]
     measurements: dict[str, tuple[str, ...]]
     claims: dict[str, tuple[int, ...]] = field(default_factory=lambda: {"debug": (0,)})
     least: dict[str, int] = field(default_factory=dict)
+    tpms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """A TPM's quote. ``key``: SHA-256 of who signed it; ``signed``: that holds; ``fresh``: it is over this
+    exchange. ``pcrs``: its digest of these; ``expected``: the digest by the device's measurements."""
+
+    key: str
+    signed: bool
+    fresh: bool
+    pcrs: str
+    expected: str
 
 
 @dataclass(frozen=True)
 class Evidence:
     """A device's answer (M2). ``root``: who signed its key, "" for nobody that is allowed. ``certified``:
     that key signed the boot and the attestation key. ``signed``: which signed both messages, so that neither
-    was changed or is of another exchange."""
+    was changed or is of another exchange. ``quote``: None makes it tier 0, whatever the device claims."""
 
     allow: AllowList
     root: str
@@ -34,6 +48,7 @@ class Evidence:
     signed: bool
     measurements: dict[str, str]
     claims: dict[str, int]
+    quote: Quoted | None = None
 
 
 @dataclass(frozen=True)
@@ -61,12 +76,20 @@ def decide(observation: Observation) -> Decision:
     if isinstance(observation, Loaded):
         checks = {"loaded": (observation.claimed == observation.loaded, "not what was claimed")}
     else:
-        allow, measured, claims = observation.allow, observation.measurements, observation.claims
+        allow, measured, quote = observation.allow, observation.measurements, observation.quote
+        claims = observation.claims | {"tier": int(quote is not None)}
         checks = {
             "roots": (observation.root in allow.roots, "none of the allow-list"),
             "certificate": (observation.certified, "not by the device's key, or of another boot"),
             "signature": (observation.signed, "not of this exchange, or of another answer"),
         }
+        if quote is not None:
+            checks |= {
+                "tpm.key": (quote.key in allow.tpms, "none of the allow-list"),
+                "tpm.signature": (quote.signed, "not by that key, or of another quote"),
+                "tpm.nonce": (quote.fresh, "not of this exchange"),
+                "tpm.pcrs": (quote.pcrs == quote.expected, "not what the measurements lead to"),
+            }
         for name in sorted(allow.measurements.keys() | measured.keys()):
             digest = measured.get(name, "missing")
             checks[f"measurements.{name}"] = digest in allow.measurements.get(name, ()), digest[:12]

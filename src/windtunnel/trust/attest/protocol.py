@@ -8,7 +8,8 @@
     CDI_0 = HMAC(fuse, H(firmware))   CDI_i+1 = HMAC(CDI_i, H(layer))   attestation key = KDF(CDI)
 
 So a layer that was changed has another attestation key. The device key, certified by the manufacturer, signs
-what was booted with that key. Keys are new in each exchange, and each message is taken once.
+what was booted with that key. Keys are new in each exchange, and each message is taken once. Where the
+device has a TPM, all is measured into that too, and M2 has its quote over the exchange.
 
 Source: Zhao et al., ShEF (ASPLOS 2022), secure boot and remote attestation; the chain is that of TCG's DICE.
 """
@@ -35,12 +36,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import canonical, from_plain, to_plain
 from windtunnel.base.strict_yaml import read_mapping
-from windtunnel.trust.attest import messages
+from windtunnel.trust.attest import messages, quote
 from windtunnel.trust.attest.messages import SUITE, VERSION, Refused, Session, digest, mac, pack, unpack
-from windtunnel.trust.attest.policy import AllowList, Evidence, Loaded, Observation, decide
+from windtunnel.trust.attest.policy import AllowList, Evidence, Loaded, Observation, Quoted, decide
 
 if TYPE_CHECKING:
     from windtunnel.store.eventlog import EventLog
+    from windtunnel.trust.attest.live.tpm import Tpm
 
 Named = Mapping[str, bytes]
 Keys = tuple[bytes, ...]  # to the device, to the verifier, of confirmations, of wrapped secrets
@@ -76,10 +78,10 @@ def measure(layer: bytes) -> str:
 
 @dataclass(frozen=True)
 class _Report:
-    """``boot``: what the kernel certificate covers, in order; ``loads``: what the kernel measured since."""
+    """``boot``: what the kernel certificate covers, in order; ``loads``: what it measured since, too."""
 
     boot: tuple[tuple[str, str], ...]
-    loads: dict[str, str]
+    loads: tuple[tuple[str, str], ...]
     claims: dict[str, int]
 
 
@@ -89,7 +91,7 @@ def read_allow_list(path: Path) -> AllowList:
         allow = from_plain(AllowList, read_mapping(path, "allow-list"))
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: {error}; accepted is an allow-list as docs/trust.md has it") from None
-    for text in (*allow.roots, *sum(allow.measurements.values(), ())):
+    for text in (*allow.roots, *allow.tpms, *sum(allow.measurements.values(), ())):
         if not re.fullmatch("[0-9a-f]{64}", text):
             raise UserError(f"{path}: {text!r} is no digest or key; accepted are 64 hex digits, 0 to f")
     return allow
@@ -114,14 +116,16 @@ class Verifier:
     def check(self, m2: bytes) -> bytes:
         """M3, for a device that is accepted. Raises Refused: it is not; ``failing`` names every claim."""
         (key, m1), self._hello = self._hello or _unexpected("M2"), None
-        version, suite, public, device, certificate, attest, kernel, text, signature = unpack("M2", m2)
+        version, suite, public, device, certificate, attest, kernel, text, quoted, signature = unpack(
+            "M2", m2
+        )
         if (version, suite) != (VERSION, SUITE):
             raise Refused(f"M2: version {version!r} with {suite!r} was not offered", ["version"])
         try:
             report = from_plain(_Report, json.loads(text))
         except (TypeError, ValueError, KeyError, RecursionError) as error:  # nobody has signed it yet
             raise Refused(f"M2: the evidence is not understood ({error})", ["evidence"]) from None
-        measured = [*report.boot, *report.loads.items()]
+        measured = [*report.boot, *report.loads]
         if len(dict(measured)) < len(measured):
             raise Refused("M2: the evidence names a measurement twice", ["evidence"])
         about, signed = digest("device", device), digest("signature", m1, m2[: -4 - len(signature)])
@@ -129,6 +133,7 @@ class Verifier:
         self._decide(Evidence(
             self._allow, "".join(roots[:1]), _holds(device, kernel, _certified(report.boot, attest)),
             _holds(attest, signature, signed), dict(measured), report.claims,
+            _quoted(quoted, report, digest("quote", m1, m2[: -8 - len(signature) - len(quoted)])),
         ))  # fmt: skip
         h = digest("transcript", m1, m2)
         keys = _derive(key, public, h)
@@ -169,26 +174,39 @@ class Device:
     _fuse: Fuse
     _key: Ed25519PrivateKey
     _report: _Report
+    _tpm: Tpm | None = None
     _open: tuple[bytes, Keys] | None = None
     session: Session | None = None
     secrets: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def boot(cls, fuse: Fuse, layers: Named, loads: Named | None = None, debug: bool = False) -> Device:
+    def boot(
+        cls,
+        fuse: Fuse,
+        layers: Named,
+        loads: Named | None = None,
+        debug: bool = False,
+        tpm: Tpm | None = None,
+    ) -> Device:
         """``layers``: what is started, in order, up to the kernel; ``loads``: what the kernel then measures
-        and runs, such as a program and its configuration."""
+        and runs, such as a program and its configuration. ``tpm``: new, or reset, for all that too."""
         secret, boot = fuse.secret, [(name, measure(layer)) for name, layer in layers.items()]
         for _, measured in boot:
             secret = hmac.digest(secret, bytes.fromhex(measured), "sha256")
-        report = _Report(tuple(boot), {}, {"debug": int(debug), "counter": fuse.counter, "tier": 0})
-        device = cls(fuse, _key(secret, "attestation"), report)
+            if tpm is not None:
+                tpm.extend(quote.BOOT, measured)
+        report = _Report(tuple(boot), (), {"debug": int(debug), "counter": fuse.counter})
+        device = cls(fuse, _key(secret, "attestation"), report, tpm)
         for name, content in (loads or {}).items():
             device.load(name, content)
         return device
 
     def load(self, name: str, content: bytes) -> None:
         """The kernel measures ``content`` and runs it, beside or instead of what had that name."""
-        self._report = replace(self._report, loads={**self._report.loads, name: measure(content)})
+        loads = {**dict(self._report.loads), name: measure(content)}
+        if self._tpm is not None:
+            self._tpm.extend(quote.LOADS, loads[name])
+        self._report = replace(self._report, loads=tuple(loads.items()))
 
     def answer(self, m1: bytes) -> bytes:
         """M2: who this is, what runs here, and a key of this exchange; an older one is forgotten. Raises
@@ -203,8 +221,8 @@ class Device:
             "M2", VERSION, SUITE, _public(key), _public(device), self._fuse.certificate, attest,
             device.sign(_certified(self._report.boot, attest)), canonical(to_plain(self._report)),
         )  # fmt: skip
-        signature = self._key.sign(digest("signature", m1, body))
-        m2 = body + len(signature).to_bytes(4, "big") + signature
+        body = _with(body, b"" if self._tpm is None else self._tpm.quote(digest("quote", m1, body)))
+        m2 = _with(body, self._key.sign(digest("signature", m1, body)))
         h = digest("transcript", m1, m2)
         self._open = h, _derive(key, public, h)
         return m2
@@ -223,6 +241,24 @@ class Device:
         self.session = Session(h[:16], keys[1], keys[0])
         loaded = digest("evidence", canonical(to_plain(self._report)))
         return pack("M4", mac(keys[2], "D", h, m3, loaded), loaded)
+
+
+def _quoted(quoted: bytes, report: _Report, about: bytes) -> Quoted | None:
+    """Raises Refused: it is no quote, nor nothing."""
+    if not quoted:
+        return None
+    key, attest, signature = unpack("quote", quoted)
+    nonce, digested = quote.parse(attest)
+    expected = quote.pcrs(dict(report.boot).values(), dict(report.loads).values())
+    return Quoted(
+        hashlib.sha256(key).hexdigest(), quote.signed(key, attest, signature), nonce == about,
+        digested.hex(), expected.hex(),
+    )  # fmt: skip
+
+
+def _with(body: bytes, field: bytes) -> bytes:
+    """A message and one more field."""
+    return body + len(field).to_bytes(4, "big") + field
 
 
 def _key(secret: bytes, label: str) -> Ed25519PrivateKey:

@@ -2,7 +2,8 @@
 
 The host runs as nobody (where this is root), keeps what it carries in a file, and does one of `ATTACKS`. The
 device cannot be read by other processes of its user (prctl(2), PR_SET_DUMPABLE); it adds up numbers that come
-as records. Neither is a wall against root: this shows the protocol, not an enclave.
+as records. Where it has a TPM, the host owns the bus between the two as well. Nothing here is a wall against
+root: this shows the protocol, not an enclave.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import contextlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from windtunnel.base.errors import UserError
 from windtunnel.linux.system import checked, libc
+from windtunnel.trust.attest.live.tpm import Tpm, swtpm
 from windtunnel.trust.attest.messages import Refused, Session
 from windtunnel.trust.attest.policy import AllowList
 from windtunnel.trust.attest.protocol import Device, Fuse, Manufacturer, Verifier, measure
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 
 LAYERS, LOADS = {"firmware": b"demo firmware", "kernel": b"demo kernel"}, {"program": b"sum of numbers"}
 ATTACKS = ("none", "flip", "replay", "reflect", "record", "program")
+BUS_ATTACKS = ("tpm none", "tpm nonce", "tpm replay", "tpm key", "tpm flip")
+TIERS = {"simulator": ATTACKS, "tpm": (*ATTACKS[:-1], *BUS_ATTACKS, "program", "tpm pcr")}
+"""By tier, in turn: the last two swap the program, and put it back as though nothing had been."""
 NOBODY, DUMPABLE = 65534, 4
 
 
@@ -51,12 +58,13 @@ class Machine(NamedTuple):
 
 
 @contextlib.contextmanager
-def machine(fuse: Fuse, kept: Path) -> Iterator[Machine]:
-    """Both processes, until the block ends. ``kept``: the file for what the host carries."""
+def machine(fuse: Fuse, kept: Path, tpms: Sequence[Tpm] = ()) -> Iterator[Machine]:
+    """Both processes, until the block ends. ``kept``: the file for what the host carries; ``tpms``: the
+    device's, and one of the attacker's."""
     spawn = multiprocessing.get_context("spawn")  # a fork would have what the verifier knows
     (verifier, up), (down, device) = spawn.Pipe(), spawn.Pipe()
     host = spawn.Process(target=_host, args=(up, down, kept))
-    chip = spawn.Process(target=_device, args=(device, fuse))
+    chip = spawn.Process(target=_device, args=(device, fuse, tpms))
     with contextlib.ExitStack() as stack:
         for process in (host, chip):
             process.start()
@@ -67,12 +75,21 @@ def machine(fuse: Fuse, kept: Path) -> Iterator[Machine]:
         yield Machine(verifier, host.pid or 0, chip.pid or 0)
 
 
-def demonstrate(folder: Path, log: EventLog | None = None) -> list[dict[str, Any]]:
-    """Of each of `ATTACKS`: whether it was refused, and for which claims. ``folder``: for what is carried."""
+def demonstrate(folder: Path, log: EventLog | None = None, tier: str = "simulator") -> list[dict[str, Any]]:
+    """Of each attack in `TIERS`: whether it was refused, and for which claims. ``folder``: for what is
+    carried. Raises UserError: there is no such tier. HostError: there is no TPM."""
+    if tier not in TIERS:
+        raise UserError(f"`tier`: {tier!r} is unknown; accepted are {', '.join(TIERS)}")
     maker, rows = Manufacturer(), list[dict[str, Any]]()
-    allow = AllowList((maker.root,), {name: (measure(part),) for name, part in {**LAYERS, **LOADS}.items()})
-    with machine(maker.fuse(), folder / "carried") as found:
-        for attack in ATTACKS:
+    with contextlib.ExitStack() as stack:
+        names = ("tpm", "other") if tier == "tpm" else ()
+        tpms = [stack.enter_context(swtpm(folder / name)) for name in names]
+        allow = AllowList(
+            (maker.root,), {name: (measure(part),) for name, part in {**LAYERS, **LOADS}.items()},
+            least={"tier": len(tpms[:1])}, tpms=tuple(tpm.key for tpm in tpms[:1]),
+        )  # fmt: skip
+        found = stack.enter_context(machine(maker.fuse(), folder / "carried", tpms))
+        for attack in TIERS[tier]:
             found.call(b"A", attack.encode())
             rows.append({"attack": attack, "refused": False, "failing": (), "sum": None})
             try:
@@ -84,9 +101,35 @@ def demonstrate(folder: Path, log: EventLog | None = None) -> list[dict[str, Any
     return rows
 
 
-def _device(link: Connection, fuse: Fuse) -> None:
+@dataclass(frozen=True)
+class _Bus(Tpm):
+    """The device's way to its TPM. Whoever owns it does one of `BUS_ATTACKS`, and has a TPM beside it into
+    which the same goes. ``kept``: the attack, and the first quote."""
+
+    other: Tpm
+    kept: dict[str, bytes] = field(default_factory=dict)
+
+    def extend(self, pcr: int, measured: str) -> None:
+        super().extend(pcr, measured)
+        self.other.extend(pcr, measured)
+
+    def quote(self, nonce: bytes) -> bytes:
+        attack = self.kept.get("attack", b"").decode()
+        if attack == "tpm key":
+            return self.other.quote(nonce)
+        right = super().quote(bytes(32) if attack == "tpm nonce" else nonce)
+        first, flipped = self.kept.setdefault("first", right), right[:-1] + bytes([right[-1] ^ 1])
+        return {"tpm none": b"", "tpm replay": first, "tpm flip": flipped}.get(attack, right)
+
+
+def _device(link: Connection, fuse: Fuse, tpms: Sequence[Tpm]) -> None:
     checked(libc.prctl(DUMPABLE, 0, 0, 0, 0), "prctl")
-    device = Device.boot(fuse, LAYERS, LOADS)
+    bus = _Bus(tpms[0].folder, tpms[1]) if tpms else None
+    device = Device.boot(fuse, LAYERS, LOADS, tpm=bus)
+
+    def attack(name: bytes) -> None:
+        if bus is not None:
+            bus.kept["attack"] = name
 
     def record(sealed: bytes) -> bytes:
         if device.session is None:
@@ -94,7 +137,8 @@ def _device(link: Connection, fuse: Fuse) -> None:
         return device.session.seal("sum", b"%d" % sum(json.loads(device.session.open(sealed, "numbers"))))
 
     calls: dict[bytes, Callable[[bytes], bytes | None]] = {
-        b"1": device.answer, b"3": device.accept, b"R": record, b"L": partial(device.load, "program"),
+        b"1": device.answer, b"3": device.accept, b"R": record, b"A": attack,
+        b"L": partial(device.load, "program"),
     }  # fmt: skip
     with contextlib.suppress(EOFError):  # the host went
         while request := link.recv_bytes():
@@ -106,6 +150,7 @@ def _device(link: Connection, fuse: Fuse) -> None:
 
 def _host(up: Connection, down: Connection, kept: Path) -> None:
     first, attack, file = dict[bytes, bytes](), b"", kept.open("wb", buffering=0)
+    before = {b"program3": b"Lleaks", b"tpm pcr1": b"L" + LOADS["program"]}
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -115,7 +160,7 @@ def _host(up: Connection, down: Connection, kept: Path) -> None:
             kind, reply = request[:1], b"."
             if kind == b"A":
                 attack = request[1:]
-            for sent in (b"Lleaks", request) if attack + kind == b"program3" else (request,) * (kind != b"A"):
+            for sent in filter(None, (before.get(attack + kind), request)):
                 down.send_bytes(sent)
                 reply = down.recv_bytes()
             file.write(request + reply)

@@ -25,7 +25,7 @@ from typing import Any
 
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.trust.attest import AllowList, Device, Verifier
-from windtunnel.trust.gpu.live.link import TAG, Fields, Link, Party, Seal, Shared, chunks, serve
+from windtunnel.trust.gpu.live.link import CHUNK, TAG, Fields, Link, Party, Seal, Shared, chunks, serve
 
 USERS = ("claim", "register", "copy", "run", "scrub", "release")
 WAYS = ("user>broker", "broker>user", "broker>device", "device>broker")
@@ -43,6 +43,7 @@ class Broker:
         paths = {peer: str(folder / f"shared-{peer}") for peer in ("user", "device")}
         self._facts = {**link.call("bind", shared=paths), "shared": paths["user"]}
         self._shared = {peer: Shared(path) for peer, path in paths.items()}
+        self._plain = memoryview(bytearray(CHUNK))
         self._checks: dict[str, Verifier] = {}
         self._proven: set[str] = set()
         self._owner, self._epoch, self._seals = "", 0, dict[str, Seal]()
@@ -96,14 +97,14 @@ class Broker:
         return {"epoch": self._epoch, "both": own.times(answer["public"])}
 
     def _seal_anew(
-        self, source: str, target: str, epoch: int, offset: int, length: int, place: int, **_: Any
+        self, source: str, target: str, epoch: int, offset: int, length: int, **_: Any
     ) -> None:  # fmt: skip
         """Chunks in the memory shared with ``source`` go into that shared with ``target``."""
         near, far = self._seals[f"{source}>broker"], self._seals[f"broker>{target}"]
-        for number, at, count in chunks(offset, length, place):
-            about = f"{epoch}:{at}:{count}"
-            plain = near.take(self._shared[source].place(number, count + TAG), about)
-            self._shared[target].place(number, count + TAG)[:] = far.put(plain, about)
+        for number, at, count in chunks(offset, length):
+            about, plain = f"{epoch}:{at}:{count}", self._plain[:count]
+            near.take(self._shared[source].place(number, count + TAG), about, plain)
+            far.put(plain, about, self._shared[target].place(number, count + TAG))
 
 
 def main() -> None:

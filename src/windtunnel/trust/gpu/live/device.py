@@ -25,7 +25,7 @@ import torch
 from windtunnel.base.errors import UserError
 from windtunnel.store.eventlog import EventLog
 from windtunnel.trust.attest import Device
-from windtunnel.trust.gpu.live.link import TAG, Denied, Fields, Party, Seal, Shared, chunks, serve
+from windtunnel.trust.gpu.live.link import TAG, Bells, Denied, Fields, Party, Seal, Shared, chunks, serve
 from windtunnel.trust.gpu.policy import Kind, Observation, Range, Request, Table, decide
 
 PAGE = 1 << 16
@@ -45,6 +45,7 @@ class Gpu:
         self._broker = ""  # whose request is done
         self._seals: dict[str, Seal] = {}
         self._shared: dict[str, Shared] = {}
+        self._bells: Bells | None = None
 
     def handle(self, broker: str, request: Fields) -> Fields:
         """A request of the broker, for the user ``who``; the end of a broker changes nothing here."""
@@ -66,29 +67,44 @@ class Gpu:
     def claim(self, who: str, public: str, both: str) -> Fields:
         """``public``: of the user; ``both``: the broker's secret times that."""
         self._do("claim", who)
+        if self._bells is not None:
+            self._bells.close()
+            self._bells = None
         own = Party()
         key = own.times(both)
         self._seals = {way: Seal(key, way) for way in WAYS}
         return {"epoch": self._table.epoch, "public": own.public, "third": own.times(public)}
 
     def copy(
-        self, who: str, epoch: int, path: str, into: bool, offset: int, length: int, place: int
+        self, who: str, epoch: int, path: str, into: bool, offset: int, length: int, bell: int
     ) -> Fields:  # fmt: skip
-        """Chunks between shared memory, from ``place`` on, and ``length`` bytes of memory at ``offset``."""
+        """Chunks between shared memory and ``length`` bytes of memory at ``offset``. ``bell``: the number of
+        the first, where the path is pipelined."""
         view = self._view("write" if into else "read", who, epoch, offset, length)
         peer, shared = (
             ("broker", self._shared["device"]) if path == "double" else ("user", self._shared["user"])
         )
         seal = None if path == "plain" else self._seals[f"{peer}>device" if into else f"device>{peer}"]
-        for number, at, count in chunks(offset, length, place):
+        if path == "pipelined" and self._bells is None:
+            self._bells = Bells(shared.path, user=False)
+        bells = self._bells if path == "pipelined" else None
+        for number, at, count in chunks(offset, length):
             part, about = view[at - offset :][:count], f"{epoch}:{at}:{count}"
-            data = shared.place(number, count + TAG * (seal is not None))
-            if into:
-                plain = bytearray(data if seal is None else seal.take(data, about))
-                part.copy_(torch.frombuffer(plain, dtype=torch.uint8))
+            room = part if part.is_cpu else part.cpu()
+            plain, data = room.numpy().data, shared.place(number, count + TAG * (seal is not None))
+            if bells is not None and into and not bells.there(bell + number):
+                raise Denied("the user has ended", "ended")
+            if seal is None:
+                source, target = (data, plain) if into else (plain, data)
+                target[:] = source
+            elif into:
+                seal.take(data, about, plain)
             else:
-                content = part.cpu().numpy().data
-                data[:] = content if seal is None else seal.put(content, about)
+                seal.put(plain, about, data)
+            if into:
+                part.copy_(room)
+            elif bells is not None:
+                bells.ring(bell + number, at + count == offset + length)
         return {}
 
     def run(self, who: str, epoch: int, program: str, tensors: list[Any], numbers: Fields) -> Fields:

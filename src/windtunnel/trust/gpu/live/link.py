@@ -9,6 +9,7 @@ of all,
 
 from which each two have keys for both directions. Data lie in memory that the host can read and write: chunks
 of `CHUNK` bytes and a tag, each sealed with the count of chunks before it, so none is taken twice or moved.
+They are copied out of there before they are opened: the host could change them between check and use.
 
 Source: Jang et al., HIX (ASPLOS 2019): attested session of user and GPU enclave, three-party Diffie-Hellman,
 single copy through untrusted shared memory.
@@ -23,7 +24,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.trust.attest import Device, Refused, Verifier
 
-CHUNK, TAG, WINDOW = 1 << 20, 16, 32
+CHUNK, TAG, WINDOW = 1 << 18, 16, 128
 """Bytes that are sealed at once, of their tag, and for how many such chunks the shared memory has room."""
+PEAL = 16
+"""Chunks for which the other side is woken once; what is no more than these goes as a whole."""
 LONGEST = 1 << 20
 """Bytes of a message at most."""
 Fields = dict[str, Any]
@@ -100,6 +103,10 @@ class Link:
 
     def close(self) -> None:
         self._connection.close()
+
+    def answered(self, pipe: int) -> bool:
+        """Wait for that pipe, or for an answer or the end of the other side: whether it was that."""
+        return self._connection in wait([pipe, self._connection])
 
 
 @contextlib.contextmanager
@@ -167,22 +174,28 @@ class Seal:
     def __init__(self, shared: str, way: str) -> None:
         kdf = HKDF(SHA256(), 32, None, b"windtunnel trust.gpu v1 " + way.encode())
         self._cipher, self._count = AESGCM(kdf.derive(bytes.fromhex(shared))), 0
+        self._own = memoryview(bytearray(CHUNK + TAG))
 
-    def put(self, data: memoryview | bytes, about: str) -> bytes:
-        """The next chunk, sealed. ``about``: what both sides know of it."""
+    def put(self, data: memoryview | bytes, about: str, out: memoryview) -> None:
+        """Seal the next chunk into ``out``. ``about``: what both sides know of it."""
         self._count += 1
-        return self._cipher.encrypt(self._count.to_bytes(12, "big"), data, about.encode())
+        sealed = self._own[: len(data) + TAG]
+        self._cipher.encrypt_into(self._count.to_bytes(12, "big"), data, about.encode(), sealed)
+        out[:] = sealed
 
-    def take(self, sealed: memoryview | bytes, about: str) -> bytes:
-        """What the other side has sealed next.
+    def take(self, sealed: memoryview, about: str, out: memoryview) -> None:
+        """Open what the other side has sealed next into ``out``.
 
         Raises:
-            Denied: this is something else.
+            Denied: this is something else; zeros are in ``out``.
         """
         self._count += 1
+        own = self._own[: len(sealed)]
+        own[:] = sealed
         try:
-            return self._cipher.decrypt(self._count.to_bytes(12, "big"), sealed, about.encode())
+            self._cipher.decrypt_into(self._count.to_bytes(12, "big"), own, about.encode(), out)
         except InvalidTag:
+            out[:] = bytes(len(out))
             raise Denied(f"chunk {self._count} is not what was sealed for {about}", "changed") from None
 
 
@@ -193,7 +206,8 @@ class Shared:
         self.path, size = Path(path), WINDOW * (CHUNK + TAG)
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)
-            self._memory = memoryview(mmap.mmap(file.fileno(), size))
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._memory = memoryview(mmap.mmap(file.fileno(), size, flags))
 
     def place(self, number: int, length: int) -> memoryview:
         """The first ``length`` bytes of a place."""
@@ -201,7 +215,50 @@ class Shared:
         return self._memory[at : at + length]
 
 
-def chunks(offset: int, length: int, first: int = 0) -> Iterator[tuple[int, int, int]]:
-    """(place, offset, length) of each chunk of ``length`` bytes at ``offset``, from place ``first`` on."""
-    for number, at in enumerate(range(offset, offset + length, CHUNK), first):
+class Bells:
+    """Says by chunk how far the other side is, user or device: numbers in a pipe for each direction, which
+    ends with who rings. The host may ring wrongly; then tags do not hold, or nobody goes on.
+
+    Raises:
+        Denied: the user, whose side is there first, has none.
+    """
+
+    def __init__(self, shared: Path, user: bool) -> None:
+        into, out = (shared.with_name(f"bell-{way}") for way in ("in", "out"))
+        for path in (into, out) if user else ():
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(path, 0o600)
+        try:
+            self._rings = os.open(into if user else out, os.O_RDWR if user else os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            raise Denied("the user has no bells", "ended") from None
+        self.hears = os.open(out if user else into, os.O_RDONLY | os.O_NONBLOCK)
+        os.set_blocking(self.hears, not user)
+        self._heard = -1  # numbers only go up: those for a refused request are passed over
+
+    def ring(self, number: int, last: bool) -> None:
+        """That chunk is in its place: the other side is woken for every `PEAL` of them, and for the last.
+        Raises Denied: it has ended."""
+        if (number + 1) % PEAL and not last:
+            return
+        try:
+            os.write(self._rings, number.to_bytes(8, "big"))
+        except BrokenPipeError:
+            raise Denied("the other side has ended", "ended") from None
+
+    def there(self, number: int) -> bool:
+        """Whether that chunk is. The device waits for it, or for the user's end."""
+        with contextlib.suppress(BlockingIOError):
+            while self._heard < number and (rung := os.read(self.hears, 8)):
+                self._heard = int.from_bytes(rung, "big")
+        return self._heard >= number
+
+    def close(self) -> None:
+        for pipe in (self._rings, self.hears):
+            os.close(pipe)
+
+
+def chunks(offset: int, length: int) -> Iterator[tuple[int, int, int]]:
+    """(place, offset, length) of each chunk of ``length`` bytes at ``offset``."""
+    for number, at in enumerate(range(offset, offset + length, CHUNK)):
         yield number, at, min(CHUNK, offset + length - at)

@@ -6,7 +6,7 @@
         b = gpu.read(y)
 
 ``double``: the broker opens what was sealed for it and seals it for the device. ``single``: the device opens
-what the user sealed. ``pipelined``: as single, while the next chunks are sealed. ``plain``: nothing is
+what the user sealed. ``pipelined``: as single, and each chunk as soon as it is there. ``plain``: nothing is
 sealed.
 
 On each failure: what the device does not allow, a chunk that was changed on its way too, raises `Denied`; a
@@ -20,9 +20,8 @@ import math
 import pickle
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,9 +36,10 @@ from windtunnel.store.eventlog import NAME
 from windtunnel.trust.attest import AllowList, Device, Manufacturer, Verifier, measure
 from windtunnel.trust.gpu.live.link import (
     CHUNK,
+    PEAL,
     TAG,
     WINDOW,
-    Denied,
+    Bells,
     Fields,
     Link,
     Party,
@@ -49,9 +49,6 @@ from windtunnel.trust.gpu.live.link import (
 )
 
 PATHS = ("plain", "double", "single", "pipelined")
-STEP = 8
-"""Chunks that are under way while the next ones are sealed."""
-Part = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -71,12 +68,17 @@ class Gpu:
     """A device that is claimed, for one thread at a time; see `claim`. ``epoch``: of the claim."""
 
     def __init__(self, link: Link, facts: Fields, path: str) -> None:
-        party = Party()
-        answer = link.call("claim", public=party.public)
+        party, self._shared = Party(), Shared(facts["shared"])
+        self._bells = Bells(self._shared.path, user=True) if path == "pipelined" else None
+        try:
+            answer = link.call("claim", public=party.public)
+        except BaseException:
+            self.close()
+            raise
         key, peer = party.times(answer["both"]), "broker" if path == "double" else "device"
         self.epoch: int = answer["epoch"]
+        self._chunks = self.epoch << 32  # bells of an older claim may still be in the pipes
         self.path, self._link, self._page, self._next = path, link, facts["page"], 0
-        self._shared = Shared(facts["shared"])
         self._puts, self._takes = Seal(key, f"user>{peer}"), Seal(key, f"{peer}>user")
 
     def call(self, do: str, **fields: Any) -> Fields:
@@ -105,9 +107,11 @@ class Gpu:
         data = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
 
         def put(number: int, at: int, count: int) -> None:
-            part = data[at - buffer.offset :][:count]
-            sealed = part if self.path == "plain" else self._puts.put(part, f"{self.epoch}:{at}:{count}")
-            self._shared.place(number, len(sealed))[:] = sealed
+            part, place = data[at - buffer.offset :][:count], self._place(number, count)
+            if self.path == "plain":
+                place[:] = part
+            else:
+                self._puts.put(part, f"{self.epoch}:{at}:{count}", place)
 
         self._move(buffer, put, into=True)
 
@@ -116,9 +120,11 @@ class Gpu:
         content = np.empty(buffer.nbytes, np.uint8)
 
         def take(number: int, at: int, count: int) -> None:
-            sealed = self._shared.place(number, count + TAG * (self.path != "plain"))
-            plain = sealed if self.path == "plain" else self._takes.take(sealed, f"{self.epoch}:{at}:{count}")
-            content[at - buffer.offset :][:count] = np.frombuffer(plain, np.uint8)
+            part, place = content.data[at - buffer.offset :][:count], self._place(number, count)
+            if self.path == "plain":
+                part[:] = place
+            else:
+                self._takes.take(place, f"{self.epoch}:{at}:{count}", part)
 
         self._move(buffer, take, into=False)
         return content.view(buffer.dtype).reshape(buffer.shape)
@@ -130,36 +136,38 @@ class Gpu:
         tensors = [(k, b.offset, b.dtype, b.shape) for k, b in zip(kinds, [*reads, *writes], strict=True)]
         self.call("run", program=program, tensors=tensors, numbers=numbers)
 
-    def _move(self, buffer: Buffer, each: Callable[[int, int, int], None], *, into: bool) -> None:
-        """``each`` (place, offset, length) of every chunk, before the device's copy or after it. A pipelined
-        step has half of the places in use: the device copies one half while the other is sealed or opened
-        here, by one thread, as sealing keeps Python's lock."""
-        step, behind = (STEP, 1) if self.path == "pipelined" else (WINDOW, 0)
-        end, pending = buffer.offset + buffer.nbytes, deque[list[Part]]()
+    def _place(self, number: int, count: int) -> memoryview:
+        return self._shared.place(number, count + TAG * (self.path != "plain"))
 
-        def finish() -> None:
-            parts = pending.popleft()
+    def _move(self, buffer: Buffer, each: Callable[[int, int, int], None], *, into: bool) -> None:
+        """``each`` (place, offset, length) of every chunk, before the device's copy or after it; where there
+        are bells, beside it, chunk by chunk."""
+        end = buffer.offset + buffer.nbytes
+        bells = self._bells if buffer.nbytes > PEAL * CHUNK else None
+        path = "single" if self.path == "pipelined" and bells is None else self.path
+        for offset in range(buffer.offset, end, WINDOW * CHUNK):
+            length, first = min(WINDOW * CHUNK, end - offset), self._chunks
+            parts = [*chunks(offset, length)]
+            self._chunks += len(parts)
+            for part in parts if into and bells is None else ():
+                each(*part)
+            where = {"offset": offset, "length": length, "bell": first}
+            self._link.send("copy", epoch=self.epoch, path=path, into=into, **where)
+            for number, part in enumerate(parts if bells is not None else (), first):
+                assert bells is not None
+                while not into and not bells.there(number):
+                    if self._link.answered(bells.hears) and not bells.there(number):
+                        self._link.receive()  # it is refused, or over
+                each(*part)
+                if into:
+                    bells.ring(number, part == parts[-1])
             self._link.receive()
-            for part in parts if not into else ():
+            for part in parts if not into and bells is None else ():
                 each(*part)
 
-        try:
-            for turn, offset in enumerate(range(buffer.offset, end, step * CHUNK)):
-                length, place = min(step * CHUNK, end - offset), turn % 2 * step * behind
-                pending.append(list(chunks(offset, length, place)))
-                for part in pending[-1] if into else ():
-                    each(*part)
-                where = {"offset": offset, "length": length, "place": place}
-                self._link.send("copy", epoch=self.epoch, path=self.path, into=into, **where)
-                if len(pending) > behind:
-                    finish()
-            while pending:
-                finish()
-        finally:
-            while pending:  # after a refusal: answers that are under way belong to no later request
-                with suppress(Denied):
-                    pending.popleft()
-                    self._link.receive()
+    def close(self) -> None:
+        if self._bells is not None:
+            self._bells.close()
 
 
 @contextmanager
@@ -180,9 +188,10 @@ def claim(broker: str, allow: AllowList, me: Device, path: str = "pipelined") ->
         m2 = me.answer(bytes.fromhex(link.call("challenge")["m1"]))
         m4 = me.accept(bytes.fromhex(link.call("prove", m2=m2.hex())["m3"]))
         gpu = Gpu(link, link.call("proven", m4=m4.hex()), path)
-        yield gpu
-        gpu.call("scrub")
-        gpu.call("release")
+        with closing(gpu):
+            yield gpu
+            gpu.call("scrub")
+            gpu.call("release")
     finally:
         link.close()
 

@@ -16,7 +16,7 @@ import hmac
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.trust.shield.model import ARITY, DIGEST, VERSION, Region
+from windtunnel.trust.shield.model import ARITY, DIGEST, TAG, VERSION, Region
 
 EPOCH = 40  # bits below the count of openings
 
@@ -35,9 +35,9 @@ class Tampered(HostError):
 
 
 class Shield:
-    """``memory``: at least the sum of the regions' ``room`` (bytes), in anybody's hands. ``state``: the file
-    of what is on chip (key, openings, versions, roots), made if it is not there. Raises UserError: the memory
-    is too small, or the state is of other regions."""
+    """For one thread at a time. ``memory``: at least the sum of the regions' ``room`` (bytes), in anybody's
+    hands. ``state``: the file of what is on chip (key, openings, versions, roots), made if it is not there.
+    Raises UserError: the memory is too small, or the state is of other regions."""
 
     def __init__(self, memory: bytearray | memoryview, regions: Sequence[Region], state: Path) -> None:
         self._areas, self._path, layout = list[_Area](), state, repr(list(regions))
@@ -66,36 +66,36 @@ class Shield:
     def read(self, address: int, length: int) -> bytes:
         """What was last written there; zeros where nothing was. Raises Tampered: that is not what lies there.
         UserError: it is in no region."""
-        parts = self._split(address, length)
-        return b"".join([area.read(index)[first:last] for area, index, first, last in parts])
+        area, at = self._area(address, length)
+        chunk = area.region.chunk
+        chunks = [area.read(index) for index in range(at // chunk, -(-(at + length) // chunk))]
+        return b"".join(chunks)[at % chunk : at % chunk + length]
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
         """Put ``data`` there. Raises as `read` does: a chunk that is changed in part is read first."""
-        view, at = memoryview(data).cast("B"), 0
-        for area, index, first, last in self._split(address, len(view)):
-            part: bytes | memoryview = view[at : at + last - first]
-            if len(part) < area.region.chunk:
+        view = memoryview(data).cast("B")
+        area, at = self._area(address, len(view))
+        chunk = area.region.chunk
+        while view:
+            index, first = divmod(at, chunk)
+            part: bytes | memoryview = view[: chunk - first]
+            at, view = at + len(part), view[len(part) :]
+            if len(part) < chunk:
                 old = area.read(index)
-                part = b"".join((old[:first], part, old[last:]))
+                part = b"".join((old[:first], part, old[first + len(part) :]))
             area.write(index, part)
-            at += last - first
 
     def save(self) -> None:
         """What is on chip is on the disk too, and survives a restart from here on."""
         self._kept["on_chip"] = [(area.root or area.versions.tobytes()).hex() for area in self._areas]
         atomic.replace(self._path, json.dumps(self._kept), durable=True, mode=0o600)
 
-    def _split(self, address: int, length: int) -> Iterator[tuple[_Area, int, int, int]]:
-        """The chunks: their area and index, and from where to where in them."""
+    def _area(self, address: int, length: int) -> tuple[_Area, int]:
+        """Where that is, and from where on in it."""
         for area in self._areas:
-            at, end = address - area.region.base, address - area.region.base + length
-            if at >= 0 and end <= area.region.length:
-                while at < end:
-                    index, first = divmod(at, area.region.chunk)
-                    last = min(area.region.chunk, first + end - at)
-                    yield area, index, first, last
-                    at += last - first
-                return
+            at = address - area.region.base
+            if 0 <= at <= area.region.length - length:
+                return area, at
         raise UserError(f"shield: {length} bytes from {address} on are in no region")
 
 
@@ -108,6 +108,7 @@ class _Area:
     ) -> None:
         self.region, self._memory, self._next = region, memory, version
         self._cipher, self._stride, self._mode = AESGCM(key), region.stride, region.mode
+        self._sealed = bytearray(region.chunk + TAG)  # a chunk on its way out
         self._tree_key, self.versions, self.root = hmac.digest(key, b"tree", "sha256"), array("Q"), b""
         self._levels, at = list[tuple[int, int]](), region.chunks * region.stride
         for count, size in region.levels:
@@ -127,33 +128,34 @@ class _Area:
                 self.root += self._digest(level, place, node)
 
     def read(self, index: int) -> bytes:
-        sealed = bytes(self._memory[index * self._stride : (index + 1) * self._stride])
+        sealed: bytes | memoryview = bytes(self._memory[index * self._stride : (index + 1) * self._stride])
         if self._mode == "versions":
-            version = self.versions[index].to_bytes(VERSION, "big")
+            version = self.versions[index]
         elif self._mode == "tree":
             slot = index % ARITY * VERSION
-            version = bytes(self._nodes(index)[0][slot : slot + VERSION])
+            version = int.from_bytes(self._nodes(index)[0][slot : slot + VERSION], "big")
         else:
-            version, sealed = sealed[:VERSION], sealed[VERSION:]
-        if not any(version) and self._mode != "mac":
+            version, sealed = int.from_bytes(sealed[:VERSION], "big"), memoryview(sealed)[VERSION:]
+        if not version and self._mode != "mac":
             return bytes(self.region.chunk)
         try:
-            return self._cipher.decrypt(index.to_bytes(4, "big") + version, sealed, None)
+            return self._cipher.decrypt((index << 64 | version).to_bytes(12, "big"), sealed, None)
         except InvalidTag:
             raise Tampered(f"shield: chunk {index} of {self.region} is not what was written last") from None
 
     def write(self, index: int, data: bytes | memoryview) -> None:
-        at, version = index * self._stride, self._next.to_bytes(VERSION, "big")
+        at, nonce = index * self._stride, (index << 64 | self._next).to_bytes(12, "big")
+        end = at + self._stride
         if self._mode == "versions":
             self.versions[index] = self._next
         elif self._mode == "tree":
-            self._climb(index, version, self._nodes(index))
+            self._climb(index, nonce[-VERSION:], self._nodes(index))
+        else:
+            self._memory[at : at + VERSION], at = nonce[-VERSION:], at + VERSION
         self._next += 1
         # not sealed in place: its owner could change the ciphertext before the tag is made of it
-        sealed = self._cipher.encrypt(index.to_bytes(4, "big") + version, data, None)
-        if self._mode == "mac":
-            sealed = version + sealed
-        self._memory[at : at + len(sealed)] = sealed
+        self._cipher.encrypt_into(nonce, data, None, self._sealed)
+        self._memory[at:end] = self._sealed
 
     def _nodes(self, index: int) -> list[bytearray]:
         """From the block of versions that has a chunk's up to the top, checked from the root down."""
