@@ -1,0 +1,232 @@
+"""How fast to send over a mobile link, decided every 2 ms from the acknowledgements (SIRA and SIRA-H).
+
+**SIRA** paces at the mean rate of what was acknowledged over the last half second; before the first
+acknowledgement, and in the places of that window that are not filled yet, at a rate above the link's. What
+that overshoots stays in the queue, so that the link never runs dry, and packets wait.
+
+**SIRA-H** drains that queue. While the smoothed round trip is above the least one by more than a target it
+sends less, and notes what it held back. When the acknowledgement of such an interval shows that the link had
+little to send (fewer than ``busy`` packets were ahead, by the times between acknowledgements), what was held
+back counts as acknowledged (H1), or else the rate would fall with each time. When queues stay empty all the
+same, what else was held back is spread over a window (H2).
+
+`literal` is that, with the paper's defaults, as we read it; the paper's formula of packets ahead is our
+reading. It collapses where rates move fast: sending less lowers the rate of acknowledgements, that lowers the
+rate, and at a low rate one packet alone takes longer than the target. `decide` is `guarded`, of which every
+difference is named there.
+
+A log of acknowledgements may lack some, have some twice or in another order: each says how many packets the
+receiver has got so far, and only more of them counts.
+
+Source: SIRA and SIRA-H, IWQoS 2016, doi 10.1109/IWQoS.2016.7590420.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+SMOOTH = 0.875
+"""Of the round trip before, at each acknowledgement."""
+PACKETS = 3
+EMPTY = 2 / 3
+"""Of the intervals of a round trip, from which queues are taken for empty."""
+ALIVE = 1.0
+"""Seconds after which a packet goes in any case: no acknowledgement would ever come else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``delta``: seconds of an interval; ``intervals``: of the window (the paper's M). ``start``: bytes/s,
+    above the link's (X). ``target``: seconds that packets may wait (T). ``busy``: packets ahead (L_q). ``packet``:
+    bytes."""
+
+    delta: float = 2e-3
+    intervals: int = 250
+    start: float = 1.5e6
+    target: float = 10e-3
+    busy: int = 6
+    packet: int = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Of packet ``number``, sent and acknowledged at these seconds of the sender's clock; ``received``:
+    packets that the receiver has got by then."""
+
+    number: int
+    sent: float
+    at: float
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is kept of the log. ``window``: bytes acknowledged in each interval, () before the first.
+    ``trip``, ``least``: round trip, smoothed and least, seconds. ``arrivals``: times of the last acknowledgements.
+    ``owed``: of intervals that were held back the last packet and the bytes; ``held``: of the last interval.
+    ``unsent``: bytes held back and not made up for; ``extra``: of these the bytes that are being sent now, at
+    ``bonus`` bytes/s. ``empty``: whether queues were, in the last intervals with acknowledgements.
+    ``highest``: the newest packet that was acknowledged."""
+
+    window: tuple[float, ...] = ()
+    received: int = 0
+    trip: float = 0.0
+    least: float = 0.0
+    arrivals: tuple[float, ...] = ()
+    delayed: bool = False
+    owed: tuple[tuple[int, float], ...] = ()
+    held: float = 0.0
+    unsent: float = 0.0
+    extra: float = 0.0
+    bonus: float = 0.0
+    empty: tuple[bool, ...] = ()
+    highest: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One interval: the acknowledgements that came in it, and ``last``, the newest packet that was sent."""
+
+    settings: Settings
+    acks: tuple[Ack, ...]
+    last: int
+    memory: Memory = Memory()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``rate``: bytes/s until the next interval. ``memory``: for its observation."""
+
+    rate: float
+    memory: Memory
+    reason: str = field(default="", compare=False)
+
+
+class Heard(NamedTuple):
+    """What an interval's acknowledgements say. ``short``: of each its packet, and whether few were ahead."""
+
+    memory: Memory
+    acked: float
+    short: tuple[tuple[int, bool], ...]
+
+
+def hear(seen: Observation) -> Heard:
+    """Take in the acknowledgements of an interval: times, and how much is new."""
+    known, m = seen.settings, seen.memory
+    trip, least, arrivals, short = m.trip, m.least, m.arrivals, []
+    got = m.received
+    for ack in seen.acks:
+        took = ack.at - ack.sent
+        trip = SMOOTH * trip + (1 - SMOOTH) * took if trip else took
+        least = min(least, took) if least else took
+        # the times that packets took to be sent, added up backwards, reach over what this one waited
+        full = len(arrivals) == known.busy - 1
+        short.append((ack.number, full and ack.at - arrivals[0] >= took - least))
+        arrivals = (*arrivals, ack.at)[1 - known.busy :]
+        got = max(got, ack.received)
+    empty = m.empty
+    if seen.acks:
+        last, fits = seen.acks[-1], max(int(trip / known.delta), 1)
+        empty = (*empty, last.at - last.sent - least < known.packet / known.start)[-fits:]
+    memory = replace(
+        m, trip=trip, least=least, arrivals=arrivals, received=got, empty=empty,
+        highest=max((m.highest, *(ack.number for ack in seen.acks))),
+    )  # fmt: skip
+    return Heard(memory, float((got - m.received) * known.packet), tuple(short))
+
+
+def mean(seen: Observation, window: tuple[float, ...]) -> float:
+    """Bytes/s over the window; one packet in `ALIVE` at the least."""
+    known = seen.settings
+    return max(sum(window) / (known.intervals * known.delta), known.packet / ALIVE)
+
+
+def shifted(seen: Observation, acked: float) -> tuple[float, ...]:
+    """The window and this interval. Before the first acknowledgement there is none; then all is as at
+    ``start``."""
+    known, window = seen.settings, seen.memory.window
+    if not window and not acked:
+        return ()
+    return (*(window or (known.start * known.delta,) * known.intervals)[1:], acked)
+
+
+def sira(seen: Observation) -> Decision:
+    """The mean of the window, and nothing drains the queue."""
+    heard = hear(seen)
+    window = shifted(seen, heard.acked)
+    rate = mean(seen, window) if window else seen.settings.start
+    return Decision(rate, replace(heard.memory, window=window))
+
+
+def literal(seen: Observation) -> Decision:
+    """SIRA-H with the paper's defaults."""
+    known, m = seen.settings, seen.memory
+    now, acked, short = hear(seen)
+    most = known.target + now.least
+    delayed = now.trip > most
+    owed, unsent, extra, bonus = m.owed, m.unsent, m.extra, m.bonus
+    if m.held:
+        owed, unsent = (*owed, (seen.last, m.held)), unsent + m.held
+    for number, few in short:
+        while owed and owed[0][0] <= number:
+            if few and not delayed:  # H1
+                acked, unsent = acked + owed[0][1], unsent - owed[0][1]
+            owed = owed[1:]
+    extra = max(extra - bonus * known.delta, 0.0)
+    if not delayed and not owed and unsent > 0 and sum(now.empty) > EMPTY * len(now.empty):  # H2
+        extra, unsent = unsent, 0.0
+        bonus = extra / (known.intervals * known.delta)
+    window = shifted(seen, acked)
+    rate = mean(seen, window) + (bonus if extra else 0.0) if window else known.start
+    sends = rate * most / now.trip if delayed else rate
+    return Decision(
+        sends,
+        replace(
+            now, window=window, delayed=delayed, owed=owed, unsent=unsent, extra=extra, bonus=bonus,
+            held=(rate - sends) * known.delta,
+        ),
+        f"packets take {now.trip - most:.3f} s too long" if delayed else "",
+    )  # fmt: skip
+
+
+def guarded(seen: Observation) -> Decision:
+    """SIRA-H for links whose rates move. Five things differ from `literal`, each because a trial showed the need:
+
+    - An interval that found the queue empty counts as if ``start`` had been acknowledged in it, so that the
+      rate rises by one part of the window (X/M) each time, for as long as the window lasts; in H2's place.
+    - H1 in any state: an empty queue is an empty queue.
+    - Packets may wait `PACKETS` packet times at the least: at a low rate one takes longer than the target.
+    - The last round trip counts, not the smoothed one.
+    - No more is on its way than the rate fills a round trip and the target with. A link that stops stops the
+      sender after that.
+    """
+    known, m = seen.settings, seen.memory
+    now, acked, short = hear(seen)
+    owed = (*m.owed, (seen.last, m.held)) if m.held else m.owed
+    for number, few in short:
+        while owed and owed[0][0] <= number:
+            acked += owed[0][1] if few else 0.0
+            owed = owed[1:]
+    if seen.acks and now.empty[-1]:
+        acked += known.start * known.delta
+    window = shifted(seen, acked)
+    if not window:
+        return Decision(known.start, now, "nothing is acknowledged yet")
+    rate = min(mean(seen, window), known.start)
+    most = now.least + max(known.target, PACKETS * known.packet / rate)
+    trip = seen.acks[-1].at - seen.acks[-1].sent if seen.acks else now.trip
+    room = rate * most - (seen.last - now.highest) * known.packet
+    sends = max(min(rate * min(most / trip, 1.0), room / known.delta), known.packet / ALIVE)
+    reason = "as much is on its way as may be" if room <= 0 else "packets wait" if trip > most else ""
+    memory = replace(now, window=window, delayed=trip > most, owed=owed, held=(rate - sends) * known.delta)
+    return Decision(sends, memory, reason)
+
+
+decide = guarded
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
+    "sira-h": guarded,
+    "sira-h-literal": literal,
+    "sira": sira,
+}
