@@ -10,13 +10,13 @@ Delays are those of the link's queue, of packets that have passed it. `cost` pri
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engines.packets import At, Flow, Link, Queue, Simulation
 from windtunnel.engines.packets.layout import NEVER, SECOND
+from windtunnel.network.mobilerate.outcome import Outcome, World, outcome
 from windtunnel.network.mobilerate.policy import (
     POLICIES,
     Ack,
@@ -34,37 +34,6 @@ BASELINES = ("sprout", "oracle")
 ARMS = (*POLICIES, *SENDERS, *BASELINES)
 FAST = 1.25e9
 """Bytes/s of the links beside the trace's."""
-
-
-@dataclass(frozen=True)
-class World:
-    """``delay``: seconds of a round trip when nothing waits; ``packets``: that the link's queue holds."""
-
-    delay: float = 0.04
-    packets: int = 500
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """``rate``: bytes/s that passed, ``capacity``: that could have. ``mean``, ``p95``: seconds in the queue.
-    ``dropped``: packets that found it full."""
-
-    rate: float
-    capacity: float
-    mean: float
-    p95: float
-    dropped: int
-
-    @property
-    def use(self) -> float:
-        return self.rate / self.capacity
-
-
-def measured(passed: NDArray[np.float64], opportunities: int, seconds: float, dropped: int) -> Outcome:
-    """From when packets arrived and left, shape (packets, 2)."""
-    waits = passed[:, 1] - passed[:, 0]
-    mean, p95 = (float(waits.mean()), float(np.quantile(waits, 0.95))) if len(waits) else (np.nan, np.nan)
-    return Outcome(len(waits) * MTU / seconds, opportunities * MTU / seconds, mean, p95, dropped)
 
 
 def emulate(
@@ -92,7 +61,8 @@ def emulate(
         own[link.ROUTE] = simulation.route([0, At(0), 1, At(1, link.RECEIVE), 2, At(1, link.ACKED)])
         simulation.wake(1, 0.0)
         _steered(simulation, own, _driver(arm, trace.within(seconds + world.delay), settings, world, told), settings.delta, seconds)
-    return measured(link.passed(words), len(times), seconds, int(words[link.DROPPED]))
+    arrived, left = link.passed(words).T
+    return outcome(left - arrived, len(left) * MTU, len(times), seconds, int(words[link.DROPPED]))
 
 
 Driver = Callable[[float, tuple[Ack, ...], int], tuple[float, int]]
