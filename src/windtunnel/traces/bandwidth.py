@@ -1,14 +1,14 @@
 """When a mobile link may send a packet: recorded links, and links that are drawn.
 
-A trace is the times at which the link can take up to `MTU` bytes. Two formats are read. Mahimahi's: a line for
-each such opportunity, in whole milliseconds, in order; the last one is the trace's length. CSV: the columns
+A trace is the times at which the link can take up to `MTU` bytes. Two formats are read. Mahimahi's: a line
+for each of these times, in whole milliseconds, in order; the last one is the trace's length. CSV: the columns
 ``seconds,rate``, where a rate (bytes/s, or text such as 6.5 Mb/s) holds until the next row, and the last row
 ends the trace. A trace that is over begins anew.
 
-Drawn ones are Poisson processes whose rate moves. Near-stationary: as SIRA's authors saw it (6.92 Mb/s, 2.9 to
-10 Mb/s, less than 1 Mb/s of change within a second for 94.5 % of the time; IWQoS 2016). Driving: the model of
-Sprout (NSDI 2013), Brownian motion of 200 packets/s within a second (here between 0 and 12 Mb/s), and outages
-of a second every 20 s, in the mean. Lossy: the first, where one packet in a hundred is lost without a full queue.
+Drawn ones are Poisson processes whose rate moves. Near-stationary: as SIRA's authors saw it (IWQoS 2016; 2.9
+to 10 and 6.92 Mb/s in the mean, 94.5 % of the time less than 1 Mb/s of change within a second). Driving: the
+model of Sprout (NSDI 2013), Brownian motion of 200 packets/s within a second, here between 0 and 12 Mb/s, and
+outages of a second every 20 s, in the mean. Lossy: the first, and one packet in a hundred gets lost.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def _opportunities(path: Path, text: str) -> tuple[NDArray[np.float64], float]:
                 f"{path}, line {number}: {word[:40]!r} is not accepted; use whole milliseconds up to a day"
             )
         if found and int(word) < found[-1]:
-            raise UserError(f"{path}, line {number}: {word} comes after {found[-1]}; accepted is rising order")
+            raise UserError(
+                f"{path}, line {number}: {word} comes after {found[-1]}; accepted is rising order"
+            )
         found.append(int(word))
     if not found or not found[-1]:
         raise UserError(f"{path}: the trace is empty; accepted is a time in milliseconds in each line")
@@ -102,12 +104,13 @@ def _rates(path: Path, text: str) -> tuple[NDArray[np.float64], float]:
         if times[-1] > LONGEST or (len(times) > 1 and times[-1] <= times[-2]):
             raise UserError(f"{path}, line {number}: {times[-1]:g} s; accepted is rising order up to a day")
     if len(times) < 2:
-        raise UserError(f"{path}: the trace is empty; accepted are two rows or more, of which the last ends it")
-    at = np.array(times) - times[0]
-    passed = np.concatenate([[0.0], np.cumsum(np.diff(at) * np.array(rates[:-1]))]) / MTU
-    moves = np.concatenate([[True], np.diff(passed) > 0])  # while nothing passes no packet's time comes
+        raise UserError(
+            f"{path}: the trace is empty; accepted are two rows or more, the last of which ends it"
+        )
+    ends: NDArray[np.float64] = np.array(times) - times[0]
+    passed = np.concatenate([[0.0], np.cumsum(np.diff(ends) * np.array(rates[:-1]))]) / MTU
     whole = np.arange(1, int(passed[-1] + 1e-9) + 1) - 0.5
-    return np.interp(whole, passed[moves], at[moves]), float(at[-1])
+    return np.interp(whole, passed, ends).astype(np.float64), float(ends[-1])
 
 
 def near_stationary(seconds: float, rng: np.random.Generator) -> Trace:

@@ -22,8 +22,8 @@ class World:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``rate``: bytes/s that passed, ``capacity``: that could have. ``mean``, ``p95``: seconds that packets spent
-    in the link's queue, nan where none has passed. ``dropped``: packets that found it full."""
+    """``rate``: bytes/s that passed, ``capacity``: that could have. ``mean``, ``p95``: seconds that packets
+    spent in the link's queue, nan where none has passed. ``dropped``: packets that found it full."""
 
     rate: float
     capacity: float
@@ -46,7 +46,11 @@ class Outcome:
 
 
 def outcome(
-    waits: NDArray[np.float64] | Sequence[float], sent: float, opportunities: int, seconds: float, dropped: int
+    waits: NDArray[np.float64] | Sequence[float],
+    sent: float,
+    opportunities: int,
+    seconds: float,
+    dropped: int,
 ) -> Outcome:
     """From how long packets waited, the bytes that passed, and the opportunities that there were."""
     known = np.asarray(waits, np.float64)

@@ -24,7 +24,7 @@ LATE = 5e-3
 TRIES = 3
 CONTROLS = ("cubic", "reno", "bbr")
 ARMS = (*POLICIES, *CONTROLS)
-PATIENCE = 20.0
+PATIENCE, USUAL = 20.0, World()
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def lacking(arm: str) -> str | None:
 
 
 def measure(
-    trace: Trace, arm: str, seconds: float, *, world: World = World(), seed: int = 0, log: Path | None = None
+    trace: Trace, arm: str, seconds: float, *, world: World = USUAL, seed: int = 0, log: Path | None = None
 ) -> Measured:
     """One sender for ``seconds``, again while tries are late.
 
@@ -81,14 +81,16 @@ def _once(
             with _ended(here.start(words, stdout=pipe)) as sender:
                 ticks = json.loads(_said(sender, seconds + PATIENCE))
             said = json.loads(_said(between, PATIENCE, "end\n"))
-    packets, intervals = (float(np.quantile(known, 0.95)) if known else 0.0 for known in (said["late"], ticks))
+    packets, intervals = (
+        float(np.quantile(known, 0.95)) if known else 0.0 for known in (said["late"], ticks)
+    )
     possible = len(trace.within(seconds))
     return outcome(said["waits"], said["passed"], possible, seconds, said["dropped"]), (packets, intervals)
 
 
 @contextmanager
 def linked(
-    trace: Trace, seconds: float, world: World = World(), seed: int = 0
+    trace: Trace, seconds: float, world: World = USUAL, seed: int = 0
 ) -> Iterator[tuple[Side, Side, subprocess.Popen[str]]]:
     """Two sides and the relay between them, which lets packets pass for ``seconds`` from the first one.
 
@@ -109,8 +111,8 @@ def linked(
 
 
 def through(
-    trace: Trace, program: Sequence[str], *, server: Sequence[str] = (), world: World = World(), seed: int = 0,
-    seconds: float = 3600.0,
+    trace: Trace, program: Sequence[str], *, server: Sequence[str] = (), world: World = USUAL,
+    seed: int = 0, seconds: float = 3600.0,
 ) -> int:  # fmt: skip
     """Run a program on the sending side, and ``server`` on the other one until it ends; its exit status.
 

@@ -78,7 +78,9 @@ def sides() -> Iterator[tuple[Side, Side]]:
                 stack.callback(os.close, space)
                 device = namespaces.within(space, _open_device)
             except OSError as error:
-                raise LinuxError(f"a network with a TUN device: {error.strerror}", error.errno or 0) from error
+                raise LinuxError(
+                    f"a network with a TUN device: {error.strerror}", error.errno or 0
+                ) from error
             stack.callback(os.close, device)
             held = Path(f"/proc/self/fd/{space}")
             network.configure("lo", "127.0.0.1", 8, held)

@@ -1,7 +1,7 @@
 """The link, live: a process between two TUN devices that lets packets pass when a trace says so.
 
-A packet is there half the base delay after it was sent. At each opportunity `MTU` bytes leave the queue: a
-packet, several small ones, or a part. What comes back waits the other half only. The trace begins with the
+A packet is there half the base delay after it was sent. At each opportunity up to `MTU` bytes leave the queue:
+a packet, or several small ones. What comes back waits the other half only. The trace begins with the
 first packet. Every packet that passes is noted with how late it was; the reader of the report judges that.
 
 Its standard input brings the trace, and later the word that it is over; if that closes, so is this process.
@@ -33,8 +33,8 @@ def hurry() -> None:
 
 @dataclass
 class Relay:
-    """``times``: opportunities within a ``period``, in seconds from the first packet, until it ``ends``. The rest
-    as in `outcome.World`."""
+    """``times``: opportunities within a ``period``, in seconds from the first packet, until it ``ends``;
+    ``delay`` and ``packets`` as in `World`."""
 
     here: int
     there: int
@@ -49,7 +49,6 @@ class Relay:
     next: int = 0
     dropped: int = 0
     passed: int = 0
-    rest: int = 0  # bytes of the first packet that have still to leave
     waits: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
     coming: deque[tuple[float, bytes]] = field(default_factory=deque)
@@ -87,7 +86,6 @@ class Relay:
             if arrives <= leaves:
                 if len(self.queue) < self.packets:
                     self.queue.append(self.coming.popleft())
-                    self.rest = self.rest or len(self.queue[0][1])
                 else:
                     self.coming.popleft()
                     self.dropped += 1
@@ -99,16 +97,13 @@ class Relay:
 
     def _leave(self, now: float, at: float) -> None:
         left = MTU
-        while self.queue and left > 0:
-            part = min(left, self.rest)
-            left, self.rest, self.passed = left - part, self.rest - part, self.passed + part
-            if not self.rest:
-                entered, packet = self.queue.popleft()
-                self.rest = len(self.queue[0][1]) if self.queue else 0
-                self.waits.append(now - entered)
-                self.late.append(now - at)
-                if self.random.random() >= self.loss:
-                    self._write(self.there, packet)
+        while self.queue and len(self.queue[0][1]) <= left:
+            entered, packet = self.queue.popleft()
+            left, self.passed = left - len(packet), self.passed + len(packet)
+            self.waits.append(now - entered)
+            self.late.append(now - at)
+            if self.random.random() >= self.loss:
+                self._write(self.there, packet)
 
     def _write(self, device: int, packet: bytes) -> None:
         with suppress(OSError):  # nobody is there any more
@@ -117,7 +112,8 @@ class Relay:
 
 def main() -> None:
     here, there = map(int, sys.argv[1:])
-    relay = Relay(here, there, **json.loads(sys.stdin.buffer.raw.readline()))  # type: ignore[attr-defined]
+    with open(0, "rb", buffering=0, closefd=False) as given:
+        relay = Relay(here, there, **json.loads(given.readline()))
     hurry()
     print("ready", flush=True)
     due = time.monotonic()

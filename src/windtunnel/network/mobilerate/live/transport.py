@@ -1,8 +1,8 @@
 """Datagrams over UDP at the rate of a policy, acknowledged one by one; and TCP of this kernel beside them.
 
 A datagram begins with its number and when it was sent; its acknowledgement says both again, and how many have
-been received. What is lost stays lost: that is for who sends. Every interval the policy decides; one that came
-late is made up for, with the acknowledgements that it had, and how late it was is noted.
+been received. What is lost stays lost: that is for who sends. Every interval the policy decides; one that
+came late is made up for, with the acknowledgements that it had, and how late it was is noted.
 
 `main` is what runs in the two networks: ``send`` or ``receive``, or either for TCP.
 """
@@ -32,11 +32,12 @@ CATCHES_UP = 1e-3
 LOGGED = 0.1
 """Seconds between decisions that are logged: each holds its window."""
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+KNOWN = Settings()
 _CONGESTION, _PORT = 13, 7700
 
 
 def send(
-    plug: socket.socket, policy: str, seconds: float, *, settings: Settings = Settings(),
+    plug: socket.socket, policy: str, seconds: float, *, settings: Settings = KNOWN,
     log: EventLog | None = None, source: Callable[[int], bytes] = bytes,
 ) -> list[float]:  # fmt: skip
     """Send what ``source`` gives, of so many bytes, over a connected socket; how late each interval was."""
@@ -96,7 +97,9 @@ def _send(address: str, policy: str, seconds: str, log: str = "") -> None:
     hurry()
     plug = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     plug.connect((address, _PORT))
-    print(json.dumps(send(plug, policy, float(seconds), log=EventLog(Path(log)) if log else None)), flush=True)
+    print(
+        json.dumps(send(plug, policy, float(seconds), log=EventLog(Path(log)) if log else None)), flush=True
+    )
 
 
 def _receive() -> None:

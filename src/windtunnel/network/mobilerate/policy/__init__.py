@@ -8,7 +8,7 @@ that overshoots stays in the queue, so that the link never runs dry, and packets
 sends less, and notes what it held back. When the acknowledgement of such an interval shows that the link had
 little to send (fewer than ``busy`` packets were ahead, by the times between acknowledgements), what was held
 back counts as acknowledged (H1), or else the rate would fall with each time. When queues stay empty all the
-same, what else was held back is spread over a window (H2).
+same, what is not made up for yet is spread over a window (H2).
 
 `literal` is that, with the paper's defaults, as we read it; the paper's formula of packets ahead is our
 reading. It collapses where rates move fast: sending less lowers the rate of acknowledgements, that lowers the
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 SMOOTH = 0.875
 """Of the round trip before, at each acknowledgement."""
@@ -39,8 +38,8 @@ ALIVE = 1.0
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``delta``: seconds of an interval; ``intervals``: of the window (the paper's M). ``start``: bytes/s,
-    above the link's (X). ``target``: seconds that packets may wait (T). ``busy``: packets ahead (L_q). ``packet``:
-    bytes."""
+    above the link's (X). ``target``: seconds that packets may wait (T). ``busy``: packets ahead (L_q).
+    ``packet``: bytes."""
 
     delta: float = 2e-3
     intervals: int = 250
@@ -64,18 +63,17 @@ class Ack:
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What is kept of the log. ``window``: bytes acknowledged in each interval, () before the first.
-    ``trip``, ``least``: round trip, smoothed and least, seconds. ``arrivals``: times of the last acknowledgements.
-    ``owed``: of intervals that were held back the last packet and the bytes; ``held``: of the last interval.
-    ``unsent``: bytes held back and not made up for; ``extra``: of these the bytes that are being sent now, at
-    ``bonus`` bytes/s. ``empty``: whether queues were, in the last intervals with acknowledgements.
-    ``highest``: the newest packet that was acknowledged."""
+    ``trip``, ``least``: round trip, smoothed and least, seconds. ``arrivals``: times of the last few
+    acknowledgements, ``highest``: the newest packet of all. ``owed``: of intervals that were held back the
+    last packet and the bytes; ``held``: bytes of the last interval. ``unsent``: bytes held back and not made
+    up for; ``extra``: those that are made up for now, at ``bonus`` bytes/s. ``empty``: whether the queue was,
+    in the last intervals with acknowledgements."""
 
     window: tuple[float, ...] = ()
     received: int = 0
     trip: float = 0.0
     least: float = 0.0
     arrivals: tuple[float, ...] = ()
-    delayed: bool = False
     owed: tuple[tuple[int, float], ...] = ()
     held: float = 0.0
     unsent: float = 0.0
@@ -104,19 +102,12 @@ class Decision:
     reason: str = field(default="", compare=False)
 
 
-class Heard(NamedTuple):
-    """What an interval's acknowledgements say. ``short``: of each its packet, and whether few were ahead."""
-
-    memory: Memory
-    acked: float
-    short: tuple[tuple[int, bool], ...]
-
-
-def hear(seen: Observation) -> Heard:
-    """Take in the acknowledgements of an interval: times, and how much is new."""
+def hear(seen: Observation) -> tuple[Memory, float, list[tuple[int, bool]]]:
+    """Take in the acknowledgements of an interval: what is kept, the bytes that are new, and of each its
+    packet and whether few were ahead of it."""
     known, m = seen.settings, seen.memory
-    trip, least, arrivals, short = m.trip, m.least, m.arrivals, []
-    got = m.received
+    trip, least, arrivals, got = m.trip, m.least, m.arrivals, m.received
+    short = list[tuple[int, bool]]()
     for ack in seen.acks:
         took = ack.at - ack.sent
         trip = SMOOTH * trip + (1 - SMOOTH) * took if trip else took
@@ -130,17 +121,19 @@ def hear(seen: Observation) -> Heard:
     if seen.acks:
         last, fits = seen.acks[-1], max(int(trip / known.delta), 1)
         empty = (*empty, last.at - last.sent - least < known.packet / known.start)[-fits:]
-    memory = replace(
-        m, trip=trip, least=least, arrivals=arrivals, received=got, empty=empty,
-        highest=max((m.highest, *(ack.number for ack in seen.acks))),
-    )  # fmt: skip
-    return Heard(memory, float((got - m.received) * known.packet), tuple(short))
+    newest = max((m.highest, *(ack.number for ack in seen.acks)))
+    memory = replace(m, trip=trip, least=least, arrivals=arrivals, received=got, empty=empty, highest=newest)
+    return memory, float((got - m.received) * known.packet), short
 
 
 def mean(seen: Observation, window: tuple[float, ...]) -> float:
-    """Bytes/s over the window; one packet in `ALIVE` at the least."""
+    """Bytes/s over the window, ``start`` before there is one; a packet in `ALIVE` at the least."""
     known = seen.settings
-    return max(sum(window) / (known.intervals * known.delta), known.packet / ALIVE)
+    return (
+        known.start
+        if not window
+        else max(sum(window) / (known.intervals * known.delta), known.packet / ALIVE)
+    )
 
 
 def shifted(seen: Observation, acked: float) -> tuple[float, ...]:
@@ -154,10 +147,9 @@ def shifted(seen: Observation, acked: float) -> tuple[float, ...]:
 
 def sira(seen: Observation) -> Decision:
     """The mean of the window, and nothing drains the queue."""
-    heard = hear(seen)
-    window = shifted(seen, heard.acked)
-    rate = mean(seen, window) if window else seen.settings.start
-    return Decision(rate, replace(heard.memory, window=window))
+    now, acked, _ = hear(seen)
+    window = shifted(seen, acked)
+    return Decision(mean(seen, window), replace(now, window=window))
 
 
 def literal(seen: Observation) -> Decision:
@@ -179,20 +171,15 @@ def literal(seen: Observation) -> Decision:
         extra, unsent = unsent, 0.0
         bonus = extra / (known.intervals * known.delta)
     window = shifted(seen, acked)
-    rate = mean(seen, window) + (bonus if extra else 0.0) if window else known.start
+    rate = mean(seen, window) + (bonus if extra else 0.0)
     sends = rate * most / now.trip if delayed else rate
-    return Decision(
-        sends,
-        replace(
-            now, window=window, delayed=delayed, owed=owed, unsent=unsent, extra=extra, bonus=bonus,
-            held=(rate - sends) * known.delta,
-        ),
-        f"packets take {now.trip - most:.3f} s too long" if delayed else "",
-    )  # fmt: skip
+    memory = replace(now, window=window, owed=owed, unsent=unsent, extra=extra, bonus=bonus)
+    memory = replace(memory, held=(rate - sends) * known.delta)
+    return Decision(sends, memory, "packets wait" if delayed else "")
 
 
 def guarded(seen: Observation) -> Decision:
-    """SIRA-H for links whose rates move. Five things differ from `literal`, each because a trial showed the need:
+    """SIRA-H for links whose rates move. What differs from `literal`, because a trial showed the need:
 
     - An interval that found the queue empty counts as if ``start`` had been acknowledged in it, so that the
       rate rises by one part of the window (X/M) each time, for as long as the window lasts; in H2's place.
@@ -220,7 +207,7 @@ def guarded(seen: Observation) -> Decision:
     room = rate * most - (seen.last - now.highest) * known.packet
     sends = max(min(rate * min(most / trip, 1.0), room / known.delta), known.packet / ALIVE)
     reason = "as much is on its way as may be" if room <= 0 else "packets wait" if trip > most else ""
-    memory = replace(now, window=window, delayed=trip > most, owed=owed, held=(rate - sends) * known.delta)
+    memory = replace(now, window=window, owed=owed, held=(rate - sends) * known.delta)
     return Decision(sends, memory, reason)
 
 

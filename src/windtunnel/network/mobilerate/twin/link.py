@@ -27,8 +27,8 @@ KEPT = 9
 ARRIVED, LEFT = range(2)
 """Words of a packet in the log."""
 GAP, MAY, LAST, SENT_AT, RECEIVED, ACKS, ROUTE, DELTA, END = range(9)
-"""Of a sender: its pace, how many packets may go in all, the newest and when it went, packets received, entries
-of the log, where packets begin, an interval, and when it ends."""
+"""Of a sender: its pace, how many packets may go in all, the newest and when it went, packets received,
+entries of its log, where packets begin, an interval, and when it ends."""
 ENTRY = 4
 """Words of an acknowledgement: number, sent, at, received."""
 RECEIVE, ACKED = 1, 2
@@ -63,8 +63,14 @@ def opportunities(now: int, port: int, packet: Any, state: Any, outbox: Any, rep
             return CONSUME
         head = carray(packet, 1)[0]
         at = w[RING] + (w[FIRST] + w[WAITING]) % w[MOST] * KEPT
-        w[at], w[at + 1], w[at + 2], w[at + 3], w[at + 4] = now, head.word0, head.word1, head.word2, head.word3
-        w[at + 5], w[at + 6], w[at + 7], w[at + 8] = head.flags, head.flow, head.size, head.hop
+        w[at], w[at + 1], w[at + 2], w[at + 3] = now, head.word0, head.word1, head.word2
+        w[at + 4], w[at + 5], w[at + 6], w[at + 7], w[at + 8] = (
+            head.word3,
+            head.flags,
+            head.flow,
+            head.size,
+            head.hop,
+        )
         w[WAITING] += 1
         if w[WAITING] == 1:
             while w[NEXT] < w[COUNT] and w[_SLOT + w[NEXT]] < now:
@@ -87,12 +93,18 @@ def opportunities(now: int, port: int, packet: Any, state: Any, outbox: Any, rep
     return CONSUME
 
 
-def sender_words(delta: float, seconds: float, route: int, most: int) -> Words:
-    """Of a sender whose packets begin at ``route``, with room for ``most`` acknowledgements."""
+def sender_words(delta: float, seconds: float, most: int) -> Words:
+    """Of a sender with room for ``most`` acknowledgements, which may send all that it wants as yet."""
     words = np.zeros(_SLOT + most * ENTRY, np.int64)
-    words[[GAP, LAST, SENT_AT]] = NEVER // 2, -1, -NEVER // 2
-    words[[ROUTE, DELTA, END]] = route, round(delta * SECOND), round(seconds * SECOND)
+    words[[GAP, MAY, LAST, SENT_AT]] = 0, NEVER, -1, -1
+    words[[DELTA, END]] = round(delta * SECOND), round(seconds * SECOND)
     return words
+
+
+def acknowledged(words: Words, before: int) -> list[list[int]]:
+    """The log from entry ``before`` on: number, sent, at, received."""
+    found: list[list[int]] = words[_SLOT:][before * ENTRY : words[ACKS] * ENTRY].reshape(-1, ENTRY).tolist()
+    return found
 
 
 @node

@@ -41,8 +41,8 @@ class Forecast:
         self._turn, self._count, self._wait, self._base = 0, 0, 0.0, np.inf
         self._window, self._highest = 10, -1
 
-    def look(self, now: float, acks: tuple[Ack, ...], _: int) -> tuple[float, int]:
-        """No pace, and how many packets may go in all."""
+    def look(self, now: float, acks: tuple[Ack, ...]) -> int:
+        """How many packets may go in all."""
         for ack in acks:
             self._base = min(self._base, ack.at - ack.sent)
             self._wait = ack.at - ack.sent - self._base
@@ -56,4 +56,4 @@ class Forecast:
             self._belief, self._count = belief / belief.sum(), 0
             chance = self._total @ (self._belief @ self._ahead)
             self._window = max(int(np.searchsorted(chance, 1 - SURE)), 1)
-        return np.inf, self._highest + 1 + self._window
+        return self._highest + 1 + self._window
