@@ -27,6 +27,8 @@ CAPABILITY = "network.mobilerate"
 HEAD, ACK = struct.Struct("<qd"), struct.Struct("<qdq")
 HEADERS = 28
 """Bytes of IP and UDP."""
+RECENT = 4096
+"""Packets among which a receiver looks for one that it has got."""
 CATCHES_UP = 1e-3
 """Seconds of pacing that one who was woken late makes up for."""
 LOGGED = 0.1
@@ -83,23 +85,32 @@ def _acknowledged(plug: socket.socket, begin: float, last: int) -> list[Ack]:
 
 
 def receive(plug: socket.socket) -> None:
-    """Acknowledge all that comes, for as long as this process lives."""
-    received = 0
+    """Acknowledge all that comes, until the socket is shut. What comes twice is counted once; a new sender
+    begins anew."""
+    received, peer, known = 0, None, set[int]()
     while True:
         data, sender = plug.recvfrom(65_536)
-        if len(data) >= HEAD.size:
-            received += 1
-            with suppress(OSError):
-                plug.sendto(ACK.pack(*HEAD.unpack_from(data), received), sender)
+        if not data:
+            return
+        if len(data) < HEAD.size:
+            continue
+        if sender != peer:
+            received, peer, known = 0, sender, set()
+        number, sent = HEAD.unpack_from(data)
+        received += number not in known
+        known.add(number)
+        if len(known) > 2 * RECENT:
+            known = {one for one in known if one > number - RECENT}
+        with suppress(OSError):
+            plug.sendto(ACK.pack(number, sent, received), sender)
 
 
 def _send(address: str, policy: str, seconds: str, log: str = "") -> None:
     hurry()
     plug = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     plug.connect((address, _PORT))
-    print(
-        json.dumps(send(plug, policy, float(seconds), log=EventLog(Path(log)) if log else None)), flush=True
-    )
+    events = EventLog(Path(log)) if log else None
+    print(json.dumps(send(plug, policy, float(seconds), log=events)), flush=True)
 
 
 def _receive() -> None:

@@ -77,8 +77,8 @@ def _steer(
 
 
 def cost(seen: Observation, made: Decision) -> dict[str, float]:
-    """What a decision makes of its interval, if the link goes on as it did: seconds that its last packet waits,
-    and bytes/s that nobody sends."""
+    """What a decision makes of its interval, if the link goes on as it did: seconds that its last packet
+    waits, and bytes/s that nobody sends."""
     known, memory = seen.settings, made.memory
     passes = sum(memory.window) / (known.intervals * known.delta) or made.rate
     waits = memory.trip - memory.least + (made.rate / passes - 1) * known.delta
