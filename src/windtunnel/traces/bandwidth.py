@@ -30,7 +30,7 @@ STEP = 1e-3
 """Seconds that a drawn rate holds."""
 LONGEST = 86_400.0
 _MEAN, _LEAST, _MOST = 6.92e6 / 8 / MTU, 2.9e6 / 8 / MTU, 10e6 / 8 / MTU  # packets/s
-_SWING, _BACK = 1.2e6 / 8 / MTU, 10.0  # deviation of the rate, and seconds in which it goes back
+_SWING, _BACK = 1.2e6 / 8 / MTU, 16.0  # deviation of the rate, and seconds in which it goes back
 _FASTEST, _MOVES = 1000.0, 200.0  # packets/s, and within a second
 _BEGINS, _ENDS = 20.0, 1.0  # mean seconds between outages, and of one
 

@@ -1,8 +1,8 @@
 """The link, live: a process between two TUN devices that lets packets pass when a trace says so.
 
-A packet is there half the base delay after it was sent. At each opportunity a packet leaves
-the queue, or several small ones, up to `MTU` bytes. What comes back waits the other half only. The trace begins with the
-first packet. Every packet that passes is noted with how late it was; the reader of the report judges that.
+A packet is there half the base delay after it was sent. At each opportunity one leaves the queue, or several
+small ones, up to `MTU` bytes. What comes back waits the other half only. The trace begins with the first
+packet. Every packet that passes is noted with how late it was; the reader of the report judges that.
 
 Its standard input brings the trace, and later the word that it is over; if that closes, so is this process.
 """

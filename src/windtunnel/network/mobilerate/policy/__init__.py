@@ -172,7 +172,7 @@ def literal(seen: Observation) -> Decision:
         bonus = extra / (known.intervals * known.delta)
     window = shifted(seen, acked)
     rate = mean(seen, window) + (bonus if extra else 0.0)
-    sends = rate * most / now.trip if delayed else rate
+    sends = max(rate * most / now.trip, known.packet / ALIVE) if delayed else rate
     memory = replace(now, window=window, owed=owed, unsent=unsent, extra=extra, bonus=bonus)
     memory = replace(memory, held=(rate - sends) * known.delta)
     return Decision(sends, memory, "packets wait" if delayed else "")

@@ -58,7 +58,8 @@ def _steer(
     settings: Settings,
 ) -> None:  # fmt: skip
     """Run it, and give the sender its pace, and how many packets may go in all, every interval."""
-    half, delta, decide, before = world.delay / 2, settings.delta, POLICIES.get(arm), 0
+    delta, decide, before = settings.delta, POLICIES.get(arm), 0
+    half = world.delay / 2 + 1e-5  # the last of several that go at once is there a little later
     memory, forecast = Memory(), Forecast(world.delay) if arm == "sprout" else None
     ahead = trace.within(seconds + world.delay)
     ahead = ahead[np.searchsorted(ahead, half) :]  # whatever goes is there half a round trip later
