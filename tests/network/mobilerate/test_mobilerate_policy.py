@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -104,8 +105,8 @@ numbers = st.lists(st.integers(0, 60), max_size=40)
 
 @given(numbers, st.randoms(use_true_random=False), st.sampled_from(sorted(POLICIES)))
 def test_doubled_reordered_and_lost_acknowledgements_count_once(
-    order: list[int], shuffle, policy: str
-) -> None:  # type: ignore[no-untyped-def]
+    order: list[int], shuffle: Random, policy: str
+) -> None:
     """However the log of an interval is disturbed: bytes are those that the receiver had got, and a decision
     comes of it."""
     log = [Ack(number, number * 1e-3, 0.1 + number * 1e-3, number + 1) for number in order]

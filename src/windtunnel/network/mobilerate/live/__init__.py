@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -99,13 +100,13 @@ def linked(
         devices = here.device, there.device
         own = {"times": trace.times.tolist(), "period": trace.period, "loss": trace.loss}
         given = {**own, "ends": seconds, "seed": seed, **asdict(world)}
-        words = [*_program(relay.__name__), *map(str, devices)]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, pass_fds=devices)
+        with open(os.memfd_create("trace"), "w+b") as file:
+            file.write(json.dumps(given).encode())
+            file.flush()
+            passes = (*devices, file.fileno())
+            words, pipe = [*_program(relay.__name__), *map(str, passes)], subprocess.PIPE
+            process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, pass_fds=passes)
         with _ended(process):
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(given) + "\n")
-            process.stdin.flush()
             _line(process)
             yield here, there, process
 

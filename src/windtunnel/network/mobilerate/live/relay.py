@@ -4,7 +4,7 @@ A packet is there half the base delay after it was sent. At each opportunity one
 small ones, up to `MTU` bytes. What comes back waits the other half only. The trace begins with the first
 packet. Every packet that passes is noted with how late it was; the reader of the report judges that.
 
-Its standard input brings the trace, and later the word that it is over; if that closes, so is this process.
+A word on its standard input ends it with a report; if that closes, it just ends.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Relay:
         """All that was due by ``now``, in its order; when the next will be."""
         while self.back and self.back[0][0] <= now:
             self._write(self.here, self.back.popleft()[1])
-        began = self.began or now
+        began = now if self.began is None else self.began
         while True:
             arrives = self.coming[0][0] if self.coming else now + 1.0
             turns, place = divmod(self.next, len(self.times))
@@ -111,9 +111,10 @@ class Relay:
 
 
 def main() -> None:
-    here, there = map(int, sys.argv[1:])
-    with open(0, "rb", buffering=0, closefd=False) as given:
-        relay = Relay(here, there, **json.loads(given.readline()))
+    here, there, given = map(int, sys.argv[1:])
+    with open(given, "rb") as file:
+        file.seek(0)
+        relay = Relay(here, there, **json.load(file))
     hurry()
     print("ready", flush=True)
     due = time.monotonic()
