@@ -10,7 +10,6 @@ SECTIONS = {
     "near-stationary": "twin.near_stationary_rows",
     "driving": "twin.driving_rows",
     "lossy": "twin.lossy_rows",
-    "recorded": "twin.recorded_rows",
     "live": "live.live_rows",
 }
-run = runner(__name__, SECTIONS, traced=("recorded",))
+run = runner(__name__, SECTIONS)

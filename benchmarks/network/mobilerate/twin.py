@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
 from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
-from benchmarks.harness.rows import Row, left_out
+from benchmarks.harness.rows import Row
 from windtunnel.network.mobilerate.outcome import Outcome
 from windtunnel.network.mobilerate.twin import ARMS, emulate
-from windtunnel.traces.bandwidth import GENERATORS, Trace, traces
+from windtunnel.traces.bandwidth import GENERATORS, Trace
 
 SOURCE = "SIRA, IWQoS 2016"
 PUBLISHED = {
@@ -49,17 +48,6 @@ def lossy_rows(quick: bool) -> Iterator[Row]:
     yield from _rows("lossy", _drawn("lossy", quick))
 
 
-def recorded_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
-    """Traces of one's own: a file, or a folder of them."""
-    if trace is None:
-        yield left_out("recorded", "recorded", "--trace names no file, and none lies here")
-        return
-    for one in traces(str(trace), 0.0, 0):
-        seconds = min(one.period, 20.0 if quick else 120.0)
-        found = {arm: [emulate(one, arm, seconds)] for arm in ARMS}
-        yield from _rows("recorded", found, of=f"{one.name}, ")
-
-
 def _drawn(name: str, quick: bool) -> dict[str, list[Outcome]]:
     seeds, seconds = (range(2), 20.0) if quick else (range(5), 60.0)
     links: list[Trace] = [GENERATORS[name](seconds, np.random.default_rng(seed)) for seed in seeds]
@@ -71,19 +59,19 @@ def _drawn(name: str, quick: bool) -> dict[str, list[Outcome]]:
 
 def _rows(
     section: str, found: dict[str, list[Outcome]], goal: str = "", met: bool | None = None,
-    published: Mapping[str, tuple[float | None, float]] = MappingProxyType({}), of: str = "",
+    published: Mapping[str, tuple[float | None, float]] = MappingProxyType({}),
 ) -> Iterator[Row]:  # fmt: skip
     for arm, outcomes in found.items():
         rate, p95 = published.get(arm, (None, None))
         own, judged = (goal, met) if arm == "sira-h" else ("", None)
         yield figure(
-            section, f"{of}{arm}: rate", "Mb/s", goal=own, met=judged, published=rate, source=SOURCE,
+            section, f"{arm}: rate", "Mb/s", goal=own, met=judged, published=rate, source=SOURCE,
             emulated=spread(one.rate for one in outcomes).median * 8e-6,
             note=f"{_use(outcomes):.1%} of the link; {min(one.use for one in outcomes):.1%} to"
             f" {max(one.use for one in outcomes):.1%}",
         )  # fmt: skip
         yield figure(
-            section, f"{of}{arm}: p95 in the queue", "ms", emulated=_p95(outcomes) * 1e3, published=p95,
+            section, f"{arm}: p95 in the queue", "ms", emulated=_p95(outcomes) * 1e3, published=p95,
             source=SOURCE, note=f"mean {spread(one.mean for one in outcomes).median * 1e3:.1f} ms;"
             f" {spread(float(one.dropped) for one in outcomes).median:.0f} packets dropped",
         )  # fmt: skip

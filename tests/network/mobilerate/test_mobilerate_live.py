@@ -104,7 +104,9 @@ def receiver() -> Iterator[tuple[str, int]]:
         try:
             yield plug.getsockname()
         finally:
-            end.sendto(b"", plug.getsockname())
+            end.sendto(b"", plug.getsockname())  # no reason to end
+            with suppress(OSError):
+                plug.shutdown(socket.SHUT_RDWR)
             thread.join()
 
 

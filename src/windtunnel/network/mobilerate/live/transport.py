@@ -90,7 +90,7 @@ def receive(plug: socket.socket) -> None:
     received, peer, known = 0, None, set[int]()
     while True:
         data, sender = plug.recvfrom(65_536)
-        if not data:
+        if sender is None:
             return
         if len(data) < HEAD.size:
             continue
