@@ -128,6 +128,14 @@ def test_the_last_round_trip_and_what_is_on_its_way_bound_the_guarded_rate() -> 
     assert sira(seen).rate == sira(replace(seen, last=160)).rate
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_long_outage_is_not_remembered_interval_by_interval(policy: str) -> None:
+    *_, (_, made) = driven(policy, np.random.default_rng(0), 300)
+    for _ in range(3000):
+        made = POLICIES[policy](Observation(Settings(), (), 150, made.memory))
+    assert made.rate == 1500 / ALIVE and len(made.memory.owed) <= 150 - made.memory.highest
+
+
 def test_a_decision_has_a_price() -> None:
     memory = Memory((2000.0,) * 250, 100, 0.09, 0.04, highest=99)
     seen = Observation(Settings(), (), 100, memory)

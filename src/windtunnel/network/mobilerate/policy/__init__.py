@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 SMOOTH = 0.875
 """Of the round trip before, at each acknowledgement."""
 PACKETS = 3
+"""Packet times that packets may wait at the least."""
 EMPTY = 2 / 3
 """Of the intervals of a round trip, from which queues are taken for empty."""
 ALIVE = 1.0
@@ -129,11 +130,9 @@ def hear(seen: Observation) -> tuple[Memory, float, list[tuple[int, bool]]]:
 def mean(seen: Observation, window: tuple[float, ...]) -> float:
     """Bytes/s over the window, ``start`` before there is one; a packet in `ALIVE` at the least."""
     known = seen.settings
-    return (
-        known.start
-        if not window
-        else max(sum(window) / (known.intervals * known.delta), known.packet / ALIVE)
-    )
+    if not window:
+        return known.start
+    return max(sum(window) / (known.intervals * known.delta), known.packet / ALIVE)
 
 
 def shifted(seen: Observation, acked: float) -> tuple[float, ...]:
@@ -143,6 +142,14 @@ def shifted(seen: Observation, acked: float) -> tuple[float, ...]:
     if not window and not acked:
         return ()
     return (*(window or (known.start * known.delta,) * known.intervals)[1:], acked)
+
+
+def noted(seen: Observation) -> tuple[tuple[int, float], ...]:
+    """What is owed, with the last interval; in an outage many intervals end with one packet."""
+    owed, held, last = seen.memory.owed, seen.memory.held, seen.last
+    if owed and owed[-1][0] == last:
+        return (*owed[:-1], (last, owed[-1][1] + held))
+    return (*owed, (last, held)) if held else owed
 
 
 def sira(seen: Observation) -> Decision:
@@ -158,9 +165,7 @@ def literal(seen: Observation) -> Decision:
     now, acked, short = hear(seen)
     most = known.target + now.least
     delayed = now.trip > most
-    owed, unsent, extra, bonus = m.owed, m.unsent, m.extra, m.bonus
-    if m.held:
-        owed, unsent = (*owed, (seen.last, m.held)), unsent + m.held
+    owed, unsent, extra, bonus = noted(seen), m.unsent + m.held, m.extra, m.bonus
     for number, few in short:
         while owed and owed[0][0] <= number:
             if few and not delayed:  # H1
@@ -189,9 +194,8 @@ def guarded(seen: Observation) -> Decision:
     - No more is on its way than the rate fills a round trip and the target with. A link that stops stops the
       sender after that.
     """
-    known, m = seen.settings, seen.memory
+    known, owed = seen.settings, noted(seen)
     now, acked, short = hear(seen)
-    owed = (*m.owed, (seen.last, m.held)) if m.held else m.owed
     for number, few in short:
         while owed and owed[0][0] <= number:
             acked += owed[0][1] if few else 0.0
