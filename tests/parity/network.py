@@ -361,7 +361,8 @@ MUTANTS = (
     _mutant("hostrate", "policy/__init__.py", "return max(least, seen.total + int(off))", "return least"),
     _mutant("mobilerate", "policy/__init__.py", "acked += owed[0][1] if few else 0.0", "acked += owed[0][1]"),
     _mutant("mobilerate", "policy/__init__.py", "* min(most / trip, 1.0)", "* (most / trip)"),
-    _mutant("mobilerate", "live/transport.py", "settings.packet / made.rate", "room / made.rate", live=True),
+    _mutant("mobilerate", "live/transport.py", "settings.packet / decision.rate", "room / decision.rate",
+            live=True),
     _mutant("multicast", "policy/__init__.py", "load[rack], rack))", "rack))"),
     _mutant("multicast", "policy/repair.py", "2 ** min(seen.asked, 3)", "2 ** min(seen.asked, 4)"),
 )  # fmt: skip

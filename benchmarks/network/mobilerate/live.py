@@ -33,16 +33,19 @@ def live_rows(quick: bool) -> Iterator[Row]:
         arms = [arm for arm in ARMS if arm not in lacking]
         rounds = in_turn({arm: partial(live.measure, trace, arm, seconds) for arm in arms}, repeats)
         for arm, tries in rounds.items():
-            thrown, late = sum(one.thrown_away for one in tries), max(max(one.late) for one in tries)
-            known = [one.found for one in tries if one.found is not None]
+            thrown, late = (
+                sum(measured.thrown_away for measured in tries),
+                max(max(measured.late) for measured in tries),
+            )
+            known = [measured.result for measured in tries if measured.result is not None]
             if not known:
                 yield left_out("live", f"{name}, {arm}", f"all {thrown} tries came late")
                 continue
-            use, twin = spread(one.use for one in known).median, emulate(trace, arm, seconds)
+            use, twin = spread(measured.use for measured in known).median, emulate(trace, arm, seconds)
             yield figure(
                 "live", f"{name}, {arm}: of the link", "%", use * 100, emulated=twin.use * 100,
                 goal="within 10 % of the twin's" if arm in POLICIES else "",
                 met=abs(use / twin.use - 1) <= 0.1 if arm in POLICIES else None,
-                note=f"queue p95 {spread(one.p95 for one in known).median * 1e3:.0f} ms, twin's"
+                note=f"queue p95 {spread(measured.p95 for measured in known).median * 1e3:.0f} ms, twin's"
                 f" {twin.p95 * 1e3:.0f} ms; {thrown} tries thrown away; at most {late * 1e3:.2f} ms late",
             )  # fmt: skip

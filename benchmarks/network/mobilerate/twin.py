@@ -25,22 +25,22 @@ GOAL = 0.88, 1 / 9
 
 def near_stationary_rows(quick: bool) -> Iterator[Row]:
     """The paper's premise, and its figures."""
-    found = _drawn("near-stationary", quick)
+    results = _drawn("near-stationary", quick)
     goal = f">= {GOAL[0]:.0%} of the link at <= 1/9 of CUBIC's p95"
-    met = _use(found["sira-h"]) >= GOAL[0] and _p95(found["sira-h"]) <= GOAL[1] * _p95(found["cubic"])
-    yield from _rows("near-stationary", found, goal, met, PUBLISHED)
+    met = _use(results["sira-h"]) >= GOAL[0] and _p95(results["sira-h"]) <= GOAL[1] * _p95(results["cubic"])
+    yield from _rows("near-stationary", results, goal, met, PUBLISHED)
 
 
 def driving_rows(quick: bool) -> Iterator[Row]:
     """Rates that swing within a second, and outages: the front of what can be had."""
-    found = _drawn("driving", quick)
-    goal, alone = "nobody has both more rate and a shorter p95 (but the oracle)", found["sira-h"]
+    results = _drawn("driving", quick)
+    goal, alone = "nobody has both more rate and a shorter p95 (but the oracle)", results["sira-h"]
     met = not any(
         _use(other) >= _use(alone) and _p95(other) <= _p95(alone)
-        for arm, other in found.items()
+        for arm, other in results.items()
         if arm not in ("sira-h", "oracle")
     )
-    yield from _rows("driving", found, goal, met)
+    yield from _rows("driving", results, goal, met)
 
 
 def lossy_rows(quick: bool) -> Iterator[Row]:
@@ -58,28 +58,28 @@ def _drawn(name: str, quick: bool) -> dict[str, list[Outcome]]:
 
 
 def _rows(
-    section: str, found: dict[str, list[Outcome]], goal: str = "", met: bool | None = None,
+    section: str, results: dict[str, list[Outcome]], goal: str = "", met: bool | None = None,
     published: Mapping[str, tuple[float | None, float]] = MappingProxyType({}),
 ) -> Iterator[Row]:  # fmt: skip
-    for arm, outcomes in found.items():
+    for arm, outcomes in results.items():
         rate, p95 = published.get(arm, (None, None))
         own, judged = (goal, met) if arm == "sira-h" else ("", None)
         yield figure(
             section, f"{arm}: rate", "Mb/s", goal=own, met=judged, published=rate, source=SOURCE,
-            emulated=spread(one.rate for one in outcomes).median * 8e-6,
-            note=f"{_use(outcomes):.1%} of the link; {min(one.use for one in outcomes):.1%} to"
-            f" {max(one.use for one in outcomes):.1%}",
+            emulated=spread(outcome.rate for outcome in outcomes).median * 8e-6,
+            note=f"{_use(outcomes):.1%} of the link; {min(outcome.use for outcome in outcomes):.1%} to"
+            f" {max(outcome.use for outcome in outcomes):.1%}",
         )  # fmt: skip
         yield figure(
             section, f"{arm}: p95 in the queue", "ms", emulated=_p95(outcomes) * 1e3, published=p95,
-            source=SOURCE, note=f"mean {spread(one.mean for one in outcomes).median * 1e3:.1f} ms;"
-            f" {spread(float(one.dropped) for one in outcomes).median:.0f} packets dropped",
+            source=SOURCE, note=f"mean {spread(outcome.mean for outcome in outcomes).median * 1e3:.1f} ms;"
+            f" {spread(float(outcome.dropped) for outcome in outcomes).median:.0f} packets dropped",
         )  # fmt: skip
 
 
 def _use(outcomes: Sequence[Outcome]) -> float:
-    return spread(one.use for one in outcomes).median
+    return spread(outcome.use for outcome in outcomes).median
 
 
 def _p95(outcomes: Sequence[Outcome]) -> float:
-    return spread(one.p95 for one in outcomes).median
+    return spread(outcome.p95 for outcome in outcomes).median

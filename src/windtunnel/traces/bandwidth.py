@@ -71,7 +71,7 @@ def read(path: Path) -> Trace:
 
 
 def _opportunities(path: Path, text: str) -> tuple[NDArray[np.float64], float]:
-    found: list[int] = []
+    times: list[int] = []
     for number, line in enumerate(text.split("\n"), 1):
         if not (word := line.strip()):
             continue
@@ -79,14 +79,14 @@ def _opportunities(path: Path, text: str) -> tuple[NDArray[np.float64], float]:
             raise UserError(
                 f"{path}, line {number}: {word[:40]!r} is not accepted; use whole milliseconds up to a day"
             )
-        if found and int(word) < found[-1]:
+        if times and int(word) < times[-1]:
             raise UserError(
-                f"{path}, line {number}: {word} comes after {found[-1]}; accepted is rising order"
+                f"{path}, line {number}: {word} comes after {times[-1]}; accepted is rising order"
             )
-        found.append(int(word))
-    if not found or not found[-1]:
+        times.append(int(word))
+    if not times or not times[-1]:
         raise UserError(f"{path}: the trace is empty; accepted is a time in milliseconds in each line")
-    return np.array(found, np.float64) / 1000, found[-1] / 1000
+    return np.array(times, np.float64) / 1000, times[-1] / 1000
 
 
 def _rates(path: Path, text: str) -> tuple[NDArray[np.float64], float]:
@@ -171,7 +171,7 @@ def traces(name: str, seconds: float, seed: int) -> list[Trace]:
     path = Path(name)
     if not path.exists():
         raise UserError(f"trace {name!r}: accepted are {', '.join(GENERATORS)}, a file, or a folder of files")
-    files = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     if not files:
         raise UserError(f"{path}: the folder is empty; accepted is one with traces in it")
     return [read(file) for file in files]

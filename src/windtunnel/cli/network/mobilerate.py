@@ -54,12 +54,12 @@ def run(
     arms, world = policy.split(","), _world(delay, packets)
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise UserError(f"--policy names {unknown[0]!r}, accepted are {', '.join(ARMS)}")
-    found = [
-        {"trace": one.name, "policy": arm, **emulate(one, arm, seconds, seed, world=world).plain()}
-        for one in traces(trace, seconds, seed)
+    rows = [
+        {"trace": sampled.name, "policy": arm, **emulate(sampled, arm, seconds, seed, world=world).plain()}
+        for sampled in traces(trace, seconds, seed)
         for arm in arms
     ]
-    _show("emulated", found, as_json, seconds, world)
+    _show("emulated", rows, as_json, seconds, world)
 
 
 @group.command("link")
@@ -89,17 +89,17 @@ def link(
     if program:
         status = live.through(links[0], program, server=shlex.split(server), world=world, seed=seed)
         raise typer.Exit(status if status >= 0 else 128 - status)
-    arms, found = {arm: live.lacking(arm) for arm in policy.split(",")}, list[dict[str, Any]]()
-    for one, (arm, why) in ((one, arm) for one in links for arm in arms.items()):
-        row: dict[str, Any] = {"trace": one.name, "policy": arm}
+    arms, rows = {arm: live.lacking(arm) for arm in policy.split(",")}, list[dict[str, Any]]()
+    for sampled, (arm, why) in ((sampled, arm) for sampled in links for arm in arms.items()):
+        row: dict[str, Any] = {"trace": sampled.name, "policy": arm}
         if why is None:
-            got = live.measure(one, arm, seconds, world=world, seed=seed, log=log)
-            row |= {"late_p95_s": max(got.late), "thrown_away": got.thrown_away}
-            row |= got.found.plain() if got.found else {"left_out": "every try came late"}
+            measured = live.measure(sampled, arm, seconds, world=world, seed=seed, log=log)
+            row |= {"late_p95_s": max(measured.late), "thrown_away": measured.thrown_away}
+            row |= measured.result.plain() if measured.result else {"left_out": "every try came late"}
         else:
             row["left_out"] = why
-        found.append(row)
-    _show("measured", found, as_json, seconds, world)
+        rows.append(row)
+    _show("measured", rows, as_json, seconds, world)
 
 
 def _world(delay: str, packets: int) -> World:
@@ -113,10 +113,10 @@ def _world(delay: str, packets: int) -> World:
         raise UserError(f"--delay is {delay!r}, {fault}") from fault
 
 
-def _show(kind: str, found: list[dict[str, Any]], as_json: bool, seconds: float, world: World) -> None:
+def _show(kind: str, rows: list[dict[str, Any]], as_json: bool, seconds: float, world: World) -> None:
     if as_json:
         settings = {"figures": kind, "seconds": seconds, "delay_s": world.delay, "packets": world.packets}
-        typer.echo(json.dumps(settings | {"results": found}))
+        typer.echo(json.dumps(settings | {"results": rows}))
         return
     from rich.console import Console
     from rich.table import Table
@@ -124,7 +124,7 @@ def _show(kind: str, found: list[dict[str, Any]], as_json: bool, seconds: float,
     from windtunnel.base import units
 
     table = Table("trace", "policy", "rate", "of it", "mean wait", "p95", "dropped", "")
-    for row in found:
+    for row in rows:
         cells = [units.NONE] * 5
         if "left_out" not in row:
             waits = [units.seconds(row[f"queue_{name}_s"]) for name in ("mean", "p95")]

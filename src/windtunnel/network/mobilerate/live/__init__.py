@@ -30,10 +30,10 @@ PATIENCE, USUAL = 20.0, World()
 
 @dataclass(frozen=True)
 class Measured:
-    """``found``: None where every try was late. ``late``: of the last try, seconds at the 95th percentile of
+    """``result``: None where every try was late. ``late``: of the last try, seconds at the 95th percentile of
     packets and of intervals (0: it has none). ``thrown_away``: tries that were late."""
 
-    found: Outcome | None
+    result: Outcome | None
     late: tuple[float, float]
     thrown_away: int
 
@@ -63,9 +63,9 @@ def measure(
         raise UserError(f"network mobilerate link: {why}")
     late = (0.0, 0.0)
     for tries in range(TRIES):
-        found, late = _once(trace, arm, seconds, world, seed, log)
+        result, late = _once(trace, arm, seconds, world, seed, log)
         if max(late) <= LATE:
-            return Measured(found, late, tries)
+            return Measured(result, late, tries)
     return Measured(None, late, TRIES)
 
 
@@ -81,12 +81,15 @@ def _once(
             words = [*program, f"send{kind}", there.address, arm, str(seconds), *([str(log)] if log else [])]
             with _ended(here.start(words, stdout=pipe)) as sender:
                 ticks = json.loads(_said(sender, seconds + PATIENCE))
-            said = json.loads(_said(between, PATIENCE, "end\n"))
+            report = json.loads(_said(between, PATIENCE, "end\n"))
     packets, intervals = (
-        float(np.quantile(known, 0.95)) if known else 0.0 for known in (said["late"], ticks)
+        float(np.quantile(known, 0.95)) if known else 0.0 for known in (report["late"], ticks)
     )
     possible = len(trace.within(seconds))
-    return outcome(said["waits"], said["passed"], possible, seconds, said["dropped"]), (packets, intervals)
+    return outcome(report["waits"], report["passed"], possible, seconds, report["dropped"]), (
+        packets,
+        intervals,
+    )
 
 
 @contextmanager
@@ -99,9 +102,9 @@ def linked(
     with sides() as (here, there):
         devices = here.device, there.device
         own = {"times": trace.times.tolist(), "period": trace.period, "loss": trace.loss}
-        given = {**own, "ends": seconds, "seed": seed, **asdict(world)}
+        settings = {**own, "ends": seconds, "seed": seed, **asdict(world)}
         with open(os.memfd_create("trace"), "w+b") as file:
-            file.write(json.dumps(given).encode())
+            file.write(json.dumps(settings).encode())
             file.flush()
             passes = (*devices, file.fileno())
             words, pipe = [*_program(relay.__name__), *map(str, passes)], subprocess.PIPE
@@ -149,12 +152,12 @@ def _line(process: subprocess.Popen[str]) -> None:
 def _said(process: subprocess.Popen[str], seconds: float, words: str | None = None) -> str:
     """All that it prints until it ends."""
     try:
-        said, _ = process.communicate(words, timeout=seconds)
+        report, _ = process.communicate(words, timeout=seconds)
     except subprocess.TimeoutExpired:
         raise HostError(f"mobilerate: {_name(process)} did not end within {seconds:.0f} s") from None
-    if process.returncode or not said:
+    if process.returncode or not report:
         raise HostError(f"mobilerate: {_name(process)} failed with status {process.returncode}")
-    return said
+    return report
 
 
 def _program(module: str) -> list[str]:

@@ -71,7 +71,7 @@ def sides() -> Iterator[tuple[Side, Side]]:
     if (reason := missing()) is not None:
         raise UserError(f"network mobilerate link: {reason}; accepted without it is network mobilerate run")
     with ExitStack() as stack:
-        found = []
+        both = []
         for address in ADDRESSES:
             try:
                 space = namespaces.apart(["net"], _own_network)
@@ -85,8 +85,8 @@ def sides() -> Iterator[tuple[Side, Side]]:
             held = Path(f"/proc/self/fd/{space}")
             network.configure("lo", "127.0.0.1", 8, held)
             network.configure(DEVICE, address, 24, held)
-            found.append(Side(space, device, address))
-        yield found[0], found[1]
+            both.append(Side(space, device, address))
+        yield both[0], both[1]
 
 
 def _own_network() -> int:

@@ -111,8 +111,8 @@ class Relay:
 
 
 def main() -> None:
-    here, there, given = map(int, sys.argv[1:])
-    with open(given, "rb") as file:
+    here, there, trace = map(int, sys.argv[1:])
+    with open(trace, "rb") as file:
         file.seek(0)
         relay = Relay(here, there, **json.load(file))
     hurry()
@@ -126,5 +126,5 @@ def main() -> None:
             relay.read(device)
         due = relay.turn(time.monotonic())
     if os.read(0, 16):
-        said = {name: getattr(relay, name) for name in ("waits", "late", "passed", "dropped")}
-        print(json.dumps(said), flush=True)
+        report = {name: getattr(relay, name) for name in ("waits", "late", "passed", "dropped")}
+        print(json.dumps(report), flush=True)

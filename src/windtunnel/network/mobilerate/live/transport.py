@@ -46,20 +46,20 @@ def send(
     decide, memory, late, waiting = POLICIES[policy], Memory(), list[float](), list[Ack]()
     plug.setblocking(False)
     room = settings.packet - HEADERS - HEAD.size
-    begin, last, sent_at, gap, told = time.monotonic(), -1, -1.0, 0.0, -LOGGED
+    begin, last, sent_at, gap, logged = time.monotonic(), -1, -1.0, 0.0, -LOGGED
     now = 0.0
     while now < seconds:
         while (tick := len(late) * settings.delta) <= now:
             acks = tuple(ack for ack in waiting if ack.at <= tick)
             waiting = waiting[len(acks) :]
-            seen = Observation(settings, acks, last, memory)
-            made = decide(seen)
-            memory, gap = made.memory, settings.packet / made.rate
+            observation = Observation(settings, acks, last, memory)
+            decision = decide(observation)
+            memory, gap = decision.memory, settings.packet / decision.rate
             late.append(now - tick)
-            if log is not None and tick >= told + LOGGED:
-                log.decision(CAPABILITY, policy, seen, made)
+            if log is not None and tick >= logged + LOGGED:
+                log.decision(CAPABILITY, policy, observation, decision)
                 log.append("effect", gap_ns=round(gap * 1e9))
-                told = tick
+                logged = tick
         while sent_at + gap <= now:
             last += 1
             sent_at = max(sent_at + gap, now - CATCHES_UP)
@@ -73,15 +73,15 @@ def send(
 
 
 def _acknowledged(plug: socket.socket, begin: float, last: int) -> list[Ack]:
-    found = []
+    acks = []
     with suppress(OSError):
         while data := plug.recv(64):
             if len(data) == ACK.size:
                 number, sent, received = ACK.unpack(data)
                 now = time.monotonic() - begin
                 if 0 <= number <= last and 0 <= sent <= now and 0 <= received <= last + 1:
-                    found.append(Ack(number, sent, now, received))
-    return found
+                    acks.append(Ack(number, sent, now, received))
+    return acks
 
 
 def receive(plug: socket.socket) -> None:
@@ -100,7 +100,7 @@ def receive(plug: socket.socket) -> None:
         received += number not in known
         known.add(number)
         if len(known) > 2 * RECENT:
-            known = {one for one in known if one > number - RECENT}
+            known = {recent for recent in known if recent > number - RECENT}
         with suppress(OSError):
             plug.sendto(ACK.pack(number, sent, received), sender)
 

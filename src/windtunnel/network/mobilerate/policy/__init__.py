@@ -103,13 +103,13 @@ class Decision:
     reason: str = field(default="", compare=False)
 
 
-def hear(seen: Observation) -> tuple[Memory, float, list[tuple[int, bool]]]:
+def hear(observation: Observation) -> tuple[Memory, float, list[tuple[int, bool]]]:
     """Take in the acknowledgements of an interval: what is kept, the bytes that are new, and of each its
     packet and whether few were ahead of it."""
-    known, m = seen.settings, seen.memory
-    trip, least, arrivals, got = m.trip, m.least, m.arrivals, m.received
+    known, before = observation.settings, observation.memory
+    trip, least, arrivals, got = before.trip, before.least, before.arrivals, before.received
     short = list[tuple[int, bool]]()
-    for ack in seen.acks:
+    for ack in observation.acks:
         took = ack.at - ack.sent
         trip = SMOOTH * trip + (1 - SMOOTH) * took if trip else took
         least = min(least, took) if least else took
@@ -118,54 +118,55 @@ def hear(seen: Observation) -> tuple[Memory, float, list[tuple[int, bool]]]:
         short.append((ack.number, full and ack.at - arrivals[0] >= took - least))
         arrivals = (*arrivals, ack.at)[1 - known.busy :]
         got = max(got, ack.received)
-    empty = m.empty
-    if seen.acks:
-        last, fits = seen.acks[-1], max(int(trip / known.delta), 1)
+    empty = before.empty
+    if observation.acks:
+        last, fits = observation.acks[-1], max(int(trip / known.delta), 1)
         empty = (*empty, last.at - last.sent - least < known.packet / known.start)[-fits:]
-    newest = max((m.highest, *(ack.number for ack in seen.acks)))
-    memory = replace(m, trip=trip, least=least, arrivals=arrivals, received=got, empty=empty, highest=newest)
-    return memory, float((got - m.received) * known.packet), short
+    newest = max((before.highest, *(ack.number for ack in observation.acks)))
+    memory = replace(before, trip=trip, least=least, arrivals=arrivals, received=got, empty=empty)
+    memory = replace(memory, highest=newest)
+    return memory, float((got - before.received) * known.packet), short
 
 
-def mean(seen: Observation, window: tuple[float, ...]) -> float:
+def mean(observation: Observation, window: tuple[float, ...]) -> float:
     """Bytes/s over the window, ``start`` before there is one; a packet in `ALIVE` at the least."""
-    known = seen.settings
+    known = observation.settings
     if not window:
         return known.start
     return max(sum(window) / (known.intervals * known.delta), known.packet / ALIVE)
 
 
-def shifted(seen: Observation, acked: float) -> tuple[float, ...]:
+def shifted(observation: Observation, acked: float) -> tuple[float, ...]:
     """The window and this interval. Before the first acknowledgement there is none; then all is as at
     ``start``."""
-    known, window = seen.settings, seen.memory.window
+    known, window = observation.settings, observation.memory.window
     if not window and not acked:
         return ()
     return (*(window or (known.start * known.delta,) * known.intervals)[1:], acked)
 
 
-def noted(seen: Observation) -> tuple[tuple[int, float], ...]:
+def noted(observation: Observation) -> tuple[tuple[int, float], ...]:
     """What is owed, with the last interval; in an outage many intervals end with one packet."""
-    owed, held, last = seen.memory.owed, seen.memory.held, seen.last
+    owed, held, last = observation.memory.owed, observation.memory.held, observation.last
     if owed and owed[-1][0] == last:
         return (*owed[:-1], (last, owed[-1][1] + held))
     return (*owed, (last, held)) if held else owed
 
 
-def sira(seen: Observation) -> Decision:
+def sira(observation: Observation) -> Decision:
     """The mean of the window, and nothing drains the queue."""
-    now, acked, _ = hear(seen)
-    window = shifted(seen, acked)
-    return Decision(mean(seen, window), replace(now, window=window))
+    now, acked, _ = hear(observation)
+    window = shifted(observation, acked)
+    return Decision(mean(observation, window), replace(now, window=window))
 
 
-def literal(seen: Observation) -> Decision:
+def literal(observation: Observation) -> Decision:
     """SIRA-H with the paper's defaults."""
-    known, m = seen.settings, seen.memory
-    now, acked, short = hear(seen)
+    known, memory = observation.settings, observation.memory
+    now, acked, short = hear(observation)
     most = known.target + now.least
     delayed = now.trip > most
-    owed, unsent, extra, bonus = noted(seen), m.unsent + m.held, m.extra, m.bonus
+    owed, unsent, extra, bonus = noted(observation), memory.unsent + memory.held, memory.extra, memory.bonus
     for number, few in short:
         while owed and owed[0][0] <= number:
             if few and not delayed:  # H1
@@ -175,15 +176,15 @@ def literal(seen: Observation) -> Decision:
     if not delayed and not owed and unsent > 0 and sum(now.empty) > EMPTY * len(now.empty):  # H2
         extra, unsent = unsent, 0.0
         bonus = extra / (known.intervals * known.delta)
-    window = shifted(seen, acked)
-    rate = mean(seen, window) + (bonus if extra else 0.0)
+    window = shifted(observation, acked)
+    rate = mean(observation, window) + (bonus if extra else 0.0)
     sends = max(rate * most / now.trip, known.packet / ALIVE) if delayed else rate
     memory = replace(now, window=window, owed=owed, unsent=unsent, extra=extra, bonus=bonus)
     memory = replace(memory, held=(rate - sends) * known.delta)
     return Decision(sends, memory, "packets wait" if delayed else "")
 
 
-def guarded(seen: Observation) -> Decision:
+def guarded(observation: Observation) -> Decision:
     """SIRA-H for links whose rates move. What differs from `literal`, because a trial showed the need:
 
     - An interval that found the queue empty counts as if ``start`` had been acknowledged in it, so that the
@@ -194,21 +195,21 @@ def guarded(seen: Observation) -> Decision:
     - No more is on its way than the rate fills a round trip and the target with. A link that stops stops the
       sender after that.
     """
-    known, owed = seen.settings, noted(seen)
-    now, acked, short = hear(seen)
+    known, owed = observation.settings, noted(observation)
+    now, acked, short = hear(observation)
     for number, few in short:
         while owed and owed[0][0] <= number:
             acked += owed[0][1] if few else 0.0
             owed = owed[1:]
-    if seen.acks and now.empty[-1]:
+    if observation.acks and now.empty[-1]:
         acked += known.start * known.delta
-    window = shifted(seen, acked)
+    window = shifted(observation, acked)
     if not window:
         return Decision(known.start, now, "nothing is acknowledged yet")
-    rate = min(mean(seen, window), known.start)
+    rate = min(mean(observation, window), known.start)
     most = now.least + max(known.target, PACKETS * known.packet / rate)
-    trip = seen.acks[-1].at - seen.acks[-1].sent if seen.acks else now.trip
-    room = rate * most - (seen.last - now.highest) * known.packet
+    trip = observation.acks[-1].at - observation.acks[-1].sent if observation.acks else now.trip
+    room = rate * most - (observation.last - now.highest) * known.packet
     sends = max(min(rate * min(most / trip, 1.0), room / known.delta), known.packet / ALIVE)
     reason = "as much is on its way as may be" if room <= 0 else "packets wait" if trip > most else ""
     memory = replace(now, window=window, owed=owed, held=(rate - sends) * known.delta)

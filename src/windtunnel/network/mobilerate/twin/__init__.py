@@ -67,9 +67,9 @@ def _steer(
         entries, before = link.acknowledged(own, before), int(own[link.ACKS])
         acks = tuple(Ack(n, sent / SECOND, at / SECOND, received) for n, sent, at, received in entries)
         if decide is not None:
-            made = decide(Observation(settings, acks, int(own[link.LAST]), memory))
-            memory = made.memory
-            own[link.GAP] = round(MTU / made.rate * SECOND)
+            decision = decide(Observation(settings, acks, int(own[link.LAST]), memory))
+            memory = decision.memory
+            own[link.GAP] = round(MTU / decision.rate * SECOND)
         elif forecast is not None:
             own[link.MAY] = forecast.look(turn * delta, acks)
         else:
@@ -77,10 +77,10 @@ def _steer(
         simulation.run((turn + 1) * delta)
 
 
-def cost(seen: Observation, made: Decision) -> dict[str, float]:
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision makes of its interval, if the link goes on as it did: seconds that its last packet
     waits, and bytes/s that nobody sends."""
-    known, memory = seen.settings, made.memory
-    passes = sum(memory.window) / (known.intervals * known.delta) or made.rate
-    waits = memory.trip - memory.least + (made.rate / passes - 1) * known.delta
-    return {"seconds in the queue": max(waits, 0.0), "unused bytes/s": max(passes - made.rate, 0.0)}
+    known, memory = observation.settings, decision.memory
+    passes = sum(memory.window) / (known.intervals * known.delta) or decision.rate
+    waits = memory.trip - memory.least + (decision.rate / passes - 1) * known.delta
+    return {"seconds in the queue": max(waits, 0.0), "unused bytes/s": max(passes - decision.rate, 0.0)}

@@ -103,8 +103,8 @@ def sender_words(delta: float, seconds: float, most: int) -> Words:
 
 def acknowledged(words: Words, before: int) -> list[list[int]]:
     """The log from entry ``before`` on: number, sent, at, received."""
-    found: list[list[int]] = words[_SLOT:][before * ENTRY : words[ACKS] * ENTRY].reshape(-1, ENTRY).tolist()
-    return found
+    entries: list[list[int]] = words[_SLOT:][before * ENTRY : words[ACKS] * ENTRY].reshape(-1, ENTRY).tolist()
+    return entries
 
 
 @node

@@ -50,9 +50,9 @@ class Forecast:
         self._count += len(acks)
         if int(now / TICK + 1e-6) > self._turn:
             self._turn += 1
-            seen = min(self._count, len(self._likely) - 1)
-            said = (self._likely if self._wait > BUSY else self._least)[seen]
-            belief = (self._belief @ self._moves) * said + 1e-12
+            count = min(self._count, len(self._likely) - 1)
+            likely = (self._likely if self._wait > BUSY else self._least)[count]
+            belief = (self._belief @ self._moves) * likely + 1e-12
             self._belief, self._count = belief / belief.sum(), 0
             chance = self._total @ (self._belief @ self._ahead)
             self._window = max(int(np.searchsorted(chance, 1 - SURE)), 1)
