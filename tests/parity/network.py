@@ -314,8 +314,8 @@ def pace(folder: Path) -> list[Path]:
 
 
 def _intervals(draw: Draw) -> Iterator[tuple[str, Any]]:
-    """Every few intervals of senders on a link that walks, with a window that is short to write, and the first
-    in which something that was held back is made up for."""
+    """Every few intervals of senders on a link that walks, with a window that is short to write, and the
+    first ones in which something that was held back is made up for."""
     from support.mobilerate import driven
 
     for policy in RATES:

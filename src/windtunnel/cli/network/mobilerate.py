@@ -123,7 +123,8 @@ def _show(kind: str, rows: list[dict[str, Any]], as_json: bool, seconds: float, 
 
     from windtunnel.base import units
 
-    table = Table("trace", "policy", "rate", "of it", "mean wait", "p95", "dropped", "")
+    names = ("trace", "policy", "rate", "of the link", "mean wait", "p95", "dropped", "")
+    table = Table(*names, box=None, pad_edge=False, header_style="dim")
     for row in rows:
         cells = [units.NONE] * 5
         if "left_out" not in row:

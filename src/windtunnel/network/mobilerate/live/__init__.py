@@ -74,8 +74,7 @@ def _once(
 ) -> tuple[Outcome, tuple[float, float]]:
     kind = "" if arm in POLICIES else "-tcp"
     with linked(trace, seconds, world, seed) as (here, there, between):
-        program = _program(transport.__name__)
-        pipe = subprocess.PIPE
+        program, pipe = _program(transport.__name__), subprocess.PIPE
         with _ended(there.start([*program, f"receive{kind}"], stdout=pipe)) as receiver:
             _line(receiver)
             words = [*program, f"send{kind}", there.address, arm, str(seconds), *([str(log)] if log else [])]
@@ -86,10 +85,8 @@ def _once(
         float(np.quantile(known, 0.95)) if known else 0.0 for known in (report["late"], ticks)
     )
     possible = len(trace.within(seconds))
-    return outcome(report["waits"], report["passed"], possible, seconds, report["dropped"]), (
-        packets,
-        intervals,
-    )
+    result = outcome(report["waits"], report["passed"], possible, seconds, report["dropped"])
+    return result, (packets, intervals)
 
 
 @contextmanager
