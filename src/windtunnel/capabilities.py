@@ -135,6 +135,10 @@ CAPABILITIES = (
         ROOMS, "network", ("network",), "network",
     ),
     Capability(
+        "network.mobilerate", "Sending over mobile links at their rate, with a short queue (SIRA-H)",
+        ROOMS, "network", ("network",), "mobilerate",
+    ),
+    Capability(
         "data.embeddings", "Embedding tables over fast and slow memory of many devices (RecShard, FlexShard)",
         ROOMS, "data", ("embeddings",), "embeddings",
     ),

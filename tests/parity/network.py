@@ -26,6 +26,8 @@ from windtunnel.network.dag import generate, twin
 from windtunnel.network.dag.policy import SCHEDULES, Decision, Job, Observation, Pending
 from windtunnel.network.dag.policy.forecast import filled
 from windtunnel.network.hostrate import policy as hostrate
+from windtunnel.network.mobilerate.policy import POLICIES as RATES
+from windtunnel.network.mobilerate.policy import Settings as Rates
 from windtunnel.network.multicast import policy as multicast
 from windtunnel.network.multicast.policy.repair import MOST, TRIES, Lacking, Repair
 from windtunnel.network.multicast.policy.shuffle import Shuffle
@@ -302,7 +304,38 @@ def relayed(events: Sequence[Event]) -> list[str]:
     return faults + [f"rack {rack} did not do {made}" for rack, made in asked.items()]
 
 
+# --- mobilerate: the pace of the next interval
+
+
+def pace(folder: Path) -> list[Path]:
+    from support.mobilerate import recorded
+
+    return [recorded(folder), drawn(folder, "network.mobilerate", _intervals(np.random.default_rng(6)))]
+
+
+def _intervals(draw: Draw) -> Iterator[tuple[str, Any]]:
+    """Every few intervals of senders on a link that walks, with a window that is short to write, and the
+    first ones in which something that was held back is made up for."""
+    from support.mobilerate import driven
+
+    for policy in RATES:
+        rare = 20
+        for number, (seen, made) in enumerate(driven(policy, draw, 2000, Rates(intervals=50))):
+            makes_up = rare > 0 and made.memory.unsent < seen.memory.unsent
+            rare -= makes_up
+            if makes_up or number % 23 == 0:
+                yield policy, seen
+
+
+def paced(events: Sequence[Event]) -> list[str]:
+    faults = []
+    for seen, made, after in _done(events):
+        faults += _told(made, {"gap_ns": round(seen.settings.packet / made.rate * 1e9)}, after)
+    return faults
+
+
 PARITY = {
+    "network.mobilerate": Parity(pace, paced, root=True),
     "network.sharing": Parity(share, shared, root=True),
     "network.aggregation": Parity(add, added),
     "network.dag": Parity(order, ordered, in_twin, root=True),
@@ -326,6 +359,10 @@ MUTANTS = (
             "filled([replace(one, priority=0) for one in decision.shares], loads", live=True),
     _mutant("dag", "policy/__init__.py", "return own > over, rest", "return own > 0, rest"),
     _mutant("hostrate", "policy/__init__.py", "return max(least, seen.total + int(off))", "return least"),
+    _mutant("mobilerate", "policy/__init__.py", "acked += owed[0][1] if few else 0.0", "acked += owed[0][1]"),
+    _mutant("mobilerate", "policy/__init__.py", "* min(most / trip, 1.0)", "* (most / trip)"),
+    _mutant("mobilerate", "live/transport.py", "settings.packet / decision.rate", "room / decision.rate",
+            live=True),
     _mutant("multicast", "policy/__init__.py", "load[rack], rack))", "rack))"),
     _mutant("multicast", "policy/repair.py", "2 ** min(seen.asked, 3)", "2 ** min(seen.asked, 4)"),
 )  # fmt: skip

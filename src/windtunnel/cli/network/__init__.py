@@ -21,6 +21,7 @@ class Verbs(Lazy):
         "multicast": "network.multicast",
         "torus": "network.torus",
         "hostrate": "network.hostrate",
+        "mobilerate": "network.mobilerate",
         "dag": "network.dag",
     }
 

@@ -1,0 +1,140 @@
+"""``windtunnel network mobilerate``: who sends how fast over a mobile link."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli import Group
+
+if TYPE_CHECKING:
+    from windtunnel.network.mobilerate.outcome import World
+
+TRACE = "near-stationary, driving, lossy, a file of Mahimahi's format or CSV, or a folder of files."
+group = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Send over mobile links: full rate, and a short queue (SIRA-H)."
+)
+Policies = Annotated[str, typer.Option(metavar="A,B,…", help="Of ours sira-h, sira-h-literal, sira.")]
+Seconds = Annotated[float, typer.Option(min=1, max=3600, help="How long each sends.")]
+Delay = Annotated[str, typer.Option(help="A round trip when nothing waits.")]
+Packets = Annotated[int, typer.Option(min=1, max=2**20, help="What the link's queue holds.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of a drawn trace, and of losses.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to ``app``."""
+    app.add_typer(group, name="mobilerate")
+
+
+@group.callback()
+def _mobilerate() -> None:
+    pass
+
+
+@group.command("run")
+def run(
+    trace: Annotated[str, typer.Option(help=TRACE)] = "near-stationary",
+    policy: Policies = "sira-h,cubic,bbr,vegas", seconds: Seconds = 60.0, delay: Delay = "40 ms",
+    packets: Packets = 500, seed: Seed = 0, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Emulate senders on mobile links: what of the rate each uses, and how long its packets wait.
+
+    Beside ours there are cubic, reno, bbr, vegas, sprout (a forecast) and oracle (it knows the trace).
+
+    Example: windtunnel network mobilerate run --trace driving --policy sira-h,cubic,bbr,vegas --json
+    """
+    from windtunnel.base.errors import UserError
+    from windtunnel.network.mobilerate.twin import ARMS, emulate
+    from windtunnel.traces.bandwidth import traces
+
+    arms, world = policy.split(","), _world(delay, packets)
+    if unknown := [arm for arm in arms if arm not in ARMS]:
+        raise UserError(f"--policy names {unknown[0]!r}, accepted are {', '.join(ARMS)}")
+    rows = [
+        {"trace": sampled.name, "policy": arm, **emulate(sampled, arm, seconds, seed, world=world).plain()}
+        for sampled in traces(trace, seconds, seed)
+        for arm in arms
+    ]
+    _show("emulated", rows, as_json, seconds, world)
+
+
+@group.command("link")
+def link(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help=TRACE)],
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- PROGRAM]", help="To run over it.")
+    ] = None,
+    policy: Policies = "sira-h,cubic,reno,bbr", seconds: Seconds = 20.0, delay: Delay = "40 ms",
+    packets: Packets = 500, seed: Seed = 0,
+    server: Annotated[str, typer.Option(help="With a program: another one, for the other side.")] = "",
+    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Log decisions there, for replay.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Let real packets over a mobile link: a relay over TUN between two networks of this machine. Needs root.
+
+    Ours are datagrams over UDP; cubic, reno, bbr this kernel's TCP. A program finds its server on 10.77.0.2.
+
+    Example: windtunnel network mobilerate link near-stationary --seconds 20 --policy sira-h,cubic,bbr --json
+    """
+    import shlex
+
+    from windtunnel.network.mobilerate import live
+    from windtunnel.traces.bandwidth import traces
+
+    links, world = traces(trace, seconds, seed), _world(delay, packets)
+    if program:
+        status = live.through(links[0], program, server=shlex.split(server), world=world, seed=seed)
+        raise typer.Exit(status if status >= 0 else 128 - status)
+    arms, rows = {arm: live.lacking(arm) for arm in policy.split(",")}, list[dict[str, Any]]()
+    for sampled, (arm, why) in ((sampled, arm) for sampled in links for arm in arms.items()):
+        row: dict[str, Any] = {"trace": sampled.name, "policy": arm}
+        if why is None:
+            measured = live.measure(sampled, arm, seconds, world=world, seed=seed, log=log)
+            row |= {"late_p95_s": max(measured.late), "thrown_away": measured.thrown_away}
+            row |= measured.result.plain() if measured.result else {"left_out": "every try came late"}
+        else:
+            row["left_out"] = why
+        rows.append(row)
+    _show("measured", rows, as_json, seconds, world)
+
+
+def _world(delay: str, packets: int) -> World:
+    from windtunnel.base.errors import UserError
+    from windtunnel.base.units import parse_quantity
+    from windtunnel.network.mobilerate.outcome import World
+
+    try:
+        return World(parse_quantity(delay, "seconds", zero=True), packets)
+    except ValueError as fault:
+        raise UserError(f"--delay is {delay!r}, {fault}") from fault
+
+
+def _show(kind: str, rows: list[dict[str, Any]], as_json: bool, seconds: float, world: World) -> None:
+    if as_json:
+        settings = {"figures": kind, "seconds": seconds, "delay_s": world.delay, "packets": world.packets}
+        typer.echo(json.dumps(settings | {"results": rows}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from windtunnel.base import units
+
+    names = ("trace", "policy", "rate", "of the link", "mean wait", "p95", "dropped", "")
+    table = Table(*names, box=None, pad_edge=False, header_style="dim")
+    for row in rows:
+        cells = [units.NONE] * 5
+        if "left_out" not in row:
+            waits = [units.seconds(row[f"queue_{name}_s"]) for name in ("mean", "p95")]
+            rate = f"{row['rate_bytes_per_s'] * 8e-6:.2f} Mb/s"
+            cells = [rate, f"{row['use']:.1%}", *waits, str(row["dropped"])]
+        thrown = f"{row['thrown_away']} thrown away" if row.get("thrown_away") else ""
+        table.add_row(row["trace"], row["policy"], *cells, row.get("left_out", thrown))
+    console, trip = Console(), units.seconds(world.delay)
+    console.print(table)
+    console.print(
+        f"[dim]{kind} · {seconds:g} s each, a round trip of {trip}, {world.packets} packets of queue[/]"
+    )

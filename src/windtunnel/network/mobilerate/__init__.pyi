@@ -1,0 +1,12 @@
+from .live import linked as linked
+from .live import measure as measure
+from .live import through as through
+from .live.transport import receive as receive
+from .live.transport import send as send
+from .outcome import Outcome as Outcome
+from .outcome import World as World
+from .policy import POLICIES as POLICIES
+from .policy import Decision as Decision
+from .policy import Observation as Observation
+from .policy import decide as decide
+from .twin import emulate as emulate
