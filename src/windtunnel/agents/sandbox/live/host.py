@@ -199,7 +199,6 @@ class Host:
         count: int = 1,
         *,
         names: Sequence[str] | None = None,
-        lazy: bool = False,
         allow_less: bool = False,
     ) -> list[Box]:
         """``count`` new running sandboxes that go on from one checkpoint.
@@ -217,7 +216,7 @@ class Host:
         made: list[Box] = []
         try:
             with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
-                jobs = [pool.submit(self._fork_one, manifest, name, lazy, allow_less) for name in wanted]
+                jobs = [pool.submit(self._fork_one, manifest, name, allow_less) for name in wanted]
                 failed = None
                 for job in jobs:
                     try:
@@ -264,7 +263,7 @@ class Host:
                 key_file=key_file,
             )
             spec = replace(manifest.spec, name=name)
-            return self._from(manifest, spec, lazy=False, fresh=False, allow_less=allow_less)
+            return self._from(manifest, spec, fresh=False, allow_less=allow_less)
 
     def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> Manifest:
         """Write a checkpoint, complete in itself, to a directory or an fsspec URL.
@@ -383,22 +382,18 @@ class Host:
                 names.append(name)
         return names
 
-    def _fork_one(self, manifest: Manifest, name: str, lazy: bool, allow_less: bool) -> Box:
+    def _fork_one(self, manifest: Manifest, name: str, allow_less: bool) -> Box:
         with self._claimed(name):
             spec = replace(manifest.spec, name=name, hostname="")
-            return self._from(manifest, spec, lazy=lazy, fresh=True, allow_less=allow_less)
+            return self._from(manifest, spec, fresh=True, allow_less=allow_less)
 
-    def _from(
-        self, manifest: Manifest, spec: SandboxSpec, *, lazy: bool, fresh: bool, allow_less: bool
-    ) -> Box:
+    def _from(self, manifest: Manifest, spec: SandboxSpec, *, fresh: bool, allow_less: bool) -> Box:
         """A new sandbox in the state of ``manifest``. ``fresh``: with an identity of its own."""
         begin = time.monotonic()
         with self._lock:
             origin = self._boxes.get(manifest.box)
         image = origin.image if origin is not None else manifest.spec.image
-        box = from_checkpoint(
-            self.context, manifest, spec, image, lazy=lazy, fresh=fresh, allow_less=allow_less
-        )
+        box = from_checkpoint(self.context, manifest, spec, image, fresh=fresh, allow_less=allow_less)
         with self._lock:
             self._boxes[spec.name] = box
         self.context.report(Event("forked", spec.name, manifest.id, time.monotonic() - begin))

@@ -165,7 +165,7 @@ def _brought_back(
 
         def look(first: int) -> None:
             walls.seal(first)
-            standing.put_right(stood, externals.freezer, first, lazy=False)
+            standing.put_right(stood, externals.freezer, first)
 
         pid = criu.restore(images, externals, meanwhile=look)
         machine = Machine.adopt(home, spec, root, pid)

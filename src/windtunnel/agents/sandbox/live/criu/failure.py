@@ -246,7 +246,6 @@ RESTORE: tuple[tuple[str, str], ...] = (
         "cpu:|CPU (?:capabilit|feature)",
         "this machine's processor lacks something that the checkpoint's processes use ({line})",
     ),
-    ("uffd|lazy", "lazy restore is not possible here ({line}); restore without it"),
     (
         "magic|Unknown image|unpack|Bad image|Failed to open (?:image|directory)|inventory",
         "the process image is damaged or incomplete ({line})",

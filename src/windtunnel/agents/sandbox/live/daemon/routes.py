@@ -79,7 +79,6 @@ class CheckpointBody(Body):
 
 class RestoreBody(Body):
     checkpoint: str = Field("", description="Id, or the beginning of one; empty: the newest.")
-    lazy: bool = Field(False, description="Bring memory page by page while it already runs.")
     allow_less: bool = AllowLess
 
 
@@ -87,7 +86,6 @@ class ForkBody(Body):
     checkpoint: str = Field(description="Id, the beginning of one, or a sandbox's name (its state now).")
     count: int = Field(1, ge=1, le=4096)
     names: list[str] | None = None
-    lazy: bool = False
     allow_less: bool = AllowLess
 
 
@@ -151,9 +149,7 @@ def host_routes(service: Service) -> APIRouter:
     @routes.post("/fork", summary="Start sandboxes from one checkpoint")
     async def fork(body: ForkBody) -> list[model.BoxInfo]:
         def work() -> list[model.BoxInfo]:
-            made = host.fork(
-                body.checkpoint, body.count, names=body.names, lazy=body.lazy, allow_less=body.allow_less
-            )
+            made = host.fork(body.checkpoint, body.count, names=body.names, allow_less=body.allow_less)
             return [box.info() for box in made]
 
         return await threads.call(work)
@@ -305,7 +301,7 @@ def checkpoint_routes(service: Service) -> APIRouter:
     async def restore(name: str, body: RestoreBody) -> model.RestoreReport:
         return await service.change(
             name,
-            lambda box: box.restore(body.checkpoint, lazy=body.lazy, allow_less=body.allow_less),
+            lambda box: box.restore(body.checkpoint, allow_less=body.allow_less),
             cancel=True,
         )
 
@@ -315,7 +311,7 @@ def checkpoint_routes(service: Service) -> APIRouter:
             raise Refused("user", "rollback: which checkpoint is missing; 'log' lists them")
         return await service.change(
             name,
-            lambda box: box.rollback(body.checkpoint, lazy=body.lazy, allow_less=body.allow_less),
+            lambda box: box.rollback(body.checkpoint, allow_less=body.allow_less),
             cancel=True,
         )
 
