@@ -120,7 +120,7 @@ def serve(
         token=_token(token) if http is not None else "",
         allow_remote=allow_remote,
         ready=lambda where: typer.echo(
-            f"serving on {where}" + (f"  ({where}/docs)" if "://" in where else "")
+            f"serving on {where}" + (f"  ({where}/openapi.json)" if "://" in where else "")
         ),
     )
     typer.echo("the daemon has ended; sandboxes run on")

@@ -167,7 +167,7 @@ class BoxCalls(Linked[L], Generic[L, PendingT]):
             "POST",
             self._path("exec"),
             lambda _: (collector.complete(), collector.turn),
-            {"command": text, "id": execution, "shell": shell, "timeout": timeout, "stream": True, **turn},
+            {"command": text, "id": execution, "shell": shell, "timeout": timeout, **turn},
             take=collector.take,
             cancel=None if cancel is None else (cancel, stopping),
         )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
-from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from windtunnel import __version__
 from windtunnel.agents.sandbox import model
@@ -112,21 +110,6 @@ class ImportBody(Body):
 
 class NoticeBody(Body):
     seconds: float = Field(gt=0, description="How long the machine will still be there.")
-
-
-class CommandAnswer(BaseModel):
-    """What a command did, where no stream was asked for. The base64 fields hold the exact bytes where the
-    text cannot."""
-
-    stdout: str
-    stderr: str
-    stdout_base64: str | None
-    stderr_base64: str | None
-    exit_code: int | None
-    seconds: float
-    ended: str
-    note: str
-    turn: dict[str, object] | None
 
 
 def host_routes(service: Service) -> APIRouter:
@@ -237,31 +220,12 @@ def box_routes(service: Service) -> APIRouter:
     async def shells(name: str) -> list[str]:
         return await service.look(name, lambda box: box.shells())
 
-    @routes.post("/{name}/exec", summary="Run a command", response_model=CommandAnswer)
-    async def execute(name: str, body: Command, request: Request) -> Response:
+    @routes.post("/{name}/exec", summary="Run a command")
+    async def execute(name: str, body: Command, request: Request) -> StreamingResponse:
         execution = executions.start(await service.box(name), body)
         watcher = asyncio.create_task(_when_gone(request, execution, cancel=body.cancel_on_disconnect))
         answer = _watching(lines(execution), watcher)
-        if body.stream:
-            return StreamingResponse(answer, media_type=LINES)
-        collector = wire.Collector()
-        async for line in answer:
-            if execution.error is not None:
-                raise execution.error
-            collector.take(line)
-        result = collector.complete()
-        return Response(
-            CommandAnswer(
-                **_texts("stdout", result.stdout),
-                **_texts("stderr", result.stderr),
-                exit_code=result.exit_code,
-                seconds=result.seconds,
-                ended=result.ended,
-                note=result.note,
-                turn=execution.turn,
-            ).model_dump_json(),
-            media_type="application/json",
-        )
+        return StreamingResponse(answer, media_type=LINES)
 
     @routes.post("/{name}/turns/begin", summary="Wait until the last turn's checkpoint is safe")
     async def begin(name: str, timeout: float | None = Query(None, ge=0.0)) -> None:
@@ -355,9 +319,3 @@ async def _wait(service: Service, pending: PendingTurn, seconds: float) -> None:
             return
 
     await service.threads.call(work)
-
-
-def _texts(stream: str, data: bytes) -> dict[str, Any]:
-    text = data.decode(errors="replace")
-    exact = text.encode() == data
-    return {stream: text, f"{stream}_base64": None if exact else base64.b64encode(data).decode()}
