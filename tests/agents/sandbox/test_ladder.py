@@ -3,6 +3,7 @@ back."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +46,23 @@ def dies(box: Any) -> None:
 @pytest.mark.parametrize(
     ("criu", "pool", "inspector"),
     [
-        (False, "btrfs", "auto"),
-        (True, "copy", "auto"),
+        (False, "btrfs", ""),
+        (True, "copy", ""),
         (True, "btrfs", "fanotify"),
         (True, "btrfs", "activity"),
         (False, "copy", "activity"),
     ],
 )
-def test_a_rung(own_home: Path, criu: bool, pool: Any, inspector: Any) -> None:
-    from windtunnel.agents.sandbox.live.host import Host
+def test_a_rung(
+    own_home: Path, criu: bool, pool: str, inspector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from windtunnel.agents.sandbox.live import host as hosts
+    from windtunnel.agents.sandbox.live.inspect import open_inspector
 
-    with Host(own_home, criu=criu, pool_kind=pool, inspector_kind=inspector) as host:
+    monkeypatch.setattr(hosts, "open_pool", partial(hosts.open_pool, kind=pool))
+    if inspector:
+        monkeypatch.setattr(hosts, "inspector_for", lambda pool: open_inspector(inspector))
+    with hosts.Host(own_home, criu=criu) as host:
         box = host.create(SandboxSpec("a", services={"web": "sleep 98765"}, allow_less=not criu))
         for command, weakest in TURNS:
             line = turn(box, command)
@@ -149,6 +156,7 @@ def counts(box: Any) -> bool:
 
 def test_what_this_host_lacks_is_told_when_it_opens(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from windtunnel.agents.sandbox.live import host as hosts
+    from windtunnel.agents.sandbox.live.inspect import open_inspector
     from windtunnel.agents.sandbox.live.files import btrfs
     from windtunnel.agents.sandbox.live.inspect import kernel
 

@@ -323,8 +323,6 @@ def proxy(home: Path) -> None:
 def refusals(home: Path) -> None:
     """What needs root is refused in words, and nothing is left of it."""
     refused(lambda: Host(Path("/root/windtunnel")), "home /root/windtunnel cannot be used")
-    refused(lambda: Host(home, pool_kind="btrfs"), "pool kind 'btrfs'")
-    refused(lambda: Host(home, inspector_kind="ebpf"), "inspector kind 'ebpf'")
     with Host(home) as host:
         refused(lambda: host.create(spec("one", network="host")), "network 'host'")
         refused(lambda: Host(home), "is held by process")

@@ -60,10 +60,10 @@ class Context:
         return SandboxLog(box, self.policy, self.home.box(box) if box else self.home.path, self.report)
 
 
-def inspector_for(kind: str, pool: Pool) -> Inspector:
-    """The strongest inspector that can look at roots of this pool, or the one of that kind."""
-    found = open_inspector(kind)
-    if kind == "auto" and found.kind == "fanotify" and pool.kind == "copy":
+def inspector_for(pool: Pool) -> Inspector:
+    """The strongest inspector that can look at roots of this pool."""
+    found = open_inspector()
+    if found.kind == "fanotify" and pool.kind == "copy":
         # an overlay has no handles of files that fanotify could report
         found.close()
         return open_inspector("activity")
@@ -121,35 +121,25 @@ def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:
 
 
 def lacking(
-    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | None, *, asked: tuple[bool, bool, bool]
+    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | None, *, images: bool
 ) -> list[str]:
-    """What is weaker here than it could be, and why. ``asked``: whether the best pool, process images and
-    the best inspector were asked for."""
-    best_pool, images, best_inspector = asked
+    """What is weaker here than it could be, and why. ``images``: whether those of processes were asked for."""
     words = []
-    if best_pool and pool.kind == "copy":
+    if pool.kind == "copy":
         why = btrfs.usable(home.pool) or "the pool was made so"
         words.append(f"files are kept by copies instead of snapshots, and no disk limit holds: {why}")
     if images and criu is None:
         words.append(
             "processes and their memory are not kept: CRIU is missing; 'windtunnel sandbox setup' installs it"
         )
-    if best_inspector and inspector is not None and inspector.kind != "ebpf":
+    if inspector is not None and inspector.kind != "ebpf":
         words.append(f"turns are looked at by {inspector.kind}, which misses {'; '.join(inspector.misses)}")
     return words
 
 
-def admit(home: Home, pool_kind: str, inspector_kind: str) -> None:
-    """Raises UserError where this user cannot have a host of sandboxes in ``home``, or not of these kinds."""
+def admit(home: Home) -> None:
+    """Raises UserError where this user cannot have a host of sandboxes in ``home``."""
     launch.demand()
-    for what, kind, accepted in (
-        ("pool", pool_kind, ("auto", "copy")),
-        ("inspector", inspector_kind, ("auto",)),
-    ):
-        if kind not in accepted:
-            raise UserError(
-                f"sandbox: {what} kind {kind!r} is not accepted without root; use {' or '.join(accepted)}"
-            )
     nearest = home.path
     while not os.path.exists(nearest):  # false, too, where this user may not look
         nearest = nearest.parent

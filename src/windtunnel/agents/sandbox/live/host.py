@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live import checks
@@ -46,7 +45,6 @@ from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.kept import Kept
 from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.live.making import forget, from_checkpoint, from_image
-from windtunnel.agents.sandbox.live.model_proxy import ProxyEvent
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, usable_key, with_address
 from windtunnel.agents.sandbox.live.notice import save_all
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
@@ -82,8 +80,8 @@ LOOKED_AT = 1.0
 class Host:
     """All sandboxes of one home folder. One process at a time holds a home; the sandboxes outlive it.
 
-    ``policy`` chooses what a turn's end keeps; ``fifo`` takes the urgent queue away; ``pool_kind`` and
-    ``inspector_kind`` force a kind. Raises UserError when another process holds the home.
+    ``policy`` chooses what a turn's end keeps; ``fifo`` takes the urgent queue away.
+    Raises UserError when another process holds the home.
     """
 
     def __init__(
@@ -95,18 +93,15 @@ class Host:
         rules: Rules = DEFAULT,
         retention: Retention | None = None,
         fifo: bool = False,
-        pool_kind: Literal["auto", "btrfs", "copy"] = "auto",
         pool_size: int | None = None,
-        inspector_kind: Literal["auto", "ebpf", "fanotify", "activity"] = "auto",
         criu: bool = True,
         on_event: Callable[[Event], None] | None = None,
-        on_request: Callable[[ProxyEvent], None] | None = None,
         kept: Kept | None = None,
     ) -> None:
         self.home = Home((home or default_home()).absolute())
         self._rootless = launch.rootless()
         if self._rootless:
-            admit(self.home, pool_kind, inspector_kind)
+            admit(self.home)
         for folder in (self.home.path, self.home.boxes, self.home.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         self.home.path.chmod(0o700)
@@ -117,12 +112,12 @@ class Host:
         with_images = criu and policy not in ("files", "conversation") and not self._rootless
         inspector: Inspector | DiffInspector | None = None
         try:
-            pool = open_pool(self.home.pool, kind=pool_kind, size=pool_size)
+            pool = open_pool(self.home.pool, size=pool_size)
             if policy in READS_EFFECTS:
                 inspector = (
                     DiffInspector(lambda box: machines.Group(self.home, box).pids(), self._changed)
                     if self._rootless
-                    else inspector_for(inspector_kind, pool)
+                    else inspector_for(pool)
                 )
             self.context = Context(
                 home=self.home,
@@ -136,7 +131,7 @@ class Host:
                 retention=retention or Retention(),
                 policy=policy,
                 in_use=[],
-                proxy=HostProxy(self.home, on_request, kept or Kept(self.home.path)),
+                proxy=HostProxy(self.home, kept or Kept(self.home.path)),
                 report=self._report,
                 no_images=NO_IMAGES if self._rootless else "CRIU is missing",
                 kinds=cache(lambda: tuple(known_kinds()) if with_images else ()),
@@ -151,8 +146,7 @@ class Host:
         self._keeper = Keeper(self.context, self._lock, self._boxes, self._claims)
         if not self._rootless:
             seen = inspector if isinstance(inspector, Inspector) else None
-            asked = (pool_kind == "auto", with_images, inspector_kind == "auto")
-            for words in lacking(self.home, pool, self.context.criu, seen, asked=asked):
+            for words in lacking(self.home, pool, self.context.criu, seen, images=with_images):
                 self._report(Event("weaker", "", words))
         with contextlib.suppress(*FAULTS):
             bound_by_disk(self.context)
