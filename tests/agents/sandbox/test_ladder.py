@@ -156,7 +156,6 @@ def counts(box: Any) -> bool:
 
 def test_what_this_host_lacks_is_told_when_it_opens(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from windtunnel.agents.sandbox.live import host as hosts
-    from windtunnel.agents.sandbox.live.inspect import open_inspector
     from windtunnel.agents.sandbox.live.files import btrfs
     from windtunnel.agents.sandbox.live.inspect import kernel
 

@@ -392,17 +392,6 @@ class Facility:
     """The exact command that would supply it; empty where none can."""
 
 
-@dataclass(frozen=True)
-class KindTried:
-    """One kind of thing that processes hold (``words``), and whether this host brings it back (None: that
-    could not be tried); else ``why`` not, which may be that sandboxes are refused it."""
-
-    name: str
-    words: str
-    back: bool | None
-    why: str = ""
-
-
 # --- what a host tells of its sandboxes: the same data from `Host`, from the daemon, and from its clients
 
 

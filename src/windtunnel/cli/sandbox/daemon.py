@@ -22,12 +22,13 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     from windtunnel.agents.sandbox.live.criu import doctor as examine
     from windtunnel.agents.sandbox.live.criu import ladder
     from windtunnel.agents.sandbox.live.place import Home
-    from windtunnel.agents.sandbox.live.probe import known
     from windtunnel.agents.sandbox.live.record import leftovers
+    from windtunnel.agents.sandbox.policy.kinds import LOST
 
-    found, kinds = examine(), known()
+    found = examine()
     left = leftovers(Home(home_of(context))) if "://" not in (context.obj or "") else []
     if as_json:
+        kinds = {one.kind: one.why for one in LOST}
         return print_json({"facilities": found, "kinds": kinds, "leftovers": left})
     shown = table("", "facility", "found", "gives", "to have it")
     for one in found:
@@ -36,13 +37,9 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
         shown.add_row(mark, one.name, escape(one.detail), escape(one.gives), escape(remedy))
     show(shown)
     typer.echo(ladder(found))
-    if kinds:
-        lost = [kind for kind in kinds if not kind.back]
-        typer.echo(
-            f"\nof {len(kinds)} kinds of things that processes hold, all come back here but {len(lost)}:"
-        )
-        for kind in lost:
-            typer.echo(f"  {kind.name}: {kind.words} ({kind.why})")
+    typer.echo("\nof what processes hold, no checkpoint brings back:")
+    for kind in LOST:
+        typer.echo(f"  {kind.kind}: {kind.why}")
     if left:
         typer.echo("\nleft by a crash ('windtunnel sandbox gc' removes it):")
         for line in left:

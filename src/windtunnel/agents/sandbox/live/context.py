@@ -24,7 +24,7 @@ from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.live.record import SandboxLog
-from windtunnel.agents.sandbox.model import Event, KindTried, SandboxSpec
+from windtunnel.agents.sandbox.model import Event, SandboxSpec
 from windtunnel.agents.sandbox.policy import Ceiling, Growth, PolicyName, Retention, Room, Rules, disk_limit
 from windtunnel.base.errors import UserError
 
@@ -52,7 +52,6 @@ class Context:
     report: Callable[[Event], None]
     no_images: str
     """Why processes are not kept where ``criu`` is None."""
-    kinds: Callable[[], tuple[KindTried, ...]]
     """What processes may hold, and whether this host brings it back; the first call may take seconds."""
 
     def log(self, box: str) -> SandboxLog:
@@ -123,7 +122,8 @@ def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:
 def lacking(
     home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | None, *, images: bool
 ) -> list[str]:
-    """What is weaker here than it could be, and why. ``images``: whether those of processes were asked for."""
+    """What is weaker here than it could be, and why. ``images``: whether those of
+    processes were asked for."""
     words = []
     if pool.kind == "copy":
         why = btrfs.usable(home.pool) or "the pool was made so"

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import PoolError
@@ -48,7 +47,6 @@ from windtunnel.agents.sandbox.live.making import forget, from_checkpoint, from_
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, usable_key, with_address
 from windtunnel.agents.sandbox.live.notice import save_all
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
-from windtunnel.agents.sandbox.live.probe import known as known_kinds
 from windtunnel.agents.sandbox.live.retention import Keeper
 from windtunnel.agents.sandbox.live.takeover import clear_dumps, locked, take_over
 from windtunnel.agents.sandbox.live.verify import verify
@@ -134,7 +132,6 @@ class Host:
                 proxy=HostProxy(self.home, kept or Kept(self.home.path)),
                 report=self._report,
                 no_images=NO_IMAGES if self._rootless else "CRIU is missing",
-                kinds=cache(lambda: tuple(known_kinds()) if with_images else ()),
             )
         except BaseException:
             self._lock_file.close()

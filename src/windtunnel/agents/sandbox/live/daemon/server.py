@@ -117,10 +117,7 @@ def _closed(host: AnyHost) -> None:
 def real_host(home: Path, on_event: Callable[[Event], None], kept: Kept) -> AnyHost:
     from windtunnel.agents.sandbox.live.host import Host
 
-    host = Host(home, on_event=on_event, kept=kept)
-    # once a boot this takes seconds, which the first checkpoint need not wait for
-    threading.Thread(target=host.context.kinds, name="sandbox-kinds", daemon=True).start()
-    return host
+    return Host(home, on_event=on_event, kept=kept)
 
 
 def real_doctor() -> list[Facility]:
