@@ -50,19 +50,16 @@ def setup(
     prefix: Annotated[
         Path | None, typer.Option(help="Where CRIU is put; by default a folder of this account.")
     ] = None,
-    method: Annotated[
-        str, typer.Option(help="source: build it. packages: from the distribution's. auto: what is possible.")
-    ] = "auto",
 ) -> None:
-    """Install CRIU, or build it, and check it by a real dump and restore.
+    """Build CRIU from its source, and check it by a real dump and restore.
 
-    Example: windtunnel sandbox setup --method source
+    Example: windtunnel sandbox setup
     """
     from windtunnel.agents.sandbox.errors import CriuError
     from windtunnel.agents.sandbox.live.criu import setup as install
 
     try:
-        made = install(prefix, method=method, progress=typer.echo)  # type: ignore[arg-type]
+        made = install(prefix, progress=typer.echo)
     except CriuError as error:
         raise ScriptError(f"sandbox setup: {error}") from error
     typer.echo(f"CRIU {'.'.join(map(str, made.version))} works: {made.path}")
