@@ -148,24 +148,18 @@ def test_a_restore_that_fails_or_is_cut_leaves_no_process(box: TinyBox, criu: Cr
             criu.restore(tmp_path / "images", box.externals, timeout=chance.uniform(0.004, 0.02))
         assert not box.pids()
     (tmp_path / "images" / "core-1.img").write_bytes(b"nonsense")
-    with pytest.raises(CriuError, match="process restore: the process image is damaged"):
+    with pytest.raises(CriuError, match=r"process restore: CRIU failed: .*core-1\.img"):
         criu.restore(tmp_path / "images", box.externals)
     assert not box.pids()
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda file: file.unlink(), "/?workspace/open was open at the checkpoint and is missing now"),
-        (
-            lambda file: file.write_text("longer than it was"),
-            "/?workspace/open .* size of 5 bytes .* has 18 now",
-        ),
-    ],
+    "change",
+    [lambda file: file.unlink(), lambda file: file.write_text("longer than it was")],
     ids=["missing", "other size"],
 )
 def test_files_that_do_not_fit_are_named(
-    change: Callable[[Path], None], sentence: str, box: TinyBox, criu: Criu, tmp_path: Path
+    change: Callable[[Path], None], box: TinyBox, criu: Criu, tmp_path: Path
 ) -> None:
     held = box.path("/workspace/open")
     held.write_text("seven")
@@ -175,7 +169,7 @@ def test_files_that_do_not_fit_are_named(
     box.kill()
     box.remount()
     change(held)
-    with pytest.raises(CriuError, match=sentence):
+    with pytest.raises(CriuError, match="workspace/open is not as it was at the checkpoint"):
         criu.restore(tmp_path / "images", box.externals)
     assert not box.pids()
 
