@@ -374,7 +374,7 @@ class Turn:
 
 
 Capability = Literal[
-    "root", "criu", "btrfs", "ebpf", "userfaultfd", "fanotify", "cgroup-freezer", "overlay", "user-namespaces"
+    "root", "criu", "btrfs", "ebpf", "userfaultfd", "cgroup-freezer", "overlay", "user-namespaces"
 ]
 
 

@@ -408,15 +408,12 @@ class Box:
         inspector, machine = self._context.inspector, self._machine
         if inspector is None or machine is None:
             return
-        pool, name = self._context.pool, self.name
         inspector.watch(
-            name,
+            self.name,
             cgroup=machine.cgroup.path,
             root=machine.externals.root,
             init=machine.pid,
             shells=machine.shells,
-            pool_generation=lambda: pool.generation(name),
-            find_new=lambda generation: pool.find_new(name, generation),
         )
 
     def detach(self) -> None:

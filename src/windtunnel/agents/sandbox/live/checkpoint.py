@@ -262,7 +262,7 @@ def _files(
     that the sandbox stood still, and what stood there that only an image would bring back."""
     name, keep = order.spec.name, order.keep
     # what is written already goes to the disk now, so that the snapshot has little left to write
-    context.pool.generation(name)
+    context.pool.flush(name)
     with frozen(machine.cgroup) as freeze:
         # what runs in the background may have gone on since the decision, and newer files of its making would
         # not fit the older image of it

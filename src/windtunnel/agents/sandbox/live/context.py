@@ -15,11 +15,10 @@ from shutil import disk_usage
 
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.criu import Criu
-from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import Pool, btrfs
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore
-from windtunnel.agents.sandbox.live.inspect import Inspector, open_inspector
+from windtunnel.agents.sandbox.live.inspect import DiffInspector, Inspector
 from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
@@ -57,16 +56,6 @@ class Context:
     def log(self, box: str) -> SandboxLog:
         """The log of that sandbox, and what decides of it; with the empty name, of the host."""
         return SandboxLog(box, self.policy, self.home.box(box) if box else self.home.path, self.report)
-
-
-def inspector_for(pool: Pool) -> Inspector:
-    """The strongest inspector that can look at roots of this pool."""
-    found = open_inspector()
-    if found.kind == "fanotify" and pool.kind == "copy":
-        # an overlay has no handles of files that fanotify could report
-        found.close()
-        return open_inspector("activity")
-    return found
 
 
 def room_for(context: Context, box: str, what: str) -> None:
@@ -120,7 +109,7 @@ def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:
 
 
 def lacking(
-    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | None, *, images: bool
+    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | DiffInspector | None, *, images: bool
 ) -> list[str]:
     """What is weaker here than it could be, and why. ``images``: whether those of
     processes were asked for."""

@@ -25,12 +25,10 @@ from windtunnel.agents.sandbox.live.context import (
     Context,
     admit,
     bound_by_disk,
-    inspector_for,
     lacking,
     room_for,
 )
 from windtunnel.agents.sandbox.live.criu import find_criu
-from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import open_pool
 from windtunnel.agents.sandbox.live.images import (
@@ -40,7 +38,7 @@ from windtunnel.agents.sandbox.live.images import (
     export_checkpoint,
     import_checkpoint,
 )
-from windtunnel.agents.sandbox.live.inspect import Inspector
+from windtunnel.agents.sandbox.live.inspect import DiffInspector, Inspector, kernel
 from windtunnel.agents.sandbox.live.kept import Kept
 from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.live.making import forget, from_checkpoint, from_image
@@ -110,19 +108,19 @@ class Host:
         with_images = criu and policy not in ("files", "conversation") and not self._rootless
         inspector: Inspector | DiffInspector | None = None
         try:
-            pool = open_pool(self.home.pool, size=pool_size)
+            pool, found = open_pool(self.home.pool, size=pool_size), find_criu() if with_images else None
             if policy in READS_EFFECTS:
                 inspector = (
-                    DiffInspector(lambda box: machines.Group(self.home, box).pids(), self._changed)
-                    if self._rootless
-                    else inspector_for(pool)
+                    DiffInspector(self._pids, self._changed, images=found is not None)
+                    if self._rootless or kernel.missing()
+                    else Inspector()
                 )
             self.context = Context(
                 home=self.home,
                 pool=pool,
                 pages=PageStore(self.home.pages),
                 manifests=Manifests(self.home.checkpoints),
-                criu=find_criu() if with_images else None,
+                criu=found,
                 inspector=inspector,
                 engine=Engine(workers, fifo=fifo, decide=self._pick, chosen=self._picked),
                 rules=rules,
@@ -142,8 +140,7 @@ class Host:
         self._lock = threading.RLock()
         self._keeper = Keeper(self.context, self._lock, self._boxes, self._claims)
         if not self._rootless:
-            seen = inspector if isinstance(inspector, Inspector) else None
-            for words in lacking(self.home, pool, self.context.criu, seen, images=with_images):
+            for words in lacking(self.home, pool, self.context.criu, inspector, images=with_images):
                 self._report(Event("weaker", "", words))
         with contextlib.suppress(*FAULTS):
             bound_by_disk(self.context)
@@ -389,6 +386,9 @@ class Host:
             self._boxes[spec.name] = box
         self.context.report(Event("forked", spec.name, manifest.id, time.monotonic() - begin))
         return box
+
+    def _pids(self, name: str) -> set[int]:
+        return set(launch.group(self.home, name).pids())
 
     def _changed(self, name: str) -> list[FileChange]:
         """What differs between a sandbox now and its newest snapshot of files."""
