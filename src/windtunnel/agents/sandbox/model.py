@@ -276,11 +276,13 @@ class ProcessStood:
 @dataclass(frozen=True)
 class Inventory:
     """What stood when a process image was taken, so that a restore of it can be held against it. ``facts``:
-    of the sandbox as a whole. ``taken``: when, in seconds since the epoch."""
+    of the sandbox as a whole. ``taken``: when, in seconds since the epoch. ``alarms``: processes, as seen
+    inside, for which SIGALRM waited at the end of the dump."""
 
     processes: tuple[ProcessStood, ...] = ()
     facts: str = ""
     taken: float = 0.0
+    alarms: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -324,6 +324,7 @@ def _full(
                 # before the thaw, whatever happened: what it reads must stand still
                 wait((looked,))
             references = looked.result()
+            found = replace(found, alarms=standing.alarms(before))
             if inspector is not None:
                 inspector.rebase(name, files=True, processes=True)
     except (CriuError, _Passing):

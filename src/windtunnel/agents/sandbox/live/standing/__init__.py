@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.standing.mend import mend
-from windtunnel.agents.sandbox.live.standing.read import inventory
+from windtunnel.agents.sandbox.live.standing.read import alarms, inventory
 from windtunnel.agents.sandbox.model import Inventory, Lack
 from windtunnel.agents.sandbox.policy.standing import differences
 from windtunnel.linux.cgroup import pids_of
 
-__all__ = ["inventory", "put_right"]
+__all__ = ["alarms", "inventory", "put_right"]
 
 
 def put_right(before: Inventory, freezer: Path, init: int) -> tuple[Lack, ...]:
