@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import Inventory, ProcessStood
@@ -114,3 +117,15 @@ def test_a_watch_of_a_deleted_file_and_a_peer_that_is_gone_are_refused_at_the_ch
     assert watching.what.count("of a deleted file") == 2
     assert f": descriptor {socket}, Unix datagram socket connected (its peer is gone)" in connected.what
     assert all("does not bring it back" in lack.why for lack in made.lacks)
+
+
+@pytest.mark.root
+def test_doctor_tells_what_no_checkpoint_brings_back(home: Path) -> None:
+    from windtunnel.cli.main import app
+
+    for options, table in (([], str), (["--json"], json.loads)):
+        said = CliRunner().invoke(app, ["sandbox", "--home", str(home), "doctor", *options])
+        assert said.exit_code == 0, said.output
+        told = table(said.stdout)
+        kinds = told["kinds"] if options else told
+        assert all(one.kind in kinds and one.why in str(kinds) for one in LOST)
