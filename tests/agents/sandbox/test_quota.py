@@ -103,10 +103,10 @@ def test_no_way_to_write_takes_more_than_the_limit(host: Any, make: Callable[...
     highest.append(used(box))
     assert LIMIT / 2 < max(highest) <= 1.01 * LIMIT
     small = make(limits=Limits(disk=LIMIT // 4))
-    pool.generation(small.name)
+    pool.flush(small.name)
     before = pool.usage()[0]
     small.run(EMPTY_FILES)
-    pool.generation(small.name)
+    pool.flush(small.name)
     assert pool.usage()[0] - before <= 1.01 * LIMIT / 4
 
 
