@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from shutil import disk_usage
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from support.small_disk import small_disk as mounted
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live import context
+from windtunnel.agents.sandbox.live import host as hosts
 from windtunnel.agents.sandbox.live.context import bound_by_disk, disk_limit_of
 from windtunnel.agents.sandbox.live.files import btrfs_pool
 from windtunnel.agents.sandbox.live.host import Host
@@ -101,10 +103,10 @@ def test_no_way_to_write_takes_more_than_the_limit(host: Any, make: Callable[...
     highest.append(used(box))
     assert LIMIT / 2 < max(highest) <= 1.01 * LIMIT
     small = make(limits=Limits(disk=LIMIT // 4))
-    pool.generation(small.name)
+    pool.flush(small.name)
     before = pool.usage()[0]
     small.run(EMPTY_FILES)
-    pool.generation(small.name)
+    pool.flush(small.name)
     assert pool.usage()[0] - before <= 1.01 * LIMIT / 4
 
 
@@ -127,8 +129,9 @@ def test_what_nobody_asked_for_is_bounded_by_the_pool(host: Any, make: Callable[
     assert disk_limit(0, 1 << 40, bounded=False) is None
 
 
-def test_a_limit_that_cannot_be_held_is_refused(own_home: Path) -> None:
-    with Host(own_home, pool_kind="copy") as host:
+def test_a_limit_that_cannot_be_held_is_refused(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "open_pool", partial(hosts.open_pool, kind="copy"))
+    with Host(own_home) as host:
         with pytest.raises(UserError, match="of 64 MiB of disk cannot be held here: that needs a btrfs pool"):
             host.create(SandboxSpec("one", limits=Limits(disk=64 << 20)))
         assert host.boxes() == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.live import standing
+from windtunnel.agents.sandbox.live.criu import Criu
 from windtunnel.agents.sandbox.model import Inventory, LockStood, ProcessStood, TimerStood
 from windtunnel.agents.sandbox.policy.standing import OUTSIDE, differences, goes_on, who
 from windtunnel.linux import processes
@@ -141,9 +144,9 @@ def test_locks_and_timers_are_there_after_every_restore(
     assert {kind for kind, *_ in before} == {"POSIX", "OFDLCK", "FLOCK"}
     assert len({pid for kind, _, pid, *_ in before if kind == "POSIX"}) == 3
     point = box.checkpoint().id
-    for lazy in (False, True):
+    for _ in range(2):
         box.machine().cgroup.kill()
-        report = box.restore(point, lazy=lazy)
+        report = box.restore(point)
         assert not report.lacks
         assert held(box) == before
         first = seen(box)
@@ -249,3 +252,37 @@ def test_a_connection_to_the_outside_may_end_but_its_descriptor_may_not() -> Non
         str(gone)
         == f"agent (process 7 inside): descriptor 3, IPv4 stream socket connected {OUTSIDE}: it is gone"
     )
+
+
+RINGS = """python3 -c "
+import os, signal, time
+signal.signal(signal.SIGALRM, lambda *_: open('/workspace/rang', 'a').write('x'))
+open('/workspace/pid', 'w').write(str(os.getpid()))
+while True: time.sleep(0.05)
+" </dev/null >/dev/null 2>&1 & until [ -s /workspace/pid ]; do sleep 0.01; done"""
+
+
+@pytest.mark.root
+def test_an_alarm_that_rings_while_criu_reads_is_not_lost(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = make()
+    box.run(RINGS, timeout=60)
+    dump = Criu.dump
+
+    def rings(criu: Criu, pid: int, *words: Any, **more: Any) -> Any:
+        done = dump(criu, pid, *words, **more)
+        for one in box.machine().cgroup.pids():
+            if b"signal.SIGALRM" in Path(f"/proc/{one}/cmdline").read_bytes():
+                os.kill(one, signal.SIGALRM)
+        return done
+
+    def rang() -> bool:
+        return bool(box.run("cat /workspace/rang 2>/dev/null").stdout == b"x")
+
+    monkeypatch.setattr(Criu, "dump", rings)
+    point = box.checkpoint(full=True).id
+    until(rang)
+    for _ in range(2):
+        box.restore(point)
+        until(rang)

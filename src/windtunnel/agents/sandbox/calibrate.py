@@ -250,7 +250,7 @@ def _sized(host: Host, name: str, memory: int, processes: int) -> tuple[Box, See
 
 
 def _repeat(host: Host, box: Box, seen: Seen, number: int, basics: Basics) -> None:
-    """One full checkpoint, one restore and one lazy fork."""
+    """One full checkpoint, one restore."""
     with _metered(basics, "full"):
         manifest = box.checkpoint(full=True)
     assert manifest.image is not None
@@ -260,10 +260,6 @@ def _repeat(host: Host, box: Box, seen: Seen, number: int, basics: Basics) -> No
     seen.after.append(manifest.total_seconds - manifest.freeze_seconds)
     with _metered(basics, "restore"):
         seen.restore.append(box.restore().seconds)
-    begin = time.monotonic()
-    host.fork(box.tip, names=[f"lazy{number}"], lazy=True)
-    seen.lazy_fork.append(time.monotonic() - begin)
-    host.remove(f"lazy{number}")
 
 
 def calibrate_here(quick: bool, progress: Progress) -> Calibrated:
@@ -289,7 +285,6 @@ class Seen:
     after_first: float = 0.0
     after: list[float] = field(default_factory=list)
     restore: list[float] = field(default_factory=list)
-    lazy_fork: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -322,8 +317,6 @@ def fitted(basics: Basics, seen: Sequence[Seen]) -> tuple[SandboxCosts, str]:
     restore_seen = np.array([quartile(one.restore) for one in seen])
     restore = least_squares([ones, memory, processes], restore_seen)
     fork = max(0.0, quartile(basics.fork) - quartile(basics.restore))
-    lazy_seen = np.array([quartile(one.lazy_fork) for one in seen])
-    lazy = least_squares([ones, memory], lazy_seen - fork - restore[2] * processes)
     costs = SandboxCosts(
         decide=quartile(basics.decide),
         shell=quartile(basics.shell),
@@ -342,8 +335,6 @@ def fitted(basics: Basics, seen: Sequence[Seen]) -> tuple[SandboxCosts, str]:
         restore_per_byte=restore[1],
         restore_per_process=restore[2],
         restore_cpu=_share(basics, "restore"),
-        lazy=lazy[0],
-        lazy_per_byte=lazy[1],
         fork=fork,
         create=quartile(basics.create),
         image_base=raw[0],

@@ -58,9 +58,6 @@ class SandboxCosts:
     restore_per_byte: float
     restore_per_process: float
     restore_cpu: float
-    lazy: float
-    """The same, when memory comes page by page later."""
-    lazy_per_byte: float
     fork: float
     """What a fork takes beyond a restore: a record, a fresh identity."""
     create: float
@@ -122,10 +119,9 @@ class SandboxCosts:
         """Bytes that an image adds to the page store."""
         return self.new_base + self.new_per_byte * min(dirty, memory)
 
-    def bring_back(self, *, memory: float, processes: int, lazy: bool = False, fork: bool = False) -> Work:
+    def bring_back(self, *, memory: float, processes: int, fork: bool = False) -> Work:
         """What a restore takes, or a fork."""
-        base, each = (self.lazy, self.lazy_per_byte) if lazy else (self.restore, self.restore_per_byte)
-        seconds = base + each * memory + self.restore_per_process * processes
+        seconds = self.restore + self.restore_per_byte * memory + self.restore_per_process * processes
         return Work(after=seconds + (self.fork if fork else 0.0), cpu=self.restore_cpu)
 
     def estimate_full(self, memory: float, processes: int, dirty: float | None = None) -> float:
@@ -245,7 +241,6 @@ def cost_table(profile: SandboxProfile) -> Table:
         ),
         ("full checkpoint, after, new pages", costs.full_after, full_after, 0, costs.full_cpu),
         ("restore", costs.restore, costs.restore_per_byte, costs.restore_per_process, costs.restore_cpu),
-        ("lazy restore", costs.lazy, costs.lazy_per_byte, costs.restore_per_process, costs.restore_cpu),
         ("fork, beyond a restore", costs.fork, 0, 0, costs.restore_cpu),
         ("create", costs.create, 0, 0, costs.restore_cpu),
     )

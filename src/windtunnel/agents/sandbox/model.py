@@ -276,11 +276,13 @@ class ProcessStood:
 @dataclass(frozen=True)
 class Inventory:
     """What stood when a process image was taken, so that a restore of it can be held against it. ``facts``:
-    of the sandbox as a whole. ``taken``: when, in seconds since the epoch."""
+    of the sandbox as a whole. ``taken``: when, in seconds since the epoch. ``alarms``: processes, as seen
+    inside, for which SIGALRM waited at the end of the dump."""
 
     processes: tuple[ProcessStood, ...] = ()
     facts: str = ""
     taken: float = 0.0
+    alarms: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -374,7 +376,7 @@ class Turn:
 
 
 Capability = Literal[
-    "root", "criu", "btrfs", "ebpf", "userfaultfd", "fanotify", "cgroup-freezer", "overlay", "user-namespaces"
+    "root", "criu", "btrfs", "ebpf", "userfaultfd", "cgroup-freezer", "overlay", "user-namespaces"
 ]
 
 
@@ -390,17 +392,6 @@ class Facility:
     """What its presence allows."""
     remedy: str = ""
     """The exact command that would supply it; empty where none can."""
-
-
-@dataclass(frozen=True)
-class KindTried:
-    """One kind of thing that processes hold (``words``), and whether this host brings it back (None: that
-    could not be tried); else ``why`` not, which may be that sandboxes are refused it."""
-
-    name: str
-    words: str
-    back: bool | None
-    why: str = ""
 
 
 # --- what a host tells of its sandboxes: the same data from `Host`, from the daemon, and from its clients

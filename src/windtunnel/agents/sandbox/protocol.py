@@ -112,11 +112,9 @@ class AnySandbox(Protocol):
         self, label: str = "", *, full: bool = False, pin: bool = False, allow_less: bool = False
     ) -> Manifest: ...
 
-    def restore(
-        self, checkpoint: str = "", *, lazy: bool = False, allow_less: bool = False
-    ) -> RestoreReport: ...
+    def restore(self, checkpoint: str = "", *, allow_less: bool = False) -> RestoreReport: ...
 
-    def rollback(self, checkpoint: str, *, lazy: bool = False, allow_less: bool = False) -> RestoreReport: ...
+    def rollback(self, checkpoint: str, *, allow_less: bool = False) -> RestoreReport: ...
 
     def log(self) -> Log: ...
 
@@ -144,7 +142,6 @@ class AnyHost(Protocol):
         count: int = 1,
         *,
         names: Sequence[str] | None = None,
-        lazy: bool = False,
         allow_less: bool = False,
     ) -> Sequence[AnySandbox]:
         """``count`` new sandboxes from a checkpoint's id, its beginning, or a sandbox's name."""

@@ -11,7 +11,6 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.common import (
     AllowLess,
     AsJson,
-    Lazy,
     Name,
     box,
     client,
@@ -75,7 +74,6 @@ def restore(
     checkpoint: Annotated[
         str, typer.Argument(metavar="[CHECKPOINT]", help="By default the newest; see `log`.")
     ] = "",
-    lazy: Lazy = False,
     allow_less: AllowLess = False,
     as_json: AsJson = False,
 ) -> None:
@@ -87,7 +85,7 @@ def restore(
     Example: windtunnel sandbox restore demo
     """
     with less_as_json(as_json):
-        report = box(context, name).restore(checkpoint, lazy=lazy, allow_less=allow_less)
+        report = box(context, name).restore(checkpoint, allow_less=allow_less)
     _told(report, as_json)
 
 
@@ -95,7 +93,6 @@ def rollback(
     context: typer.Context,
     name: Name,
     checkpoint: Checkpoint,
-    lazy: Lazy = False,
     allow_less: AllowLess = False,
     as_json: AsJson = False,
 ) -> None:
@@ -106,7 +103,7 @@ def rollback(
     Example: windtunnel sandbox rollback demo CHECKPOINT
     """
     with less_as_json(as_json):
-        report = box(context, name).rollback(checkpoint, lazy=lazy, allow_less=allow_less)
+        report = box(context, name).rollback(checkpoint, allow_less=allow_less)
     _told(report, as_json)
 
 
@@ -119,7 +116,6 @@ def fork(
     name: Annotated[
         str, typer.Option(metavar="PREFIX", help="They are called PREFIX-1 and so on, or, if one, PREFIX.")
     ] = "",
-    lazy: Lazy = False,
     allow_less: AllowLess = False,
     as_json: AsJson = False,
 ) -> None:
@@ -133,7 +129,7 @@ def fork(
     if name:
         names = [name] if count == 1 else [f"{name}-{number}" for number in range(1, count + 1)]
     with client(context) as daemon, less_as_json(as_json):
-        made = daemon.fork(source, count, names=names, lazy=lazy, allow_less=allow_less)
+        made = daemon.fork(source, count, names=names, allow_less=allow_less)
         found = [one.info() for one in made]
     if as_json:
         return print_json(found)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sandbox.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of a table.")]
-Lazy = Annotated[bool, typer.Option("--lazy", help="Bring memory page by page while it already runs.")]
 AllowLess = Annotated[
     bool, typer.Option("--allow-less", help="That something lacks is told, and no error (exit status 3).")
 ]

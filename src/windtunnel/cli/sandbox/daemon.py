@@ -22,12 +22,13 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     from windtunnel.agents.sandbox.live.criu import doctor as examine
     from windtunnel.agents.sandbox.live.criu import ladder
     from windtunnel.agents.sandbox.live.place import Home
-    from windtunnel.agents.sandbox.live.probe import known
     from windtunnel.agents.sandbox.live.record import leftovers
+    from windtunnel.agents.sandbox.policy.kinds import LOST
 
-    found, kinds = examine(), known()
+    found = examine()
     left = leftovers(Home(home_of(context))) if "://" not in (context.obj or "") else []
     if as_json:
+        kinds = {one.kind: one.why for one in LOST}
         return print_json({"facilities": found, "kinds": kinds, "leftovers": left})
     shown = table("", "facility", "found", "gives", "to have it")
     for one in found:
@@ -36,13 +37,9 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
         shown.add_row(mark, one.name, escape(one.detail), escape(one.gives), escape(remedy))
     show(shown)
     typer.echo(ladder(found))
-    if kinds:
-        lost = [kind for kind in kinds if not kind.back]
-        typer.echo(
-            f"\nof {len(kinds)} kinds of things that processes hold, all come back here but {len(lost)}:"
-        )
-        for kind in lost:
-            typer.echo(f"  {kind.name}: {kind.words} ({kind.why})")
+    typer.echo("\nof what processes hold, no checkpoint brings back:")
+    for kind in LOST:
+        typer.echo(f"  {kind.kind}: {kind.why}")
     if left:
         typer.echo("\nleft by a crash ('windtunnel sandbox gc' removes it):")
         for line in left:
@@ -53,19 +50,16 @@ def setup(
     prefix: Annotated[
         Path | None, typer.Option(help="Where CRIU is put; by default a folder of this account.")
     ] = None,
-    method: Annotated[
-        str, typer.Option(help="source: build it. packages: from the distribution's. auto: what is possible.")
-    ] = "auto",
 ) -> None:
-    """Install CRIU, or build it, and check it by a real dump and restore.
+    """Build CRIU from its source, and check it by a real dump and restore.
 
-    Example: windtunnel sandbox setup --method source
+    Example: windtunnel sandbox setup
     """
     from windtunnel.agents.sandbox.errors import CriuError
     from windtunnel.agents.sandbox.live.criu import setup as install
 
     try:
-        made = install(prefix, method=method, progress=typer.echo)  # type: ignore[arg-type]
+        made = install(prefix, progress=typer.echo)
     except CriuError as error:
         raise ScriptError(f"sandbox setup: {error}") from error
     typer.echo(f"CRIU {'.'.join(map(str, made.version))} works: {made.path}")
@@ -120,7 +114,7 @@ def serve(
         token=_token(token) if http is not None else "",
         allow_remote=allow_remote,
         ready=lambda where: typer.echo(
-            f"serving on {where}" + (f"  ({where}/docs)" if "://" in where else "")
+            f"serving on {where}" + (f"  ({where}/openapi.json)" if "://" in where else "")
         ),
     )
     typer.echo("the daemon has ended; sandboxes run on")

@@ -196,7 +196,6 @@ def _show(found: Answers) -> None:
         {
             "forks": lambda row: str(row.forks),
             "hosts": lambda row: str(row.hosts),
-            "lazy": lambda row: "yes" if row.lazy else "no",
             "first": lambda row: second(row.first),
             "median": lambda row: second(row.median),
             "last": lambda row: second(row.last),

@@ -29,38 +29,10 @@ DUMP_END = "Error (criu/cr-dump.c:1545): Dump files (pid: 4194305) failed with -
 RESTORE_END = "Error (criu/cr-restore.c:2331): Restoring FAILED.\nError (criu/cgroup.c:2055): cg: cgroupd: recv req error: No such file or directory\n"  # noqa: E501
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        (
-            "Error (criu/files-ext.c:94): Can't dump file 3 of that type [20666] (chr 195:255)",
-            "holds a GPU (/dev/nvidia*) open, which CRIU cannot keep; let it close that first",
-        ),
-        (
-            "Error (criu/files-ext.c:94): Can't dump file 3 of that type [20666] (chr 10:200)",
-            "holds a network tunnel (/dev/net/tun) open, which CRIU cannot keep; let it close that first",
-        ),
-        (
-            "Error (criu/sockets.c:448): Sockets (family 2 proto 6) are not collected",
-            "has a network socket (family 2) that this CRIU cannot read from this kernel; CRIU "
-            "4.2 or newer is needed from kernel 6.16 on: windtunnel sandbox setup",
-        ),
-        (
-            "Error (criu/mount.c:724): FS mnt ./mnt dev 0x2e root / unsupported id 15",
-            "has a file system mounted (at ./mnt) that CRIU cannot keep (FUSE, overlay and "
-            "network ones); unmount it first",
-        ),
-    ],
-)
-def test_a_line_becomes_a_sentence(line: str, sentence: str) -> None:
-    assert (
-        explain_dump(f"{RLIMIT}{line}\n{DUMP_END}", 4194304) == f"process image: process 4194305 {sentence}"
-    )
-
-
 def test_an_unknown_line_is_handed_on_and_harmless_ones_are_not() -> None:
     log = f"{RLIMIT}Error (criu/x.c:1): the moon is full\nError (criu/x.c:1): the moon is full\n{DUMP_END}"
-    assert explain_dump(log, 1) == "process image: CRIU failed: the moon is full"
+    said = explain_dump(log, 4194304)
+    assert said.startswith("process image: CRIU failed at process 4194305: the moon is full; Dump files")
     assert real_errors(log)[0] == "the moon is full"
     assert explain_dump(RLIMIT, 1).endswith("it says nothing in its log")
     assert explain_restore("sh: 2: cannot create /x: Directory nonexistent\n").endswith(
@@ -73,28 +45,17 @@ def test_an_unknown_line_is_handed_on_and_harmless_ones_are_not() -> None:
     [
         (
             "     1: Error (criu/files-reg.c:2175): File usr/lib/x.so has bad size 7 (expect 9)",
-            "usr/lib/x.so is",
+            "usr/lib/x.so",
         ),
         (
-            "     1: Error (criu/files-reg.c:2153): File usr/bin/x has bad build-ID",
-            "usr/bin/x is another one",
-        ),
-        (
-            "     1: Error (criu/files-reg.c:2267): Can't open file workspace/a: No such file or directory",
-            "workspace/a was open at the checkpoint and is missing now",
-        ),
-        (
-            "  1: Error (criu/sk-inet.c:1059): inet: Can't bind inet socket (id 1): Address already in use",
-            "a port that a process listens on is still taken",
-        ),
-        (
-            "Error (criu/cr-restore.c:1400): Can't fork for 7: File exists",
-            "a process number of the checkpoint",
+            "     1: Error (criu/files-reg.c:2267): Can't open file work/a: No such file or directory",
+            "work/a",
         ),
     ],
 )
 def test_a_failed_restore_names_what_does_not_fit(line: str, words: str) -> None:
-    assert words in explain_restore(f"{RLIMIT}{line}\n{RESTORE_END}")
+    said = explain_restore(f"{RLIMIT}{line}\n{RESTORE_END}")
+    assert said.startswith(f"process restore: {words} is not as it was at the checkpoint")
 
 
 @given(st.text(max_size=200), st.integers(min_value=1, max_value=2**22))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from tiny_box import TinyBox, shell
 
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import CriuError
-from windtunnel.agents.sandbox.live.criu import Criu, images_in_use, process, wait_lazy
+from windtunnel.agents.sandbox.live.criu import Criu, process
 
 pytestmark = pytest.mark.root
 
@@ -149,24 +148,18 @@ def test_a_restore_that_fails_or_is_cut_leaves_no_process(box: TinyBox, criu: Cr
             criu.restore(tmp_path / "images", box.externals, timeout=chance.uniform(0.004, 0.02))
         assert not box.pids()
     (tmp_path / "images" / "core-1.img").write_bytes(b"nonsense")
-    with pytest.raises(CriuError, match="process restore: the process image is damaged"):
+    with pytest.raises(CriuError, match=r"process restore: CRIU failed: .*core-1\.img"):
         criu.restore(tmp_path / "images", box.externals)
     assert not box.pids()
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda file: file.unlink(), "/?workspace/open was open at the checkpoint and is missing now"),
-        (
-            lambda file: file.write_text("longer than it was"),
-            "/?workspace/open .* size of 5 bytes .* has 18 now",
-        ),
-    ],
+    "change",
+    [lambda file: file.unlink(), lambda file: file.write_text("longer than it was")],
     ids=["missing", "other size"],
 )
 def test_files_that_do_not_fit_are_named(
-    change: Callable[[Path], None], sentence: str, box: TinyBox, criu: Criu, tmp_path: Path
+    change: Callable[[Path], None], box: TinyBox, criu: Criu, tmp_path: Path
 ) -> None:
     held = box.path("/workspace/open")
     held.write_text("seven")
@@ -176,7 +169,7 @@ def test_files_that_do_not_fit_are_named(
     box.kill()
     box.remount()
     change(held)
-    with pytest.raises(CriuError, match=sentence):
+    with pytest.raises(CriuError, match="workspace/open is not as it was at the checkpoint"):
         criu.restore(tmp_path / "images", box.externals)
     assert not box.pids()
 
@@ -264,52 +257,6 @@ time.sleep(1000)
     assert box.pid in box.pids()
 
 
-def test_lazy_memory_is_whole(box: TinyBox, criu: Criu, tmp_path: Path) -> None:
-    moving = counters(box)
-    criu.dump(box.pid, tmp_path / "images", box.externals, leave_running=False)
-    box.kill()
-    box.remount()
-    box.pid = criu.restore(tmp_path / "images", box.externals, lazy=True)
-    moving()
-    assert wait_lazy(box.pid, 30)
-    assert tmp_path / "images" not in images_in_use()
-    # the counters compare the digest of their memory every 50 steps
-    file = box.path("/workspace/count")
-    start = int(file.read_text().split()[0])
-    until(lambda: int(file.read_text().split()[0]) > start + 60, "digests")
-    assert len(box.pids()) == 2
-    assert wait_lazy(1)
-
-
-@pytest.mark.conformance
-def test_a_lazy_daemon_that_dies_takes_the_sandbox_along(
-    box: TinyBox, criu: Criu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the sandbox would compute on with zeros in place of what was not brought yet."""
-    serve = process.Pages.serve
-
-    def stopped(pages: process.Pages, pid: int, procs: tuple[Path, ...]) -> None:
-        os.kill(pages.child.pid, signal.SIGSTOP)  # else it may be done before it is killed, on a busy host
-        serve(pages, pid, procs)
-
-    monkeypatch.setattr(process.Pages, "serve", stopped)
-    # so much memory that it is still being brought when the daemon is killed
-    program = "import os, time; data = os.urandom(1 << 20) * 256; open('/workspace/ready', 'w').close(); "
-    box.start("/usr/bin/python3", "-c", program + "time.sleep(1000)")
-    until(box.path("/workspace/ready").exists, "start")
-    criu.dump(box.pid, tmp_path / "images", box.externals, leave_running=False)
-    box.kill()
-    box.remount()
-    box.pid = criu.restore(tmp_path / "images", box.externals, lazy=True)
-    pages = process.RUNNING[box.pid]
-    assert tmp_path / "images" in images_in_use()
-    os.kill(pages.child.pid, 9)
-    with pytest.raises(CriuError, match="died before its end"):
-        wait_lazy(box.pid, 30)
-    assert not box.pids()
-    assert not pages.work.exists()
-
-
 def test_the_kernel_cache_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
@@ -340,7 +287,7 @@ def test_nothing_restored_runs_before_it_was_looked_at(box: TinyBox, criu: Criu,
     moving = counters(box)
     criu.dump(box.pid, tmp_path / "images", box.externals)
     file = box.path("/workspace/count")
-    for lazy in (False, True):
+    for _ in range(2):
         box.kill()
         box.remount()
         file.write_bytes(b"untouched " * 4)
@@ -352,7 +299,7 @@ def test_nothing_restored_runs_before_it_was_looked_at(box: TinyBox, criu: Criu,
             assert len(box.pids()) == 2
             seen.append(file.read_bytes())
 
-        box.pid = criu.restore(tmp_path / "images", box.externals, meanwhile=look, lazy=lazy)
+        box.pid = criu.restore(tmp_path / "images", box.externals, meanwhile=look)
         assert seen == [b"untouched " * 4]
         moving()
     box.kill()

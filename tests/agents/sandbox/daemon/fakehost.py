@@ -263,7 +263,7 @@ class FakeBox:
                 raise LessError("odd is not kept", manifest.lacks, manifest=manifest)
             return manifest
 
-    def restore(self, checkpoint: str = "", *, lazy: bool = False, allow_less: bool = False) -> RestoreReport:
+    def restore(self, checkpoint: str = "", *, allow_less: bool = False) -> RestoreReport:
         with self._lock:
             known = [one["id"] for one in self.state()["checkpoints"]]
             found = [one for one in known if one.startswith(checkpoint)] if checkpoint else known[-1:]
@@ -278,8 +278,8 @@ class FakeBox:
                 raise LessError("odd does not come back", report.lacks, report=report)
             return report
 
-    def rollback(self, checkpoint: str, *, lazy: bool = False, allow_less: bool = False) -> RestoreReport:
-        return self.restore(checkpoint, lazy=lazy, allow_less=allow_less)
+    def rollback(self, checkpoint: str, *, allow_less: bool = False) -> RestoreReport:
+        return self.restore(checkpoint, allow_less=allow_less)
 
     def log(self) -> Log:
         state = self.state()
@@ -342,7 +342,6 @@ class FakeHost:
         count: int = 1,
         *,
         names: Sequence[str] | None = None,
-        lazy: bool = False,
         allow_less: bool = False,
     ) -> list[FakeBox]:
         for source in self._boxes.values():

@@ -202,12 +202,12 @@ def test_http_needs_the_token(served: str) -> None:
         answer = httpx.get(f"{served}/v1/boxes", headers=headers, trust_env=False)
         assert answer.status_code == 401
         assert answer.json()["kind"] == "denied"
-    assert httpx.get(f"{served}/docs", trust_env=False).status_code == 200
+    assert httpx.get(f"{served}/openapi.json", trust_env=False).status_code == 200
 
 
 def test_http_under_a_foreign_name_is_refused(served: str) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "Host": "evil.example"}
-    for path in ("/v1/boxes", "/docs"):
+    for path in ("/v1/boxes", "/openapi.json"):
         answer = httpx.get(served + path, headers=headers, trust_env=False)
         assert answer.status_code == 403
         assert "evil.example" in answer.json()["error"]

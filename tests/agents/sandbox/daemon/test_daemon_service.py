@@ -110,13 +110,11 @@ def test_a_client_that_goes_away_cancels_its_command(client: Client) -> None:
     assert box.run("echo free", timeout=60).stdout == b"free\n"
 
 
-def test_a_quiet_command_is_cancelled_too_also_without_a_stream(client: Client) -> None:
+def test_a_quiet_command_is_cancelled_too(client: Client) -> None:
     box = client.create(SandboxSpec("a"))
-    for stream in (True, False):
-        with raw(client) as http, pytest.raises(httpx.ReadTimeout):
-            body = {"command": "sleep 600", "stream": stream}
-            http.post("/v1/boxes/a/exec", json=body, timeout=httpx.Timeout(0.5))
-        assert box.run("echo free", timeout=60).stdout == b"free\n"
+    with raw(client) as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/boxes/a/exec", json={"command": "sleep 600"}, timeout=httpx.Timeout(0.5))
+    assert box.run("echo free", timeout=60).stdout == b"free\n"
 
 
 def asleep(pid: int) -> bool:
@@ -173,16 +171,6 @@ def test_stop_ends_what_runs_and_what_waits(client: Client) -> None:
     with pytest.raises(SandboxDied):
         box.run("true")
     assert "ran" not in [entry.name for entry in box.listdir("/")]
-
-
-def test_without_a_stream_the_answer_is_one_object(client: Client) -> None:
-    client.create(SandboxSpec("a"))
-    with raw(client) as http:
-        body = {"command": "echo hi; printf '\\377' >&2; exit 3", "stream": False}
-        answer = http.post("/v1/boxes/a/exec", json=body).json()
-    assert answer["stdout"] == "hi\n" and answer["stdout_base64"] is None
-    assert answer["stderr_base64"] == "/w=="
-    assert answer["exit_code"] == 3
 
 
 def test_turns_end_and_their_checkpoints_are_waited_for(client: Client) -> None:
@@ -325,10 +313,7 @@ def test_wrong_requests_are_refused_in_words(client: Client) -> None:
         client.get("nope")
 
 
-def test_the_page_describes_every_endpoint_and_loads_nothing(client: Client) -> None:
+def test_every_endpoint_is_described(client: Client) -> None:
     with raw(client) as http:
-        page = http.get("/docs").text
         described = http.get("/openapi.json").json()
-    assert all(path in page for path in described["paths"])
     assert "/v1/boxes/{name}/exec" in described["paths"]
-    assert "<script" not in page and "src=" not in page and "http://" not in page and "https://" not in page

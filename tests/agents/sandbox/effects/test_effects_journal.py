@@ -237,7 +237,8 @@ def test_threads_and_processes_make_one_call(journal: Journal, tmp_path: Path) -
     for thread in threads:
         thread.start()
     assert inside.wait(60)
-    with Journal(tmp_path / "journal.sqlite", wait_seconds=0.05) as second, pytest.raises(EffectUnderWay):
+    with Journal(tmp_path / "journal.sqlite") as second, pytest.raises(EffectUnderWay):
+        second.wait_seconds = 0.05
         second.perform("box", 1, "a", slow)
     go.set()
     for thread in threads:

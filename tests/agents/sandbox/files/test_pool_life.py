@@ -335,27 +335,6 @@ def test_a_broken_loop_file_is_a_fault_and_leaves_no_device(tmp_path: Path) -> N
         open_pool(tmp_path / "pool", kind="copy")
 
 
-def test_generation_moves_with_writes_only(opened: Opener, image: Path) -> None:
-    pool = opened("btrfs")
-    pool.create("box", pool.import_image(str(image)))
-    pool.create("other", pool.images()[0])
-    root = pool.mount("box")
-    pool.snapshot("box", "s")
-    start = pool.generation("box")
-    (root / "workspace/one").read_bytes()
-    (pool.mount("other") / "workspace/one").write_text("not mine")
-    assert pool.generation("box") == start
-    assert pool.find_new("box", start) == []
-    (root / "workspace/n e w").write_text("x")
-    (root / "etc/hosts").unlink()
-    with (root / "workspace/one").open("ab") as file:
-        file.write(b"more")
-    assert pool.generation("box") > start
-    assert pool.find_new("box", start) == [
-        "/etc", "/workspace", "/workspace/n e w", "/workspace/one", "/workspace/two",
-    ]  # fmt: skip
-
-
 def fill(path: Path) -> int:
     """Write until nothing more fits; how many bytes did."""
     with path.open("wb", buffering=0) as file:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from inspect_cell import Cell, unified
 
-from windtunnel.agents.sandbox.errors import InspectError
-from windtunnel.agents.sandbox.live.inspect import Inspector, open_inspector
+from windtunnel.agents.sandbox.live.inspect import Inspector, kernel
 
 _NAMES = itertools.count(1)
 
@@ -73,10 +72,9 @@ def btrfs_cell(btrfs: Path) -> Iterator[Cell]:
 
 @pytest.fixture
 def inspector() -> Iterator[Inspector]:
-    """One of the strongest kind."""
-    try:
-        one = open_inspector("ebpf")
-    except InspectError as error:
-        pytest.skip(str(error))
+    """By eBPF."""
+    if reason := kernel.missing():
+        pytest.skip(reason)
+    one = Inspector()
     yield one
     one.close()

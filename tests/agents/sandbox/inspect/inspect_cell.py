@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from support.waiting import killed, until
-from windtunnel.agents.sandbox.live.inspect import Inspector
+from windtunnel.agents.sandbox.live.inspect import DiffInspector, Inspector
 from windtunnel.agents.sandbox.model import Effects, ProcessEffect
 from windtunnel.linux.processes import state
 
@@ -88,15 +88,13 @@ class Cell:
             text += data
         return text[:-1].decode(errors="replace")
 
-    def watch(self, inspector: Inspector) -> None:
+    def watch(self, inspector: Inspector | DiffInspector) -> None:
         inspector.watch(
             self.name,
             cgroup=self.cgroup,
             root=self.root,
             init=self.init,
             shells=lambda: {"main": self.shell},
-            pool_generation=lambda: -1,
-            find_new=lambda generation: None,
         )
 
     def tree(self) -> TREE:

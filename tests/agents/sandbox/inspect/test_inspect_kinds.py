@@ -1,101 +1,87 @@
-"""The weaker kinds, what each says it cannot tell, and what is said where a kind cannot work at all."""
+"""Comparison, what each inspector says it cannot tell, and what is said where one cannot work at all."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from inspect_cell import Cell, files_may_have_changed
-from test_inspect_files import AGAIN, BEFORE, CHANGED, KEEP, SAME
 
-from windtunnel.agents.sandbox.errors import InspectError
-from windtunnel.agents.sandbox.live.inspect import Inspector, kernel, open_inspector
-from windtunnel.agents.sandbox.model import References, TurnClass
+from windtunnel.agents.sandbox.errors import InspectError, PoolError
+from windtunnel.agents.sandbox.live.inspect import DiffInspector, Inspector, kernel
+from windtunnel.agents.sandbox.model import FileChange, Part, References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import class_of
-from windtunnel.base.errors import UserError
 from windtunnel.linux import bpf
 
 
-@pytest.fixture
-def by_fanotify() -> Iterator[Inspector]:
-    try:
-        one = open_inspector("fanotify")
-    except InspectError as error:
-        pytest.skip(str(error))
-    yield one
-    one.close()
+@pytest.mark.root
+def test_a_root_that_is_a_subvolume(btrfs_cell: Cell, inspector: Inspector) -> None:
+    btrfs_cell.run("echo x > a; mkdir d")
+    btrfs_cell.watch(inspector)
+    assert not files_may_have_changed(inspector.effects(btrfs_cell.name))
+    btrfs_cell.run("echo y >> a; echo z > d/b; rmdir d/none 2>/dev/null")
+    effects = inspector.effects(btrfs_cell.name)
+    assert not effects.doubts
+    assert {(change.path, change.change) for change in effects.files} == {
+        ("/workspace/a", "modified"),
+        ("/workspace/d/b", "created"),
+    }
+
+
+def compared(cell: Cell, changed: Callable[[str], list[FileChange]], *, images: bool = True) -> DiffInspector:
+    one = DiffInspector(lambda box: set(cell.pids()), changed, images=images)
+    cell.watch(one)
+    return one
 
 
 @pytest.mark.root
-def test_fanotify_misses_no_change_of_the_table(cell: Cell, by_fanotify: Inspector) -> None:
-    try:
-        cell.watch(by_fanotify)
-    except InspectError as error:
-        pytest.skip(str(error))
-    cell.run(KEEP)
-    for name, command in CHANGED.items():
-        cell.run(AGAIN)
-        by_fanotify.rebase(cell.name, files=True, processes=True)
-        before = cell.tree()
-        cell.run(command)
-        effects = by_fanotify.effects(cell.name)
-        if cell.tree() != before:
-            assert files_may_have_changed(effects), name
+def test_comparison_does_not_know_what_a_process_received(cell: Cell) -> None:
+    inspector = compared(cell, lambda box: [FileChange("/workspace/a", "created")])
+    cell.run(":")
+    effects = inspector.effects(cell.name)
+    shell = cell.child(effects, "bash")
+    assert shell.inputs is None and shell.writes is None
+    assert [change.path for change in effects.files] == ["/workspace/a"] and not effects.doubts
+    assert any("received" in miss for miss in inspector.misses)
+    inspector.close()
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("kind", ["ebpf", "fanotify"])
-def test_a_root_that_is_a_subvolume(kind: str, btrfs_cell: Cell) -> None:
-    try:
-        inspector = open_inspector(kind)
-    except InspectError as error:
-        pytest.skip(str(error))
-    try:
-        btrfs_cell.run("echo x > a; mkdir d")
-        btrfs_cell.watch(inspector)
-        assert not files_may_have_changed(inspector.effects(btrfs_cell.name))
-        btrfs_cell.run("echo y >> a; echo z > d/b; rmdir d/none 2>/dev/null")
-        effects = inspector.effects(btrfs_cell.name)
-        assert not effects.doubts
-        assert {(change.path, change.change) for change in effects.files} == {
-            ("/workspace/a", "modified"),
-            ("/workspace/d/b", "created"),
-        }
-    finally:
-        inspector.close()
+def test_comparison_sees_what_only_images_keep(cell: Cell) -> None:
+    inspector = compared(cell, lambda box: [])
+    cell.run("echo x > /dev/shm/f")
+    (doubt,) = inspector.effects(cell.name).doubts
+    assert doubt.part is Part.PROCESSES and "/dev/shm/f is kept by process images only" in doubt.text
+    inspector.rebase(cell.name, files=True, processes=False)
+    assert inspector.effects(cell.name).doubts, "no image was made"
+    inspector.rebase(cell.name, files=True, processes=True)
+    assert class_of(inspector.effects(cell.name), References())[0] is TurnClass.NONE
+    cell.run("rm /dev/shm/f")
+    assert inspector.effects(cell.name).doubts
+    inspector.close()
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("name", ["nothing", "read", "failed delete", "pipes"])
-def test_fanotify_is_quiet_where_nothing_changes(name: str, cell: Cell, by_fanotify: Inspector) -> None:
-    cell.run(BEFORE)
-    cell.watch(by_fanotify)
-    cell.run(SAME[name])
-    assert not files_may_have_changed(by_fanotify.effects(cell.name))
+def test_without_images_processes_count_as_kept_with_the_files(cell: Cell) -> None:
+    def fails(box: str) -> list[FileChange]:
+        raise PoolError("it went away")
 
-
-@pytest.mark.root
-def test_weaker_kinds_do_not_know_what_a_process_received(cells: Callable[[], Cell]) -> None:
-    for kind in ("fanotify", "activity"):
-        inspector = open_inspector(kind)
-        cell = cells()
-        cell.watch(inspector)
-        cell.run(":")
-        shell = cell.child(inspector.effects(cell.name), "bash")
-        assert shell.inputs is None and shell.writes is None
-        assert any("received" in miss for miss in inspector.misses)
-        inspector.close()
-
-
-@pytest.mark.root
-def test_activity_alone_never_says_that_files_are_unchanged(cell: Cell) -> None:
-    inspector = open_inspector("activity")
-    cell.watch(inspector)
-    assert class_of(inspector.effects(cell.name), References())[0] is TurnClass.FILES
+    inspector = compared(cell, fails, images=False)
+    cell.run("echo x > /dev/shm/f; sleep 1000 & SLEEPS=$!")
+    effects = inspector.effects(cell.name)
+    assert cell.child(effects, "sleep").started
+    assert [doubt.part for doubt in effects.doubts] == [Part.FILES]
+    inspector.rebase(cell.name, files=True, processes=False)
+    cell.settled()
+    assert not [one for one in inspector.effects(cell.name).processes if not one.shell]
+    cell.run("kill $SLEEPS; wait")
+    assert cell.child(inspector.effects(cell.name), "sleep").ended
+    with pytest.raises(InspectError, match="is not watched"):
+        inspector.effects("other")
     inspector.close()
 
 
@@ -165,16 +151,9 @@ def test_criu_dumps_a_tracked_process(cell: Cell, inspector: Inspector, tmp_path
         process.wait()
 
 
-def test_an_unknown_kind_is_the_users_mistake() -> None:
-    with pytest.raises(UserError, match=r"kind 'strace' is not known; use auto, ebpf, fanotify, activity"):
-        open_inspector("strace")
-
-
 def test_without_rights_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(InspectError, match="ebpf: needs root"):
-        open_inspector("ebpf")
-    assert open_inspector().kind == "activity"
+    assert kernel.missing() == "needs root"
 
 
 def test_the_shipped_object_is_built_from_the_source_beside_it() -> None:

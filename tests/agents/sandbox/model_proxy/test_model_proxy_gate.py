@@ -19,6 +19,7 @@ from windtunnel.agents.sandbox.live.model_proxy import (
     ModelProxy,
     TurnServed,
 )
+from windtunnel.agents.sandbox.live.model_proxy.session import _one_line
 from windtunnel.agents.sandbox.model import Lack
 
 
@@ -226,3 +227,8 @@ def test_eight_sandboxes_at_once(bench: Bench, proxy: ModelProxy) -> None:
         assert len({one.reply() for one in asked.values()}) == 8
     assert [box.turns for box in boxes] == [3] * 8
     assert len(bench.model.calls) == 24
+
+
+def test_a_reason_that_is_cut_is_still_a_value_of_a_header() -> None:
+    assert _one_line("a" * 299 + " b\n") == "a" * 299
+    assert _one_line("one\nline") == "one line"

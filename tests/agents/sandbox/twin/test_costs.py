@@ -113,7 +113,6 @@ def test_costs_come_out_of_measurements_that_they_would_give() -> None:
             after_first=0.01 + 3e-9 * memory,
             after=[0.01 + 1e-9 * memory],
             restore=[0.06 + 2e-9 * memory + 0.001 * processes],
-            lazy_fork=[0.1 + 0.04 + 1e-9 * memory + 0.001 * processes],
         )
         for memory, processes in grid
     ]
@@ -123,7 +122,6 @@ def test_costs_come_out_of_measurements_that_they_would_give() -> None:
     assert costs.full_freeze_per_process == pytest.approx(0.003)
     assert costs.full_after_per_new_byte == pytest.approx(2e-9)
     assert costs.restore_per_byte == pytest.approx(2e-9)
-    assert costs.lazy == pytest.approx(0.04)
     assert costs.fork == pytest.approx(0.1)
     assert costs.new_per_byte == pytest.approx(0.4)
     assert costs.image_base == pytest.approx(4e6)
@@ -155,4 +153,4 @@ def test_this_machine_can_be_measured_and_nothing_stays(tmp_path: Path, own_home
     assert costs.image_base > 0
     assert 0.1 < costs.new_per_byte < 1
     assert str(own_home) not in Path("/proc/self/mounts").read_text()
-    assert cost_table(profile).row_count == 11
+    assert cost_table(profile).row_count == 10

@@ -90,14 +90,13 @@ def test_failures_stretch_what_keeps_nothing_most() -> None:
 
 
 def test_forks_by_hand() -> None:
-    costs = plain_costs(restore=1.0, lazy=0.25, fork=1.0, new_per_byte=1.0, disk_lanes=100)
+    costs = plain_costs(restore=1.0, fork=1.0, new_per_byte=1.0, disk_lanes=100)
     machine = EmulatedHost(cores=4, network=10.0, workers=2)
-    one = fanout(machine, costs, 4, 1, memory=20, processes=0, lazy=False)
+    one = fanout(machine, costs, 4, 1, memory=20, processes=0)
     assert (one.first, one.median, one.last) == (2.0, 2.0, 4.0)
     # the second host waits 2 s for 20 bytes
-    two = fanout(machine, costs, 4, 2, memory=20, processes=0, lazy=False)
+    two = fanout(machine, costs, 4, 2, memory=20, processes=0)
     assert (two.first, two.last) == (2.0, 4.0)
-    assert fanout(machine, costs, 1, 1, memory=20, processes=0, lazy=True).last == 1.25
 
 
 @given(st.integers(1, 300))

@@ -1,16 +1,16 @@
 """Rows of what programs use of the kernel, each with a small program that would notice.
 
-The programs are those of ``live/criu/kinds``, with which ``doctor`` probes a host, too: each makes one thing,
-waits for the question whether it is still as it was, and answers once.
+The programs are those of ``kinds``: each makes one thing, waits for the question whether it is still as it
+was, and answers once.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from conformance.sandbox import kinds
+from conformance.sandbox.kinds.__main__ import kinds as programs
 from conformance.sandbox.matrix.row import MatrixRow
-from windtunnel.agents.sandbox.live.criu import kinds
-from windtunnel.agents.sandbox.live.criu.kinds.__main__ import kinds as programs
 
 FOLDER = Path(kinds.__file__).parent
 REFUSED = {

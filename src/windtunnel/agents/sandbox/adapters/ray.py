@@ -187,11 +187,10 @@ class PooledBox:
         count: int = 1,
         *,
         names: list[str] | None = None,
-        lazy: bool = False,
         allow_less: bool = False,
     ) -> list[PooledBox]:
         """Sandboxes that go on from its state now, on the same node."""
-        options = {"names": names, "lazy": lazy, "allow_less": allow_less}
+        options = {"names": names, "allow_less": allow_less}
         made = _got(self._actor.call.remote(None, "fork", self.name, count, **options))
         return [PooledBox(self._actor, name, self.node) for name in made]
 

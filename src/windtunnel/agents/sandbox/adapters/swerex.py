@@ -2,8 +2,7 @@
 
 A session is a persistent shell of the sandbox; ``execute`` runs beside them. After each action the turn ends,
 so an agent that knows nothing of checkpoints gets one where it needs one; ``SandboxRuntime.box`` is there for
-those that do. Where the package ``swerex`` is installed its classes are used, so that instances and errors
-are its own; otherwise equal ones of ``swerex_types``.
+those that do. It needs the package ``swe-rex``.
 
 A session has no terminal: programs that want one (``is_interactive_command``) are refused in words, and
 ``expect`` has no meaning.
@@ -23,31 +22,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.adapters import subprocess as commands
-from windtunnel.agents.sandbox.adapters import swerex_types as own
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
+try:
+    from swerex import exceptions as faults
+    from swerex.deployment.abstract import AbstractDeployment
+    from swerex.runtime import abstract as rex
+except ImportError as missing:
+    raise ImportError("the SWE-ReX adapter needs the package swe-rex: pip install swe-rex") from missing
 if TYPE_CHECKING:
-    from windtunnel.agents.sandbox.adapters.swerex_types import AbstractDeployment as Deployment
-    from windtunnel.agents.sandbox.adapters.swerex_types import AbstractRuntime as Runtime
     from windtunnel.agents.sandbox.client import Client, RemoteBox
-
-    rex = faults = own
-else:
-    try:
-        from swerex import exceptions as faults
-        from swerex.deployment.abstract import AbstractDeployment as Deployment
-        from swerex.runtime import abstract as rex
-        from swerex.runtime.abstract import AbstractRuntime as Runtime
-    except ImportError:
-        rex = faults = own
-        Runtime, Deployment = own.AbstractRuntime, own.AbstractDeployment
 
 LOG = logging.getLogger("windtunnel.sandbox.swerex")
 
 
-class SandboxRuntime(Runtime):
+class SandboxRuntime(rex.AbstractRuntime):
     """Runs an agent's actions in a sandbox. ``turns``: each action is a turn."""
 
     def __init__(self, box: RemoteBox, *, turns: bool = True) -> None:
@@ -57,7 +48,7 @@ class SandboxRuntime(Runtime):
         self._sessions: set[str] = set()
         self._running: dict[str, threading.Event] = {}
 
-    async def is_alive(self, *, timeout: float | None = None) -> own.IsAliveResponse:
+    async def is_alive(self, *, timeout: float | None = None) -> rex.IsAliveResponse:
         """Whether the sandbox runs."""
         try:
             async with asyncio.timeout(timeout):
@@ -68,7 +59,7 @@ class SandboxRuntime(Runtime):
         message = "" if alive else f"sandbox {info.name} is {info.status}"
         return rex.IsAliveResponse(is_alive=alive, message=message)
 
-    async def create_session(self, request: own.CreateBashSessionRequest) -> own.CreateBashSessionResponse:
+    async def create_session(self, request: rex.CreateBashSessionRequest) -> rex.CreateBashSessionResponse:
         """Start a persistent shell, and source what is asked for in it."""
         if request.session in self._sessions:
             raise faults.SessionExistsError(f"session {request.session} already exists")
@@ -81,7 +72,7 @@ class SandboxRuntime(Runtime):
         self._sessions.add(request.session)
         return rex.CreateBashSessionResponse(output=output)
 
-    async def run_in_session(self, action: own.BashAction | own.BashInterruptAction) -> own.BashObservation:
+    async def run_in_session(self, action: rex.BashAction | rex.BashInterruptAction) -> rex.BashObservation:
         """Run a command in a session, or interrupt the one that runs there.
 
         Raises SessionDoesNotExistError, BashIncorrectSyntaxError, CommandTimeoutError, and
@@ -116,7 +107,7 @@ class SandboxRuntime(Runtime):
             raise _failed(action, result.exit_code, f"Here is the output:\n{output!r}")
         return rex.BashObservation(output=output, exit_code=result.exit_code)
 
-    async def close_session(self, request: own.CloseBashSessionRequest) -> own.CloseBashSessionResponse:
+    async def close_session(self, request: rex.CloseBashSessionRequest) -> rex.CloseBashSessionResponse:
         """End the shell of a session."""
         if request.session not in self._sessions:
             raise faults.SessionDoesNotExistError(f"session {request.session!r} does not exist")
@@ -124,7 +115,7 @@ class SandboxRuntime(Runtime):
         await asyncio.to_thread(lambda: self.box.run("exit", shell=request.session, timeout=10))
         return rex.CloseBashSessionResponse()
 
-    async def execute(self, command: own.Command) -> own.CommandResponse:
+    async def execute(self, command: rex.Command) -> rex.CommandResponse:
         """Run a command beside all sessions, as ``subprocess.run`` does."""
 
         def work() -> Any:
@@ -150,20 +141,20 @@ class SandboxRuntime(Runtime):
             raise _failed(command, done.returncode, f"Stdout:\n{stdout!r}\nStderr:\n{stderr!r}")
         return rex.CommandResponse(stdout=stdout, stderr=stderr, exit_code=done.returncode)
 
-    async def read_file(self, request: own.ReadFileRequest) -> own.ReadFileResponse:
+    async def read_file(self, request: rex.ReadFileRequest) -> rex.ReadFileResponse:
         """A file as text."""
         data = await asyncio.to_thread(self.box.get, request.path)
         text = data.decode(request.encoding or "utf-8", request.errors or "strict")
         return rex.ReadFileResponse(content=text.replace("\r\n", "\n").replace("\r", "\n"))
 
-    async def write_file(self, request: own.WriteFileRequest) -> own.WriteFileResponse:
+    async def write_file(self, request: rex.WriteFileRequest) -> rex.WriteFileResponse:
         """Write text to a file; folders on the way are made."""
         await self._folder(str(Path(request.path).parent))
         await asyncio.to_thread(self.box.put, request.path, request.content.encode())
         await self._end_turn()
         return rex.WriteFileResponse()
 
-    async def upload(self, request: own.UploadRequest) -> own.UploadResponse:
+    async def upload(self, request: rex.UploadRequest) -> rex.UploadResponse:
         """Copy a file or a folder of this machine into the sandbox."""
         source = Path(request.source_path)
         if not source.exists():
@@ -172,7 +163,7 @@ class SandboxRuntime(Runtime):
         await self._end_turn()
         return rex.UploadResponse()
 
-    async def close(self) -> own.CloseResponse:
+    async def close(self) -> rex.CloseResponse:
         """End all sessions; the sandbox runs on."""
         for session in sorted(self._sessions):
             await self.close_session(rex.CloseBashSessionRequest(session=session))
@@ -230,7 +221,7 @@ class SandboxRuntime(Runtime):
                     self.box.put(inside, data, file.stat().st_mode & 0o777)
 
 
-class SandboxDeployment(Deployment):
+class SandboxDeployment(AbstractDeployment):
     """Makes a sandbox when it starts and removes it when it stops; one that was there before stays, and so
     does one to ``keep``."""
 
@@ -253,7 +244,7 @@ class SandboxDeployment(Deployment):
     def add_hook(self, hook: Any) -> None:
         self._hooks.append(hook)
 
-    async def is_alive(self, *, timeout: float | None = None) -> own.IsAliveResponse:
+    async def is_alive(self, *, timeout: float | None = None) -> rex.IsAliveResponse:
         if self._runtime is None:
             return rex.IsAliveResponse(is_alive=False, message="Runtime is None.")
         return await self._runtime.is_alive(timeout=timeout)
@@ -302,7 +293,7 @@ class SandboxDeployment(Deployment):
         return box
 
 
-def _failed(asked: own.BashAction | own.Command, status: int | None, said: str) -> Exception:
+def _failed(asked: rex.BashAction | rex.Command, status: int | None, said: str) -> Exception:
     sentence = f"Command {asked.command!r} failed with exit code {status}. {said}"
     failed: Exception = faults.NonZeroExitCodeError(
         f"{asked.error_msg}: {sentence}" if asked.error_msg else sentence

@@ -74,12 +74,11 @@ class HostCalls(Linked[L], Generic[L, BoxT]):
         count: int = 1,
         *,
         names: Sequence[str] | None = None,
-        lazy: bool = False,
         allow_less: bool = False,
     ) -> Call[list[BoxT]]:
         """``count`` new sandboxes from a checkpoint's id, its beginning, or a sandbox's name."""
         chosen = None if names is None else list(names)
-        body = {"checkpoint": checkpoint, "count": count, "names": chosen, "lazy": lazy}
+        body = {"checkpoint": checkpoint, "count": count, "names": chosen}
         body["allow_less"] = allow_less
         return Call("POST", "/v1/fork", lambda answer: [self._made(one) for one in answer], body)
 
@@ -168,7 +167,7 @@ class BoxCalls(Linked[L], Generic[L, PendingT]):
             "POST",
             self._path("exec"),
             lambda _: (collector.complete(), collector.turn),
-            {"command": text, "id": execution, "shell": shell, "timeout": timeout, "stream": True, **turn},
+            {"command": text, "id": execution, "shell": shell, "timeout": timeout, **turn},
             take=collector.take,
             cancel=None if cancel is None else (cancel, stopping),
         )
@@ -220,17 +219,13 @@ class BoxCalls(Linked[L], Generic[L, PendingT]):
         return Call("POST", self._path("checkpoint"), reads(Manifest), body)
 
     @request
-    def restore(
-        self, checkpoint: str = "", *, lazy: bool = False, allow_less: bool = False
-    ) -> Call[model.RestoreReport]:
-        body = {"checkpoint": checkpoint, "lazy": lazy, "allow_less": allow_less}
+    def restore(self, checkpoint: str = "", *, allow_less: bool = False) -> Call[model.RestoreReport]:
+        body = {"checkpoint": checkpoint, "allow_less": allow_less}
         return Call("POST", self._path("restore"), reads(model.RestoreReport), body)
 
     @request
-    def rollback(
-        self, checkpoint: str, *, lazy: bool = False, allow_less: bool = False
-    ) -> Call[model.RestoreReport]:
-        body = {"checkpoint": checkpoint, "lazy": lazy, "allow_less": allow_less}
+    def rollback(self, checkpoint: str, *, allow_less: bool = False) -> Call[model.RestoreReport]:
+        body = {"checkpoint": checkpoint, "allow_less": allow_less}
         return Call("POST", self._path("rollback"), reads(model.RestoreReport), body)
 
     @request

@@ -300,24 +300,24 @@ class Box:
             self._line.held(self._line.tip, allow_less=allow_less)
             return self._line.tip
 
-    def restore(self, checkpoint: str = "", *, lazy: bool = False, allow_less: bool = False) -> RestoreReport:
+    def restore(self, checkpoint: str = "", *, allow_less: bool = False) -> RestoreReport:
         """Bring a checkpoint of this sandbox (or of what it was forked from) back; empty: the newest.
 
-        Whatever runs of the sandbox is killed. ``lazy``: memory comes page by page while it already runs.
+        Whatever runs of the sandbox is killed.
         What an agent inside asks the model again, because it is set back, is answered from the record.
         Raises LessError where something would not come back, unless ``allow_less``: what runs is left alone
         where that is known beforehand, and the sandbox is stopped where it turned out.
         """
-        return self._back(checkpoint, lazy=lazy, on_purpose=False, allow_less=allow_less)
+        return self._back(checkpoint, on_purpose=False, allow_less=allow_less)
 
-    def rollback(self, checkpoint: str, *, lazy: bool = False, allow_less: bool = False) -> RestoreReport:
+    def rollback(self, checkpoint: str, *, allow_less: bool = False) -> RestoreReport:
         """Go back to an earlier checkpoint. Later ones stay: they are another branch of the tree.
 
         An agent inside asks the model anew. Raises LessError as `restore` does.
         """
-        return self._back(checkpoint, lazy=lazy, on_purpose=True, allow_less=allow_less)
+        return self._back(checkpoint, on_purpose=True, allow_less=allow_less)
 
-    def _back(self, checkpoint: str, *, lazy: bool, on_purpose: bool, allow_less: bool) -> RestoreReport:
+    def _back(self, checkpoint: str, *, on_purpose: bool, allow_less: bool) -> RestoreReport:
         inspector = self._context.inspector
         with self._lock, inspector.kept() if inspector is not None else contextlib.nullcontext():
             with contextlib.suppress(Exception):
@@ -331,7 +331,7 @@ class Box:
             self._context.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
             try:
                 machine, report = bring_back(
-                    self._context, self._line.log, self.spec, manifest, lazy=lazy, allow_less=allow_less
+                    self._context, self._line.log, self.spec, manifest, allow_less=allow_less
                 )
             except LessError:
                 self.halt()
@@ -408,15 +408,12 @@ class Box:
         inspector, machine = self._context.inspector, self._machine
         if inspector is None or machine is None:
             return
-        pool, name = self._context.pool, self.name
         inspector.watch(
-            name,
+            self.name,
             cgroup=machine.cgroup.path,
             root=machine.externals.root,
             init=machine.pid,
             shells=machine.shells,
-            pool_generation=lambda: pool.generation(name),
-            find_new=lambda generation: pool.find_new(name, generation),
         )
 
     def detach(self) -> None:

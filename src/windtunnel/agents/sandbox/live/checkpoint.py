@@ -38,7 +38,6 @@ from windtunnel.agents.sandbox.model import (
     FilesPart,
     ImagePart,
     Inventory,
-    KindTried,
     Lack,
     Manifest,
     References,
@@ -171,12 +170,11 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
     if keep.made is TurnClass.FILES:
         keep, files, freeze, left = _files(context, machine, order, shells)
     tries = 0
-    kinds = context.kinds() if image is not None or keep.made is TurnClass.FULL else ()
     while keep.made is TurnClass.FULL:
         tries += 1
         stood = _Stood()
         try:
-            files, image, freeze = _full(context, machine, order, shells, stood, kinds, tries)
+            files, image, freeze = _full(context, machine, order, shells, stood, tries)
             break
         except _Passing as passing:
             time.sleep(passing.pause)
@@ -206,7 +204,7 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
         image = None
         lacks += because(alone(machine, shells) if left is None else left, keep.lost)
     elif image is not None and image.inventory is not None:
-        lacks += beforehand(image.inventory, kinds)
+        lacks += beforehand(image.inventory)
     manifest = Manifest(
         id=order.id,
         box=name,
@@ -264,7 +262,7 @@ def _files(
     that the sandbox stood still, and what stood there that only an image would bring back."""
     name, keep = order.spec.name, order.keep
     # what is written already goes to the disk now, so that the snapshot has little left to write
-    context.pool.generation(name)
+    context.pool.flush(name)
     with frozen(machine.cgroup) as freeze:
         # what runs in the background may have gone on since the decision, and newer files of its making would
         # not fit the older image of it
@@ -285,7 +283,6 @@ def _full(
     order: Order,
     shells: tuple[ShellState, ...],
     stood: _Stood,
-    kinds: tuple[KindTried, ...],
     tries: int,
 ) -> tuple[FilesPart, ImagePart, float]:
     """Raises CriuError when the processes cannot be dumped, and _Passing when they are to be dumped a little
@@ -309,7 +306,7 @@ def _full(
             _past_vfork(machine.cgroup)
             before = machine.cgroup.pids()
             found = standing.inventory(before, machine.pid)
-            lacking = beforehand(found, kinds)
+            lacking = beforehand(found)
             if lacking and (settle := order.refused(tries, lacking)).answer == "retry":
                 raise _Passing(settle.pause)
             stood.alone = processes_alone(machine)
@@ -327,6 +324,7 @@ def _full(
                 # before the thaw, whatever happened: what it reads must stand still
                 wait((looked,))
             references = looked.result()
+            found = replace(found, alarms=standing.alarms(before))
             if inspector is not None:
                 inspector.rebase(name, files=True, processes=True)
     except (CriuError, _Passing):

@@ -15,16 +15,15 @@ from shutil import disk_usage
 
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.criu import Criu
-from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import Pool, btrfs
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore
-from windtunnel.agents.sandbox.live.inspect import Inspector, open_inspector
+from windtunnel.agents.sandbox.live.inspect import DiffInspector, Inspector
 from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.live.record import SandboxLog
-from windtunnel.agents.sandbox.model import Event, KindTried, SandboxSpec
+from windtunnel.agents.sandbox.model import Event, SandboxSpec
 from windtunnel.agents.sandbox.policy import Ceiling, Growth, PolicyName, Retention, Room, Rules, disk_limit
 from windtunnel.base.errors import UserError
 
@@ -52,22 +51,11 @@ class Context:
     report: Callable[[Event], None]
     no_images: str
     """Why processes are not kept where ``criu`` is None."""
-    kinds: Callable[[], tuple[KindTried, ...]]
     """What processes may hold, and whether this host brings it back; the first call may take seconds."""
 
     def log(self, box: str) -> SandboxLog:
         """The log of that sandbox, and what decides of it; with the empty name, of the host."""
         return SandboxLog(box, self.policy, self.home.box(box) if box else self.home.path, self.report)
-
-
-def inspector_for(kind: str, pool: Pool) -> Inspector:
-    """The strongest inspector that can look at roots of this pool, or the one of that kind."""
-    found = open_inspector(kind)
-    if kind == "auto" and found.kind == "fanotify" and pool.kind == "copy":
-        # an overlay has no handles of files that fanotify could report
-        found.close()
-        return open_inspector("activity")
-    return found
 
 
 def room_for(context: Context, box: str, what: str) -> None:
@@ -121,35 +109,26 @@ def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:
 
 
 def lacking(
-    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | None, *, asked: tuple[bool, bool, bool]
+    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | DiffInspector | None, *, images: bool
 ) -> list[str]:
-    """What is weaker here than it could be, and why. ``asked``: whether the best pool, process images and
-    the best inspector were asked for."""
-    best_pool, images, best_inspector = asked
+    """What is weaker here than it could be, and why. ``images``: whether those of
+    processes were asked for."""
     words = []
-    if best_pool and pool.kind == "copy":
+    if pool.kind == "copy":
         why = btrfs.usable(home.pool) or "the pool was made so"
         words.append(f"files are kept by copies instead of snapshots, and no disk limit holds: {why}")
     if images and criu is None:
         words.append(
             "processes and their memory are not kept: CRIU is missing; 'windtunnel sandbox setup' installs it"
         )
-    if best_inspector and inspector is not None and inspector.kind != "ebpf":
+    if inspector is not None and inspector.kind != "ebpf":
         words.append(f"turns are looked at by {inspector.kind}, which misses {'; '.join(inspector.misses)}")
     return words
 
 
-def admit(home: Home, pool_kind: str, inspector_kind: str) -> None:
-    """Raises UserError where this user cannot have a host of sandboxes in ``home``, or not of these kinds."""
+def admit(home: Home) -> None:
+    """Raises UserError where this user cannot have a host of sandboxes in ``home``."""
     launch.demand()
-    for what, kind, accepted in (
-        ("pool", pool_kind, ("auto", "copy")),
-        ("inspector", inspector_kind, ("auto",)),
-    ):
-        if kind not in accepted:
-            raise UserError(
-                f"sandbox: {what} kind {kind!r} is not accepted without root; use {' or '.join(accepted)}"
-            )
     nearest = home.path
     while not os.path.exists(nearest):  # false, too, where this user may not look
         nearest = nearest.parent

@@ -81,9 +81,11 @@ class Effect:
 class Journal:
     """The effects of many sandboxes, in one SQLite file. Any number of threads and processes may share it."""
 
-    def __init__(self, path: Path, *, wait_seconds: float = 60.0) -> None:
+    wait_seconds = 60.0
+    """For which an effect that another one performs is waited for."""
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.wait_seconds = wait_seconds
         self._ledger = Ledger(path)
 
     def perform(

@@ -13,9 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Literal
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live import checks
@@ -27,12 +25,10 @@ from windtunnel.agents.sandbox.live.context import (
     Context,
     admit,
     bound_by_disk,
-    inspector_for,
     lacking,
     room_for,
 )
 from windtunnel.agents.sandbox.live.criu import find_criu
-from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import open_pool
 from windtunnel.agents.sandbox.live.images import (
@@ -42,15 +38,13 @@ from windtunnel.agents.sandbox.live.images import (
     export_checkpoint,
     import_checkpoint,
 )
-from windtunnel.agents.sandbox.live.inspect import Inspector
+from windtunnel.agents.sandbox.live.inspect import DiffInspector, Inspector, kernel
 from windtunnel.agents.sandbox.live.kept import Kept
 from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.live.making import forget, from_checkpoint, from_image
-from windtunnel.agents.sandbox.live.model_proxy import ProxyEvent
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, usable_key, with_address
 from windtunnel.agents.sandbox.live.notice import save_all
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
-from windtunnel.agents.sandbox.live.probe import known as known_kinds
 from windtunnel.agents.sandbox.live.retention import Keeper
 from windtunnel.agents.sandbox.live.takeover import clear_dumps, locked, take_over
 from windtunnel.agents.sandbox.live.verify import verify
@@ -82,8 +76,8 @@ LOOKED_AT = 1.0
 class Host:
     """All sandboxes of one home folder. One process at a time holds a home; the sandboxes outlive it.
 
-    ``policy`` chooses what a turn's end keeps; ``fifo`` takes the urgent queue away; ``pool_kind`` and
-    ``inspector_kind`` force a kind. Raises UserError when another process holds the home.
+    ``policy`` chooses what a turn's end keeps; ``fifo`` takes the urgent queue away.
+    Raises UserError when another process holds the home.
     """
 
     def __init__(
@@ -95,18 +89,15 @@ class Host:
         rules: Rules = DEFAULT,
         retention: Retention | None = None,
         fifo: bool = False,
-        pool_kind: Literal["auto", "btrfs", "copy"] = "auto",
         pool_size: int | None = None,
-        inspector_kind: Literal["auto", "ebpf", "fanotify", "activity"] = "auto",
         criu: bool = True,
         on_event: Callable[[Event], None] | None = None,
-        on_request: Callable[[ProxyEvent], None] | None = None,
         kept: Kept | None = None,
     ) -> None:
         self.home = Home((home or default_home()).absolute())
         self._rootless = launch.rootless()
         if self._rootless:
-            admit(self.home, pool_kind, inspector_kind)
+            admit(self.home)
         for folder in (self.home.path, self.home.boxes, self.home.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         self.home.path.chmod(0o700)
@@ -117,29 +108,28 @@ class Host:
         with_images = criu and policy not in ("files", "conversation") and not self._rootless
         inspector: Inspector | DiffInspector | None = None
         try:
-            pool = open_pool(self.home.pool, kind=pool_kind, size=pool_size)
+            pool, found = open_pool(self.home.pool, size=pool_size), find_criu() if with_images else None
             if policy in READS_EFFECTS:
                 inspector = (
-                    DiffInspector(lambda box: machines.Group(self.home, box).pids(), self._changed)
-                    if self._rootless
-                    else inspector_for(inspector_kind, pool)
+                    DiffInspector(self._pids, self._changed, images=found is not None)
+                    if self._rootless or kernel.missing()
+                    else Inspector()
                 )
             self.context = Context(
                 home=self.home,
                 pool=pool,
                 pages=PageStore(self.home.pages),
                 manifests=Manifests(self.home.checkpoints),
-                criu=find_criu() if with_images else None,
+                criu=found,
                 inspector=inspector,
                 engine=Engine(workers, fifo=fifo, decide=self._pick, chosen=self._picked),
                 rules=rules,
                 retention=retention or Retention(),
                 policy=policy,
                 in_use=[],
-                proxy=HostProxy(self.home, on_request, kept or Kept(self.home.path)),
+                proxy=HostProxy(self.home, kept or Kept(self.home.path)),
                 report=self._report,
                 no_images=NO_IMAGES if self._rootless else "CRIU is missing",
-                kinds=cache(lambda: tuple(known_kinds()) if with_images else ()),
             )
         except BaseException:
             self._lock_file.close()
@@ -150,9 +140,7 @@ class Host:
         self._lock = threading.RLock()
         self._keeper = Keeper(self.context, self._lock, self._boxes, self._claims)
         if not self._rootless:
-            seen = inspector if isinstance(inspector, Inspector) else None
-            asked = (pool_kind == "auto", with_images, inspector_kind == "auto")
-            for words in lacking(self.home, pool, self.context.criu, seen, asked=asked):
+            for words in lacking(self.home, pool, self.context.criu, inspector, images=with_images):
                 self._report(Event("weaker", "", words))
         with contextlib.suppress(*FAULTS):
             bound_by_disk(self.context)
@@ -199,7 +187,6 @@ class Host:
         count: int = 1,
         *,
         names: Sequence[str] | None = None,
-        lazy: bool = False,
         allow_less: bool = False,
     ) -> list[Box]:
         """``count`` new running sandboxes that go on from one checkpoint.
@@ -217,7 +204,7 @@ class Host:
         made: list[Box] = []
         try:
             with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
-                jobs = [pool.submit(self._fork_one, manifest, name, lazy, allow_less) for name in wanted]
+                jobs = [pool.submit(self._fork_one, manifest, name, allow_less) for name in wanted]
                 failed = None
                 for job in jobs:
                     try:
@@ -264,7 +251,7 @@ class Host:
                 key_file=key_file,
             )
             spec = replace(manifest.spec, name=name)
-            return self._from(manifest, spec, lazy=False, fresh=False, allow_less=allow_less)
+            return self._from(manifest, spec, fresh=False, allow_less=allow_less)
 
     def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> Manifest:
         """Write a checkpoint, complete in itself, to a directory or an fsspec URL.
@@ -383,26 +370,25 @@ class Host:
                 names.append(name)
         return names
 
-    def _fork_one(self, manifest: Manifest, name: str, lazy: bool, allow_less: bool) -> Box:
+    def _fork_one(self, manifest: Manifest, name: str, allow_less: bool) -> Box:
         with self._claimed(name):
             spec = replace(manifest.spec, name=name, hostname="")
-            return self._from(manifest, spec, lazy=lazy, fresh=True, allow_less=allow_less)
+            return self._from(manifest, spec, fresh=True, allow_less=allow_less)
 
-    def _from(
-        self, manifest: Manifest, spec: SandboxSpec, *, lazy: bool, fresh: bool, allow_less: bool
-    ) -> Box:
+    def _from(self, manifest: Manifest, spec: SandboxSpec, *, fresh: bool, allow_less: bool) -> Box:
         """A new sandbox in the state of ``manifest``. ``fresh``: with an identity of its own."""
         begin = time.monotonic()
         with self._lock:
             origin = self._boxes.get(manifest.box)
         image = origin.image if origin is not None else manifest.spec.image
-        box = from_checkpoint(
-            self.context, manifest, spec, image, lazy=lazy, fresh=fresh, allow_less=allow_less
-        )
+        box = from_checkpoint(self.context, manifest, spec, image, fresh=fresh, allow_less=allow_less)
         with self._lock:
             self._boxes[spec.name] = box
         self.context.report(Event("forked", spec.name, manifest.id, time.monotonic() - begin))
         return box
+
+    def _pids(self, name: str) -> set[int]:
+        return set(launch.group(self.home, name).pids())
 
     def _changed(self, name: str) -> list[FileChange]:
         """What differs between a sandbox now and its newest snapshot of files."""

@@ -68,7 +68,6 @@ def from_checkpoint(
     spec: SandboxSpec,
     image: str,
     *,
-    lazy: bool,
     fresh: bool,
     allow_less: bool,
 ) -> Box:
@@ -82,9 +81,7 @@ def from_checkpoint(
         refuse_less(context, context.log(name), manifest, allow_less=allow_less)
         if fresh:
             context.proxy.forked(manifest.box, spec, manifest.turn)
-        machine, report = bring_back(
-            context, context.log(name), spec, manifest, lazy=lazy, allow_less=allow_less
-        )
+        machine, report = bring_back(context, context.log(name), spec, manifest, allow_less=allow_less)
         if fresh:
             with context.pool.relaxed(name):
                 machine.freshen(spec.hostname or name)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,6 @@ from windtunnel.agents.sandbox.errors import CriuError, LessError, MachineError,
 from windtunnel.agents.sandbox.live import standing
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 from windtunnel.agents.sandbox.live.context import Context, disk_limit_of
-from windtunnel.agents.sandbox.live.criu import wait_lazy
 from windtunnel.agents.sandbox.live.images import StaleCopy
 from windtunnel.agents.sandbox.live.lacks import because, foreseen, hold, service_line
 from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Machine, launch, walls
@@ -54,7 +52,6 @@ def bring_back(
     spec: SandboxSpec,
     manifest: Manifest,
     *,
-    lazy: bool = False,
     allow_less: bool = False,
 ) -> tuple[Machine, RestoreReport]:
     """A running machine for sandbox ``spec`` in the state of ``manifest``, which `refuse_less` let through.
@@ -64,7 +61,7 @@ def bring_back(
     untouched.
     """
     with _in_use(context, manifest.id):
-        return _bring_back(context, log, spec, manifest, lazy, allow_less)
+        return _bring_back(context, log, spec, manifest, allow_less)
 
 
 @contextlib.contextmanager
@@ -77,7 +74,7 @@ def _in_use(context: Context, checkpoint: str) -> Iterator[None]:
 
 
 def _bring_back(
-    context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, lazy: bool, allow_less: bool
+    context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, allow_less: bool
 ) -> tuple[Machine, RestoreReport]:
     begin = time.monotonic()
     name = spec.name
@@ -89,7 +86,6 @@ def _bring_back(
         images_possible=context.criu is not None,
         image_bytes=image.bytes_raw if image else 0,
         processes=len(image.processes) if image else 0,
-        lazy=lazy,
     )
     back = log.decide(asked)
     if manifest.files is None or not back.files:
@@ -121,7 +117,7 @@ def _bring_back(
         if back.processes and image is not None:
             try:
                 restored.append(f"{len(image.processes)} processes with memory and open files")
-                machine = _processes(context, spec, image, manifest.id, files, lazy, differs)
+                machine = _processes(context, spec, image, manifest.id, files, differs)
             except CriuError as error:
                 restored.pop()
                 lacks += because(image.alone, str(error))
@@ -153,7 +149,6 @@ def _processes(
     image: ImagePart,
     checkpoint: str,
     files: Callable[[], Path],
-    lazy: bool,
     differs: Callable[[tuple[Lack, ...]], None],
 ) -> Machine:
     """The processes run, on the root that ``files`` makes. ``differs`` is told, before they do, what of them
@@ -161,7 +156,7 @@ def _processes(
 
     def attempt() -> Machine:
         folder = context.home.dump(f"{checkpoint}.{spec.name}.{secrets.token_hex(4)}.restore")
-        return _restored(context, spec, image, folder, files, lazy, differs)
+        return _restored(context, spec, image, folder, files, differs)
 
     try:
         return attempt()
@@ -176,21 +171,19 @@ def _restored(
     image: ImagePart,
     folder: Path,
     files: Callable[[], Path],
-    lazy: bool,
     differs: Callable[[tuple[Lack, ...]], None],
 ) -> Machine:
     """``folder``: where the image lies meanwhile. Raises StaleCopy when it was a copy of the cache that
     turned out to be wrong."""
     assert context.criu is not None
     note = context.home.unverified(spec.name)
-    pid = 0
 
     def look(first: int) -> None:
         """All stands still: what CRIU does not bring back as it was is put right here, and nowhere else."""
         walls.seal(first)
         found: tuple[Lack, ...] = ()
         if image.inventory is not None:
-            found = standing.put_right(image.inventory, externals.freezer, first, lazy=lazy)
+            found = standing.put_right(image.inventory, externals.freezer, first)
         confirm()
         differs(found)
         note.unlink()
@@ -207,7 +200,7 @@ def _restored(
             Machine.lay_channel(externals, folder / CHANNEL_KEPT)
         note.touch()
         with launch.group(context.home, spec.name).first():
-            pid = context.criu.restore(folder, externals, meanwhile=look, wanted=note, lazy=lazy)
+            pid = context.criu.restore(folder, externals, meanwhile=look, wanted=note)
         return Machine.adopt(context.home, spec, root, pid)
     except BaseException:
         with contextlib.suppress(*FAULTS):
@@ -215,17 +208,7 @@ def _restored(
         raise
     finally:
         note.unlink(missing_ok=True)
-        if lazy and pid:
-            threading.Thread(target=_drop_read, args=(pid, folder), name="sandbox-lazy", daemon=True).start()
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _drop_read(pid: int, folder: Path) -> None:
-    """Remove an image once all memory of the tree of ``pid`` has been read from it."""
-    with contextlib.suppress(CriuError):
-        wait_lazy(pid)
-    shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _shells(machine: Machine, manifest: Manifest, restored: list[str], lacks: list[Lack]) -> None:

@@ -16,7 +16,6 @@ from typing import IO
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.context import Context
-from windtunnel.agents.sandbox.live.criu import images_in_use
 from windtunnel.agents.sandbox.live.criu.connections import leave_repair
 from windtunnel.agents.sandbox.live.machine import Machine
 from windtunnel.agents.sandbox.live.place import Home
@@ -45,13 +44,10 @@ def locked(home: Home) -> IO[str]:
 
 
 def clear_dumps(home: Home) -> None:
-    """Drop images that a crash left on the way to the page store; a lazy restore may still read its own."""
+    """Drop images that a crash left on the way to the page store."""
     folder = home.path / "dumps"
     if folder.is_dir():
-        used = images_in_use()
         for left in folder.iterdir():
-            if left in used:
-                continue
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
             else:

@@ -155,7 +155,7 @@ class SaveOrder:
 @dataclass(frozen=True)
 class Restore:
     """A checkpoint that is to be brought back. ``own_image``: its process image was taken with it, so that no
-    state of a shell is newer. ``image_bytes`` (raw), ``processes``, ``lazy``: for what it would cost."""
+    state of a shell is newer. ``image_bytes`` (raw), ``processes``: for what it would cost."""
 
     has_files: bool
     has_image: bool
@@ -163,7 +163,6 @@ class Restore:
     images_possible: bool
     image_bytes: int = 0
     processes: int = 0
-    lazy: bool = False
 
 
 @dataclass(frozen=True)

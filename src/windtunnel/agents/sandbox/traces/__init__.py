@@ -1,10 +1,9 @@
-"""Sessions of agents as data: read, converted, generated, replayed on a sandbox, and scored after a kill.
+"""Sessions of agents as data: read, generated, replayed on a sandbox, and scored after a kill.
 
 A *trace* is what an agent asked of its sandbox, turn by turn, with the seconds its model thought in between.
-``schema`` holds it as a JSON-lines file; ``convert`` reads the recordings of other projects; ``generate``
-makes sessions whose every turn has a known true class; ``replay`` runs one on anything that has ``run``;
-``observe`` and ``score`` say whether a recovery lost anything, and the least class that two full
-looks at a sandbox allow.
+``schema`` holds it as a JSON-lines file; ``generate`` makes sessions whose every turn has a known true class;
+``replay`` runs one on anything that has ``run``; ``observe`` and ``score`` say whether a recovery lost
+anything, and the least class that two full looks at a sandbox allow.
 """
 
 from __future__ import annotations

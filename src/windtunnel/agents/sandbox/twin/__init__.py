@@ -55,7 +55,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
             if not decision.processes:
                 return {"seconds": costs.create}
             memory = max(0.0, observation.image_bytes - costs.image_bytes(0, observation.processes))
-            work = costs.bring_back(memory=memory, processes=observation.processes, lazy=observation.lazy)
+            work = costs.bring_back(memory=memory, processes=observation.processes)
             return {"seconds": work.seconds}
         case Less(), Settle():
             return {"seconds": decision.pause}

@@ -1,8 +1,7 @@
 """Forks, the store, and all questions asked of one setting, with their answers together.
 
 *Forks*: the checkpoint lies on the first host. Every other host that gets a fork fetches it once, all over
-the first host's network; then each host restores its forks, as many at once as it has workers. A lazy fork
-runs before all of its memory is there; the rest comes while it runs, and is not waited for.
+the first host's network; then each host restores its forks, as many at once as it has workers.
 
 *Store*: how large that of one host gets, turn by turn, under the live rule of retention. Of one sandbox's
 images the oldest kept is stored whole, each later one adds what it changed; the same holds for snapshots of
@@ -44,7 +43,6 @@ class Fanout:
 
     forks: int
     hosts: int
-    lazy: bool
     first: float
     median: float
     last: float
@@ -58,12 +56,11 @@ def fanout(
     *,
     memory: float,
     processes: int,
-    lazy: bool,
 ) -> Fanout:
     """Fork a checkpoint of that much memory and so many processes. What is fetched is compressed."""
     env, ready = Environment(), []
     source = Shared(env, machine.network, machine.network)
-    work = costs.bring_back(memory=memory, processes=processes, lazy=lazy, fork=True)
+    work = costs.bring_back(memory=memory, processes=processes, fork=True)
     size = costs.new_per_byte * (costs.image_base + memory)
     shares = [forks // hosts + (place < forks % hosts) for place in range(hosts)]
 
@@ -86,7 +83,7 @@ def fanout(
         if count:
             env.process(host(place, count))
     env.run()
-    return Fanout(forks, hosts, lazy, ready[0], ready[(len(ready) - 1) // 2], ready[-1])
+    return Fanout(forks, hosts, ready[0], ready[(len(ready) - 1) // 2], ready[-1])
 
 
 @dataclass(frozen=True)
@@ -211,9 +208,7 @@ def answer(
             setting.hosts,
             memory=shape.memory,
             processes=shape.processes,
-            lazy=lazy,
         )
-        for lazy in (False, True)
         for count in powers(forks)
     ]
     progress("queue")

@@ -49,9 +49,7 @@ _SPOT = (
     "conversation keeps nothing at the end of turns: with a notice it shows what saving at the notice alone "
     "gives. Files alone do not bring back processes, so work after the first process that matters is lost."
 )
-_FORKS = (
-    "Seconds until the first and the last fork run, over all hosts; lazy forks do not wait for all memory."
-)
+_FORKS = "Seconds until the first and the last fork run, over all hosts."
 _QUEUE = (
     "99th percentile of the seconds that a reply waits, with the urgent queue and with one queue in order "
     "of arrival, by the number of workers. Where every job has a worker at once there is no queue to order."
@@ -141,17 +139,14 @@ def _spot(found: Answers) -> Any:
 
 def _forks(found: Answers) -> Any:
     chart = _figure("forks", "seconds until they run")
-    for lazy in (False, True):
-        rows = [row for row in found.fanouts if row.lazy == lazy]
-        colour, word = ("#16908f", "lazy") if lazy else ("#2559c0", "whole")
-        for part, dash in (("last", "solid"), ("first", "dot")):
-            chart.add_scatter(
-                x=[row.forks for row in rows],
-                y=[getattr(row, part) for row in rows],
-                mode="lines+markers",
-                name=f"{part}, {word}",
-                line={"color": colour, "dash": dash},
-            )
+    for part, dash in (("last", "solid"), ("first", "dot")):
+        chart.add_scatter(
+            x=[row.forks for row in found.fanouts],
+            y=[getattr(row, part) for row in found.fanouts],
+            mode="lines+markers",
+            name=part,
+            line={"color": "#2559c0", "dash": dash},
+        )
     return chart
 
 

@@ -3,7 +3,6 @@
 from windtunnel.agents.sandbox.live.criu.doctor import Rung, doctor, ladder, rung
 from windtunnel.agents.sandbox.live.criu.find import find_criu
 from windtunnel.agents.sandbox.live.criu.install import setup
-from windtunnel.agents.sandbox.live.criu.process import images_in_use, wait_lazy
 from windtunnel.agents.sandbox.live.criu.run import Criu, DumpStats
 
 __all__ = [
@@ -12,9 +11,7 @@ __all__ = [
     "Rung",
     "doctor",
     "find_criu",
-    "images_in_use",
     "ladder",
     "rung",
     "setup",
-    "wait_lazy",
 ]

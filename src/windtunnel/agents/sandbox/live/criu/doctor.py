@@ -7,20 +7,17 @@ whose facilities are all there, and each rung says what a restore brings back an
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import re
 import struct
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.criu.find import default_prefix, find_criu, known_trial
 from windtunnel.agents.sandbox.live.files import btrfs as pools
-from windtunnel.agents.sandbox.live.inspect import marks, memory
+from windtunnel.agents.sandbox.live.inspect import memory
 from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.model import Capability, Facility
 from windtunnel.linux import LinuxError, bpf, cgroup
@@ -66,23 +63,6 @@ def ebpf() -> Probe:
 def userfaultfd() -> Probe:
     reason = memory.missing()
     return not reason, reason or "a write was found by write protection and PAGEMAP_SCAN"
-
-
-def fanotify() -> Probe:
-    try:
-        descriptor = marks.group()
-    except InspectError as failed:
-        return False, str(failed)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            marks.mark(descriptor, folder.encode())
-    except OSError as failed:
-        if failed.errno in (errno.EXDEV, errno.EOPNOTSUPP, errno.ENODEV):
-            return True, "allowed (not for the file system of the temporary folder)"
-        return False, f"a file system cannot be watched ({failed.strerror})"
-    finally:
-        os.close(descriptor)
-    return True, "a file system was watched"
 
 
 def cgroup_freezer() -> Probe:
@@ -172,9 +152,8 @@ def doctor() -> list[Facility]:
             "snapshots of files in milliseconds (else they are copied)",
             "apt-get install btrfs-progs" if file_system("btrfs")[0] else "",
         ),
-        _facility("ebpf", ebpf(), "knowing what a turn changed as it happens", ""),
+        _facility("ebpf", ebpf(), "knowing what a turn changed as it happens (else it is compared)", ""),
         _facility("userfaultfd", userfaultfd(), "knowing which memory a turn wrote", ""),
-        _facility("fanotify", fanotify(), "knowing which files changed where eBPF is missing", ""),
         _facility(
             "cgroup-freezer",
             cgroup_freezer(),

@@ -1,5 +1,4 @@
-"""Runs the CRIU program, its daemon for lazy memory too: where it is born, how long it may take, and what it
-leaves when it is killed.
+"""Runs the CRIU program: where it is born, how long it may take, and what it leaves when it is killed.
 
 Three things make this more than ``subprocess.run``. CRIU runs in the sandbox's network, which is the host's
 to keep: so it neither saves it nor brings it back (to save it, it would read the host's whole table of
@@ -7,12 +6,6 @@ tracked connections, 10 ms while the sandbox stands). It keeps what it learnt ab
 but only where that is a tmpfs; elsewhere each start asks the kernel again (10 ms), so there it runs in a
 mount namespace of its own with a private tmpfs folder on ``/run``. Both are done by a small program (see
 ``steps``). And waiting is by pidfd: waiting by polling would add up to 50 ms to a step that takes as long.
-
-A lazy restore leaves a daemon behind that hands out memory when it is touched. While it works, untouched
-memory of the sandbox exists only in the images. When the daemon dies, the kernel would fill what is missing
-with zeros, and the sandbox would compute on with wrong data. So this process keeps copies of the daemon's
-userfaultfd descriptors: a touch of missing memory then waits instead, and the tree is killed, which is what
-a restore that failed should look like.
 
 Source: CRIU, criu/kerndat.c (the cache and why it wants a tmpfs).
 """
@@ -23,31 +16,23 @@ import contextlib
 import os
 import resource
 import select
-import shutil
 import signal
 import stat
 import subprocess
-import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.live.criu import steps
-from windtunnel.agents.sandbox.live.criu.failure import real_errors
-from windtunnel.linux import processes
 from windtunnel.linux.cgroup import pids_of
-from windtunnel.linux.system import TMPFS, copied_descriptor, file_system
+from windtunnel.linux.system import TMPFS, file_system
 
 LOG_BYTES = 20_000
 GRACE_SECONDS = 5.0
 """How long a CRIU that ran out of time may take to put the processes back before it is killed."""
 SHARED_MEMORY = Path("/dev/shm")
-READY_SECONDS = 20.0
-DAEMON_LOG = "daemon"
 
 
 @dataclass(frozen=True)
@@ -87,9 +72,9 @@ def run(
     return Ended(code, read_log(work))
 
 
-def read_log(work: Path, name: str = "log") -> str:
+def read_log(work: Path) -> str:
     """The end of CRIU's log in ``work``, or what it said before it had one."""
-    for file in (name, "stderr"):
+    for file in ("log", "stderr"):
         with contextlib.suppress(OSError):
             if said := (work / file).read_text(errors="replace"):
                 return said[-LOG_BYTES:]
@@ -209,119 +194,3 @@ def forget_half_written_cache() -> None:
 def is_tmpfs(path: str) -> bool:
     """Whether ``path`` lies on a tmpfs."""
     return file_system(path) == TMPFS
-
-
-@dataclass
-class Pages:
-    """One daemon. ``error`` is a sentence once it has died before its end."""
-
-    images: Path
-    work: Path
-    child: subprocess.Popen[bytes]
-    pid: int = 0
-    error: str = ""
-    finished: threading.Event = field(default_factory=threading.Event)
-
-    def serve(self, pid: int, procs: tuple[Path, ...]) -> None:
-        """The tree runs: from here on a thread watches the daemon."""
-        self.pid = pid
-        with LOCK:
-            RUNNING[pid] = self
-        held = _userfaults(self.child.pid)
-        threading.Thread(
-            target=self._watch, args=(held, procs), name=f"lazy-pages-{pid}", daemon=True
-        ).start()
-
-    def _watch(self, held: list[int], procs: tuple[Path, ...]) -> None:
-        code = self.child.wait()
-        if code != 0:
-            log = read_log(self.work, DAEMON_LOG)
-            said = next(iter(real_errors(log)), f"it ended with status {code}")
-            self.error = f"process restore: the daemon that brings memory died before its end ({said})"
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, 9)
-            for file in procs:
-                kill_new(file.parent, set())
-        for descriptor in held:
-            os.close(descriptor)
-        shutil.rmtree(self.work, ignore_errors=True)
-        self.finished.set()
-
-
-LOCK = threading.Lock()
-RUNNING: dict[int, Pages] = {}
-"""Daemons by the pid of the tree's first process; those that ended stay until they are asked for."""
-
-
-def wait_lazy(pid: int, timeout: float | None = None) -> bool:
-    """Wait until all memory of the tree of ``pid`` is there; False after ``timeout`` seconds.
-
-    True at once for a tree that was not restored lazily. CriuError when the daemon died: the tree was killed.
-    """
-    with LOCK:
-        pages = RUNNING.get(pid)
-    if pages is None:
-        return True
-    if not pages.finished.wait(timeout):
-        return False
-    with LOCK:
-        RUNNING.pop(pid, None)
-    if pages.error:
-        raise CriuError(pages.error)
-    return True
-
-
-def images_in_use() -> set[Path]:
-    """Folders of images that some lazy daemon of this machine still reads: they must not be removed."""
-    found = set()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"lazy-pages" in words and b"-D" in words:
-            found.add(Path(os.fsdecode(words[words.index(b"-D") + 1])))
-    return found
-
-
-@contextlib.contextmanager
-def start_pages(program: Path, images: Path) -> Iterator[Pages]:
-    """A daemon that is ready to serve; it is killed when the body fails or does not call ``serve``."""
-    work = Path(tempfile.mkdtemp(prefix="windtunnel-lazy-"))
-    reader, writer = os.pipe()
-    try:
-        arguments = ["lazy-pages", "-D", str(images), "-W", str(work), "-o", DAEMON_LOG, "-v1"]
-        arguments += ["--no-default-config", "--status-fd", str(writer)]
-        child = start(program, arguments, work, descriptors=(writer,))
-        os.close(writer)
-        writer = -1
-        pages = Pages(images, work, child)
-        try:
-            if not readable(reader, READY_SECONDS) or not os.read(reader, 1):
-                said = next(iter(real_errors(read_log(work, DAEMON_LOG))), "no reason given")
-                raise CriuError(f"process restore: the daemon for lazy memory did not start ({said})")
-            yield pages
-        finally:
-            if pages.pid == 0:
-                kill(child)
-                shutil.rmtree(work, ignore_errors=True)
-    finally:
-        os.close(reader)
-        if writer >= 0:
-            os.close(writer)
-
-
-def _userfaults(daemon: int) -> list[int]:
-    """Copies of the userfaultfd descriptors of ``daemon``; it may end meanwhile, being done."""
-    copies: list[int] = []
-    with contextlib.suppress(OSError):
-        handle = os.pidfd_open(daemon)
-        try:
-            for number, target in processes.descriptors(daemon).items():
-                if "userfaultfd" in target:
-                    copies.append(copied_descriptor(handle, number))
-        finally:
-            os.close(handle)
-    return copies

@@ -40,7 +40,7 @@ from windtunnel.linux.cgroup import pids_of
 T = TypeVar("T")
 DUMP = {
     1: "freezing_us", 2: "frozen_us", 3: "memdump_us", 4: "memwrite_us", 5: "pages_scanned",
-    7: "pages_written", 9: "pages_lazy", 12: "shared_pages_scanned", 14: "shared_pages_written",
+    7: "pages_written", 12: "shared_pages_scanned", 14: "shared_pages_written",
 }  # fmt: skip
 RESTORE = {1: "pages_compared", 2: "pages_skipped", 3: "forking_us", 4: "restore_us", 5: "pages_restored"}
 
@@ -184,15 +184,13 @@ class Criu:
         *,
         meanwhile: Callable[[int], None] = _nothing,
         wanted: Path | None = None,
-        lazy: bool = False,
         timeout: float = 60,
     ) -> int:
         """Bring the tree of ``images`` back under ``externals.root``; the host's pid of its first process.
 
         The tree stands in its freezer until ``meanwhile`` (given that pid) has returned; when that fails,
         nothing is left of the tree. ``wanted``: a file; where it is gone before the tree stands, as when this
-        process has ended, the tree is killed. ``lazy``: return as soon as it runs; its memory comes when it
-        is touched. ``images`` must stay until ``wait_lazy`` of this pid has returned.
+        process has ended, the tree is killed.
         """
         # newer files under an older image may have other permissions: an open descriptor does not care
         options = ["--root", str(externals.root), "--skip-file-rwx-check", *NETWORK]
@@ -202,9 +200,7 @@ class Criu:
         restored = False
         try:
             pid = _with_connections(
-                lambda option: self._restore(
-                    images, externals, [*options, option], before, wanted, lazy, timeout
-                )
+                lambda option: self._restore(images, externals, [*options, option], before, wanted, timeout)
             )
             _stand(externals.freezer)
             close_orphans(pids_of(externals.freezer), externals.netns)
@@ -223,7 +219,6 @@ class Criu:
         options: list[str],
         before: set[int],
         wanted: Path | None,
-        lazy: bool,
         timeout: float,
     ) -> int:
         """One attempt, of which nothing is left when it fails."""
@@ -236,7 +231,6 @@ class Criu:
                 [*options, "--inherit-fd", f"fd[{netns}]:net"],
                 within=externals,
                 wanted=wanted,
-                lazy=lazy,
                 timeout=timeout,
                 descriptors=(netns,),
             )
@@ -255,7 +249,6 @@ class Criu:
         *,
         within: Externals | None = None,
         wanted: Path | None = None,
-        lazy: bool = False,
         timeout: float = 60,
         descriptors: tuple[int, ...] = (),
         own_mounts: bool = True,
@@ -265,16 +258,12 @@ class Criu:
         if not (images / "inventory.img").exists():
             raise CriuError(f"process restore: {images} holds no complete process image")
         arguments = ["restore", "-d", "-D", str(images), *COMMON, *options]
-        with contextlib.ExitStack() as stack:
-            pages = stack.enter_context(process.start_pages(self.path, images)) if lazy else None
-            work = pages.work if pages is not None else stack.enter_context(_work(images))
+        with _work(images) as work:
             arguments += ["-W", str(work), "--pidfile", str(work / "pid")]
             given: dict[str, str] = {}
             if within is not None:
                 script, given = steps.script(within.procs, within.freezer, wanted)
                 arguments += ["--action-script", script]
-            if lazy:
-                arguments.append("--lazy-pages")
             ended = process.run(
                 self.path,
                 arguments,
@@ -292,8 +281,6 @@ class Criu:
             if ended.code != 0:
                 raise CriuError(explain_restore(ended.log), ended.log)
             pid = int((work / "pid").read_text())
-            if pages is not None:
-                pages.serve(pid, within.procs if within is not None else ())
         return pid
 
 

@@ -51,7 +51,7 @@ def environment_in(work: Path) -> dict[str, str]:
     """The environment for a CRIU with messages in ``work``."""
     found = environment()
     if (tar := _tar()) is not None:
-        with contextlib.suppress(FileExistsError):  # a daemon for lazy memory has the same folder
+        with contextlib.suppress(FileExistsError):  # of a run before
             (work / "tar").symlink_to(STEPS.locate())
         found |= {"PATH": f"{work}:{os.environ.get('PATH', os.defpath)}", "WINDTUNNEL_TAR": tar}
     return found

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
-from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from windtunnel import __version__
 from windtunnel.agents.sandbox import model
@@ -79,7 +77,6 @@ class CheckpointBody(Body):
 
 class RestoreBody(Body):
     checkpoint: str = Field("", description="Id, or the beginning of one; empty: the newest.")
-    lazy: bool = Field(False, description="Bring memory page by page while it already runs.")
     allow_less: bool = AllowLess
 
 
@@ -87,7 +84,6 @@ class ForkBody(Body):
     checkpoint: str = Field(description="Id, the beginning of one, or a sandbox's name (its state now).")
     count: int = Field(1, ge=1, le=4096)
     names: list[str] | None = None
-    lazy: bool = False
     allow_less: bool = AllowLess
 
 
@@ -116,21 +112,6 @@ class NoticeBody(Body):
     seconds: float = Field(gt=0, description="How long the machine will still be there.")
 
 
-class CommandAnswer(BaseModel):
-    """What a command did, where no stream was asked for. The base64 fields hold the exact bytes where the
-    text cannot."""
-
-    stdout: str
-    stderr: str
-    stdout_base64: str | None
-    stderr_base64: str | None
-    exit_code: int | None
-    seconds: float
-    ended: str
-    note: str
-    turn: dict[str, object] | None
-
-
 def host_routes(service: Service) -> APIRouter:
     """What concerns the host as a whole."""
     routes = APIRouter(prefix="/v1", tags=["host"])
@@ -151,9 +132,7 @@ def host_routes(service: Service) -> APIRouter:
     @routes.post("/fork", summary="Start sandboxes from one checkpoint")
     async def fork(body: ForkBody) -> list[model.BoxInfo]:
         def work() -> list[model.BoxInfo]:
-            made = host.fork(
-                body.checkpoint, body.count, names=body.names, lazy=body.lazy, allow_less=body.allow_less
-            )
+            made = host.fork(body.checkpoint, body.count, names=body.names, allow_less=body.allow_less)
             return [box.info() for box in made]
 
         return await threads.call(work)
@@ -241,31 +220,12 @@ def box_routes(service: Service) -> APIRouter:
     async def shells(name: str) -> list[str]:
         return await service.look(name, lambda box: box.shells())
 
-    @routes.post("/{name}/exec", summary="Run a command", response_model=CommandAnswer)
-    async def execute(name: str, body: Command, request: Request) -> Response:
+    @routes.post("/{name}/exec", summary="Run a command")
+    async def execute(name: str, body: Command, request: Request) -> StreamingResponse:
         execution = executions.start(await service.box(name), body)
         watcher = asyncio.create_task(_when_gone(request, execution, cancel=body.cancel_on_disconnect))
         answer = _watching(lines(execution), watcher)
-        if body.stream:
-            return StreamingResponse(answer, media_type=LINES)
-        collector = wire.Collector()
-        async for line in answer:
-            if execution.error is not None:
-                raise execution.error
-            collector.take(line)
-        result = collector.complete()
-        return Response(
-            CommandAnswer(
-                **_texts("stdout", result.stdout),
-                **_texts("stderr", result.stderr),
-                exit_code=result.exit_code,
-                seconds=result.seconds,
-                ended=result.ended,
-                note=result.note,
-                turn=execution.turn,
-            ).model_dump_json(),
-            media_type="application/json",
-        )
+        return StreamingResponse(answer, media_type=LINES)
 
     @routes.post("/{name}/turns/begin", summary="Wait until the last turn's checkpoint is safe")
     async def begin(name: str, timeout: float | None = Query(None, ge=0.0)) -> None:
@@ -305,7 +265,7 @@ def checkpoint_routes(service: Service) -> APIRouter:
     async def restore(name: str, body: RestoreBody) -> model.RestoreReport:
         return await service.change(
             name,
-            lambda box: box.restore(body.checkpoint, lazy=body.lazy, allow_less=body.allow_less),
+            lambda box: box.restore(body.checkpoint, allow_less=body.allow_less),
             cancel=True,
         )
 
@@ -315,7 +275,7 @@ def checkpoint_routes(service: Service) -> APIRouter:
             raise Refused("user", "rollback: which checkpoint is missing; 'log' lists them")
         return await service.change(
             name,
-            lambda box: box.rollback(body.checkpoint, lazy=body.lazy, allow_less=body.allow_less),
+            lambda box: box.rollback(body.checkpoint, allow_less=body.allow_less),
             cancel=True,
         )
 
@@ -359,9 +319,3 @@ async def _wait(service: Service, pending: PendingTurn, seconds: float) -> None:
             return
 
     await service.threads.call(work)
-
-
-def _texts(stream: str, data: bytes) -> dict[str, Any]:
-    text = data.decode(errors="replace")
-    exact = text.encode() == data
-    return {stream: text, f"{stream}_base64": None if exact else base64.b64encode(data).decode()}

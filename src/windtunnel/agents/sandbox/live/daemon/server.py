@@ -48,8 +48,8 @@ GRACE_SECONDS = 10.0
 """How long commands may go on after the daemon is told to end, before they are cancelled."""
 CLOSE_SECONDS = 120.0
 """How long checkpoints under way may take when the daemon ends."""
-OPEN = frozenset({"/docs", "/openapi.json"})
-"""What describes the interface holds no secret; a browser can open it without the token."""
+OPEN = "/openapi.json"
+"""What describes the interface holds no secret: it is there without the token."""
 
 
 def run(
@@ -117,10 +117,7 @@ def _closed(host: AnyHost) -> None:
 def real_host(home: Path, on_event: Callable[[Event], None], kept: Kept) -> AnyHost:
     from windtunnel.agents.sandbox.live.host import Host
 
-    host = Host(home, on_event=on_event, kept=kept)
-    # once a boot this takes seconds, which the first checkpoint need not wait for
-    threading.Thread(target=host.context.kinds, name="sandbox-kinds", daemon=True).start()
-    return host
+    return Host(home, on_event=on_event, kept=kept)
 
 
 def real_doctor() -> list[Facility]:
@@ -174,7 +171,7 @@ def guarded(app: ASGIApp, *, token: str, host: str) -> ASGIApp:
         answer = app
         if not named_here(name, host):
             answer = _denied(403, f"sandbox: host name {name!r} is not accepted here")
-        elif scope["path"] not in OPEN and not hmac.compare_digest(given, expected):
+        elif scope["path"] != OPEN and not hmac.compare_digest(given, expected):
             answer = _denied(
                 401, "sandbox: the token is missing or wrong; send 'Authorization: Bearer TOKEN'"
             )

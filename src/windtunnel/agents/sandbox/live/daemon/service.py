@@ -55,7 +55,6 @@ class Command(Body):
     command: str = Field(description="Text for the shell.")
     shell: str = Field("main", description="The persistent shell that runs it.")
     timeout: float | None = Field(None, gt=0, description="Seconds until it is cut off; null: never.")
-    stream: bool = Field(True, description="Answer with lines of JSON as the output comes, or once.")
     cancel_on_disconnect: bool = Field(True, description="Cancel the command when the client goes away.")
     id: str = Field("", max_length=64, description="A name of the client's choice, to cancel it by.")
     turn: bool = Field(False, description="End the turn after it.")

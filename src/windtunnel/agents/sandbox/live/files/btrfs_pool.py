@@ -183,18 +183,9 @@ class BtrfsPool(Pool):
         compared.trees()
         return compared.result()
 
-    def generation(self, box: str) -> int:
-        live = self._live(box)
-        with faults(f"the generation of sandbox {box!r} cannot be read"):
-            # what lies in memory only has no generation yet
-            btrfs.sync(live)
-            return btrfs.subvolume(live).generation
-
-    def find_new(self, box: str, generation: int) -> list[str] | None:
-        live = self._live(box)
-        with faults(f"what sandbox {box!r} wrote cannot be read"):
-            btrfs.sync(live)
-            return sorted(f"/{path}" for path in _paths(live, btrfs.written_in(live, generation + 1)))
+    def flush(self, box: str) -> None:
+        with faults(f"what sandbox {box!r} wrote cannot be flushed"):
+            btrfs.sync(self._live(box))
 
     def unbounded(self, *, asked: bool) -> str:
         if asked and self._unbounded == FOREIGN:

@@ -163,13 +163,9 @@ class Pool(ABC):
         with faults(f"what changed since {older!r} cannot be read"):
             return self._compared(first, second)
 
-    def generation(self, box: str) -> int:
-        """A number that moves when anything in the live root was written; -1: cannot tell."""
-        return -1
-
-    def find_new(self, box: str, generation: int) -> list[str] | None:
-        """Paths written since (folders: an entry came or went); None: cannot tell."""
-        return None
+    def flush(self, box: str) -> None:
+        """Write to the disk what of the live root lies in memory only, where a snapshot needs that."""
+        self._live(box)
 
     def unbounded(self, *, asked: bool) -> str:
         """Why the live roots of this pool cannot be bounded; empty when they can. ``asked``: somebody wants

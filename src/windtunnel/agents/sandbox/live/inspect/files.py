@@ -180,16 +180,6 @@ class Window:
             path = self._root.followed(path)
         self._note(event.op, path)
 
-    def seen(self, op: int, path: bytes) -> None:
-        """Take in a change of a path that needs no resolving; RENAMED: it was moved there."""
-        with self._lock:
-            self._note(op, path)
-
-    def doubt(self, words: str) -> None:
-        """Something of the files may be missing."""
-        with self._lock:
-            self._unsure(words)
-
     def _unsure(self, words: str) -> None:
         self._doubts[Doubt(Part.FILES, words)] = None
 

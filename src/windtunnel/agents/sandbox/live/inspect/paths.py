@@ -153,9 +153,18 @@ class Root:
     def lstat_elsewhere(self, path: bytes) -> os.stat_result | None:
         """Of a path on another mount of the sandbox."""
         try:
-            return os.lstat(b"/proc/%d/root" % self._init + path)
+            return os.lstat(self.outside(path))
         except OSError:
             return None
+
+    def outside(self, path: bytes) -> bytes:
+        """The host's path of one on another mount of the sandbox."""
+        return b"/proc/%d/root" % self._init + path
+
+    def elsewhere(self) -> set[bytes]:
+        """Where the file systems are mounted that only process images keep."""
+        points = {mount.point for mount in self._points if mount.kind == "tmpfs"}
+        return {point for point in points if self.place(point) == "elsewhere"}
 
     def seen(self, path: str) -> str:
         """A path that /proc tells of a process of the sandbox, as a path inside."""

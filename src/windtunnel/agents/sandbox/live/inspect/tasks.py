@@ -19,9 +19,8 @@ from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.inspect import memory
 from windtunnel.agents.sandbox.live.inspect.kernel import Count
 from windtunnel.agents.sandbox.live.place import CHANNEL
-from windtunnel.agents.sandbox.model import ProcessEffect
+from windtunnel.agents.sandbox.model import ProcessEffect, References
 from windtunnel.linux import processes
-from windtunnel.linux.cgroup import pids_of
 from windtunnel.linux.system import copied_descriptor
 
 _CHANNEL = f"/{CHANNEL}/"
@@ -159,6 +158,17 @@ def referred(pid: int, seen: Callable[[str], str]) -> tuple[set[str], set[str]]:
     return mapped_inside | _inside(others, seen), mapped_inside
 
 
+def references(tasks: Tasks, seen: Callable[[str], str]) -> References:
+    """The paths inside that processes refer to, while they stand still."""
+    paths: set[str] = set()
+    mapped: set[str] = set()
+    for pid, _ in tasks.alive():
+        some, of_memory = referred(pid, seen)
+        paths |= some
+        mapped |= of_memory
+    return References(frozenset(paths), frozenset(mapped))
+
+
 def _appends_or_other(pid: int, link: str) -> bool:
     """Whether a descriptor is no regular file, or one that is open for appending alone."""
     if not stat.S_ISREG(os.stat(link).st_mode):
@@ -195,14 +205,14 @@ class Tasks:
 
     def __init__(
         self,
-        cgroup: Path,
+        pids: Callable[[], Collection[int]],
         init: int,
         shells: Callable[[], Collection[int]],
         seen: Callable[[str], str],
         count: Callable[[int], Count] | None,
         track: bool,
     ) -> None:
-        self._cgroup, self._init, self._shells = cgroup, init, shells
+        self._pids, self._init, self._shells = pids, init, shells
         self._seen, self._count, self._track = seen, count, track
         self._base: dict[Key, _Base] = {}
         self._trackers: dict[Key, memory.Tracker | None] = {}
@@ -217,8 +227,8 @@ class Tasks:
         self._trackers.clear()
 
     def alive(self) -> dict[Key, Alive]:
-        """All processes of the cgroup that are no zombies."""
-        found = map(alive, pids_of(self._cgroup))
+        """All processes that are no zombies."""
+        found = map(alive, self._pids())
         return {(one.pid, one.started): one for one in found if one is not None}
 
     def arm(self) -> None:
@@ -281,14 +291,8 @@ class Tasks:
         self._shared = kept
 
     def stored(self, now: dict[Key, Alive]) -> set[str]:
-        """Files to which a process may have stored through a mapping since: it had one, and it ran. Where
-        nothing tells of mappings as they are made, those that processes have now are read too."""
+        """Files to which a process may have stored through a mapping since: it had one, and it ran."""
         found: set[str] = set()
-        if self._count is None:
-            for key, one in now.items():
-                known = self._shared.get(key)
-                if known is None or known[0].ran != one.ran:
-                    found.update(shared(key[0], self._seen))
         for key, (one, paths) in self._shared.items():
             current = now.get(key)
             if paths and (current is None or current.ran != one.ran):

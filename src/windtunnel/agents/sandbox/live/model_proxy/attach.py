@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.live.effects import Journal
 from windtunnel.agents.sandbox.live.kept import Kept
 from windtunnel.agents.sandbox.live.machine import listen_inside, space
-from windtunnel.agents.sandbox.live.model_proxy.events import ProxyEvent, Turning, Upstream
+from windtunnel.agents.sandbox.live.model_proxy.events import Turning, Upstream
 from windtunnel.agents.sandbox.live.model_proxy.key import read_key
 from windtunnel.agents.sandbox.live.model_proxy.lasting import Lasting
 from windtunnel.agents.sandbox.live.model_proxy.server import ModelProxy
@@ -64,13 +63,10 @@ def usable_key(name: str, file: str) -> None:
 class HostProxy:
     """Starts the model proxy when a sandbox needs one; does nothing for sandboxes that need none."""
 
-    def __init__(
-        self, home: Home, on_event: Callable[[ProxyEvent], None] | None = None, kept: Kept | None = None
-    ) -> None:
+    def __init__(self, home: Home, kept: Kept | None = None) -> None:
         self._home = home
         self._kept = kept or Kept(home.path)
         self._listening: dict[str, str] = {}
-        self._on_event = on_event or (lambda event: None)
         self._proxy: ModelProxy | None = None
         self._journal: Journal | None = None
         self._served: set[str] = set()
@@ -88,7 +84,7 @@ class HostProxy:
         """The model proxy, started now if it was not yet."""
         with self._lock:
             if self._proxy is None:
-                self._proxy = ModelProxy(self._home, on_event=self._on_event)
+                self._proxy = ModelProxy(self._home)
             return self._proxy
 
     def serve(self, box: Turning, spec: SandboxSpec, netns: Path) -> None:

@@ -307,4 +307,4 @@ class AgentSession:
 
 
 def _one_line(words: str) -> str:
-    return " ".join(words.split()).encode("ascii", "replace").decode()[:300]
+    return " ".join(words.split()).encode("ascii", "replace").decode()[:300].rstrip()

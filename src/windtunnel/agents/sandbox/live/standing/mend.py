@@ -12,6 +12,9 @@ freezer holds again before any thread does. The other locks belong to open files
 
 **System V memory** that was marked to go with its last user comes back without the mark, and would stay.
 
+**Alarms** that rang while CRIU read the process are in no image; the signal is sent again, and one that waits
+already stays one. Where the timer itself is in the image too, it may ring once more.
+
 **Scheduling.** CRIU keeps neither the CPUs of a thread nor two more of its settings (see ``scheduling``).
 
 Source: timerfd_create(2), fcntl_locking(2), flock(2); Linux, fs/timerfd.c, fs/locks.c.
@@ -22,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import struct
 import time
 from collections.abc import Mapping
@@ -68,6 +72,10 @@ def mend(before: Inventory, freezer: Path) -> None:
                     _lock(handle, lock)
                 if posix := [lock for lock in wanted if lock.kind == "POSIX"]:
                     missing[pid] = posix
+    for number in before.alarms:
+        if pid := inside.get(number):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGALRM)
     if (marked := _marked(before)) and (first := inside.get(1)):
         with contextlib.suppress(OSError):
             namespaces.within(f"/proc/{first}/ns/ipc", lambda: _mark(marked), "ipc")

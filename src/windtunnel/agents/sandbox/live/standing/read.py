@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import signal
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -64,6 +65,19 @@ def inventory(pids: Iterable[int], init: int) -> Inventory:
                 facts = f"{stood[at].facts}\nipc\t{GIVEN_BACK}\t"
                 stood[at] = replace(stood[at], facts=facts)
     return Inventory(tuple(stood), _lines(whole), time.time())
+
+
+def alarms(pids: Iterable[int]) -> tuple[int, ...]:
+    """Those of the processes ``pids`` for which SIGALRM waits, as seen inside.
+
+    CRIU reads the signals of a process before its timers: an alarm that rings in between is in no image.
+    """
+    found = []
+    for pid in pids:
+        status = dict(_pairs(content(f"/proc/{pid}/status").decode(errors="replace")))
+        if int(status.get("ShdPnd", "0"), 16) >> (signal.SIGALRM - 1) & 1:
+            found.append(int(status["NSpid"].split()[-1]))
+    return tuple(found)
 
 
 def _gives_back(pid: int, init: int) -> bool:

@@ -11,6 +11,7 @@ import struct
 from hashlib import sha256
 
 from .ground import (
+    ASKED_SECONDS,
     Kind,
     Refused,
     Wrong,
@@ -93,7 +94,7 @@ def deleted_mapping() -> Kind:
     mapped[:4] = b"kept"
     os.close(file)
     os.unlink("gone")
-    other = child(lambda: until(lambda: mapped[8] == 1, "the parent's mark"))
+    other = child(lambda: until(lambda: mapped[8] == 1, "the parent's mark", ASKED_SECONDS))
     yield
     expect("content", mapped[:4], b"kept")
     mapped[8] = 1
@@ -110,7 +111,7 @@ def posix_shared_memory() -> Kind:
     lost = os.open(name + "-gone", os.O_RDWR | os.O_CREAT, 0o600)
     os.write(lost, b"gone")
     os.unlink(name + "-gone")
-    other = child(lambda: until(lambda: mapped[8] == 1, "the parent's mark"))
+    other = child(lambda: until(lambda: mapped[8] == 1, "the parent's mark", ASKED_SECONDS))
     yield
     expect("content", mapped[:4], b"here")
     expect("the deleted one", os.pread(lost, 10, 0), b"gone")
@@ -153,7 +154,9 @@ def system_v_memory() -> Kind:
     last = libc.shmat(doomed, None, 0)
     ctypes.memmove(last, b"doomed", 6)
     libc.shmctl(doomed, 0, None)
-    other = child(lambda: until(lambda: ctypes.string_at(at + 8, 1) == b"x", "the parent's mark"))
+    other = child(
+        lambda: until(lambda: ctypes.string_at(at + 8, 1) == b"x", "the parent's mark", ASKED_SECONDS)
+    )
     yield
     expect("content", ctypes.string_at(at, 5), b"hello")
     ctypes.memmove(at + 8, b"x", 1)

@@ -29,6 +29,8 @@ REFUSALS = (
     errno.EADDRNOTAVAIL,
 )
 SECONDS = 10.0
+ASKED_SECONDS = 600.0
+"""Within which the question comes whether all is as it was."""
 
 
 class Wrong(Exception):
@@ -63,11 +65,11 @@ def asked(call: Callable[[], object], what: str) -> object:
         raise
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + SECONDS
+def until(condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise Wrong(f"{what} did not come within {SECONDS:g} s")
+            raise Wrong(f"{what} did not come within {seconds:g} s")
         time.sleep(0.005)
 
 

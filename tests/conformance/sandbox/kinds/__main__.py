@@ -84,8 +84,12 @@ def started(state: str, name: str, body: Callable[[], Kind]) -> None:
         os.waitpid(middle, 0)
         return
     os.setsid()
+    parent = os.getpid()
     if os.fork():
         os._exit(0)
+    # the parent's end is a signal to a program that has asked for it
+    while os.getppid() == parent:
+        time.sleep(0.001)
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1):
         os.dup2(null, standard)
