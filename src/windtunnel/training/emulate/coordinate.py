@@ -1,12 +1,17 @@
-"""What live ranks say and are answered: their calls held against the graph, and the figures of their steps.
+"""What live ranks say: their calls held against the graph, and their virtual clocks.
 
-No process and no clock is here: `Coordinator` takes notes in the order in which each rank sent them, and
-gives the answers that are known by then.
+No process and no clock is here. `Coordinator` takes the notes of each rank in the order in which it wrote
+them: its own time at each call, wait and end of a step. It goes through them as far as is known when calls
+end: a rank that waits for a call to which another live rank has not come yet stands there.
+
+A call that the graph has otherwise is held against a rank when it ends another step after it: what follows
+the last step (a barrier, an evaluation) is not in the graph.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,23 +41,32 @@ class LiveStep:
     hybrid: bool
 
 
+Place = tuple[Any, ...]
+"""Where a call meets others: (unit, join) of the replay, or the name that `Free` gave it."""
+
+
 @dataclass
 class LiveRank:
-    """What is known of a live rank. ``meets[call]``: where call number so and so meets the others."""
+    """What is known of a live rank. ``factor``: its device is so much slower. ``notes``: not gone through yet.
+    ``now``: its virtual clock, when it had run ``own`` seconds itself. ``meets``: of each call that nobody
+    waited for yet, whether the replay has it, and where it meets others. ``astray``: the first call that the
+    graph has otherwise."""
 
     rank: int
     expected: Expected
-    period: int
-    meets: dict[int, tuple[str, Any, Any]] = field(default_factory=dict)
+    factor: float
+    notes: deque[Sequence[Any]] = field(default_factory=deque)
+    now: float = 0.0
+    own: float = 0.0
+    meets: dict[int, tuple[bool, Place, Call]] = field(default_factory=dict)
     calls: int = 0
-    waits: int | None = None
     status: int | None = None  # exit status that it has said
     joined: int = -1  # steps after which the replay joins in: -1 before
     position: int = 0  # calls of the replay
-    astray: str = ""  # the first call that the graph has otherwise
+    astray: str = ""
     steps: list[LiveStep] = field(default_factory=list)
     peak_bytes: int = 0
-    last: tuple[float, ...] = (0.0,) * 5
+    last: tuple[float, ...] = (0.0,) * 4
 
     @property
     def unit(self) -> int:
@@ -60,64 +74,93 @@ class LiveRank:
 
 
 class Coordinator:
-    """See the module. ``first``: the captured step (from 0) with which the sequence that repeats begins, and
-    ``period`` its length."""
+    """See the module. ``factors``: of each live rank. ``first``: the captured step (from 0) with which the
+    sequence that repeats begins, and ``period`` its length. ``blocking``: every call is waited for at once,
+    since messages take their time from the ranks."""
 
-    def __init__(self, virtual: Virtual, graph: dict[int, Expected], first: int, period: int) -> None:
-        self.virtual, self.period = virtual, period
-        self.ranks = {rank: LiveRank(rank, one, period) for rank, one in graph.items()}
+    def __init__(
+        self, virtual: Virtual, graph: dict[int, Expected], factors: dict[int, float], first: int, period: int,
+        blocking: bool,
+    ) -> None:  # fmt: skip
+        self.virtual, self.period, self.blocking = virtual, period, blocking
+        self.ranks = {rank: LiveRank(rank, one, factors[rank]) for rank, one in graph.items()}
         self.free = Free(frozenset(graph))
         self.joins_after = next(step for step in range(ALONE, ALONE + period) if (step - first) % period == 0)
         self.paces: list[float] = []
-        self.early: list[tuple[int, int, float]] = []  # arrivals before all live ranks were at the beginning
-        self.begun = False
 
     @property
     def pace(self) -> float:
+        """Measured over modelled seconds of what live ranks do themselves; 1 before it is known."""
         return statistics.median(self.paces) if self.paces else 1.0
 
     def take(self, rank: int, notes: Sequence[Sequence[Any]]) -> None:
         """Notes of ``rank``, in order.
 
         Raises:
-            ScriptError: it does not call what the graph has.
+            ScriptError: a rank does not call what the graph has.
+            HangError: a rank waits for one that has ended.
         """
-        one = self.ranks[rank]
-        for name, *content in notes:
+        self.ranks[rank].notes.extend(notes)
+        while any([self._go_on(one) for one in self.ranks.values()]):
+            pass
+        if any(one.status is not None for one in self.ranks.values()):
+            self._check()
+
+    def finish(self) -> None:
+        """All have ended.
+
+        Raises:
+            HangError: their notes do not come to an end: they wait for each other in a circle.
+        """
+        stuck = [one.rank for one in self.ranks.values() if one.notes]
+        if stuck:
+            raise HangError(f"live {ranks_words(stuck)} would wait for each other for ever")
+
+    def _go_on(self, one: LiveRank) -> bool:
+        """Go through the notes as far as is known; whether that was any."""
+        moved = False
+        while one.notes:
+            name, own, *content = one.notes[0]
+            if name == "wait" and not self._waited(one, own, content[0]):
+                break
+            if name in ("call", "wait") and one.joined >= 0 and not self._begun:
+                break
+            one.notes.popleft()
+            moved = True
+            one.now += (own - one.own) * one.factor
+            one.own = own
             if name == "call":
-                kind, ranks, nbytes, peer, seconds = content
-                self._called(one, Call(kind, tuple(ranks), nbytes, peer), seconds)
-            elif name == "wait":
-                one.waits = content[0]
+                kind, ranks, nbytes, peer = content
+                self._called(one, Call(kind, tuple(ranks), nbytes, peer))
+                if self.blocking:
+                    one.notes.appendleft(("wait", own, one.calls - 1))
             elif name == "step":
-                self._stepped(one, content)
-            else:
+                self._stepped(one, *content)
+            elif name == "end":
                 one.status = content[0]
+        return moved
 
-    def answers(self) -> list[tuple[int, float]]:
-        """Ranks whose wait is over, and when the call that they wait for ended."""
-        found = []
-        for one in self.ranks.values():
-            if one.waits is not None and (end := self._ended(one, one.waits)) is not None:
-                found.append((one.rank, end))
-                one.meets.pop(one.waits)
-                one.waits = None
-        return found
+    def _waited(self, one: LiveRank, own: float, number: int) -> bool:
+        """Set the clock on to the end of that call; False if that is not known yet."""
+        if number not in one.meets:
+            return True  # waited for before
+        end = self._end(one.meets[number])
+        if end is None:
+            return False
+        one.now = max(one.now + (own - one.own) * one.factor, end)
+        one.own = own
+        del one.meets[number]
+        return True
 
-    def check(self) -> None:
-        """Raises:
-        HangError: every live rank has ended or waits for one that has, or that waits as well.
-        """
-        waiting = [one for one in self.ranks.values() if one.waits is not None]
-        ended = [one.rank for one in self.ranks.values() if one.status is not None]
-        if waiting and len(waiting) + len(ended) == len(self.ranks):
-            call = waiting[0].meets[waiting[0].waits or 0][2]
-            others = [rank for rank in self.ranks if rank in call.ranks and rank != waiting[0].rank]
-            over = sorted(set(others) & set(ended))
-            which = f"{ranks_words(over)}, which ended without it" if over else f"{ranks_words(others)}"
-            raise HangError(f"the live ranks would hang: rank {waiting[0].rank} waits in {call} for {which}")
+    def _end(self, meeting: tuple[bool, Place, Call]) -> float | None:
+        replayed, place, _ = meeting
+        return self.virtual.ended(*place) if replayed else self.free.ended(place)
 
-    def _called(self, one: LiveRank, call: Call, seconds: float) -> None:
+    @property
+    def _begun(self) -> bool:
+        return all(one.joined >= 0 for one in self.ranks.values())
+
+    def _called(self, one: LiveRank, call: Call) -> None:
         number, one.calls = one.calls, one.calls + 1
         calls = one.expected.calls
         if one.joined >= 0 and not one.astray:
@@ -125,43 +168,31 @@ class Coordinator:
             if calls and call == calls[place]:
                 unit, join = one.unit, one.expected.joins[place]
                 one.position += 1
-                one.meets[number] = ("graph", (unit, join), call)
-                if self.begun:
-                    self.virtual.arrive(unit, join, seconds, self.pace)
-                else:
-                    self.early.append((unit, join, seconds))
+                one.meets[number] = True, (unit, join), call
+                self.virtual.arrive(unit, join, one.now, self.pace)
                 return
             wanted = f"{one.expected.words[place]} (call {place + 1} of {len(calls)})" if calls else "no call"
             one.astray = f"it called {call}, and the replayed graph has {wanted}"
-        one.meets[number] = ("free", self.free.arrive(one.rank, call, seconds), call)
+        one.meets[number] = False, self.free.arrive(one.rank, call, one.now), call
 
-    def _ended(self, one: LiveRank, number: int) -> float | None:
-        if number not in one.meets:
-            return 0.0  # waited for before
-        kind, where, _ = one.meets[number]
-        if kind == "free":
-            return self.free.ended(where)
-        return self.virtual.ended(*where)
-
-    def _stepped(self, one: LiveRank, content: Sequence[Any]) -> None:
-        *figures, peak, loss = content
+    def _stepped(self, one: LiveRank, own: float, spent: float, calls: int, loss: float | None, peak: int) -> None:
         number = len(one.steps) + 1
-        before = one.last
-        one.last = tuple(figures)
-        passed = [after - earlier for after, earlier in zip(one.last, before, strict=True)]
-        seconds, own_s, waited_s, spent_s, count = passed
-        one.steps.append(
-            LiveStep(number, seconds, own_s, waited_s, spent_s, int(count), loss, one.joined >= 0)
-        )
+        # the first step is told when the second begins: its figures are older than the clock
+        now = one.now - (one.own - own) * one.factor
+        before, one.last = one.last, (now, own, spent, calls)
+        seconds, own_s, spent_s, count = (b - a for a, b in zip(before, one.last, strict=True))
+        waited = seconds - own_s * one.factor
+        hybrid = one.joined >= 0
+        one.steps.append(LiveStep(number, seconds, own_s, waited, spent_s, int(count), loss, hybrid))
         one.peak_bytes = peak or one.peak_bytes
-        if one.joined >= 0:
+        if hybrid:
             self._held_against(one, number)
         if number >= ALONE and number % self.period == 0 and one.expected.own_s > 0:
             took = sum(step.own_s for step in one.steps[-self.period :])
             self.paces.append(took / one.expected.own_s)
         if number == self.joins_after:
             one.joined = number
-            self._begin()
+            self.virtual.begin(one.now)
 
     def _held_against(self, one: LiveRank, number: int) -> None:
         """At the end of a step: it has called all that the graph has of it."""
@@ -174,15 +205,16 @@ class Coordinator:
             raise ScriptError(f"live rank {one.rank} left the job in its step {number}: {wrong}")
         self.virtual.forget(min(other.unit for other in self.ranks.values()))
 
-    def _begin(self) -> None:
-        if any(one.joined < 0 for one in self.ranks.values()):
-            return
-        self.begun = True
-        self.virtual.begin(max(self._clock(one) for one in self.ranks.values()))
-        for unit, join, seconds in self.early:
-            self.virtual.arrive(unit, join, seconds, self.pace)
-        self.early.clear()
-
-    def _clock(self, one: LiveRank) -> float:
-        """When a rank ended the step after which the replay joins in."""
-        return sum(step.seconds for step in one.steps[: one.joined])
+    def _check(self) -> None:
+        """Whether a rank waits for one that has ended."""
+        over = {one.rank for one in self.ranks.values() if one.status is not None}
+        for one in self.ranks.values():
+            for meeting in one.meets.values():
+                call = meeting[2]
+                ranks = {call.peer} if call.is_message else set(call.ranks)
+                gone = sorted(ranks & over - {one.rank})
+                if gone and self._end(meeting) is None:
+                    raise HangError(
+                        f"the live ranks would hang: rank {one.rank} waits in {call} for"
+                        f" {ranks_words(gone)}, which ended without it"
+                    )

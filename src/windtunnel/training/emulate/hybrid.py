@@ -1,9 +1,9 @@
 """Hybrid emulation: chosen ranks run the program for real, all others are replayed beside them.
 
 The job is emulated first, as always: that gives the graph of all ranks. Then each *live* rank is started as
-a process of its own (`live.hybrid.rank`), which runs the whole program with real tensors. What it calls it
-tells this process, which knows from the replay when the virtual ranks come to that call (`twin.hybrid`), and
-answers when it ends. All times are virtual: a live rank's clock is set on, nobody sleeps.
+a process of its own (`live.hybrid.rank`), which runs the whole program with real tensors. It tells this
+process what it calls. From the replay is known when the virtual ranks come to that call (`twin.hybrid`), and
+so when it ends. All times are virtual: a live rank's clock is set on (`coordinate`), nobody sleeps.
 
 A live rank that raises, dies, stops or leaves a collective ends all of them, with its own error. What was
 recorded by then lies in the run's folder ``live``: ``live.json``'s steps, and the output of each rank.
@@ -13,7 +13,6 @@ Source: the hybrid emulation of PrismLLM, in the abstract; how ranks meet is our
 
 from __future__ import annotations
 
-import contextlib
 import json
 import marshal
 import os
@@ -142,7 +141,11 @@ def coordinate(result: EmulationResult, live: Sequence[int]) -> tuple[Coordinato
     slice_ = result.classes.classes[0].slice
     virtual = Virtual(job, {rank: one.joins for rank, one in graph.items()})
     first = len(slice_.steps) - slice_.period
-    return Coordinator(virtual, graph, first, slice_.period), job.replay.ranks - len(live)
+    host = cluster.host
+    blocking = on_host and host.cpu_cores <= host.devices
+    factors = {rank: float(slower.compute[rank]) for rank in live}
+    coordinator = Coordinator(virtual, graph, factors, first, slice_.period, blocking)
+    return coordinator, job.replay.ranks - len(live)
 
 
 def _prepare(result: EmulationResult, live: Sequence[int], directory: Path) -> None:
@@ -152,14 +155,11 @@ def _prepare(result: EmulationResult, live: Sequence[int], directory: Path) -> N
         (directory / name).write_bytes(content)
     if isinstance(result.program, Function):
         (directory / FUNCTION).write_bytes(result.program.pickled())
-    slow = [one for text in options.slow for one in parse_slow(text, cluster)]
-    factors = slowness(slow, cluster, cluster.world_size).compute
     request = {
         **what(result.program), "world_size": cluster.world_size,
         "devices_per_host": cluster.devices_per_host, "live": list(live),
-        "captured": result.classes.captured, "factors": [float(factors[rank]) for rank in live],
-        "rule": options.data, "device": "cuda" if cluster.host.device.kind == "gpu" else "cpu",
-        "attach": options.attach or 0,
+        "captured": result.classes.captured, "rule": options.data,
+        "device": "cuda" if cluster.host.device.kind == "gpu" else "cpu", "attach": options.attach or 0,
     }  # fmt: skip
     (directory / "live.json").write_text(json.dumps(request))
 
@@ -186,7 +186,7 @@ class _Processes:
             self.heard[rank] = time.monotonic()
 
     def run(self, coordinator: Coordinator) -> None:
-        """Answer until all have ended.
+        """Hear them until all have ended.
 
         Raises:
             ScriptError: one failed; see `run_live`.
@@ -206,12 +206,9 @@ class _Processes:
                     self._ended(coordinator.ranks[rank])
                     continue
                 coordinator.take(rank, notes)
-            for rank, seconds in coordinator.answers():
-                with contextlib.suppress(BrokenPipeError):  # it ended meanwhile, which is read next
-                    self.connections[rank].send_bytes(marshal.dumps(seconds))
-            coordinator.check()
             if patience:
                 self._check_quiet(coordinator, patience)
+        coordinator.finish()
 
     def end(self) -> None:
         """End those that are still there, and what they started."""
@@ -240,11 +237,9 @@ class _Processes:
         raise ScriptError(f"live rank {rank} ended {how} before the program did", tail)
 
     def _check_quiet(self, coordinator: Coordinator, patience: float) -> None:
-        """A rank that neither waits nor has ended says something at each step."""
+        """A rank that has not ended says something at each step."""
         for one in coordinator.ranks.values():
-            if one.waits is not None or one.status is not None:
-                self.heard[one.rank] = time.monotonic()
-            elif time.monotonic() - self.heard[one.rank] > patience:
+            if one.status is None and time.monotonic() - self.heard[one.rank] > patience:
                 place = self._stands(one.rank)
                 at = f"; it stands at {place}" if place else ""
                 raise HangError(f"live rank {one.rank} said nothing for {patience:.0f} s{at}")

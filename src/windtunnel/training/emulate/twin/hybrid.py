@@ -137,8 +137,8 @@ class Virtual:
         self.started = 0.0
 
     def begin(self, seconds: float) -> None:
-        """All begin the first unit at this time."""
-        self.started = seconds
+        """Nobody begins the first unit before this time."""
+        self.started = max(self.started, seconds)
 
     def arrive(self, unit: int, join: int, seconds: float, pace: float) -> None:
         """A live rank has come to a join. ``pace``: of virtual ranks in units that begin now."""
@@ -153,7 +153,9 @@ class Virtual:
 
     def ended(self, unit: int, join: int) -> float | None:
         """When a join ends, None as long as somebody has not come."""
-        return self.units[unit].end[self.place[join]] if unit in self.units else None
+        if unit not in self.units:
+            return 0.0 if unit < min(self.units, default=0) else None  # long ago, or not yet
+        return self.units[unit].end[self.place[join]]
 
     def forget(self, unit: int) -> None:
         """No live rank asks for units before this one."""

@@ -7,8 +7,8 @@ from a virtual rank holds zeros under both rules, and a broadcast or scatter fro
 is under ``uniform``. Between live ranks the true data go, over gloo; a group of live ranks only is a gloo
 group.
 
-Work is done when the call returns, so the data are there; *when* it is done on the virtual clock is asked
-for where the program waits.
+A call has its data when it returns. When it ends on the virtual clock is the coordinator's matter, which is
+told where the program calls and where it waits.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Work(dist._Work):
         self._link, self._number, self._tensors, self._pending = link, number, result, pending
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        with self._link.clock.standing():
+        with self._link.clock:
             for work in self._pending:
                 work.wait()
             self._pending = ()
@@ -69,11 +69,12 @@ class Work(dist._Work):
         return True
 
     def get_future(self) -> Future[Any]:
-        for work in self._pending:
-            work.wait()
-        self._link.wait_later(self._number)
-        future: Future[Any] = Future()
-        future.set_result(self._tensors)
+        with self._link.clock:
+            for work in self._pending:
+                work.wait()
+            self._link.wait_later(self._number)
+            future: Future[Any] = Future()
+            future.set_result(self._tensors)
         return future
 
     def result(self) -> list[Tensor]:
@@ -136,15 +137,20 @@ class Group(dist.ProcessGroup):
     ) -> Work:  # fmt: skip
         """Note the call and supply its data. ``name`` and ``args``: what a group of live ranks does."""
         link = self._world.link
-        with link.clock.standing(), _disable_current_modes(), torch.no_grad():
+        with link.clock, torch.no_grad():
             ranks = self._members()
             nbytes = max(sum(map(_bytes, ins)), sum(map(_bytes, outs)))
             number = link.called(kind, ranks, nbytes, ranks[root] if root >= 0 else -1)
-            if len(self._places) == self._count > 1:
-                getattr(self._real, name)(*args).wait()
-            else:
+            if self._real is None:
                 data()
-        return Work(link, number, list(outs))
+            else:
+                link.flush()
+                with _disable_current_modes():  # what the data take meanwhile is no memory of the program's
+                    if len(self._places) == self._count:
+                        getattr(self._real, name)(*args).wait()
+                    else:
+                        data()
+            return Work(link, number, list(outs))
 
     def _held(self, tensors: Sequence[Tensor]) -> Callable[[int, int], Tensor | None]:
         """What the rank at a place holds as its n-th input, None for zeros."""
@@ -259,7 +265,7 @@ class Group(dist.ProcessGroup):
         def data() -> None:
             if len(self._places) == 1:
                 for output, parts in zip(outputs, inputs, strict=True):
-                    output.copy_(parts[self._place])
+                    _fill(output, parts[self._place])
                     _apply(output, [], self._count - 1, self._world.rule, opts.reduceOp)
                 return
             for output, parts in zip(outputs, inputs, strict=True):
@@ -319,16 +325,17 @@ class Group(dist.ProcessGroup):
 
     def _message(self, kind: str, tensors: Any, peer: int, tag: int) -> Work:
         link = self._world.link
-        with link.clock.standing(), _disable_current_modes(), torch.no_grad():
+        with link.clock, torch.no_grad():
             ranks = self._members()
             number = link.called(kind, ranks, sum(map(_bytes, tensors)), ranks[peer])
             pending = []
             if peer in self._places:
+                link.flush()
                 pending.append(getattr(self._real, kind)(tensors, self._places.index(peer), tag))
             elif kind == "recv":
                 for tensor in tensors:
                     tensor.zero_()
-        return Work(link, number, list(tensors), pending)
+            return Work(link, number, list(tensors), pending)
 
     # as PyTorch 2.11 and 2.12 call them
     _allgather_base = all_gather_single

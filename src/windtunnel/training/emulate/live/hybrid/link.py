@@ -1,22 +1,24 @@
-"""A live rank's clock, and its line to the coordinator.
+"""What a live rank tells the coordinator, and its own clock.
 
-The clock goes while the program runs and stands while windtunnel does: inside of a collective, and while the
-coordinator is asked. On a CPU it counts the process's CPU seconds, so that what else runs on this machine
-makes no rank slower. On CUDA it counts seconds in which the device was done with all before: a collective
-waits for the device. A wait never sleeps; it sets the clock on.
+The clock goes while the program runs and stands while windtunnel does. On a CPU it counts the process's CPU
+seconds, so that what else runs on this machine makes no rank slower. On CUDA it counts seconds up to which the
+device was done with all before: a collective waits for the device.
 
-What is called is only noted down. It is sent with the next wait or at the end of a step, so a call costs no
-system call, and of the coordinator only a wait needs an answer.
+What a call and a wait cost in virtual time does not change what the program does next. So nothing is asked
+and answered: calls and waits are noted down with the rank's own time, and sent at the end of a step. The
+coordinator sets the virtual clock on. Only before a call in which other live ranks take part, for which the
+process really waits, all notes are sent.
 """
 
 from __future__ import annotations
 
 import marshal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+MOST = 4096
+"""Notes that are held back."""
 
 cpu_seconds = time.process_time
 
@@ -30,59 +32,50 @@ def cuda_seconds() -> float:
 
 
 class Clock:
-    """``now``: virtual seconds. ``own``: of these, what the program ran; the others it waited. ``spent``:
-    CPU seconds of windtunnel in this process. ``factor``: on a slower device or host."""
+    """``own``: seconds that the program ran, as of the last time that the clock stood; within ``with clock:``
+    it does. ``spent``: CPU seconds of windtunnel in this process."""
 
-    def __init__(self, read: Callable[[], float], factor: float) -> None:
-        self.read, self.factor = read, factor
-        self.now = self.own = self.spent = 0.0
+    def __init__(self, read: Callable[[], float]) -> None:
+        self.read = read
+        self.own = self.spent = 0.0
         self._depth = 0
         self._since = read()
+        self._began = 0.0
 
-    @contextmanager
-    def standing(self) -> Iterator[None]:
-        """Within it, time is windtunnel's and not the program's."""
+    def __enter__(self) -> None:
         self._depth += 1
         if self._depth == 1:
             at = self.read()
             self.own += at - self._since
-            self.now += (at - self._since) * self.factor
-            began = time.process_time()
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if self._depth == 0:
-                self._since = self.read()
-                self.spent += time.process_time() - began
+            self._began = at if self.read is cpu_seconds else cpu_seconds()
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._since = self.read()
+            self.spent += (self._since if self.read is cpu_seconds else cpu_seconds()) - self._began
 
 
 class Link:
-    """Calls are numbered from 0. ``connection`` is None where nobody coordinates: then nothing waits."""
+    """Notes for the coordinator. Calls are numbered from 0. The clock stands in all of this."""
 
-    def __init__(self, connection: Connection | None, clock: Clock) -> None:
+    def __init__(self, connection: Connection, clock: Clock) -> None:
         self.connection, self.clock = connection, clock
         self.calls = 0
-        self.waited = 0.0
         self._notes: list[tuple[object, ...]] = []
         self._unwaited: list[int] = []
 
     def called(self, kind: str, ranks: tuple[int, ...], nbytes: int, peer: int) -> int:
-        """Note a call; its number. The clock stands. ``peer``: the other end of a message, else -1."""
-        self._notes.append(("call", kind, ranks, nbytes, peer, self.clock.now))
+        """Note a call; its number. ``peer``: the other end of a message, else -1."""
+        self._notes.append(("call", self.clock.own, kind, ranks, nbytes, peer))
         self.calls += 1
         return self.calls - 1
 
     def wait(self, number: int) -> None:
-        """Set the clock on to the end of that call."""
-        with self.clock.standing():
-            self._notes.append(("wait", number))
+        """Note that the program waits for that call."""
+        self._notes.append(("wait", self.clock.own, number))
+        if len(self._notes) >= MOST:
             self.flush()
-            if self.connection is None:
-                return
-            ended = marshal.loads(self.connection.recv_bytes())
-            self.waited += max(0.0, ended - self.clock.now)
-            self.clock.now = max(self.clock.now, ended)
 
     def wait_later(self, number: int) -> None:
         """A call of whose end only a future tells: DDP waits for these when backward ends."""
@@ -90,16 +83,17 @@ class Link:
 
     def settle(self) -> None:
         """Wait for all of those."""
-        for number in self._unwaited:
-            self.wait(number)
-        self._unwaited.clear()
+        if self._unwaited:
+            with self.clock:
+                for number in self._unwaited:
+                    self.wait(number)
+                self._unwaited.clear()
 
-    def tell(self, *note: object) -> None:
-        """Send a note, and what was noted before it. The clock stands."""
-        self._notes.append(note)
+    def tell(self, name: str, *content: object) -> None:
+        """Send a note, and what was noted before it."""
+        self._notes.append((name, self.clock.own, *content))
         self.flush()
 
     def flush(self) -> None:
-        if self.connection is not None:
-            self.connection.send_bytes(marshal.dumps(self._notes))
-        self._notes = []
+        self.connection.send_bytes(marshal.dumps(self._notes))
+        self._notes.clear()

@@ -1,7 +1,7 @@
 """A live rank: ``python -m windtunnel.training.emulate.live.hybrid.rank DIRECTORY RANK DESCRIPTOR``.
 
-It runs the program as it is, with real tensors, and tells the coordinator at the end of the descriptor what
-it calls, when a step has ended and how it ended itself. What else is to be known lies in
+It runs the program as it is, with real tensors, and tells the coordinator at the other end of the descriptor
+what it calls, when a step has ended and how it ended itself. What else is to be known lies in
 ``DIRECTORY/live.json``. The storages of the first two steps are followed, which takes time; then the rank
 runs free.
 """
@@ -44,8 +44,8 @@ FOLLOWED = 2
 
 @dataclass(frozen=True)
 class Request:
-    """What ``live.json`` holds. ``captured``: ranks that were, and said something. ``factors``: how much
-    slower each live rank's device is. ``attach``: the step before which the first live rank stops."""
+    """What ``live.json`` holds. ``captured``: ranks that were, and said something. ``attach``: the step before
+    which the first live rank stops."""
 
     script: str
     module: str
@@ -55,7 +55,6 @@ class Request:
     devices_per_host: int
     live: list[int]
     captured: list[int]
-    factors: list[float]
     rule: str
     device: str
     attach: int
@@ -90,8 +89,8 @@ class Memory:
             self.ended = True
 
 
-Figures = tuple[float, float, float, float, int]
-"""The clock, of it the rank's own, what it waited, windtunnel's CPU seconds, and calls: since the start."""
+Figures = tuple[float, float, int, float | None]
+"""The rank's own time, windtunnel's CPU seconds, and calls: since the start. And the loss."""
 
 
 class Steps:
@@ -123,11 +122,11 @@ class Steps:
 
     def _marked(self) -> None:
         self.marked = True
-        with self.link.clock.standing():
+        with self.link.clock:
             self._end(self._figures())
 
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        with self.link.clock.standing():
+        with self.link.clock:
             updated = frozenset(id(p) for group in optimizer.param_groups for p in group["params"])
             if not self.marked:
                 for figures in self.calls.add(updated or frozenset([id(optimizer)]), self._figures()):
@@ -137,7 +136,7 @@ class Steps:
         clock = self.link.clock
         if self.memory is not None and not self.ended and self.calls.last is None:
             self.memory.peak = self.memory.now  # the first step's own is no steady one
-        return clock.now, clock.own, self.link.waited, clock.spent, self.link.calls
+        return clock.own, clock.spent, self.link.calls, self.loss
 
     def _end(self, figures: Figures) -> None:
         self.ended += 1
@@ -148,7 +147,7 @@ class Steps:
         elif self.memory is None:
             peak = torch.cuda.max_memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-        self.link.tell("step", *figures, peak, self.loss)
+        self.link.tell("step", *figures, peak)
         if self.ended + 1 == self.attach:
             pdb.Pdb().set_trace(_own_frame(sys._getframe()))
 
@@ -168,14 +167,14 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     connection = Connection(int(sys.argv[3]))
     on_host = request.device == "cpu"
-    clock = Clock(cpu_seconds if on_host else cuda_seconds, request.factors[request.live.index(rank)])
+    clock = Clock(cpu_seconds if on_host else cuda_seconds)
     link = Link(connection, clock)
     _join(request, rank, directory, link)
     attach = request.attach if rank == request.live[0] else 0
     observed = Steps(link, Memory() if on_host else None, attach)
     observed.install()
     code = _run(request, rank, directory)
-    with clock.standing():
+    with clock:
         link.tell("end", code)
     sys.stdout.flush()
     sys.stderr.flush()
