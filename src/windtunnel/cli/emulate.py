@@ -102,9 +102,9 @@ def emulate(
                 jitter=jitter, seed=seed, alloc_conf=alloc_conf, max_split_size=max_split_size, tokens=tokens,
                 timeline=timeline, jobs=jobs, timeout=timeout, steps=steps,
                 reserve=None if reserve is None else reserve * 2**20, profile=profile,
-                aggregation=aggregation, neighbours=neighbours, confidential=confidential, live=live, data=data,
-                attach=attach, report=report,
-                fail_on=fail_on or (), baseline=baseline, progress=progress,
+                aggregation=aggregation, neighbours=neighbours, confidential=confidential, live=live,
+                data=data, attach=attach, report=report, fail_on=fail_on or (), baseline=baseline,
+                progress=progress,
             )  # fmt: skip
     except VerdictError as error:
         if error.run is None:

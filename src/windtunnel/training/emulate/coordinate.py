@@ -47,10 +47,10 @@ Place = tuple[Any, ...]
 
 @dataclass
 class LiveRank:
-    """What is known of a live rank. ``factor``: its device is so much slower. ``notes``: not gone through yet.
-    ``now``: its virtual clock, when it had run ``own`` seconds itself. ``meets``: of each call that nobody
-    waited for yet, whether the replay has it, and where it meets others. ``astray``: the first call that the
-    graph has otherwise."""
+    """What is known of a live rank. ``factor``: its device is so much slower. ``notes``: not gone through
+    yet. ``now``: its virtual clock, when it had run ``own`` seconds itself. ``meets``: of each call that
+    nobody waited for yet, whether the replay has it, and where it meets others. ``astray``: the first call
+    that the graph has otherwise."""
 
     rank: int
     expected: Expected
@@ -79,8 +79,8 @@ class Coordinator:
     since messages take their time from the ranks."""
 
     def __init__(
-        self, virtual: Virtual, graph: dict[int, Expected], factors: dict[int, float], first: int, period: int,
-        blocking: bool,
+        self, virtual: Virtual, graph: dict[int, Expected], factors: dict[int, float], first: int,
+        period: int, blocking: bool,
     ) -> None:  # fmt: skip
         self.virtual, self.period, self.blocking = virtual, period, blocking
         self.ranks = {rank: LiveRank(rank, one, factors[rank]) for rank, one in graph.items()}
@@ -101,8 +101,11 @@ class Coordinator:
             HangError: a rank waits for one that has ended.
         """
         self.ranks[rank].notes.extend(notes)
-        while any([self._go_on(one) for one in self.ranks.values()]):
-            pass
+        moved = True
+        while moved:
+            moved = False
+            for one in self.ranks.values():
+                moved |= self._go_on(one)
         if any(one.status is not None for one in self.ranks.values()):
             self._check()
 
@@ -132,7 +135,7 @@ class Coordinator:
             if name == "call":
                 kind, ranks, nbytes, peer = content
                 self._called(one, Call(kind, tuple(ranks), nbytes, peer))
-                if self.blocking:
+                if self.blocking and kind not in ("send", "recv"):
                     one.notes.appendleft(("wait", own, one.calls - 1))
             elif name == "step":
                 self._stepped(one, *content)
@@ -175,7 +178,9 @@ class Coordinator:
             one.astray = f"it called {call}, and the replayed graph has {wanted}"
         one.meets[number] = False, self.free.arrive(one.rank, call, one.now), call
 
-    def _stepped(self, one: LiveRank, own: float, spent: float, calls: int, loss: float | None, peak: int) -> None:
+    def _stepped(
+        self, one: LiveRank, own: float, spent: float, calls: int, loss: float | None, peak: int
+    ) -> None:
         number = len(one.steps) + 1
         # the first step is told when the second begins: its figures are older than the clock
         now = one.now - (one.own - own) * one.factor

@@ -23,11 +23,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import HangError, ScriptError, UserError
@@ -79,7 +78,7 @@ class HybridFacts:
     virtual_ranks: int
     simulated: int
     ranks: tuple[LiveFacts, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def check_live(options: Options, cluster: Cluster) -> list[int]:
@@ -96,7 +95,7 @@ def check_live(options: Options, cluster: Cluster) -> list[int]:
         raise UserError(f"`data`: {options.data!r} is no rule; accepted are uniform and zeros")
     if options.attach and options.attach < 3:
         raise UserError(f"`attach`: {options.attach} is no step to stop before; accepted is 3 or more")
-    live = parse_ranks(options.live, cluster.world_size, "live")
+    live = parse_ranks(str(options.live), cluster.world_size, "live")
     device = cluster.host.device
     if device.kind == "gpu":
         import torch
@@ -259,35 +258,30 @@ def log_file(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}.txt"
 
 
-def _facts(
-    result: EmulationResult, coordinator: Coordinator, simulated: int, directory: Path
-) -> HybridFacts:
-    notes = []
-    ranks = []
-    for one in coordinator.ranks.values():
-        joined = [step for step in one.steps if step.hybrid]
-        if not joined:
-            notes.append(
-                f"live rank {one.rank} ended after {len(one.steps)} steps, and the replay joins in after"
-                f" {coordinator.joins_after}: let it run more"
-            )
-
-        def mean(name: str, steps: Sequence[LiveStep] = tuple(joined)) -> float | None:
-            return statistics.fmean(getattr(step, name) for step in steps) if steps else None
-
-        ranks.append(
-            LiveFacts(
-                rank=one.rank, iteration_time_s=mean("seconds"), own_s=mean("own_s"),
-                waited_s=mean("waited_s"), backend_s=mean("backend_s"), peak_tensor_bytes=one.peak_bytes,
-                calls_per_step=one.steps[-1].calls if one.steps else 0,
-                loss=one.steps[-1].loss if one.steps else None,
-                log=str(log_file(directory, one.rank)), steps=tuple(one.steps),
-            )  # fmt: skip
-        )
+def _facts(result: EmulationResult, coordinator: Coordinator, simulated: int, directory: Path) -> HybridFacts:
+    notes = [
+        f"live rank {one.rank} ended after {len(one.steps)} steps, and the replay joins in after"
+        f" {coordinator.joins_after}: let it run more"
+        for one in coordinator.ranks.values()
+        if not any(step.hybrid for step in one.steps)
+    ]
     on_host = result.cluster.host.device.kind == "cpu"
     return HybridFacts(
-        data=result.options.data, clock="process CPU time" if on_host else "device time",
-        pace=coordinator.pace, joins_after=coordinator.joins_after,
-        virtual_ranks=result.world.size - len(ranks), simulated=simulated, ranks=tuple(ranks),
-        notes=tuple(notes),
+        result.options.data, "process CPU time" if on_host else "device time", coordinator.pace,
+        coordinator.joins_after, result.world.size - len(coordinator.ranks), simulated,
+        tuple(_of_rank(one, directory) for one in coordinator.ranks.values()), tuple(notes),
+    )  # fmt: skip
+
+
+def _of_rank(one: LiveRank, directory: Path) -> LiveFacts:
+    joined = [step for step in one.steps if step.hybrid]
+    seconds, own_s, waited_s, backend_s = (
+        statistics.fmean(getattr(step, name) for step in joined) if joined else None
+        for name in ("seconds", "own_s", "waited_s", "backend_s")
+    )
+    last = one.steps[-1] if one.steps else None
+    return LiveFacts(
+        one.rank, seconds, own_s, waited_s, backend_s, one.peak_bytes,
+        last.calls if last else 0, last.loss if last else None,
+        str(log_file(directory, one.rank)), tuple(one.steps),
     )  # fmt: skip

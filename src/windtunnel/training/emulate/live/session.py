@@ -216,7 +216,9 @@ class Session:
 
     def said(self) -> dict[str, bytes]:
         """What the captured ranks said to others, as files of their mailbox."""
-        return {path.name: path.read_bytes() for path in self.directory.iterdir() if MESSAGE.fullmatch(path.name)}
+        return {
+            path.name: path.read_bytes() for path in self.directory.iterdir() if MESSAGE.fullmatch(path.name)
+        }
 
     def _taken(self, ranks: Sequence[int]) -> list[Slice]:
         self._run([rank for rank in ranks if rank not in self.heard], outline=False)

@@ -128,7 +128,9 @@ class Virtual:
         marks += tuple(Mark(join, ()) for join in sorted(set(self.members) - known))
         self.marks = marks
         self.place = {mark.join: number for number, mark in enumerate(marks) if mark.join >= 0}
-        self.seconds = [float(job.replay.join_duration[mark.join]) if mark.join >= 0 else 0.0 for mark in marks]
+        self.seconds = [
+            float(job.replay.join_duration[mark.join]) if mark.join >= 0 else 0.0 for mark in marks
+        ]
         self.after: list[list[tuple[int, int, float]]] = [[] for _ in marks]
         for number, mark in enumerate(marks):
             for source, back, delay in mark.after:

@@ -88,8 +88,8 @@ def build(
     """Make the job of ``world`` on ``cluster``.
 
     ``collective_seconds(row, group)``: seconds of a collective of ``group``; of a message, ``group`` is the
-    pair (sender, receiver). ``every_rank``: simulate each rank by itself, colours or not. ``apart``: ranks that
-    are like no other.
+    pair (sender, receiver). ``every_rank``: simulate each rank by itself, colours or not. ``apart``: ranks
+    that are like no other.
     """
     classes = world.classes
     channels = sorted({channel for calls in world.calls for channel in calls.channels})

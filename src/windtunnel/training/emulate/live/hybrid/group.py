@@ -3,9 +3,8 @@
 What a virtual rank holds is one stated rule. ``uniform``: what the first live rank of the group holds, which
 is this rank where no other is live. So a SUM is this rank's data times the size of the group, reduce_scatter
 that of its own chunk, all_gather gives copies, and all_to_all keeps its splits. ``zeros``: zeros. A message
-from a virtual rank holds zeros under both rules, and a broadcast or scatter from one leaves the buffer as it
-is under ``uniform``. Between live ranks the true data go, over gloo; a group of live ranks only is a gloo
-group.
+from a virtual rank holds zeros under both rules. Between live ranks the true data go, over gloo; a group of
+live ranks only is a gloo group.
 
 A call has its data when it returns. When it ends on the virtual clock is the coordinator's matter, which is
 told where the program calls and where it waits.
@@ -24,31 +23,32 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroupGloo  # not c10d's name: that is this module's group now
+from torch._C import _distributed_c10d as below  # where the names are PyTorch's own: c10d's are replaced
 from torch.futures import Future
 from torch.utils._python_dispatch import _disable_current_modes
 
 from windtunnel.training.emulate.live.hybrid.link import Link
 
-RULES = ("uniform", "zeros")
 PATIENCE = timedelta(days=1)
 """Of gloo between live ranks: a debugger may hold one of them. The coordinator sees that a rank ends."""
+Base: Any = dist.ProcessGroup
+Tensors = Sequence[Tensor]
+Op = dist.ReduceOp
 
 
 @dataclass
 class LiveWorld:
-    """What all groups of this process share."""
+    """What all groups of this process share. ``groups``: how many of the same ranks there are so far."""
 
-    rank: int
     live: frozenset[int]
     rule: str
     link: Link
     directory: Path
-    meetings: dict[tuple[int, ...], int] = field(default_factory=dict)  # groups of these ranks so far
+    groups: dict[tuple[int, ...], int] = field(default_factory=dict)
 
 
-class Work(dist._Work):
-    """A call that was made."""
+class Work(below.Work):
+    """A call that was made. ``pending``: messages between live ranks that are on their way."""
 
     def __init__(self, link: Link, number: int, result: list[Tensor], pending: Sequence[Any] = ()) -> None:
         super().__init__()
@@ -65,30 +65,25 @@ class Work(dist._Work):
     def is_completed(self) -> bool:
         return not self._pending
 
-    def is_success(self) -> bool:
-        return True
-
     def get_future(self) -> Future[Any]:
         with self._link.clock:
-            for work in self._pending:
-                work.wait()
             self._link.wait_later(self._number)
             future: Future[Any] = Future()
             future.set_result(self._tensors)
-        return future
+            return future
 
     def result(self) -> list[Tensor]:
         return self._tensors
 
 
-class Group(dist.ProcessGroup):
-    """See the module."""
+class Group(Base):  # type: ignore[misc]
+    """See the module. Methods are those of c10d's groups, by all names that it calls them."""
 
     def __init__(self, world: LiveWorld, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._world, self._place, self._count = world, rank, size
-        self._ranks: tuple[int, ...] = ()
         self.options = SimpleNamespace()  # c10d writes into them
+        self._ranks: tuple[int, ...] = ()
         self._real: Any = None  # gloo between the live members, if there are several
 
     def size(self) -> int:
@@ -101,38 +96,155 @@ class Group(dist.ProcessGroup):
         return "windtunnel"
 
     @property
-    def pg_name(self) -> str:
+    def group_name(self) -> str:
         return c10d._world.pg_names[self]
-
-    @property
-    def group_name(self) -> str:  # type: ignore[override]
-        return self.pg_name
 
     def _start_coalescing(self, device: Any) -> None:
         pass
 
     def _end_coalescing(self, device: Any) -> None:
-        return None
+        pass
 
     def _set_sequence_number_for_group(self) -> None:
         pass
 
-    def _members(self) -> tuple[int, ...]:
-        if not self._ranks:
-            self._ranks = tuple(dist.get_process_group_ranks(self))
-            here = sorted(self._world.live.intersection(self._ranks))
-            self._places = [self._ranks.index(rank) for rank in here]  # of the live members
-            if len(here) > 1:
-                number = self._world.meetings.get(self._ranks, 0)
-                self._world.meetings[self._ranks] = number + 1
-                name = f"gloo-{hash(self._ranks) & 0xFFFFFFFF:x}-{number}"
-                store = dist.FileStore(str(self._world.directory / name), len(here))
-                own = self._places.index(self._place)
-                self._real = ProcessGroupGloo(store, own, len(here), PATIENCE)
-        return self._ranks
+    def allreduce(self, tensors: Any, opts: Any) -> Work:
+        tensors = [tensors] if isinstance(tensors, Tensor) else tensors
+        return self._call(
+            "all_reduce", "allreduce", (tensors, opts), tensors, tensors,
+            lambda: self._reduce(tensors, opts.reduceOp),
+        )  # fmt: skip
+
+    def reduce(self, tensors: Any, opts: Any) -> Work:
+        root = int(opts.rootRank)
+        return self._call(
+            "reduce", "reduce", (tensors, opts), tensors, tensors,
+            lambda: self._reduce(
+                tensors if root == self._place else [one.clone() for one in tensors], opts.reduceOp
+            ), root,
+        )  # fmt: skip
+
+    def broadcast(self, tensors: Any, opts: Any) -> Work:
+        root = int(opts.rootRank)
+
+        def data() -> None:
+            held = self._held(tensors)
+            for n, tensor in enumerate(tensors):
+                _fill(tensor, held(root, n))
+
+        return self._call("broadcast", "broadcast", (tensors, opts), tensors, tensors, data, root)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        return self._gathered("all_gather", outputs, inputs, opts or below.AllgatherOptions())
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        return self.allgather([self._chunks(output)], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        return self.allgather([self._chunks(one) for one in outputs], inputs, opts)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        return self._gathered("gather", outputs, inputs, opts, int(opts.rootRank))
+
+    def _gathered(self, kind: str, outputs: Any, inputs: Any, opts: Any, root: int = -1) -> Work:
+        def data() -> None:
+            held = self._held(inputs)
+            for n, parts in enumerate(outputs):
+                for place, part in enumerate(parts):
+                    _fill(part, held(place, n))
+
+        flat = [part for parts in outputs for part in parts]
+        return self._call(kind, kind.replace("_", ""), (outputs, inputs, opts), inputs, flat, data, root)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        root = int(opts.rootRank)
+
+        def data() -> None:
+            whole = inputs or [[one] * self._count for one in outputs]
+            held = self._held([torch.stack(list(parts)) for parts in whole])
+            for n, output in enumerate(outputs):
+                given = held(root, n)
+                _fill(output, None if given is None else given[self._place])
+
+        flat = [part for parts in inputs for part in parts]
+        return self._call("scatter", "scatter", (outputs, inputs, opts), flat, outputs, data, root)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        def data() -> None:
+            for output, parts in zip(outputs, inputs, strict=True):
+                if self._real is None:
+                    _fill(output, parts[self._place])
+                    self._reduce([output], opts.reduceOp)
+                else:
+                    whole = torch.stack([part.reshape(-1) for part in parts])
+                    self._reduce([whole], opts.reduceOp)
+                    _fill(output, whole[self._place])
+
+        flat = [part for parts in inputs for part in parts]
+        return self._call("reduce_scatter", "reduce_scatter", (outputs, inputs, opts), flat, outputs, data)
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Work:
+        return self.reduce_scatter([output], [self._chunks(input)], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        return self.reduce_scatter(outputs, [self._chunks(one) for one in inputs], opts)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        def data() -> None:
+            if self._real is not None:
+                raise NotImplementedError(
+                    "windtunnel: all_to_all needs one live rank in its group, or all of them live"
+                )
+            own, uniform = inputs[self._place], self._world.rule == "uniform"
+            for place, output in enumerate(outputs):
+                # what a rank like this one sends here, which fits where all splits are alike
+                same = uniform or place == self._place
+                _fill(output, own if same and output.shape == own.shape else None)
+
+        args = (outputs, inputs, opts or below.AllToAllOptions())
+        return self._call("all_to_all", "alltoall", args, inputs, outputs, data)
+
+    def all_to_all_single(self, output: Any, input: Any, out_sizes: Any, in_sizes: Any, opts: Any) -> Work:
+        def split(tensor: Tensor, sizes: Any) -> list[Tensor]:
+            return list(tensor.split(list(sizes) or tensor.shape[0] // self._count))
+
+        return self.alltoall(split(output, out_sizes), split(input, in_sizes), opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        return self._call(
+            "barrier", "barrier", (opts or below.BarrierOptions(),), (), (),
+            lambda: self._real.barrier().wait() if self._real else None,
+        )  # fmt: skip
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        return self._message("send", tensors, dst, tag)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        return self._message("recv", tensors, src, tag)
+
+    allreduce_coalesced = allreduce
+    # as PyTorch 2.11 and 2.12 call them
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _message(self, kind: str, tensors: Tensors, peer: int, tag: int) -> Work:
+        link, pending = self._world.link, []
+        with link.clock, torch.no_grad():
+            ranks = self._members()
+            number = link.called(kind, ranks, sum(map(_bytes, tensors)), ranks[peer])
+            if peer in self._places:
+                link.flush()
+                pending.append(getattr(self._real, kind)(tensors, self._places.index(peer), tag))
+            elif kind == "recv":
+                for tensor in tensors:
+                    tensor.zero_()
+            return Work(link, number, list(tensors), pending)
 
     def _call(
-        self, kind: str, name: str, args: Sequence[Any], ins: Sequence[Tensor], outs: Sequence[Tensor],
+        self, kind: str, name: str, args: Sequence[Any], ins: Tensors, outs: Tensors,
         data: Callable[[], None], root: int = -1,
     ) -> Work:  # fmt: skip
         """Note the call and supply its data. ``name`` and ``args``: what a group of live ranks does."""
@@ -152,18 +264,31 @@ class Group(dist.ProcessGroup):
                         data()
             return Work(link, number, list(outs))
 
-    def _held(self, tensors: Sequence[Tensor]) -> Callable[[int, int], Tensor | None]:
-        """What the rank at a place holds as its n-th input, None for zeros."""
-        own = self._place
-        live: dict[int, Sequence[Tensor]] = {own: tensors}
-        if len(self._places) > 1:
-            for n, tensor in enumerate(tensors):
+    def _members(self) -> tuple[int, ...]:
+        if not self._ranks:
+            world = self._world
+            ranks = self._ranks = tuple(dist.get_process_group_ranks(self))
+            self._places = [place for place, rank in enumerate(ranks) if rank in world.live]
+            if len(self._places) > 1:
+                number = world.groups[ranks] = world.groups.get(ranks, 0) + 1
+                store = below.FileStore(
+                    str(world.directory / f"gloo-{hash(ranks):x}-{number}"), len(self._places)
+                )
+                own = self._places.index(self._place)
+                self._real = below.ProcessGroupGloo(store, own, len(self._places), PATIENCE)
+        return self._ranks
+
+    def _held(self, tensors: Tensors) -> Callable[[int, int], Tensor | None]:
+        """What the rank at a place holds as its n-th input; None for zeros."""
+        live: dict[int, list[Tensor]] = {self._place: list(tensors)}
+        if self._real is not None:
+            live |= {place: [] for place in self._places if place != self._place}
+            for tensor in tensors:
                 parts = [torch.empty_like(tensor) for _ in self._places]
                 self._real.allgather([parts], [tensor.contiguous()]).wait()
                 for place, part in zip(self._places, parts, strict=True):
-                    if place != own:
-                        live.setdefault(place, [])
-                        live[place] = [*live[place][:n], part]
+                    if place != self._place:
+                        live[place].append(part)
         virtual = live[self._places[0]] if self._world.rule == "uniform" else None
 
         def held(place: int, n: int) -> Tensor | None:
@@ -172,224 +297,52 @@ class Group(dist.ProcessGroup):
 
         return held
 
-    def _reduce(self, tensors: Sequence[Tensor], op: Any) -> None:
-        """Reduce each tensor over all places, in place."""
+    def _reduce(self, tensors: Tensors, op: Any) -> None:
+        """Reduce each tensor over all places, in place. With several live ranks all come to the same bits."""
         held = self._held(tensors)
+        virtual = self._count - len(self._places)
         for n, tensor in enumerate(tensors):
-            others = [held(place, n) for place in self._places if place != self._place]
-            virtual = self._count - len(self._places)
-            if self._world.rule == "uniform" and self._place != self._places[0]:
-                # the virtual ranks hold the first one's data: start from these, and add the own ones
-                first = held(self._places[0], n)
-                assert first is not None
-                own = tensor.clone()
-                tensor.copy_(first)
-                others = [own if one is first else one for one in others]
-            _apply(tensor, [one for one in others if one is not None], virtual, self._world.rule, op)
+            parts = [one for place in self._places if (one := held(place, n)) is not None]
+            if len(parts) > 1:  # in the order of the places, the first with what the virtual ranks hold
+                parts = [one.clone() for one in parts]
+                tensor.copy_(parts[0])
+            _combine(tensor, parts[1:], virtual, self._world.rule, op)
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
-        tensors = [tensors] if isinstance(tensors, Tensor) else tensors
-        opts = opts or dist.AllreduceOptions()
-        return self._call(
-            "all_reduce", "allreduce", (tensors, opts), tensors, tensors,
-            lambda: self._reduce(tensors, opts.reduceOp),
-        )  # fmt: skip
-
-    allreduce_coalesced = allreduce
-
-    def reduce(self, tensors: Any, opts: Any) -> Work:
-        root = int(opts.rootRank)
-
-        def data() -> None:
-            kept = tensors if root == self._place else [one.clone() for one in tensors]
-            self._reduce(kept, opts.reduceOp)
-
-        return self._call("reduce", "reduce", (tensors, opts), tensors, tensors, data, root)
-
-    def broadcast(self, tensors: Any, opts: Any) -> Work:
-        root = int(opts.rootRank)
-
-        def data() -> None:
-            held = self._held(tensors)
-            if root != self._place:
-                for n, tensor in enumerate(tensors):
-                    _fill(tensor, held(root, n))
-
-        return self._call("broadcast", "broadcast", (tensors, opts), tensors, tensors, data, root)
-
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        def data() -> None:
-            held = self._held(inputs)
-            for n, parts in enumerate(outputs):
-                for place, part in enumerate(parts):
-                    _fill(part, held(place, n))
-
-        flat = [part for parts in outputs for part in parts]
-        args = (outputs, inputs, opts or dist.AllgatherOptions())
-        return self._call("all_gather", "allgather", args, inputs, flat, data)
-
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        return self.allgather([_chunks(output, self._count)], [input], opts)
-
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        return self.allgather([_chunks(one, self._count) for one in outputs], inputs, opts)
-
-    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
-        root = int(opts.rootRank)
-
-        def data() -> None:
-            held = self._held(inputs)
-            for n, parts in enumerate(outputs):
-                for place, part in enumerate(parts):
-                    _fill(part, held(place, n))
-
-        flat = [part for parts in outputs for part in parts]
-        return self._call("gather", "gather", (outputs, inputs, opts), inputs, flat, data, root)
-
-    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Work:
-        root = int(opts.rootRank)
-
-        def data() -> None:
-            whole = inputs if inputs else [[one] * self._count for one in outputs]
-            held = self._held([torch.stack(list(parts)) for parts in whole])
-            for n, output in enumerate(outputs):
-                given = held(root, n)
-                _fill(output, None if given is None else given[self._place])
-
-        flat = [part for parts in inputs for part in parts]
-        return self._call("scatter", "scatter", (outputs, inputs, opts), flat, outputs, data, root)
-
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        opts = opts or dist.ReduceScatterOptions()
-
-        def data() -> None:
-            if len(self._places) == 1:
-                for output, parts in zip(outputs, inputs, strict=True):
-                    _fill(output, parts[self._place])
-                    _apply(output, [], self._count - 1, self._world.rule, opts.reduceOp)
-                return
-            for output, parts in zip(outputs, inputs, strict=True):
-                whole = torch.stack([part.reshape(-1) for part in parts])
-                self._reduce([whole], opts.reduceOp)
-                output.copy_(whole[self._place].view_as(output))
-
-        flat = [part for parts in inputs for part in parts]
-        return self._call("reduce_scatter", "reduce_scatter", (outputs, inputs, opts), flat, outputs, data)
-
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        return self.reduce_scatter([output], [_chunks(input, self._count)], opts)
-
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        return self.reduce_scatter(outputs, [_chunks(one, self._count) for one in inputs], opts)
-
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        def data() -> None:
-            if len(self._places) > 1:
-                raise NotImplementedError(
-                    "windtunnel: all_to_all in a group of live and virtual ranks needs one live rank in it,"
-                    f" or all {self._count}; here are {len(self._places)}"
-                )
-            own = inputs[self._place]
-            for place, output in enumerate(outputs):
-                if place == self._place:
-                    output.copy_(own)
-                elif self._world.rule == "uniform" and output.shape == own.shape:
-                    output.copy_(own)  # what the same rank would send here
-                elif self._world.rule == "uniform" and output.shape == inputs[place].shape:
-                    output.copy_(inputs[place])
-                else:
-                    output.zero_()
-
-        args = (outputs, inputs, opts or dist.AllToAllOptions())
-        return self._call("all_to_all", "alltoall", args, inputs, outputs, data)
-
-    def all_to_all_single(
-        self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any = None
-    ) -> Work:
-        return self.alltoall(
-            _split(output, output_splits, self._count), _split(input, input_splits, self._count), opts
-        )
-
-    def barrier(self, opts: Any = None) -> Work:
-        def data() -> None:
-            if len(self._places) > 1:
-                self._real.barrier().wait()
-
-        return self._call("barrier", "barrier", (opts or dist.BarrierOptions(),), (), (), data)
-
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
-        return self._message("send", tensors, dst, tag)
-
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
-        return self._message("recv", tensors, src, tag)
-
-    def _message(self, kind: str, tensors: Any, peer: int, tag: int) -> Work:
-        link = self._world.link
-        with link.clock, torch.no_grad():
-            ranks = self._members()
-            number = link.called(kind, ranks, sum(map(_bytes, tensors)), ranks[peer])
-            pending = []
-            if peer in self._places:
-                link.flush()
-                pending.append(getattr(self._real, kind)(tensors, self._places.index(peer), tag))
-            elif kind == "recv":
-                for tensor in tensors:
-                    tensor.zero_()
-            return Work(link, number, list(tensors), pending)
-
-    # as PyTorch 2.11 and 2.12 call them
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
+    def _chunks(self, tensor: Tensor) -> list[Tensor]:
+        flat = tensor.view(-1)
+        return list(flat.chunk(self._count)) if flat.numel() else [flat] * self._count
 
 
-def _apply(tensor: Tensor, others: Sequence[Tensor], virtual: int, rule: str, op: Any) -> None:
+def _combine(tensor: Tensor, others: Tensors, virtual: int, rule: str, op: Any) -> None:
     """Reduce ``tensor`` with ``others`` and with so many virtual ranks, which hold the same as ``tensor``, or
     zeros."""
     kind = getattr(op, "op", op)
-    kinds = dist.ReduceOp
     copies = 1 + (virtual if rule == "uniform" else 0)
-    zeros = virtual if rule == "zeros" else 0
-    if kind in (kinds.SUM, kinds.AVG, kinds.PREMUL_SUM):
+    if kind in (Op.SUM, Op.AVG, Op.PREMUL_SUM):
         if copies > 1:
             tensor.mul_(copies)
         for one in others:
             tensor.add_(one)
-        if kind == kinds.AVG:
+        if kind == Op.AVG:
             tensor.div_(1 + len(others) + virtual)
-        elif kind == kinds.PREMUL_SUM:
+        elif kind == Op.PREMUL_SUM:
             tensor.mul_(op.__getstate__()[1])
-    elif kind in (kinds.MAX, kinds.MIN):
-        pick = torch.maximum if kind == kinds.MAX else torch.minimum
-        for one in (*others, *([torch.zeros_like(tensor)] if zeros else [])):
-            pick(tensor, one, out=tensor)
-    elif kind == kinds.PRODUCT:
-        tensor.pow_(copies)
-        for one in (*others, *([torch.zeros_like(tensor)] if zeros else [])):
-            tensor.mul_(one)
-    else:  # of bits: more of the same changes nothing but for BXOR
-        step = {kinds.BAND: "bitwise_and_", kinds.BOR: "bitwise_or_", kinds.BXOR: "bitwise_xor_"}[kind]
-        if kind == kinds.BXOR and copies % 2 == 0:
-            tensor.zero_()
-        for one in (*others, *([torch.zeros_like(tensor)] if zeros else [])):
-            getattr(tensor, step)(one)
+        return
+    names = {
+        Op.MAX: "maximum", Op.MIN: "minimum", Op.PRODUCT: "mul", Op.BAND: "bitwise_and", Op.BOR: "bitwise_or",
+        Op.BXOR: "bitwise_xor",
+    }  # fmt: skip
+    alike = [tensor.clone()] * (copies - 1) if kind in (Op.PRODUCT, Op.BXOR) else []
+    zeros = [torch.zeros_like(tensor)] if virtual and rule == "zeros" else []
+    for one in (*others, *alike, *zeros):
+        getattr(torch, names[kind])(tensor, one, out=tensor)
 
 
 def _fill(tensor: Tensor, content: Tensor | None) -> None:
     if content is None:
         tensor.zero_()
     elif content is not tensor:
-        tensor.copy_(content.view_as(tensor) if content.numel() == tensor.numel() else content)
-
-
-def _chunks(tensor: Tensor, count: int) -> list[Tensor]:
-    return list(tensor.view(-1).chunk(count)) if tensor.numel() else [tensor.view(-1)] * count
-
-
-def _split(tensor: Tensor, sizes: Sequence[int], count: int) -> list[Tensor]:
-    return list(tensor.split(list(sizes) or tensor.shape[0] // count))
+        tensor.copy_(content.view_as(tensor))
 
 
 def _bytes(tensor: Tensor) -> int:

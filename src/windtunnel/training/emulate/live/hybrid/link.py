@@ -1,8 +1,8 @@
 """What a live rank tells the coordinator, and its own clock.
 
 The clock goes while the program runs and stands while windtunnel does. On a CPU it counts the process's CPU
-seconds, so that what else runs on this machine makes no rank slower. On CUDA it counts seconds up to which the
-device was done with all before: a collective waits for the device.
+seconds, so that what else runs on this machine makes no rank slower. On CUDA it counts seconds up to which
+the device was done with all before: a collective waits for the device.
 
 What a call and a wait cost in virtual time does not change what the program does next. So nothing is asked
 and answered: calls and waits are noted down with the rank's own time, and sent at the end of a step. The

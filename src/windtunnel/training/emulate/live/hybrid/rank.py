@@ -44,8 +44,8 @@ FOLLOWED = 2
 
 @dataclass(frozen=True)
 class Request:
-    """What ``live.json`` holds. ``captured``: ranks that were, and said something. ``attach``: the step before
-    which the first live rank stops."""
+    """What ``live.json`` holds. ``captured``: ranks that were, and said something. ``attach``: the step
+    before which the first live rank stops."""
 
     script: str
     module: str
@@ -192,7 +192,7 @@ def _join(request: Request, rank: int, directory: Path, link: Link) -> None:
 
     mailbox = Mailbox(directory, rank, frozenset(request.captured) - {rank}, nobody)
     view = world.WorldView(rank, request.world_size, mailbox, lambda *note: None)
-    live = LiveWorld(rank, frozenset(request.live), request.rule, link, directory)
+    live = LiveWorld(frozenset(request.live), request.rule, link, directory)
     native = SimpleNamespace(wt_batch=lambda count: None)
     world.install(view, native, request.device, lambda place, size: Group(live, place, size), Group)
     objects.install(view)
