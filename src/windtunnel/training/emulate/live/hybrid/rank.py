@@ -8,11 +8,13 @@ runs free.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import pdb
 import pickle
 import runpy
+import signal
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -164,6 +166,8 @@ def main() -> None:
     end_with_parent()
     directory, rank = Path(sys.argv[1]), int(sys.argv[2])
     request = Request(**json.loads((directory / "live.json").read_text()))
+    stack = open(failure.stack_file(directory, rank), "w")  # noqa: SIM115 - lives as long as the process
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     connection = Connection(int(sys.argv[3]))
     on_host = request.device == "cpu"
