@@ -138,10 +138,10 @@ class Group(Base):  # type: ignore[misc]
         return self._gathered("all_gather", outputs, inputs, opts or below.AllgatherOptions())
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        return self.allgather([self._chunks(output)], [input], opts)
+        return self.allgather([self._chunks(output)], [input.view(-1)], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        return self.allgather([self._chunks(one) for one in outputs], inputs, opts)
+        return self.allgather([self._chunks(one) for one in outputs], [one.view(-1) for one in inputs], opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
         return self._gathered("gather", outputs, inputs, opts, int(opts.rootRank))
@@ -184,10 +184,12 @@ class Group(Base):  # type: ignore[misc]
         return self._call("reduce_scatter", "reduce_scatter", (outputs, inputs, opts), flat, outputs, data)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Work:
-        return self.reduce_scatter([output], [self._chunks(input)], opts)
+        return self.reduce_scatter([output.view(-1)], [self._chunks(input)], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Work:
-        return self.reduce_scatter(outputs, [self._chunks(one) for one in inputs], opts)
+        return self.reduce_scatter(
+            [one.view(-1) for one in outputs], [self._chunks(one) for one in inputs], opts
+        )
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         def data() -> None:

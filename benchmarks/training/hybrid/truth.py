@@ -1,0 +1,187 @@
+"""Live ranks beside virtual ones, against worlds in which all ranks are real.
+
+*Time.* A world of four or eight real ranks does not fit two cores, and other work on the machine makes wall
+times useless. So in the reference *all* ranks are live: each runs the whole job, over gloo, with true data,
+and its CPU seconds are its clock. Both sides price collectives alike: what is held against each other is how
+virtual ranks compute and wait in place of real ones. The spread of the reference is half of what lies between
+the quartiles of its steps. *Wall* is the plain job under torchrun, which also judges the price of
+collectives, and needs two idle cores. *Memory* and *parameters* are exact or missed.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.harness.rows import Row
+from benchmarks.training.emulate.jobs import BenchJob, capture_one, example, launch, run_for_real
+from benchmarks.training.emulate.truth import WARM_UP, calibrated
+from windtunnel.cluster.load import load_cluster
+from windtunnel.training.emulate.emulation import EmulationResult, Options, simulate
+from windtunnel.training.emulate.hybrid import HybridFacts, run_live
+from windtunnel.training.emulate.live.session import Script
+
+STEPS = 16
+WITHIN = 0.02
+OVERHEAD = 0.01
+BUSY = 1.0
+"""Load beside the job, in cores, from which on wall times are not judged."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A small job of the example: how it is parallel, and in which worlds."""
+
+    name: str
+    words: str
+    worlds: tuple[int, ...]
+
+    def emulated(self, world: int) -> EmulationResult:
+        words = f"--size debug --ac none --dtype fp32 --seq 128 --steps {STEPS} {self.words}".split()
+        return simulate(Script(example(), tuple(words)), load_cluster(f"cpu:1x{world}"), Options(live="0"))
+
+
+LAYOUTS = (
+    Layout("DDP", "--batch 4 --parallel ddp", (2, 4, 8)),
+    Layout("FSDP2", "--batch 4 --parallel fsdp", (2, 4, 8)),
+    Layout("TP2", "--batch 4 --parallel fsdp --tp 2", (2, 4)),
+    Layout("PP2", "--batch 8 --parallel fsdp --pp 2", (2, 4)),
+)
+
+
+def live(result: EmulationResult, ranks: Sequence[int]) -> HybridFacts:
+    with tempfile.TemporaryDirectory() as folder:
+        return run_live(result, ranks, Path(folder, "live"))
+
+
+def step_seconds(facts: HybridFacts) -> tuple[float, float]:
+    """Of the steps of rank 0 that the others had part in: the median, and the spread over it."""
+    first, median, third = statistics.quantiles([one.seconds for one in facts.ranks[0].steps if one.hybrid])
+    return median, (third - first) / 2 / median
+
+
+def time_rows(quick: bool) -> Iterator[Row]:
+    """An iteration of one or two live ranks of a world against the world with all ranks live."""
+    beyond, overheads = [], []
+    for layout in LAYOUTS:
+        for world in layout.worlds[: 1 if quick else None]:
+            result = layout.emulated(world)
+            real, spread = step_seconds(live(result, range(world)))
+            hybrids = {}
+            for count in (1, 2) if world == 4 else (1,):
+                facts = live(result, range(count))
+                hybrids[count] = step_seconds(facts)[0]
+                if count == 1:
+                    steps = [step for step in facts.ranks[0].steps if step.hybrid]
+                    spent = statistics.median(step.backend_s for step in steps)
+                    own = statistics.median(step.own_s for step in steps)
+                    overheads.append((f"{layout.name}, world {world}", spent, spent / (spent + own)))
+            for count, seconds in hybrids.items():
+                error = abs(seconds - real) / real
+                beyond.append(max(0.0, error - spread))
+                yield Row(
+                    "time", f"iteration, {layout.name}, {count} live of {world}", "s", real, seconds,
+                    source="median step of rank 0, all ranks live",
+                    note=f"the real world's own spread {spread:.1%}; emulated alone"
+                    f" {result.timing.iteration_time_s * 1e3:.1f} ms",
+                )  # fmt: skip
+    mean = statistics.mean(beyond)
+    yield Row(
+        "time", "error beyond the real world's spread, mean", "", emulated=mean, target=f"<= {WITHIN:.0%}",
+        met=mean <= WITHIN, note=f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+    )  # fmt: skip
+    for name, spent, share in overheads:
+        yield Row(
+            "time", f"backend's CPU time of a live rank's step, {name}", "", measured=share,
+            target=f"<= {OVERHEAD:.0%}", met=share <= OVERHEAD,
+            note=f"{spent * 1e3:.2f} ms a step, supplying the data included",
+        )  # fmt: skip
+
+
+def wall_rows(quick: bool) -> Iterator[Row]:
+    """One live rank of two against the job under torchrun by the wall clock, with measured operators and
+    collectives."""
+    for parallel in ("ddp", "fsdp"):
+        job = BenchJob(parallel, 2)
+        result = simulate(
+            Script(example(), tuple(job.arguments(STEPS))), load_cluster("cpu:1x2"), Options(live="0")
+        )
+        busy = os.getloadavg()[0]
+        before = statistics.median(run_for_real(job, "time", STEPS)[0][WARM_UP:])
+        profile = calibrated(job, capture_one(job), 2.0 if quick else 6.0)
+        seconds, _ = step_seconds(live(replace(result, profile=profile), [0]))
+        after = statistics.median(run_for_real(job, "time", STEPS)[0][WARM_UP:])
+        real = (before + after) / 2
+        error, spread = abs(seconds - real) / real, abs(after - before) / real
+        judged = busy < BUSY
+        yield Row(
+            "wall", f"iteration, {job.name}, 1 live", "s", real, seconds,
+            target=f"<= {WITHIN:.0%} beyond the spread" if judged else "",
+            met=error - spread <= WITHIN if judged else None,
+            note=f"spread {spread:.1%}; load {busy:.1f} before it began"
+            + ("" if judged else ": the cores were not idle, so this is no judgement"),
+        )  # fmt: skip
+
+
+def memory_rows(quick: bool) -> Iterator[Row]:
+    """Peak bytes of a live rank's tensors against those of the ranks of a real world."""
+    for parallel in ("ddp", "fsdp"):
+        for world in (2,) if quick else (2, 4):
+            job = BenchJob(parallel, world, seq=64, batch=2)
+            script = Script(example(), tuple(job.arguments(5)))
+            facts = live(simulate(script, load_cluster(f"cpu:1x{world}"), Options(live="0")), [0])
+            settled = [int(peak) for rank in run_for_real(job, "memory", 5) for peak in rank[1:]]
+            measured, times = Counter(settled).most_common(1)[0]
+            peak = facts.ranks[0].peak_tensor_bytes
+            yield Row(
+                "memory", f"peak tensor bytes, {job.name}, 1 live", "bytes", measured, peak, target="equal",
+                source=f"storages of all real ranks: so in {times} of {len(settled)} steps",
+                met=measured == peak,
+            )  # fmt: skip
+
+
+def parameters_rows(quick: bool) -> Iterator[Row]:
+    """Parameters after ten steps with the uniform rule against a real run in which all hold the same."""
+    for kind in ("ddp", "fsdp"):
+        for world in (2,) if quick else (2, 4):
+            with tempfile.TemporaryDirectory() as folder:
+                ours, theirs = Path(folder, "live"), Path(folder, "real")
+                script = Script(Path(__file__).with_name("alike.py"), (kind, str(ours)))
+                live(simulate(script, load_cluster(f"cpu:1x{world}"), Options(live="0")), [0])
+                launch(world, "alike", kind, str(theirs), "real", package=__package__)
+                same = ours.read_text() == theirs.read_text()
+            yield Row(
+                "parameters", f"{kind}, 1 live of {world}: bytes that differ", "", measured=0.0,
+                emulated=0.0 if same else 1.0, target="bit-identical", met=same,
+                source="SHA-256 of rank 0's parameters after 10 steps of AdamW",
+            )  # fmt: skip
+
+
+def scale_rows(quick: bool) -> Iterator[Row]:
+    """One live rank beside 8,191 virtual ones."""
+    if quick:
+        return
+    words = "--size debug --parallel ddp --seq 128 --batch 4 --steps 10"
+    began = time.monotonic(), time.process_time()
+    result = simulate(Script(example(), tuple(words.split())), load_cluster("cpu:1024x8"), Options(live="17"))
+    captured = time.monotonic()
+    facts = live(result, [17])
+    note = (
+        f"emulation {captured - began[0]:.0f} s of these, {facts.simulated} virtual ranks simulated for all"
+    )
+    yield Row(
+        "scale",
+        "rank 17 of 8,192, DDP: command to report",
+        "s",
+        measured=time.monotonic() - began[0],
+        note=note,
+    )
+    yield Row("scale", "... CPU time of this process", "s", measured=time.process_time() - began[1])
+    step = facts.ranks[0]
+    yield Row("scale", "... iteration", "s", emulated=step.iteration_time_s)
