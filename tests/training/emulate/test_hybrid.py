@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -145,13 +146,52 @@ def test_two_live_ranks_hold_the_same_parameters(ddp: EmulationResult, tmp_path:
     assert facts.virtual_ranks == 2
 
 
+def test_a_slow_virtual_rank_is_waited_for(ddp: EmulationResult, tmp_path: Path) -> None:
+    slow = replace(ddp, options=replace(ddp.options, slow=("rank=2:5",)))
+    (rank,) = run_live(slow, [0], tmp_path / "live").ranks
+    joined = [step for step in rank.steps if step.hybrid]
+    assert statistics.median(step.waited_s / step.own_s for step in joined) > 2
+
+
+PIPELINE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+layer = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for step in range(6):
+    if rank == 0:
+        out = layer(torch.ones(16, 64))
+        dist.send(out.detach(), 1)
+        gradient = torch.empty(16, 64)
+        dist.recv(gradient, 1)
+        out.backward(gradient)
+    else:
+        given = torch.empty(16, 64)
+        dist.recv(given, 0)
+        given.requires_grad_()
+        layer(given).square().mean().backward()
+        dist.send(given.grad, 0)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_stage_of_a_pipeline_meets_a_virtual_one(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.py").write_text(PIPELINE)
+    result = simulate(Script(tmp_path / "pipeline.py"), load_cluster("cpu:2x1"), Options(live="1"))
+    (one,) = run_live(result, [1], tmp_path / "live").ranks
+    assert [step.calls for step in one.steps] == [2] * 6
+    assert all(step.waited_s > 0 for step in one.steps if step.hybrid)
+
+
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("raises", r"job.py:\d+ in <module>: ValueError: no such row \(as live rank 0\)"),
-        ("exits", r"the script called exit\(3\) \(as live rank 0\)"),
+        ("raises", r"job.py:\d+ in <module>: ValueError: no such row \(as live rank \d\)"),
+        ("exits", r"the script called exit\(3\) \(as live rank \d\)"),
         ("dies", r"live rank \d was killed by signal 9"),
-        ("leaves", "live rank 0 left the job in its step 6: it ended without all_reduce of 28224 bytes"),
+        ("leaves", r"live rank \d left the job in its step 6: it ended without all_reduce of 28224 bytes"),
     ],
 )
 def test_a_live_rank_that_fails_ends_the_run_with_its_own_error(

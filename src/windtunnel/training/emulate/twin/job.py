@@ -335,6 +335,6 @@ def slowness(slow: Sequence[Slow], cluster: Cluster, world_size: int) -> Slownes
             continue
         ranks = np.arange(world_size) == one.rank if one.host is None else host_of == one.host
         compute[ranks] *= one.factor
-        if one.host is not None:
+        if one.host is not None or cluster.host.device.kind == "cpu":  # whose operators the host runs
             host[ranks] *= one.factor
     return Slowness(compute, host, link)

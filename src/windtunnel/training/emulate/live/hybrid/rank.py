@@ -151,7 +151,7 @@ class Steps:
             torch.cuda.reset_peak_memory_stats()
         self.link.tell("step", *figures, peak)
         if self.ended + 1 == self.attach:
-            pdb.Pdb().set_trace(_own_frame(sys._getframe()))
+            pdb.Pdb(skip=["windtunnel.*", "torch.*", "contextlib"]).set_trace(_own_frame(sys._getframe()))
 
 
 def _own_frame(frame: FrameType) -> FrameType:
