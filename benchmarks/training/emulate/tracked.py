@@ -29,29 +29,7 @@ import torch.utils.checkpoint
 import torch.utils.data
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from windtunnel.training.emulate.live.host import StorageMode, Storages
-
-
-class Held:
-    """Bytes held by all storages now, and the most since the last step ended."""
-
-    def __init__(self) -> None:
-        self.now = self.peak = 0
-        self.sizes: list[int] = []
-
-    def alloc(self, size: int) -> int:
-        self.sizes.append(size)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        return len(self.sizes) - 1
-
-    def free(self, number: int) -> None:
-        self.now -= self.sizes[number]
-
-    def take_peak(self) -> int:
-        """The peak of the step that ends here; the next one begins with what is held."""
-        peak, self.peak = self.peak, self.now
-        return peak
+from windtunnel.training.emulate.live.host import Held
 
 
 def main() -> None:
@@ -59,7 +37,7 @@ def main() -> None:
     mode, folder, script, *arguments = sys.argv[1:]
     figures: list[float | tuple[float, int, int]] = []
     first: list[Any] = []  # with several optimisers the first one that steps marks the step, as in a capture
-    held = Held()
+    held = Held() if mode == "memory" else None
     begin = perf_counter()
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -71,7 +49,7 @@ def main() -> None:
         if mode == "cuda":
             torch.cuda.synchronize()
         now = perf_counter()
-        if mode == "memory":
+        if held is not None:
             figures.append(float(held.take_peak()))
         elif mode == "time":
             figures.append(now - begin)
@@ -81,10 +59,6 @@ def main() -> None:
         begin = now
 
     register_optimizer_step_post_hook(stepped)
-    if mode == "memory":
-        storages = Storages(held.alloc, held.free)
-        storages.watch()
-        StorageMode(storages).__enter__()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from benchmarks.harness.rows import runner
 
-SECTIONS = {name: f"truth.{name}_rows" for name in ("parameters", "memory", "time", "scale", "wall")}
+SECTIONS = {name: f"truth.{name}_rows" for name in ("parameters", "memory", "time", "scale")}
 
 run = runner(__name__, SECTIONS)

@@ -5,8 +5,7 @@ times useless. So in the reference *all* ranks are live: each runs the whole job
 and its CPU seconds are its clock. Both sides price collectives alike: what is held against each other is how
 virtual ranks compute and wait in place of real ones. Both run at the same time, since CPU seconds, too, are
 longer on a busy machine. The spread of the reference is half of what lies between
-the quartiles of its steps. *Wall* is the plain job under torchrun, which also judges the price of
-collectives, and needs two idle cores. *Memory* and *parameters* are exact or missed.
+the quartiles of its steps. *Memory* and *parameters* are exact or missed.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness.rows import Row
-from benchmarks.training.emulate.jobs import BenchJob, capture_one, example, launch, run_for_real
-from benchmarks.training.emulate.truth import WARM_UP, calibrated
+from benchmarks.training.emulate.jobs import BenchJob, example, launch, run_for_real
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import EmulationResult, Options, simulate
 from windtunnel.training.emulate.hybrid import HybridFacts, run_live
@@ -32,8 +30,6 @@ from windtunnel.training.emulate.live.session import Script
 STEPS = 13
 WITHIN = 0.02
 OVERHEAD = 0.01
-BUSY = 1.0
-"""Load beside the job, in cores, from which on wall times are not judged."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +80,12 @@ def time_rows(quick: bool) -> Iterator[Row]:
                 result, [range(world), [0], *([[0, 1]] if world == 4 else [])]
             )
             real, spread = step_seconds(everybody)
-            hybrids = {1: step_seconds(first)[0], **{2: step_seconds(facts)[0] for facts in second}}
+            hybrids = [step_seconds(facts)[0] for facts in (first, *second)]
             steps = [step for step in first.ranks[0].steps if step.hybrid]
             spent = statistics.median(step.backend_s for step in steps)
             own = statistics.median(step.own_s for step in steps)
             overheads.append((f"{layout.name}, world {world}", spent, spent / (spent + own)))
-            for count, seconds in hybrids.items():
+            for count, seconds in enumerate(hybrids, 1):
                 error = abs(seconds - real) / real
                 beyond.append(max(0.0, error - spread))
                 yield Row(
@@ -108,31 +104,6 @@ def time_rows(quick: bool) -> Iterator[Row]:
             "time", f"backend's CPU time of a live rank's step, {name}", "", measured=share,
             target=f"<= {OVERHEAD:.0%}", met=share <= OVERHEAD,
             note=f"{spent * 1e3:.2f} ms a step, supplying the data included",
-        )  # fmt: skip
-
-
-def wall_rows(quick: bool) -> Iterator[Row]:
-    """One live rank of two against the job under torchrun by the wall clock, with measured operators and
-    collectives."""
-    for parallel in ("ddp", "fsdp"):
-        job = BenchJob(parallel, 2)
-        result = simulate(
-            Script(example(), tuple(job.arguments(STEPS))), load_cluster("cpu:1x2"), Options(live="0")
-        )
-        busy = os.getloadavg()[0]
-        before = statistics.median(run_for_real(job, "time", STEPS)[0][WARM_UP:])
-        profile = calibrated(job, capture_one(job), 2.0 if quick else 6.0)
-        seconds, _ = step_seconds(live(replace(result, profile=profile), [0]))
-        after = statistics.median(run_for_real(job, "time", STEPS)[0][WARM_UP:])
-        real = (before + after) / 2
-        error, spread = abs(seconds - real) / real, abs(after - before) / real
-        judged = busy < BUSY
-        yield Row(
-            "wall", f"iteration, {job.name}, 1 live", "s", real, seconds,
-            target=f"<= {WITHIN:.0%} beyond the spread" if judged else "",
-            met=error - spread <= WITHIN if judged else None,
-            note=f"spread {spread:.1%}; load {busy:.1f} before it began"
-            + ("" if judged else ": the cores were not idle, so this is no judgement"),
         )  # fmt: skip
 
 

@@ -123,6 +123,33 @@ class StorageMode(TorchDispatchMode):
             self.storages.measure(tensor.untyped_storage())
 
 
+class Held:
+    """Bytes held by all storages now, and the most since the last `take_peak`; from its making on, in this
+    thread. ``mode`` sees the operators, and is left where that is to end."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self.sizes: list[int] = []
+        storages = Storages(self._alloc, self._free)
+        storages.watch()
+        self.mode = StorageMode(storages)
+        self.mode.__enter__()
+
+    def _alloc(self, size: int) -> int:
+        self.sizes.append(size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        return len(self.sizes) - 1
+
+    def _free(self, number: int) -> None:
+        self.now -= self.sizes[number]
+
+    def take_peak(self) -> int:
+        """The peak of the step that ends here; the next one begins with what is held."""
+        peak, self.peak = self.peak, self.now
+        return peak
+
+
 class OperatorMode(StorageMode):
     """Writes operators and storages to the native event list."""
 

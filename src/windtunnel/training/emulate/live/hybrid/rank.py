@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from windtunnel.linux.system import end_with_parent
 from windtunnel.training.emulate.live import failure, machine, objects, steps, world
-from windtunnel.training.emulate.live.host import StorageMode, Storages
+from windtunnel.training.emulate.live.host import Held
 from windtunnel.training.emulate.live.hybrid.group import Group, LiveWorld
 from windtunnel.training.emulate.live.hybrid.link import Clock, Link, cpu_seconds, cuda_seconds
 from windtunnel.training.emulate.live.mailbox import Mailbox, Want
@@ -62,35 +62,6 @@ class Request:
     attach: int
 
 
-class Memory:
-    """Bytes of all CPU storages: now, and the most since the first step ended. PyTorch counts those of a GPU
-    itself."""
-
-    def __init__(self) -> None:
-        self.now = self.peak = 0
-        self.sizes: list[int] = []
-        self.storages = Storages(self._alloc, self._free)
-        self.storages.watch()
-        self.mode = StorageMode(self.storages)
-        self.mode.__enter__()
-        self.ended = False
-
-    def _alloc(self, size: int) -> int:
-        self.sizes.append(size)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        return len(self.sizes) - 1
-
-    def _free(self, number: int) -> None:
-        self.now -= self.sizes[number]
-
-    def end(self) -> None:
-        """Follow no more, as soon as no mode of the program lies upon this one."""
-        if not self.ended and _get_current_dispatch_mode() is self.mode:
-            self.mode.__exit__(None, None, None)
-            self.ended = True
-
-
 Figures = tuple[float, float, int, float | None]
 """The rank's own time, windtunnel's CPU seconds, and calls: since the start. And the loss."""
 
@@ -98,7 +69,7 @@ Figures = tuple[float, float, int, float | None]
 class Steps:
     """Tells the coordinator of each step that ends: the clock, and what was found in it."""
 
-    def __init__(self, link: Link, memory: Memory | None, attach: int) -> None:
+    def __init__(self, link: Link, memory: Held | None, attach: int) -> None:
         self.link, self.memory, self.attach = link, memory, attach
         self.calls: steps.Calls[Figures] = steps.Calls()
         self.ended = 0
@@ -137,7 +108,7 @@ class Steps:
     def _figures(self) -> Figures:
         clock = self.link.clock
         if self.memory is not None and not self.ended and self.calls.last is None:
-            self.memory.peak = self.memory.now  # the first step's own is no steady one
+            self.memory.take_peak()  # the first step's own is no steady one
         return clock.own, clock.spent, self.link.calls, self.loss
 
     def _end(self, figures: Figures) -> None:
@@ -145,7 +116,8 @@ class Steps:
         peak = 0
         if self.memory is not None and self.ended >= FOLLOWED:
             peak = self.memory.peak
-            self.memory.end()
+            if _get_current_dispatch_mode() is self.memory.mode:  # else one of the program's lies upon it
+                self.memory.mode.__exit__(None, None, None)
         elif self.memory is None:
             peak = torch.cuda.max_memory_allocated()
             torch.cuda.reset_peak_memory_stats()
@@ -175,7 +147,7 @@ def main() -> None:
     link = Link(connection, clock)
     _join(request, rank, directory, link)
     attach = request.attach if rank == request.live[0] else 0
-    observed = Steps(link, Memory() if on_host else None, attach)
+    observed = Steps(link, Held() if on_host else None, attach)
     observed.install()
     code = _run(request, rank, directory)
     with clock:
