@@ -4,8 +4,8 @@
 times useless. So in the reference *all* ranks are live: each runs the whole job, over gloo, with true data,
 and its CPU seconds are its clock. Both sides price collectives alike: what is held against each other is how
 virtual ranks compute and wait in place of real ones. Both run at the same time, since CPU seconds, too, are
-longer on a busy machine. The spread of the reference is half of what lies between
-the quartiles of its steps. *Memory* and *parameters* are exact or missed.
+longer on a busy machine. The spread of the reference is half of what lies between the quartiles of its steps.
+*Memory* and *parameters* are exact or missed.
 """
 
 from __future__ import annotations

@@ -103,6 +103,21 @@ def test_the_pace_of_virtual_ranks_is_that_of_live_ones() -> None:
     assert seconds(to) == pytest.approx([3.0 + REDUCE])
 
 
+def test_between_calls_virtual_ranks_of_the_same_class_take_what_the_live_one_takes_there() -> None:
+    to = coordinator()
+    one = to.ranks[0]
+    one.expected = Expected([SUM], ["all_reduce"], [COPIES - 1], 2.0, [0.5])
+    to.places = {COPIES - 1: (0, 0)}
+    rank = Rank(to)
+    for _ in range(ALONE):
+        rank.reduce(1.0)
+        rank.own += 0.5  # after the call
+        rank.end_step()
+    assert one.medians == pytest.approx([1.0, 1.5])
+    assert to._between(COPIES - 1, COPIES - 1, 1) == pytest.approx(1.5 / 2.0)
+    assert to._between(-1, COPIES - 1, 0) == to.pace == pytest.approx(0.75)
+
+
 def test_a_slower_device_takes_longer_by_its_factor() -> None:
     to = coordinator(factors={0: 2.0})
     rank = Rank(to)

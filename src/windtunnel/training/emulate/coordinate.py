@@ -24,6 +24,9 @@ ALONE = 3
 """Steps before the replay joins in: the first has set-up in it, memory is counted up to the second, and the
 third tells the pace."""
 
+UNITS = 16
+"""Of the last ones the median is taken."""
+
 
 @dataclass(frozen=True)
 class LiveStep:
@@ -67,6 +70,9 @@ class LiveRank:
     steps: list[LiveStep] = field(default_factory=list)
     peak_bytes: int = 0
     last: tuple[float, ...] = (0.0,) * 4
+    at: list[float] = field(default_factory=list)  # own seconds at each call since the last unit
+    units: list[list[float]] = field(default_factory=list)  # the same of whole units, and of their ends
+    medians: list[float] = field(default_factory=list)  # of these
 
     @property
     def unit(self) -> int:
@@ -87,11 +93,27 @@ class Coordinator:
         self.free = Free(frozenset(graph))
         self.joins_after = next(step for step in range(ALONE, ALONE + period) if (step - first) % period == 0)
         self.paces: list[float] = []
+        self.places = {
+            join: (rank, place)
+            for rank, one in reversed(graph.items())
+            for place, join in enumerate(one.joins)
+            if join in one.alike
+        }
 
     @property
     def pace(self) -> float:
         """Measured over modelled seconds of what live ranks do themselves; 1 before it is known."""
         return statistics.median(self.paces) if self.paces else 1.0
+
+    def _between(self, source: int, join: int, back: int) -> float:
+        """The pace between two joins, the one so many units before the other."""
+        (rank, i), (other, k) = self.places.get(source, (-1, 0)), self.places.get(join, (-2, 0))
+        if rank != other or not self.ranks[rank].medians:
+            return self.pace
+        measured, modelled = self.ranks[rank].medians, self.ranks[rank].expected
+        took = measured[k] - measured[i] + back * measured[-1]
+        said = modelled.at_s[k] - modelled.at_s[i] + back * modelled.own_s
+        return took / said if said > 0 and took >= 0 else self.pace
 
     def take(self, rank: int, notes: Sequence[Sequence[Any]]) -> None:
         """Notes of ``rank``, in order.
@@ -165,6 +187,7 @@ class Coordinator:
 
     def _called(self, one: LiveRank, call: Call) -> None:
         number, one.calls = one.calls, one.calls + 1
+        one.at.append(one.own)
         calls = one.expected.calls
         if one.joined >= 0 and not one.astray:
             place = one.position % len(calls) if calls else 0
@@ -172,7 +195,7 @@ class Coordinator:
                 unit, join = one.unit, one.expected.joins[place]
                 one.position += 1
                 one.meets[number] = True, (unit, join), call
-                self.virtual.arrive(unit, join, one.now, self.pace)
+                self.virtual.arrive(unit, join, one.now, self._between)
                 return
             wanted = f"{one.expected.words[place]} (call {place + 1} of {len(calls)})" if calls else "no call"
             one.astray = f"it called {call}, and the replayed graph has {wanted}"
@@ -195,9 +218,19 @@ class Coordinator:
         if number >= ALONE and number % self.period == 0 and one.expected.own_s > 0:
             took = sum(step.own_s for step in one.steps[-self.period :])
             self.paces.append(took / one.expected.own_s)
+        if (number - self.joins_after) % self.period == 0:
+            self._timed(one, own, number)
         if number == self.joins_after:
             one.joined = number
             self.virtual.begin(one.now)
+
+    def _timed(self, one: LiveRank, own: float, number: int) -> None:
+        """A unit has ended: when its calls came in it, as the median of all such units."""
+        began = sum(step.own_s for step in one.steps[: -self.period])
+        if number >= ALONE and len(one.at) == len(one.expected.at_s) > 0:
+            one.units.append([at - began for at in (*one.at, own)])
+            one.medians = [statistics.median(column) for column in zip(*one.units[-UNITS:], strict=True)]
+        one.at.clear()
 
     def _held_against(self, one: LiveRank, number: int) -> None:
         """At the end of a step: it has called all that the graph has of it."""

@@ -124,24 +124,25 @@ class StorageMode(TorchDispatchMode):
 
 
 class Held:
-    """Bytes held by all storages now, and the most since the last `take_peak`; from its making on, in this
-    thread. ``mode`` sees the operators, and is left where that is to end."""
+    """Bytes held by all storages now, and the most since the last `take_peak`."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0
         self.sizes: list[int] = []
-        storages = Storages(self._alloc, self._free)
-        storages.watch()
-        self.mode = StorageMode(storages)
-        self.mode.__enter__()
 
-    def _alloc(self, size: int) -> int:
+    def follow(self) -> StorageMode:
+        """Count this thread's storages from now on, until the mode that it gives is left."""
+        storages = Storages(self.alloc, self.free)
+        storages.watch()
+        return StorageMode(storages).__enter__()
+
+    def alloc(self, size: int) -> int:
         self.sizes.append(size)
         self.now += size
         self.peak = max(self.peak, self.now)
         return len(self.sizes) - 1
 
-    def _free(self, number: int) -> None:
+    def free(self, number: int) -> None:
         self.now -= self.sizes[number]
 
     def take_peak(self) -> int:

@@ -6,8 +6,9 @@ live ones have said that they came; it ends for all at one time. So who is late 
 side, and through them whoever meets these later.
 
 The replay joins in at a step, when each live rank has come there (`Virtual.begin`). What virtual ranks
-compute is scaled by one number, the *pace*: what the live ranks took for themselves over what the model says
-that they take. So an error of the cost model that is common to all ranks does not count.
+compute is scaled by the *pace*: what the live ranks took for themselves over what the model says that they
+take, between the same two calls where a live rank of their class has both, else in the whole step. So an
+error of the cost model that is common to all ranks does not count.
 
 A live rank's calls are those of the graph, in its order, step after step. What it calls before the replay
 joins in, and what follows the last whole step, is met by virtual ranks at once.
@@ -15,7 +16,7 @@ joins in, and what follows the last whole step, is met by virtual ranks at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from windtunnel.training.emulate.policy.groups import COLLECTIVE, at, call_words
 from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.job import WorldJob
 
+Pace = Callable[[int, int, int], float]
 KEPT = 4
 """Units behind the slowest live rank that are remembered."""
 
@@ -51,12 +53,15 @@ class Call:
 @dataclass(frozen=True)
 class Expected:
     """The calls of a live rank in one unit (the steps that repeat): what each is, in words with its place in
-    the program, and its join. ``own_s``: what the model says that the rank takes for itself."""
+    the program, and its join. ``own_s``: what the model says that the rank takes for itself; ``at_s``: of
+    that, up to each call. ``alike``: joins whose other members are virtual ranks of its class."""
 
     calls: list[Call]
     words: list[str]
     joins: list[int]
     own_s: float
+    at_s: list[float] = field(default_factory=list)
+    alike: frozenset[int] = frozenset()
 
 
 def expected(world: StitchedWorld, job: WorldJob, rank: int, on_host: bool) -> Expected:
@@ -82,7 +87,11 @@ def expected(world: StitchedWorld, job: WorldJob, rank: int, on_host: bool) -> E
     if not on_host:
         busy = np.bincount(queue, weights=duration, minlength=1)
         own = max(float(issue.sum()), float(busy.max(initial=0.0)))
-    return Expected(found, words, job.replay.rank_join[first : first + count].tolist(), float(own))
+    joins = job.replay.rank_join[first : first + count].tolist()
+    at_s = np.cumsum(issue + duration)[program.program.join[nodes] >= 0].tolist() if on_host else []
+    ptr, owners, _ = job.members
+    alike = [j for j in joins if {job.class_of(c) for c in owners[ptr[j] : ptr[j + 1]].tolist()} == {row}]
+    return Expected(found, words, joins, float(own), at_s, frozenset(alike))
 
 
 def without(job: ReplayJob, ranks: Sequence[int]) -> ReplayJob:
@@ -99,10 +108,10 @@ def without(job: ReplayJob, ranks: Sequence[int]) -> ReplayJob:
 
 @dataclass
 class _Unit:
-    """One round of the steps that repeat. ``lacking[mark]``: what it still waits for; ``end``: when it ends,
-    None before that is known."""
+    """One round of the steps that repeat. ``delays[mark]``: of what it waits for, at the pace of this unit;
+    ``lacking[mark]``: how much of that is not known; ``end``: when it ends, None before that is known."""
 
-    pace: float
+    delays: list[list[float]]
     lacking: list[int]
     ready: list[float]
     end: list[float | None]
@@ -131,10 +140,10 @@ class Virtual:
         self.seconds = [
             float(job.replay.join_duration[mark.join]) if mark.join >= 0 else 0.0 for mark in marks
         ]
-        self.after: list[list[tuple[int, int, float]]] = [[] for _ in marks]
+        self.after: list[list[tuple[int, int, int]]] = [[] for _ in marks]
         for number, mark in enumerate(marks):
-            for source, back, delay in mark.after:
-                self.after[source].append((number, back, delay))
+            for term, (source, back, _) in enumerate(mark.after):
+                self.after[source].append((number, back, term))
         self.units: dict[int, _Unit] = {}
         self.started = 0.0
 
@@ -142,8 +151,9 @@ class Virtual:
         """Nobody begins the first unit before this time."""
         self.started = max(self.started, seconds)
 
-    def arrive(self, unit: int, join: int, seconds: float, pace: float) -> None:
-        """A live rank has come to a join. ``pace``: of virtual ranks in units that begin now."""
+    def arrive(self, unit: int, join: int, seconds: float, pace: Pace) -> None:
+        """A live rank has come to a join. ``pace``: of virtual ranks in units that begin now, between two
+        joins, the one so many units before the other."""
         while unit not in self.units:
             self._add(pace)
         mark = self.place[join]
@@ -164,13 +174,17 @@ class Virtual:
         for old in [number for number in self.units if number < unit - KEPT]:
             del self.units[old]
 
-    def _add(self, pace: float) -> None:
+    def _add(self, pace: Pace) -> None:
         number = max(self.units, default=-1) + 1
         count = len(self.marks)
-        unit = self.units[number] = _Unit(pace, [0] * count, [self.started] * count, [None] * count)
+        delays = [
+            [delay * pace(self.marks[source].join, mark.join, back) for source, back, delay in mark.after]
+            for mark in self.marks
+        ]
+        unit = self.units[number] = _Unit(delays, [0] * count, [self.started] * count, [None] * count)
         for place, mark in enumerate(self.marks):
             lacking = self.members.get(mark.join, 0)
-            for source, back, delay in mark.after:
+            for (source, back, _), delay in zip(mark.after, delays[place], strict=True):
                 if back > number:
                     ended: float | None = self.started
                 else:
@@ -178,7 +192,7 @@ class Virtual:
                 if ended is None:
                     lacking += 1
                 else:
-                    unit.ready[place] = max(unit.ready[place], ended + delay * pace)
+                    unit.ready[place] = max(unit.ready[place], ended + delay)
             unit.lacking[place] = lacking
             if not lacking:
                 unit.end[place] = unit.ready[place] + self.seconds[place]
@@ -189,11 +203,11 @@ class Virtual:
             number, place = ended.pop()
             unit = self.units[number]
             end = unit.end[place] = unit.ready[place] + self.seconds[place]
-            for other, back, delay in self.after[place]:
+            for other, back, term in self.after[place]:
                 later = self.units.get(number + back)
                 if later is None:
                     continue
-                later.ready[other] = max(later.ready[other], end + delay * later.pace)
+                later.ready[other] = max(later.ready[other], end + later.delays[other][term])
                 later.lacking[other] -= 1
                 if later.lacking[other] == 0:
                     ended.append((number + back, other))

@@ -71,6 +71,7 @@ class Steps:
 
     def __init__(self, link: Link, memory: Held | None, attach: int) -> None:
         self.link, self.memory, self.attach = link, memory, attach
+        self.mode = memory.follow() if memory is not None else None
         self.calls: steps.Calls[Figures] = steps.Calls()
         self.ended = 0
         self.loss: float | None = None
@@ -116,8 +117,9 @@ class Steps:
         peak = 0
         if self.memory is not None and self.ended >= FOLLOWED:
             peak = self.memory.peak
-            if _get_current_dispatch_mode() is self.memory.mode:  # else one of the program's lies upon it
-                self.memory.mode.__exit__(None, None, None)
+            # else one of the program's modes lies upon it
+            if self.mode is not None and _get_current_dispatch_mode() is self.mode:
+                self.mode.__exit__(None, None, None)
         elif self.memory is None:
             peak = torch.cuda.max_memory_allocated()
             torch.cuda.reset_peak_memory_stats()
