@@ -113,7 +113,7 @@ def test_between_calls_virtual_ranks_of_the_same_class_take_what_the_live_one_ta
         rank.reduce(1.0)
         rank.own += 0.5  # after the call
         rank.end_step()
-    assert one.medians == pytest.approx([1.0, 1.5])
+    assert one.units == [pytest.approx([1.0, 1.5])]
     assert to._between(COPIES - 1, COPIES - 1, 1) == pytest.approx(1.5 / 2.0)
     assert to._between(-1, COPIES - 1, 0) == to.pace == pytest.approx(0.75)
 

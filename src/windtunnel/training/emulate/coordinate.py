@@ -25,7 +25,7 @@ ALONE = 3
 third tells the pace."""
 
 UNITS = 16
-"""Of the last ones the median is taken."""
+"""That are remembered of a live rank, for virtual ranks to take."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,6 @@ class LiveRank:
     last: tuple[float, ...] = (0.0,) * 4
     at: list[float] = field(default_factory=list)  # own seconds at each call since the last unit
     units: list[list[float]] = field(default_factory=list)  # the same of whole units, and of their ends
-    medians: list[float] = field(default_factory=list)  # of these
 
     @property
     def unit(self) -> int:
@@ -106,13 +105,15 @@ class Coordinator:
         return statistics.median(self.paces) if self.paces else 1.0
 
     def _between(self, source: int, join: int, back: int) -> float:
-        """The pace between two joins, the one so many units before the other."""
+        """The pace between two joins, the one so many units before the other: that of the slowest virtual
+        rank, where each has one of the live rank's last units. So they vary as that does."""
         (rank, i), (other, k) = self.places.get(source, (-1, 0)), self.places.get(join, (-2, 0))
-        if rank != other or not self.ranks[rank].medians:
+        if rank != other or not self.ranks[rank].units:
             return self.pace
-        measured, modelled = self.ranks[rank].medians, self.ranks[rank].expected
-        took = measured[k] - measured[i] + back * measured[-1]
-        said = modelled.at_s[k] - modelled.at_s[i] + back * modelled.own_s
+        model = self.ranks[rank].expected
+        said = model.at_s[k] - model.at_s[i] + back * model.own_s
+        virtual = len(model.calls[k].ranks) - 1
+        took = max(unit[k] - unit[i] + back * unit[-1] for unit in self.ranks[rank].units[-virtual:])
         return took / said if said > 0 and took >= 0 else self.pace
 
     def take(self, rank: int, notes: Sequence[Sequence[Any]]) -> None:
@@ -225,11 +226,10 @@ class Coordinator:
             self.virtual.begin(one.now)
 
     def _timed(self, one: LiveRank, own: float, number: int) -> None:
-        """A unit has ended: when its calls came in it, as the median of all such units."""
+        """A unit has ended: remember when its calls came in it."""
         began = sum(step.own_s for step in one.steps[: -self.period])
         if number >= ALONE and len(one.at) == len(one.expected.at_s) > 0:
-            one.units.append([at - began for at in (*one.at, own)])
-            one.medians = [statistics.median(column) for column in zip(*one.units[-UNITS:], strict=True)]
+            one.units = [*one.units[1 - UNITS :], [at - began for at in (*one.at, own)]]
         one.at.clear()
 
     def _held_against(self, one: LiveRank, number: int) -> None:

@@ -7,8 +7,8 @@ side, and through them whoever meets these later.
 
 The replay joins in at a step, when each live rank has come there (`Virtual.begin`). What virtual ranks
 compute is scaled by the *pace*: what the live ranks took for themselves over what the model says that they
-take, between the same two calls where a live rank of their class has both, else in the whole step. So an
-error of the cost model that is common to all ranks does not count.
+take: in the whole step, or between two calls that a live rank of their class makes too. So an error of the
+cost model that is common to all ranks does not count.
 
 A live rank's calls are those of the graph, in its order, step after step. What it calls before the replay
 joins in, and what follows the last whole step, is met by virtual ranks at once.
