@@ -230,6 +230,9 @@ def emulate(
     aggregation: str = "none",
     neighbours: int = 0,
     confidential: str = "none",
+    live: Sequence[int] | str = "",
+    data: str = "uniform",
+    attach: int | None = None,
     report: bool = True,
     fail_on: Sequence[str] | str = (),
     baseline: Run | str | None = None,
@@ -247,7 +250,9 @@ def emulate(
     ``steps`` to run at most for a sequence that repeats,
     device memory in ``reserve`` that no tensor can have (bytes), a measured ``profile``, switches that add by
     a policy of ``aggregation`` beside so many ``neighbours``, what protects all that leaves a GPU
-    (``confidential``: ``hix``, ``graviton`` or ``h100-cc``), and whether to write the ``report``.
+    (``confidential``: ``hix``, ``graviton`` or ``h100-cc``), ranks that run ``live`` beside the others, the
+    rule of their ``data`` and the step to ``attach`` a debugger before (docs/hybrid.md), and whether to write
+    the ``report``.
     ``options`` has several of these in one object, `Options`; what is given beside it is taken instead.
     ``fail_on`` is what is to be an error, as in ``("oom", "hang", "slower:10%")``; ``baseline`` the run, its
     id, or the file of a summary than which it must not be slower, by default the last such run in the store.
@@ -272,6 +277,8 @@ def emulate(
         "ranks": ranks, "slow": slow, "jitter": jitter, "seed": seed, "alloc_conf": alloc_conf,
         "tokens": tokens, "jobs": jobs, "timeout": timeout, "steps": steps, "profile": profile,
         "aggregation": aggregation, "neighbours": neighbours, "confidential": confidential,
+        "data": data, "attach": attach,
+        "live": live if isinstance(live, str) else ",".join(map(str, live)),
         "reserve": DEFAULT.reserve if reserve is None else reserve,
     }  # fmt: skip
     beside = {name: value for name, value in given.items() if value != getattr(DEFAULT, name)}

@@ -64,14 +64,14 @@ def example(name: str = "train_llama.py") -> Path:
     return path
 
 
-def launch(world: int, module: str, *arguments: str) -> None:
-    """Run ``module`` of this package as ``world`` processes under torchrun, one thread each.
+def launch(world: int, module: str, *arguments: str, package: str = PACKAGE) -> None:
+    """Run ``module`` of a ``package`` as ``world`` processes under torchrun, one thread each.
 
     Raises `ScriptError` with the output when it fails or takes longer than `TIMEOUT` seconds.
     """
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world),
-        "-m", f"{PACKAGE}.{module}", *arguments,
+        "-m", f"{package}.{module}", *arguments,
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     try:

@@ -29,29 +29,7 @@ import torch.utils.checkpoint
 import torch.utils.data
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from windtunnel.training.emulate.live.host import StorageMode, Storages
-
-
-class Held:
-    """Bytes held by all storages now, and the most since the last step ended."""
-
-    def __init__(self) -> None:
-        self.now = self.peak = 0
-        self.sizes: list[int] = []
-
-    def alloc(self, size: int) -> int:
-        self.sizes.append(size)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        return len(self.sizes) - 1
-
-    def free(self, number: int) -> None:
-        self.now -= self.sizes[number]
-
-    def take_peak(self) -> int:
-        """The peak of the step that ends here; the next one begins with what is held."""
-        peak, self.peak = self.peak, self.now
-        return peak
+from windtunnel.training.emulate.live.host import Held
 
 
 def main() -> None:
@@ -82,9 +60,7 @@ def main() -> None:
 
     register_optimizer_step_post_hook(stepped)
     if mode == "memory":
-        storages = Storages(held.alloc, held.free)
-        storages.watch()
-        StorageMode(storages).__enter__()
+        held.follow()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))

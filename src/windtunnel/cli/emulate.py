@@ -59,6 +59,13 @@ def emulate(
     confidential: Annotated[
         str, typer.Option(help="What protects all that leaves a GPU: none, hix, graviton or h100-cc.")
     ] = "none",
+    live: Annotated[str, typer.Option(help="Ranks that run for real beside the others, as --ranks.")] = "",
+    data: Annotated[
+        str, typer.Option(help="What virtual ranks give live ones: uniform (the same data), or zeros.")
+    ] = "uniform",
+    attach: Annotated[
+        int | None, typer.Option(min=3, help="Stop the first live rank in pdb before this step.")
+    ] = None,
     report: Annotated[bool, typer.Option(help="Write report.html, the timeline and the graph.")] = True,
     fail_on: Annotated[
         list[str] | None, typer.Option(help="End with status 3 on: oom, hang, slower:10%.")
@@ -95,8 +102,9 @@ def emulate(
                 jitter=jitter, seed=seed, alloc_conf=alloc_conf, max_split_size=max_split_size, tokens=tokens,
                 timeline=timeline, jobs=jobs, timeout=timeout, steps=steps,
                 reserve=None if reserve is None else reserve * 2**20, profile=profile,
-                aggregation=aggregation, neighbours=neighbours, confidential=confidential, report=report,
-                fail_on=fail_on or (), baseline=baseline, progress=progress,
+                aggregation=aggregation, neighbours=neighbours, confidential=confidential, live=live,
+                data=data, attach=attach, report=report, fail_on=fail_on or (), baseline=baseline,
+                progress=progress,
             )  # fmt: skip
     except VerdictError as error:
         if error.run is None:

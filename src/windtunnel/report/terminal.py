@@ -45,10 +45,13 @@ def print_summary(summary: Summary, console: Console, report: Path | None = None
         ("The steps that repeat", _period(summary)),
         (f"Where the iteration goes{_whose(summary)}", _path(summary, width)),
         ("Device memory (peaks)", _memory(summary)),
+        ("Live ranks (virtual time; memory of their tensors, measured)", _live(summary)),
     ):
         if body.row_count:
             _title(console, title)
             show(body)
+    for note in (summary.get("live") or {}).get("notes", ()):
+        show(Text(f"! {note}", "yellow"))
     lacking = [one for one in summary.get("ranks") or () if one.get("oom")]
     for one in lacking[:_CLASSES] if len(lacking) > 1 else ():
         show(Text(f"✗ ranks {one['name']}: {text.out_of_memory(one['oom'])}", "red"))
@@ -156,4 +159,18 @@ def _memory(summary: Summary) -> Table:
         )
     if len(classes) > len(shown):
         table.add_row(Text(f"{len(classes) - len(shown)} more, with more headroom", "dim"))
+    return table
+
+
+def _live(summary: Summary) -> Table:
+    """The live ranks' mean step with the replay in it."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("rank", "step", "itself", "waits", "calls", "peak", "loss"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in (summary.get("live") or {}).get("ranks", ()):
+        times = [one[name] for name in ("iteration_time_s", "own_s", "waited_s")]
+        loss = "" if one["loss"] is None else f"{one['loss']:.4f}"
+        told = ["" if time is None else units.seconds(time) for time in times]
+        row = [str(one["rank"]), *told, str(one["calls_per_step"])]
+        table.add_row(*row, units.size(one["peak_tensor_bytes"]), loss)
     return table

@@ -75,6 +75,8 @@ class Options:
     ``reserve``: bytes of device memory that no tensor can have. ``jobs``: ranks captured at once.
     ``aggregation``: the policy by which switches add all_reduces, beside as many ``neighbours``.
     ``confidential``: the scheme of `windtunnel.trust.gpu` that protects what leaves a GPU.
+    ``live``: ranks that run for real beside the others (``0,17``, or numbers), to which virtual ranks give
+    ``data`` by the rule ``uniform`` or ``zeros``; ``attach``: the step before which the first of them stops.
     """
 
     ranks: str = "auto"
@@ -91,8 +93,13 @@ class Options:
     neighbours: int = 0
     steps: int | None = None
     confidential: str = "none"
+    live: str | Sequence[int] = ""
+    data: str = "uniform"
+    attach: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.live, str):
+            object.__setattr__(self, "live", ",".join(map(str, self.live)))
         given = (self.slow,) if isinstance(self.slow, str | Slow) else self.slow
         object.__setattr__(self, "slow", tuple(str(one) for one in given))
 
@@ -252,7 +259,8 @@ def capture(
             Note(f"rank {rank} could not be checked and is assumed to do what its class does: {why}")
             for rank, why in sorted(session.refused.items())
         ]
-        return replace(classes, notes=[*classes.notes, *refused])
+        said = session.said() if options.live else {}
+        return replace(classes, notes=[*classes.notes, *refused], said=said)
 
 
 def costs_of(

@@ -24,6 +24,7 @@ from windtunnel.training.emulate.emulation import (
     simulate,
 )
 from windtunnel.training.emulate.graph import Alternative
+from windtunnel.training.emulate.hybrid import check_live, run_live
 from windtunnel.training.emulate.live.module import Module
 from windtunnel.training.emulate.live.session import Function, Program, Script
 from windtunnel.training.emulate.operators import write_operators
@@ -96,6 +97,9 @@ def emulate(
         inputs["confidential"] = options.confidential
     if options.steps is not None:
         inputs["steps"] = options.steps
+    live = check_live(options, cluster)
+    if live:
+        inputs |= {"live": options.live, "data": options.data}
     fail_on = fail_on or FailOn()
     store = Store.open()
     compared = fail_on.baseline(baseline, inputs, store)
@@ -103,8 +107,12 @@ def emulate(
     log = EventLog(run.directory / NAME)
     with run.failing(), closing(log):
         result = simulate(program, cluster, options, progress, log, take, fabrics(cluster, options))
+        hybrid = None
+        if live:
+            progress(f"run {len(live)} live", 0.0)
+            hybrid = run_live(result, live, run.directory / "live")
         progress("write the report", 0.0)
-        summary = summarise(result, run.id, run.directory)
+        summary = replace(summarise(result, run.id, run.directory), live=hybrid)
         summary = replace(summary, verdict=fail_on.judge(summary, compared))
         content = summary.to_json()
         write_operators(run.directory, result)

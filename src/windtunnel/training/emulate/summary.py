@@ -21,6 +21,7 @@ from windtunnel.base.units import size
 from windtunnel.cluster.draw import topology_text
 from windtunnel.training.emulate.emulation import EmulationResult, added_to_copy, utilisation
 from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, Slice, sentences
+from windtunnel.training.emulate.hybrid import HybridFacts
 from windtunnel.training.emulate.operators import joules
 from windtunnel.training.emulate.twin.costs.collectives import (
     collective_cost,
@@ -272,12 +273,14 @@ class Summary:
     period: PeriodFacts | None = None
     joules_per_iteration: float | None = None
     confidential: ConfidentialFacts | None = None
+    live: HybridFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of docs/summary.md: sets of ranks are text there, ``0-503,510``."""
         content: dict[str, Any] = to_plain(self)
-        if self.confidential is None:  # a field of those who asked for it
-            del content["confidential"]
+        for name in ("confidential", "live"):  # fields of those who asked for them
+            if content[name] is None:
+                del content[name]
         for name in RANKS:
             content[name] = ranges.write(getattr(self, name))
         for row, one in zip(content["ranks"], self.ranks, strict=True):

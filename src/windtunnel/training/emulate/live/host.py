@@ -123,6 +123,34 @@ class StorageMode(TorchDispatchMode):
             self.storages.measure(tensor.untyped_storage())
 
 
+class Held:
+    """Bytes held by all storages now, and the most since the last `take_peak`."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self.sizes: list[int] = []
+
+    def follow(self) -> StorageMode:
+        """Count this thread's storages from now on, until the mode that it gives is left."""
+        storages = Storages(self.alloc, self.free)
+        storages.watch()
+        return StorageMode(storages).__enter__()
+
+    def alloc(self, size: int) -> int:
+        self.sizes.append(size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        return len(self.sizes) - 1
+
+    def free(self, number: int) -> None:
+        self.now -= self.sizes[number]
+
+    def take_peak(self) -> int:
+        """The peak of the step that ends here; the next one begins with what is held."""
+        peak, self.peak = self.peak, self.now
+        return peak
+
+
 class OperatorMode(StorageMode):
     """Writes operators and storages to the native event list."""
 

@@ -8,6 +8,7 @@ import json
 import marshal
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from windtunnel.training.emulate.live.progress import kill_tree
 
 WORKER_LOG = "worker.txt"
 FUNCTION = "function.pkl"
+MESSAGE = re.compile(r"-?\d+-[0-9a-f]{16}-\d+")
+"""The name of a message's file, see `mailbox.path_of`."""
 LOG_LINES = 120
 """Of a failed script's output that are shown."""
 STEPS = {"gpu": 32, "cpu": 5}
@@ -106,6 +109,18 @@ def _code(code: CodeType) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
 
 
 Program = Script | Module | Function
+
+
+def what(program: Program) -> dict[str, Any]:
+    """A program as a process is told of it."""
+    told: dict[str, Any]
+    if isinstance(program, Script):
+        told = {"script": str(program.path), "arguments": list(program.arguments)}
+    elif isinstance(program, Module):
+        told = {"module": program.module, "arguments": list(program.arguments)}
+    else:
+        told = {"arguments": [program.name], "paths": [path for path in sys.path if path]}
+    return {"script": "", "module": "", "paths": []} | told
 
 
 class Session:
@@ -199,6 +214,12 @@ class Session:
                 self.heard.clear()  # they were run as far as the first one, and not as far as these
         return slices
 
+    def said(self) -> dict[str, bytes]:
+        """What the captured ranks said to others, as files of their mailbox."""
+        return {
+            path.name: path.read_bytes() for path in self.directory.iterdir() if MESSAGE.fullmatch(path.name)
+        }
+
     def _taken(self, ranks: Sequence[int]) -> list[Slice]:
         self._run([rank for rank in ranks if rank not in self.heard], outline=False)
         self.heard.difference_update(ranks)
@@ -232,7 +253,7 @@ class Session:
         self.requests += 1
         request = {
             "number": self.requests,
-            **self._what(), "ranks": list(ranks),
+            **what(self.program), "ranks": list(ranks),
             "world_size": self.cluster.world_size, "devices_per_host": self.cluster.devices_per_host,
             "directory": str(directory),
             "steps": self.steps, "least": self.least if self.settled is None else 0, "marked": self.marked,
@@ -285,17 +306,6 @@ class Session:
         found: Slice = pickle.loads(path.read_bytes())
         path.unlink()
         return found
-
-    def _what(self) -> dict[str, Any]:
-        """What the worker is to run."""
-        what: dict[str, Any]
-        if isinstance(self.program, Script):
-            what = {"script": str(self.program.path), "arguments": list(self.program.arguments)}
-        elif isinstance(self.program, Module):
-            what = {"module": self.program.module, "arguments": list(self.program.arguments)}
-        else:
-            what = {"arguments": [self.program.name], "paths": [path for path in sys.path if path]}
-        return {"script": "", "module": "", "paths": []} | what
 
     def _worker_died(self) -> Exception:
         assert self._worker is not None and self._scratch is not None

@@ -16,6 +16,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,9 +45,18 @@ class WorldView:
         self.groups.append(Group(name or f"group{len(self.groups)}", ranks, label))
 
 
-def install(world: WorldView, native: ctypes.CDLL, device_type: str) -> None:
-    """Pretend the world. Call once, after the surface is there and before the script runs."""
-    _pretend_backends()
+def fake_group(rank: int, size: int) -> Any:
+    """A process group whose calls do nothing."""
+    return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())  # type: ignore[call-arg]
+
+
+def install(
+    world: WorldView, native: ctypes.CDLL | SimpleNamespace, device_type: str,
+    create: Callable[[int, int], Any] = fake_group, made: type = FakeProcessGroup,
+) -> None:  # fmt: skip
+    """Pretend the world. Call once, after the surface is there and before the script runs. ``create``: makes
+    a process group, of the type ``made``, for a place in it and its size."""
+    _pretend_backends(create, made)
     _start_without_peers(world, device_type)
     _list_groups(world)
     _batch_messages(native)
@@ -66,7 +76,7 @@ def replace(function: Callable[..., Any]) -> None:
 
 class _AnyFake(type):
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, FakeProcessGroup)
+        return isinstance(instance, cls.made)  # type: ignore[attr-defined]
 
 
 class _Options:
@@ -82,16 +92,19 @@ class _Backend(metaclass=_AnyFake):
     """Stands for ``ProcessGroupNCCL`` and ``ProcessGroupGloo``."""
 
     Options = _Options
+    create: Callable[[int, int], Any]
+    made: type
 
     def __new__(cls, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
-        return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())  # type: ignore[call-arg]
+        return cls.create(rank, size)
 
 
-def _pretend_backends() -> None:
+def _pretend_backends(create: Callable[[int, int], Any], made: type) -> None:
+    own = {"create": staticmethod(create), "made": made}
     for module in (dist, c10d):
         m: Any = module
         for name in ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupGloo"):
-            setattr(m, name, type(name, (_Backend,), {}))
+            setattr(m, name, type(name, (_Backend,), own))
         m.is_nccl_available = lambda: True
         m.is_gloo_available = lambda: True
     flags: Any = c10d
@@ -165,7 +178,7 @@ def _list_groups(world: WorldView) -> None:
     replace(split_group)
 
 
-def _batch_messages(native: ctypes.CDLL) -> None:
+def _batch_messages(native: ctypes.CDLL | SimpleNamespace) -> None:
     def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
         c10d._check_p2p_op_list(p2p_op_list)
         native.wt_batch(1)

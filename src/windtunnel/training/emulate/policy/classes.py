@@ -62,7 +62,8 @@ class Classes:
     """A partition of the world. ``rank_class[rank]`` is the row in ``classes``.
 
     ``assumed``: ranks for which no captured rank stands by right, but only the nearest; ``notes`` says so.
-    ``checked``: ranks that were run for their outlines only, which are those of their classes.
+    ``checked``: ranks that were run for their outlines only, which are those of their classes. ``said``: what
+    the captured ranks said to others, by the name of a message, where live ranks are to hear it.
     """
 
     world_size: int
@@ -73,6 +74,7 @@ class Classes:
     assumed: Longs
     notes: list[Note] = field(default_factory=list)
     checked: tuple[int, ...] = ()
+    said: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def captured(self) -> list[int]:

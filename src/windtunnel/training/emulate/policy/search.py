@@ -145,8 +145,8 @@ def name_of(ranks: str) -> str:
     return ranks if ranks in ("auto", "all") else "chosen"
 
 
-def parse_ranks(text: str, world_size: int) -> list[int]:
-    """The ranks that ``ranks`` names: ``"all"``, or numbers and ranges as in ``"0,17,120-127"``.
+def parse_ranks(text: str, world_size: int, option: str = "ranks") -> list[int]:
+    """The ranks that an option names: ``"all"``, or numbers and ranges as in ``"0,17,120-127"``.
 
     Raises `UserError` for anything else, and for a rank outside the world.
     """
@@ -157,12 +157,13 @@ def parse_ranks(text: str, world_size: int) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise UserError(
-                f"`ranks`: {part.strip()!r} is not a rank; accepted are auto, all, or 0,17,120-127"
+                f"`{option}`: {part.strip()!r} is not a rank; accepted are"
+                f"{' auto,' if option == 'ranks' else ''} all, or 0,17,120-127"
             )
         low, high = int(first), int(last or first)
         if high >= world_size or low > high:
             raise UserError(
-                f"`ranks`: {part.strip()!r} lies outside the world of ranks 0 to {world_size - 1}"
+                f"`{option}`: {part.strip()!r} lies outside the world of ranks 0 to {world_size - 1}"
             )
         found.update(range(low, high + 1))
     return sorted(found)

@@ -83,12 +83,13 @@ class WorldJob:
 def build(
     world: StitchedWorld, cluster: Cluster, programs: list[StepProgram],
     collective_seconds: CollectiveSeconds, slow: Slowness, *, jitter: float = 0.0, seed: int = 0,
-    every_rank: bool = False,
+    every_rank: bool = False, apart: Sequence[int] = (),
 ) -> WorldJob:  # fmt: skip
     """Make the job of ``world`` on ``cluster``.
 
     ``collective_seconds(row, group)``: seconds of a collective of ``group``; of a message, ``group`` is the
-    pair (sender, receiver). ``every_rank``: simulate each rank by itself, colours or not.
+    pair (sender, receiver). ``every_rank``: simulate each rank by itself, colours or not. ``apart``: ranks
+    that are like no other.
     """
     classes = world.classes
     channels = sorted({channel for calls in world.calls for channel in calls.channels})
@@ -100,7 +101,9 @@ def build(
     else:
         keys = [classes.rank_class.astype(np.int64), *(crossing.key for crossing in crossings.values())]
         keys += [np.unique(factors, return_inverse=True)[1] for factors in (slow.compute, slow.host)]
-        colours = _colours(world, keys, shared, sends)
+        alone = np.zeros(world.size, np.int64)
+        alone[list(apart)] = np.arange(1, len(apart) + 1)
+        colours = _colours(world, [*keys, alone], shared, sends)
     _, leader, colours = np.unique(colours, return_index=True, return_inverse=True)
     joins = _Joins(world, colours, leader, crossings, collective_seconds, programs[0].copies)
     for c in range(len(leader)):
@@ -332,6 +335,6 @@ def slowness(slow: Sequence[Slow], cluster: Cluster, world_size: int) -> Slownes
             continue
         ranks = np.arange(world_size) == one.rank if one.host is None else host_of == one.host
         compute[ranks] *= one.factor
-        if one.host is not None:
+        if one.host is not None or cluster.host.device.kind == "cpu":  # whose operators the host runs
             host[ranks] *= one.factor
     return Slowness(compute, host, link)

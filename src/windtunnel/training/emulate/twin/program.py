@@ -99,7 +99,7 @@ def step_program(
         on_host: the device is a CPU, whose operators run on the host thread.
         copies: how often the step is repeated.
         spare_cores: with ``on_host``, whether the threads that move messages have cores of their own. Where
-            they have not, a message takes its time from the operators, however asynchronous it is.
+            they have not, a collective takes its time from the operators, however asynchronous it is.
     """
     begin, end = slice_.steady
     events = slice_.events[begin:end]
@@ -112,7 +112,9 @@ def step_program(
         host_stream = _host_streams(slice_, on_host)[events["ref"][is_call]]
         where[is_call] = np.where(host_stream >= 0, host_stream, stream[is_call])
         if on_host and not spare_cores:
-            where[is_call] = HOST
+            # Ranks that both send before they receive would wait for ever: messages stay asynchronous.
+            message = np.array([row.kind in ("send", "recv") for row in slice_.collectives])
+            where[is_call] = np.where(message[events["ref"][is_call]], where[is_call], HOST)
 
     event = np.flatnonzero(is_op | is_call | is_sync)
     node_stream = where[event]

@@ -1,0 +1,209 @@
+"""A live rank: ``python -m windtunnel.training.emulate.live.hybrid.rank DIRECTORY RANK DESCRIPTOR``.
+
+It runs the program as it is, with real tensors, and tells the coordinator at the other end of the descriptor
+what it calls, when a step has ended and how it ended itself. What else is to be known lies in
+``DIRECTORY/live.json``. The storages of the first two steps are followed, which takes time; then the rank
+runs free.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pdb
+import pickle
+import runpy
+import signal
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.autograd.graph
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
+import torch.utils.checkpoint
+import torch.utils.data
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from windtunnel.linux.system import end_with_parent
+from windtunnel.training.emulate.live import failure, machine, objects, steps, world
+from windtunnel.training.emulate.live.host import Held
+from windtunnel.training.emulate.live.hybrid.group import Group, LiveWorld
+from windtunnel.training.emulate.live.hybrid.link import Clock, Link, cpu_seconds, cuda_seconds
+from windtunnel.training.emulate.live.mailbox import Mailbox, Want
+from windtunnel.training.emulate.live.session import FUNCTION
+
+FOLLOWED = 2
+"""Steps in which tensor memory is counted."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``live.json`` holds. ``captured``: ranks that were, and said something. ``attach``: the step
+    before which the first live rank stops."""
+
+    script: str
+    module: str
+    arguments: list[str]
+    paths: list[str]
+    world_size: int
+    devices_per_host: int
+    live: list[int]
+    captured: list[int]
+    rule: str
+    device: str
+    attach: int
+
+
+Figures = tuple[float, float, int, float | None]
+"""The rank's own time, windtunnel's CPU seconds, and calls: since the start. And the loss."""
+
+
+class Steps:
+    """Tells the coordinator of each step that ends: the clock, and what was found in it."""
+
+    def __init__(self, link: Link, memory: Held | None, attach: int) -> None:
+        self.link, self.memory, self.attach = link, memory, attach
+        self.mode = memory.follow() if memory is not None else None
+        self.calls: steps.Calls[Figures] = steps.Calls()
+        self.ended = 0
+        self.loss: float | None = None
+        self.marked = False
+
+    def install(self) -> None:
+        register_optimizer_step_post_hook(self._updated)
+        steps.on_mark.append(self._marked)
+        run = torch.autograd.graph._engine_run_backward
+
+        def run_and_settle(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            outermost = torch._C._current_autograd_node() is None
+            if outermost and len(tensors) == 1 and tensors[0].numel() == 1:
+                self.loss = tensors[0].item()
+            result = run(tensors, *args, **kwargs)
+            if outermost:
+                self.link.settle()
+            return result
+
+        for module in (torch.autograd.graph, torch.autograd):
+            module._engine_run_backward = run_and_settle  # type: ignore[attr-defined]
+
+    def _marked(self) -> None:
+        self.marked = True
+        with self.link.clock:
+            self._end(self._figures())
+
+    def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        with self.link.clock:
+            updated = frozenset(id(p) for group in optimizer.param_groups for p in group["params"])
+            if not self.marked:
+                for figures in self.calls.add(updated or frozenset([id(optimizer)]), self._figures()):
+                    self._end(figures)
+
+    def _figures(self) -> Figures:
+        clock = self.link.clock
+        if self.memory is not None and not self.ended and self.calls.last is None:
+            self.memory.take_peak()  # the first step's own is no steady one
+        return clock.own, clock.spent, self.link.calls, self.loss
+
+    def _end(self, figures: Figures) -> None:
+        self.ended += 1
+        peak = 0
+        if self.memory is not None and self.ended >= FOLLOWED:
+            peak = self.memory.peak
+            # else one of the program's modes lies upon it
+            if self.mode is not None and _get_current_dispatch_mode() is self.mode:
+                self.mode.__exit__(None, None, None)
+        elif self.memory is None:
+            peak = torch.cuda.max_memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+        self.link.tell("step", *figures, peak)
+        if self.ended + 1 == self.attach:
+            pdb.Pdb(skip=["windtunnel.*", "torch.*", "contextlib"]).set_trace(_own_frame(sys._getframe()))
+
+
+def _own_frame(frame: FrameType) -> FrameType:
+    """The innermost frame of the user's program."""
+    one: FrameType | None = frame
+    while one is not None and not failure.is_own(one.f_code.co_filename):
+        one = one.f_back
+    return one or frame
+
+
+def main() -> None:
+    end_with_parent()
+    directory, rank = Path(sys.argv[1]), int(sys.argv[2])
+    request = Request(**json.loads((directory / "live.json").read_text()))
+    stack = open(failure.stack_file(directory, rank), "w")  # noqa: SIM115 - lives as long as the process
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    connection = Connection(int(sys.argv[3]))
+    on_host = request.device == "cpu"
+    clock = Clock(cpu_seconds if on_host else cuda_seconds)
+    link = Link(connection, clock)
+    _join(request, rank, directory, link)
+    attach = request.attach if rank == request.live[0] else 0
+    observed = Steps(link, Held() if on_host else None, attach)
+    observed.install()
+    code = _run(request, rank, directory)
+    with clock:
+        link.tell("end", code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's destructors can wait for each other
+
+
+def _join(request: Request, rank: int, directory: Path, link: Link) -> None:
+    """Make the world of which this is a rank."""
+    machine.launch(rank, request.world_size, request.devices_per_host)
+
+    def nobody(want: Want | None) -> None:
+        """What was not said in the capture is never said."""
+        if want is not None:
+            (directory / f"done-{want.sender}").touch()
+
+    mailbox = Mailbox(directory, rank, frozenset(request.captured) - {rank}, nobody)
+    view = world.WorldView(rank, request.world_size, mailbox, lambda *note: None)
+    live = LiveWorld(frozenset(request.live), request.rule, link, directory)
+    native = SimpleNamespace(wt_batch=lambda count: None)
+    world.install(view, native, request.device, lambda place, size: Group(live, place, size), Group)
+    objects.install(view)
+
+
+def _run(request: Request, rank: int, directory: Path) -> int:
+    """Run the program to its end. Returns an exit status."""
+    try:
+        if request.script:
+            script = Path(request.script).resolve()
+            sys.argv = [str(script), *request.arguments]
+            sys.path.insert(0, str(script.parent))
+            runpy.run_path(str(script), run_name="__main__")
+        elif request.module:
+            sys.argv = [request.module, *request.arguments]
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = request.arguments
+            sys.path.extend(path for path in request.paths if path not in sys.path)
+            call, arguments = pickle.loads((directory / FUNCTION).read_bytes())
+            call(*arguments)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
+        if code:
+            failure.tell(directory, rank, f"{failure.where(stop)}the script called exit({stop.code!r})")
+        return code
+    except BaseException as error:
+        failure.show(error)
+        failure.tell(directory, rank, failure.sentence(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()
