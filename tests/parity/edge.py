@@ -99,6 +99,6 @@ MUTANTS = [
     ),
     Mutant(
         "edge.federated", "edge/federated/live/exchange.py",
-        "part[:] = part + got if one.adds else got", "part[:] = got", live=True,
+        "part[:] = part + arrived if transfer.adds else arrived", "part[:] = arrived", live=True,
     ),
 ]  # fmt: skip

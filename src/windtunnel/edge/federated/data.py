@@ -74,8 +74,8 @@ def _digits() -> Samples:
         from sklearn.datasets import load_digits
     except ImportError:
         raise UserError("`data` digits needs scikit-learn (pip install 'windtunnel[edge]')") from None
-    found = load_digits()
-    return Samples(found.data / 16.0, found.target.astype(np.int64), 10)
+    digits = load_digits()
+    return Samples(digits.data / 16.0, digits.target.astype(np.int64), 10)
 
 
 def _read(name: str) -> Samples:

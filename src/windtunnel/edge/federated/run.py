@@ -62,8 +62,8 @@ def plan(
         own = replace(base, scheme=scheme)
         links = (devices, groups or best_groups(own, devices, model_bytes, server_link, device_link))
         count = {"fedavg": devices, "gossip": (devices + 1) // 2}.get(scheme, links[1])
-        found = cost(own, devices, count, model_bytes, server_link, device_link)
-        plans.append(Plan(scheme, count, found, bool(plans) and found.seconds < plans[0].cost.seconds))
+        price = cost(own, devices, count, model_bytes, server_link, device_link)
+        plans.append(Plan(scheme, count, price, bool(plans) and price.seconds < plans[0].cost.seconds))
     return plans
 
 

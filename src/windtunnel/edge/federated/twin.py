@@ -151,6 +151,6 @@ def _phases(group: Sequence[int], settings: Settings, size: float) -> Iterator[l
     elif members:
         chunks, steps = schedule("doubling" if gossip else settings.exchange, len(group))
         for step in steps:
-            yield [(group[one.sender], group[one.receiver], size / chunks) for one in step]
+            yield [(group[transfer.sender], group[transfer.receiver], size / chunks) for transfer in step]
     if not gossip:
         yield [(leader, SERVER, size)]

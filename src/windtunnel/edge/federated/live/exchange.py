@@ -84,11 +84,11 @@ class Mean:
 
 @dataclass
 class _Arriving:
-    """Bytes that come piece by piece. ``heard``: when the last came (monotonic)."""
+    """Bytes that come piece by piece. ``last``: when one came last (monotonic)."""
 
     data: bytearray
     have: int = 0
-    heard: float = field(default_factory=time.monotonic)
+    last: float = field(default_factory=time.monotonic)
 
     @property
     def whole(self) -> bool:
@@ -191,17 +191,20 @@ class Peer:
             for number, step in enumerate(steps):
                 sent = [
                     pool.submit(
-                        self._send, members[one.receiver], (epoch, number), parts[one.chunk].tobytes()
+                        self._send,
+                        members[transfer.receiver],
+                        (epoch, number),
+                        parts[transfer.chunk].tobytes(),
                     )
-                    for one in step
-                    if one.sender == own
+                    for transfer in step
+                    if transfer.sender == own
                 ]
-                for one in step:
-                    if one.receiver == own:
-                        part = parts[one.chunk]
-                        data = self._take((epoch, number, members[one.sender]), part.nbytes)
-                        got = np.frombuffer(data, part.dtype)
-                        part[:] = part + got if one.adds else got
+                for transfer in step:
+                    if transfer.receiver == own:
+                        part = parts[transfer.chunk]
+                        data = self._take((epoch, number, members[transfer.sender]), part.nbytes)
+                        arrived = np.frombuffer(data, part.dtype)
+                        part[:] = part + arrived if transfer.adds else arrived
                 for future in sent:
                     future.result()
         return vector
@@ -227,7 +230,7 @@ class Peer:
                 part = self._parts.get(key)
                 if part is not None and part.whole and len(part.data) == size:
                     return self._parts.pop(key).data
-                left = (part.heard if part else began) + self.group.stall - time.monotonic()
+                left = (part.last if part else began) + self.group.stall - time.monotonic()
                 if left <= 0:
                     raise _Unreached(key[2])
                 self._changed.wait(left)
@@ -289,7 +292,7 @@ class Peer:
             if header["at"] != part.have or part.have + len(piece) > len(part.data):
                 raise wire.WireError("a frame is not the next of its message")
             part.data[part.have : part.have + len(piece)] = piece
-            part.have, part.heard = part.have + len(piece), time.monotonic()
+            part.have, part.last = part.have + len(piece), time.monotonic()
             self._changed.notify_all()
 
     def _piece(self, count: int) -> int:

@@ -129,13 +129,13 @@ class FedP2P(Strategy):
                 message = own[by_name[name]]
                 content = RecordDict(dict(message.content.items()))
                 size = _without_arrays(content, keep=place == 0)
-                told = {
+                fields = {
                     "label": f"{server_round} {number} {message.metadata.message_type}", "members": members,
                     "exchange": self.settings.exchange, "model": size, "patience": self.patience,
                     "stall": self.stall,
                 }  # fmt: skip
                 content[KEY] = ConfigRecord(
-                    {"group": json.dumps(told), "place": place, "examples": self.examples}
+                    {"group": json.dumps(fields), "place": place, "examples": self.examples}
                 )
                 grouped.append(
                     Message(content, dst_node_id=by_name[name], message_type=message.metadata.message_type)
@@ -181,8 +181,8 @@ def peer_mod(message: Message, context: Context, call_next: Callable[[Message, C
         if ADDRESS not in known:
             raise UserError(f'--node-config: {ADDRESS} is missing; accepted is {ADDRESS}="HOST:PORT"')
         return Message(RecordDict({KEY: ConfigRecord(known)}), reply_to=message)
-    told, place = json.loads(own["group"]), own["place"]
-    group = Group(**{**told, "members": tuple((name, address) for name, address in told["members"])})
+    fields, place = json.loads(own["group"]), own["place"]
+    group = Group(**{**fields, "members": tuple((name, address) for name, address in fields["members"])})
     with Peer(group, place, _keys(config)) as peer:
         record = next(iter(message.content.array_records.items()), None)
         if place == 0:
@@ -247,8 +247,10 @@ def _without_arrays(content: RecordDict, *, keep: bool) -> int:
 
 def _packed(key: str, arrays: ArrayRecord) -> bytes:
     """A record as a line of JSON and the arrays' raw bytes, as Flower has serialised them."""
-    head = [[name, one.dtype, list(one.shape), one.stype, len(one.data)] for name, one in arrays.items()]
-    return b"".join([json.dumps([key, head]).encode(), b"\n", *(one.data for one in arrays.values())])
+    head = [
+        [name, array.dtype, list(array.shape), array.stype, len(array.data)] for name, array in arrays.items()
+    ]
+    return b"".join([json.dumps([key, head]).encode(), b"\n", *(array.data for array in arrays.values())])
 
 
 def _unpacked(data: bytes) -> tuple[str, ArrayRecord]:

@@ -90,12 +90,12 @@ def up(
         seconds, after = time.monotonic() - begun, net.carried()
         if app is None and not result.exists():
             raise ScriptError(f"federated: the app did not come to its end; see {folder / 'run.log'}")
-        told = json.loads(result.read_text()) if app is None else {"rounds": [], "events": []}
-        ends = [one["ended"] for one in told["rounds"]]
+        output = json.loads(result.read_text()) if app is None else {"rounds": [], "events": []}
+        ends = [entry["ended"] for entry in output["rounds"]]
         outcome = Result(
             run.id, devices, groups, rounds, seconds, after[0] - before[0], sum(after) - sum(before),
-            [two - one for one, two in pairwise(ends)], [one["accuracy"] for one in told["rounds"][1:]],
-            told["events"],
+            [later - earlier for earlier, later in pairwise(ends)],
+            [entry["accuracy"] for entry in output["rounds"][1:]], output["events"],
         )  # fmt: skip
         run.finish({"seconds": seconds, "server_bytes": outcome.server_bytes, "accuracy": outcome.accuracy})
     return outcome
@@ -129,7 +129,9 @@ class _Net:
         """Bytes of each link in both directions, the server's first."""
         names = ["server", *(f"device-{place}" for place in range(len(self.devices)))]
         folders = [Path(f"/sys/class/net/{self.bridge.port(name)}/statistics") for name in names]
-        return [sum(int((one / way).read_text()) for way in ("rx_bytes", "tx_bytes")) for one in folders]
+        return [
+            sum(int((folder / way).read_text()) for way in ("rx_bytes", "tx_bytes")) for folder in folders
+        ]
 
 
 @contextmanager
