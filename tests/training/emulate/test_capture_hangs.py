@@ -13,6 +13,7 @@ from capturing import SCRIPTS, session
 
 from support.waiting import gone, until
 from windtunnel.base.errors import HangError
+from windtunnel.linux.processes import command_line, state
 from windtunnel.training.emulate.live.progress import ASKED, Signs, Watch, Word, counted
 from windtunnel.training.emulate.live.session import Session
 
@@ -91,6 +92,8 @@ def test_late_looks_are_followed_by_more_before_it_is_a_hang(tmp_path: Path) -> 
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout is not None and child.stdout.readline()
+            # loading the program reads files, which is getting on
+            until(lambda: command_line(child.pid) == "sleep 1000" and state(child.pid) == "S")
             watch = Watch(child.pid, 0, tmp_path / "stack", Word(), 0.2, tmp_path / "loop")
             watch.looked = time.monotonic() - 10.0
             watch._start = watch.looked, watch._before

@@ -9,6 +9,7 @@ import marshal
 import os
 import pickle
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -37,6 +38,24 @@ STEPS = {"gpu": 32, "cpu": 5}
 not there computes nothing."""
 TEMPLATES = True
 """Micro-batches that are like others are not all run; False, to hold the one against the other."""
+
+
+def run_program(script: str, module: str, arguments: list[str], paths: list[str], directory: Path) -> None:
+    """Run the user's program in this process: a script, a module, or else the function that was pickled."""
+    if script:
+        path = Path(script).resolve()
+        sys.argv = [str(path), *arguments]
+        sys.path.insert(0, str(path.parent))
+        runpy.run_path(str(path), run_name="__main__")
+    elif module:
+        sys.argv = [module, *arguments]  # runpy puts the file's path in the first place
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.extend(place for place in paths if place not in sys.path)
+        call, values = pickle.loads((directory / FUNCTION).read_bytes())
+        call(*values)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ import json
 import math
 import os
 import pickle
-import runpy
 import select
 import shutil
 import signal
@@ -33,7 +32,7 @@ from windtunnel.base.importing import uncollected
 from windtunnel.linux.processes import descendants
 from windtunnel.training.emulate.graph import NoteKind, Slice
 from windtunnel.training.emulate.live import failure, native_library, progress
-from windtunnel.training.emulate.live.session import FUNCTION
+from windtunnel.training.emulate.live.session import run_program
 
 if TYPE_CHECKING:
     from windtunnel.training.emulate.live.mailbox import Want
@@ -374,20 +373,7 @@ def _run_program(request: Request, rank: int, observer: Any, ending: Any) -> int
     """Run the program to its steady step (which ends the process) or to its end. Returns an exit status."""
     directory = Path(request.directory)
     try:
-        if request.script:
-            script = Path(request.script).resolve()
-            sys.argv = [str(script), *request.arguments]
-            sys.path.insert(0, str(script.parent))
-            runpy.run_path(str(script), run_name="__main__")
-        elif request.module:
-            sys.argv = [request.module, *request.arguments]  # runpy puts the file's path in the first place
-            sys.path.insert(0, os.getcwd())
-            runpy.run_module(request.module, run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = request.arguments
-            sys.path.extend(path for path in request.paths if path not in sys.path)
-            call, arguments = pickle.loads((directory / FUNCTION).read_bytes())
-            call(*arguments)
+        run_program(request.script, request.module, request.arguments, request.paths, directory)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
         if code != 0:

@@ -12,8 +12,6 @@ import faulthandler
 import json
 import os
 import pdb
-import pickle
-import runpy
 import signal
 import sys
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ from windtunnel.training.emulate.live.host import Held
 from windtunnel.training.emulate.live.hybrid.group import Group, LiveWorld
 from windtunnel.training.emulate.live.hybrid.link import Clock, Link, cpu_seconds, cuda_seconds
 from windtunnel.training.emulate.live.mailbox import Mailbox, Want
-from windtunnel.training.emulate.live.session import FUNCTION
+from windtunnel.training.emulate.live.session import run_program
 
 FOLLOWED = 2
 """Steps in which tensor memory is counted."""
@@ -179,20 +177,7 @@ def _join(request: Request, rank: int, directory: Path, link: Link) -> None:
 def _run(request: Request, rank: int, directory: Path) -> int:
     """Run the program to its end. Returns an exit status."""
     try:
-        if request.script:
-            script = Path(request.script).resolve()
-            sys.argv = [str(script), *request.arguments]
-            sys.path.insert(0, str(script.parent))
-            runpy.run_path(str(script), run_name="__main__")
-        elif request.module:
-            sys.argv = [request.module, *request.arguments]
-            sys.path.insert(0, os.getcwd())
-            runpy.run_module(request.module, run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = request.arguments
-            sys.path.extend(path for path in request.paths if path not in sys.path)
-            call, arguments = pickle.loads((directory / FUNCTION).read_bytes())
-            call(*arguments)
+        run_program(request.script, request.module, request.arguments, request.paths, directory)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
         if code:
