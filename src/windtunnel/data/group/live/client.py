@@ -42,6 +42,8 @@ from windtunnel.store.eventlog import EventLog, LogFailed
 COMMAND = ("-m", "windtunnel.data.group.live.engine")
 MOST, LONG, ASKED = 32, 60.0, 64 * CHUNK
 """Members, as an execute map has bits; seconds for what is about a whole region; bytes hashed at once."""
+LAST_WORD = 0.5
+"""Seconds in which a member that fails says so: the one before it may notice sooner that it is lost."""
 
 
 class GroupHalted(HostError):
@@ -398,7 +400,9 @@ class Group:
             case Kind.BROKEN:
                 self._halt(GroupHalted(f"{name} fails: {frame.payload.decode()}", [name]))
             case Kind.LOST:
-                self._halt(GroupHalted(f"{name} lost the member behind it"))
+                # nothing is done any more; the lost one says itself why, if it still can
+                if not self._over.wait(LAST_WORD):
+                    self._halt(GroupHalted(f"{name} lost the member behind it"))
 
     def _halt(self, error: Exception) -> None:
         with self._lock:
