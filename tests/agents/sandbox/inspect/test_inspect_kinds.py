@@ -73,6 +73,7 @@ def test_without_images_processes_count_as_kept_with_the_files(cell: Cell) -> No
     inspector = compared(cell, fails, images=False)
     begun = "until read -r name </proc/$!/comm && [ $name = sleep ]; do :; done"
     cell.run(f"echo x > /dev/shm/f; sleep 1000 & SLEEPS=$!; {begun}")
+    cell.settled()
     effects = inspector.effects(cell.name)
     assert cell.child(effects, "sleep").started
     assert [doubt.part for doubt in effects.doubts] == [Part.FILES]
