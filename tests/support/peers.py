@@ -29,13 +29,13 @@ def group(names: Sequence[str], exchange: str = "ring", **more: Any) -> Group:
 
 def averaged(
     own: Group, vectors: Sequence[Vector], weights: Sequence[float], *,
-    before: Callable[[int, Peer], None] = lambda *_: None,
+    before: Callable[[int, Peer], None] = lambda *_: None, keys: Keys = KEYS,
 ) -> list[Mean | Exception]:  # fmt: skip
     """What each device of the group comes to; ``before(place, peer)`` is called when it has the model."""
 
     def device(place: int) -> Mean | Exception:
         try:
-            with Peer(own, place, KEYS) as peer:
+            with Peer(own, place, keys) as peer:
                 model = peer.model(vectors[0].tobytes() if place == 0 else None)
                 assert model == vectors[0].tobytes()
                 before(place, peer)

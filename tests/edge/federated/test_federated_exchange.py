@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.certificates import Authority
 from support.peers import KEYS, averaged, group
 from windtunnel.base import handshake, wire
 from windtunnel.base.keys import Keys
@@ -52,6 +54,19 @@ def test_who_is_lost_before_its_vector_is_left_out_and_named(exchange: str) -> N
         mean = means[place]
         assert isinstance(mean, Mean) and mean.lost == ("c",), mean
         np.testing.assert_allclose(mean.vector, expected, rtol=0, atol=1e-12)
+
+
+def test_with_certificates_all_is_encrypted(tmp_path: Path) -> None:
+    vectors, weights = drawn(4)
+    keys = Keys(KEYS.secret, Authority(tmp_path / "ours").issue("device").load())
+    means = averaged(group(NAMES[:4]), vectors, weights, keys=keys)
+    expected = np.average(vectors, axis=0, weights=weights)
+    for mean in means:
+        assert isinstance(mean, Mean), mean
+        np.testing.assert_allclose(mean.vector, expected, rtol=0, atol=1e-12)
+    own = group(NAMES[:1])
+    with Peer(own, 0, keys), pytest.raises(OSError):  # who knows the secret, and has no certificate
+        handshake.connect(own.members[0][1], 5.0, KEYS, own.service(0))
 
 
 def test_who_is_lost_within_an_exchange_is_in_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
