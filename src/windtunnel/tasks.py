@@ -69,10 +69,8 @@ def _submitted(
     control: Control, spec: Path, sweep: Sweep, points: Sequence[Point], resume: bool, report: bool
 ) -> dict[int, Point]:
     """The points by the tasks that have them."""
-    known, tries = (
-        dict[str, int](),
-        dict[int, tuple[int, bool]](),
-    )  # the last of each point; whether it failed
+    known = dict[str, int]()
+    tries = dict[int, tuple[int, bool]]()  # the last of each point; whether it failed
     statement = _TASKS.format("id, key, state, error, output", sweep.id, "")
     for task, key, state, error, output in control.query(statement)[1]:
         index, number = map(int, key.split("-")[2:])

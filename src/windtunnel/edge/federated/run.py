@@ -57,11 +57,11 @@ def plan(
             f"`devices` {devices}, `groups` {groups}: accepted are two devices or more, and no more groups"
         )
     base = settings or Settings()
-    plans: list[Plan] = []
+    plans, fixed = list[Plan](), {"fedavg": devices, "gossip": (devices + 1) // 2}
     for scheme in SCHEMES:
         own = replace(base, scheme=scheme)
-        links = (devices, groups or best_groups(own, devices, model_bytes, server_link, device_link))
-        count = {"fedavg": devices, "gossip": (devices + 1) // 2}.get(scheme, links[1])
+        count = fixed.get(scheme) or groups
+        count = count or best_groups(own, devices, model_bytes, server_link, device_link)
         price = cost(own, devices, count, model_bytes, server_link, device_link)
         plans.append(Plan(scheme, count, price, bool(plans) and price.seconds < plans[0].cost.seconds))
     return plans
@@ -83,23 +83,24 @@ def run(
     base, training = settings or Settings(), training or Training()
     wanted = [replace(base, scheme=scheme, groups=groups, devices=sample) for scheme in schemes]
     inputs = {"data": data, "split": split, "schemes": [*schemes], "model": model_name, "devices": devices}
-    outcomes = []
+    outcomes = list[Outcome]()
     store_run = Store.open().begin(CAPABILITY, inputs, 0)
     with store_run.failing(), closing(EventLog(store_run.directory / NAME)) as log:
-        for place, (seed, own) in enumerate((seed, own) for seed in range(seeds) for own in wanted):
-            progress(f"{own.scheme}, seed {seed}", place / (seeds * len(wanted)))
+        for seed in range(seeds):
             samples = federation(data, split, devices, np.random.default_rng((seed, 2)))
             shape = model(model_name, samples.train.x.shape[1], samples.train.classes)
-            kept, number = [], 0
-            for observation, decision, done in rounds(
-                samples, shape, own, training, links=[device_link] * devices, server_link=server_link,
-                bytes_each=bytes_each, count=count, seed=seed,
-            ):  # fmt: skip
-                log.decision(CAPABILITY, "federated", observation, decision)
-                kept.append(done)
-                number = len(decision.groups)
-            accuracy = float(np.mean([done.accuracy for done in kept[-TAIL:]]))
-            outcomes.append(Outcome(own.scheme, seed, number, accuracy, kept))
+            for own in wanted:
+                progress(f"{own.scheme}, seed {seed}", len(outcomes) / (seeds * len(wanted)))
+                kept, number = [], 0
+                for observation, decision, done in rounds(
+                    samples, shape, own, training, links=[device_link] * devices, server_link=server_link,
+                    bytes_each=bytes_each, count=count, seed=seed,
+                ):  # fmt: skip
+                    log.decision(CAPABILITY, "federated", observation, decision)
+                    kept.append(done)
+                    number = len(decision.groups)
+                accuracy = float(np.mean([done.accuracy for done in kept[-TAIL:]]))
+                outcomes.append(Outcome(own.scheme, seed, number, accuracy, kept))
         store_run.finish({"outcomes": [summary(outcome) for outcome in outcomes]})
     return store_run.id, outcomes
 

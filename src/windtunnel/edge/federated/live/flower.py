@@ -242,15 +242,19 @@ def _without_arrays(content: RecordDict, *, keep: bool) -> int:
         raise UserError(f"a message of the strategy has {len(records)} records of arrays; accepted is one")
     if not keep:
         del content[records[0][0]]
-    return len(_packed(*records[0]))
+    return len(_head(*records[0])) + sum(len(array.data) for array in records[0][1].values())
 
 
 def _packed(key: str, arrays: ArrayRecord) -> bytes:
     """A record as a line of JSON and the arrays' raw bytes, as Flower has serialised them."""
-    head = [
+    return b"".join([_head(key, arrays), *(array.data for array in arrays.values())])
+
+
+def _head(key: str, arrays: ArrayRecord) -> bytes:
+    fields = [
         [name, array.dtype, list(array.shape), array.stype, len(array.data)] for name, array in arrays.items()
     ]
-    return b"".join([json.dumps([key, head]).encode(), b"\n", *(array.data for array in arrays.values())])
+    return json.dumps([key, fields]).encode() + b"\n"
 
 
 def _unpacked(data: bytes) -> tuple[str, ArrayRecord]:
