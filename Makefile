@@ -59,10 +59,10 @@ docs: $(VENV)/docs-ready
 # Rebuild what lies built beside its source: the absent device, the sandboxes' init, CRIU's limits and steps, programs of the kernel.
 native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.training.emulate.live.native_library
-	$(BIN)/python -m windtunnel.agents.sandbox.live.machine.native
-	$(BIN)/python -m windtunnel.agents.sandbox.live.criu.preload
-	$(BIN)/python -m windtunnel.agents.sandbox.live.criu.steps
-	$(BIN)/python -m windtunnel.agents.sandbox.live.inspect.kernel
+	$(BIN)/python -m windtunnel.agents.sandbox.machine.native
+	$(BIN)/python -m windtunnel.agents.sandbox.criu.preload
+	$(BIN)/python -m windtunnel.agents.sandbox.criu.steps
+	$(BIN)/python -m windtunnel.agents.sandbox.inspect.kernel
 	$(BIN)/python -m windtunnel.network.sharing.live.native
 	$(BIN)/python -m benchmarks.network.sharing.packet
 	$(BIN)/python -m windtunnel.network.hostrate.live.native

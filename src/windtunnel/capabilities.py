@@ -25,7 +25,8 @@ class Capability:
     ``pip install 'windtunnel[extra]'`` it needs. ``verbs``: its modules in ``cli``. ``page``: its page in
     ``docs``. ``calibrates``: whether ``windtunnel calibrate`` measures something for it. ``twin_of``: the
     capability in whose twin its decisions are priced, where that is not its own. ``worlds_of``: the
-    capability whose twin and live act on its policy, where it has none of its own.
+    capability whose twin and live act on its policy, where it has none of its own. ``flat``: its live world
+    has no folder of its own: it is all of the package that is not another room.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Capability:
     calibrates: bool = False
     twin_of: str = ""
     worlds_of: str = ""
+    flat: bool = False
 
     @property
     def package(self) -> str:
@@ -57,7 +59,7 @@ class Capability:
         """
         if name not in self.rooms:
             raise UserError(f"{self.name} has no {name}; it has {', '.join(self.rooms)}")
-        return import_module(f"{self.package}.{name}")
+        return import_module(self.package if self.flat and name == "live" else f"{self.package}.{name}")
 
 
 CAPABILITIES = (
@@ -108,7 +110,7 @@ CAPABILITIES = (
     ),
     Capability(
         "agents.sandbox", "Agents' sandboxes that are kept, restored, forked and rolled back (Crab)",
-        ROOMS, "agents", ("sandbox",), "sandbox", calibrates=True,
+        ROOMS, "agents", ("sandbox",), "sandbox", calibrates=True, flat=True,
     ),
     Capability(
         "network.sharing", "Bandwidth shares on one queue, whoever sends how (Augmented Queue)",

@@ -82,7 +82,7 @@ def locate(run: str) -> Path:
     kind, colon, name = run.partition(":")
     path = Path(run)
     if kind == "sandbox" and colon:
-        from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
+        from windtunnel.agents.sandbox.place import Home, checked_name, default_home
 
         folder = Home(default_home()).box(checked_name(name))
         if not folder.is_dir():

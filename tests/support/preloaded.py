@@ -65,8 +65,8 @@ TRAINING = (
 SANDBOX = (
     "support.small_image",
     "windtunnel.agents.sandbox.client",
-    "windtunnel.agents.sandbox.live.daemon.server",
-    "windtunnel.agents.sandbox.live.host",
+    "windtunnel.agents.sandbox.daemon.server",
+    "windtunnel.agents.sandbox.host",
     "windtunnel.cli.main",
 )
 """What hosts of sandboxes, daemons and their clients import."""

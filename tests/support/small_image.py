@@ -5,7 +5,7 @@ Nearly every home of a test makes that image anew. Tests of the image itself ask
 
 from __future__ import annotations
 
-from windtunnel.agents.sandbox.live.files import host_image
+from windtunnel.agents.sandbox.files import host_image
 
 WHOLE = host_image.WANTED
 host_image.WANTED = [name for name in WHOLE if name not in ("ca-certificates", "git")]

@@ -23,7 +23,7 @@ from benchmarks.harness.measure import conditions
 from benchmarks.harness.rows import Row
 from windtunnel.agents.sandbox.client import Client, connect
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.files.known import TICK
+from windtunnel.agents.sandbox.files.known import TICK
 from windtunnel.agents.sandbox.model import SandboxSpec
 
 CLI = (sys.executable, "-c", "from windtunnel.cli.main import main; main()", "sandbox")

@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks.figures import figure
 from benchmarks.harness.measure import scratch, spread
 from benchmarks.harness.rows import Row
+from windtunnel.agents.sandbox.box import Box
+from windtunnel.agents.sandbox.criu import find_criu
+from windtunnel.agents.sandbox.criu.process import is_tmpfs
 from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
-from windtunnel.agents.sandbox.live.box import Box
-from windtunnel.agents.sandbox.live.criu import find_criu
-from windtunnel.agents.sandbox.live.criu.process import is_tmpfs
-from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import BoxInfo, SandboxSpec, Turn, TurnResult
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces import shipped

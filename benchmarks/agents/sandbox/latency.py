@@ -27,9 +27,9 @@ from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, opened, ow
 from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions
 from benchmarks.harness.rows import Row, left_out
+from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.box import Box
-from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.host import Host
 
 TIMES, QUICK_TIMES = 20, 6
 SERVER = """cat > /workspace/server.py <<'END'

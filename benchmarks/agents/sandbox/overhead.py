@@ -29,11 +29,11 @@ from benchmarks.agents.sandbox.harness import SOURCE, WAIT, Seat, new_name, open
 from benchmarks.figures import figure
 from benchmarks.harness.measure import conditions, in_turn, side_by_side, spread
 from benchmarks.harness.rows import Row
+from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.calibrate import calibrate
+from windtunnel.agents.sandbox.engine import Pending
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.box import Box
-from windtunnel.agents.sandbox.live.engine import Pending
-from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, PolicyName, Retention
 from windtunnel.agents.sandbox.traces import shipped

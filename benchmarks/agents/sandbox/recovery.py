@@ -26,9 +26,9 @@ from benchmarks.agents.sandbox.harness import SOURCE, WAIT, Seat, new_name, open
 from benchmarks.figures import figure
 from benchmarks.harness.measure import side_by_side
 from benchmarks.harness.rows import Row, left_out
+from windtunnel.agents.sandbox.checkpoint import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.replay import Output, TraceRejected, begin, replay

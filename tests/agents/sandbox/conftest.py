@@ -23,7 +23,7 @@ def missing() -> str:
         return "needs root"
     if not shutil.which("mkfs.btrfs"):
         return "needs btrfs-progs"
-    from windtunnel.agents.sandbox.live.criu import find_criu
+    from windtunnel.agents.sandbox.criu import find_criu
 
     return "needs CRIU: windtunnel sandbox setup" if find_criu() is None else ""
 
@@ -67,7 +67,7 @@ def lasting() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def host(home: Path) -> Iterator[Any]:
     """A host that many tests share."""
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     with Host(home, pool_size=8 * 2**30) as shared:
         yield shared
@@ -96,7 +96,7 @@ def make(host: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., An
 
 def cleared(folder: Path) -> None:
     """Kill the sandboxes of a home, unmount its pool and remove it."""
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     with Host(folder) as host:
         for info in host.boxes():

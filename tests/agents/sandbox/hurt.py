@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from support.waiting import until
-from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.place import Home
 from windtunnel.linux import cgroup, mounts
 
 COUNTER = """cat > /workspace/count.sh <<'END'

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from benchmarks.agents.sandbox.overhead import record
 from support.waiting import until
-from windtunnel.agents.sandbox.live.box import Box
-from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.box import Box
+from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import SandboxSpec, Turn, TurnClass
+from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 from windtunnel.agents.sandbox.twin.observed import ObservedRun

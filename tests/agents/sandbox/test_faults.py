@@ -42,7 +42,7 @@ def events(host: Any) -> Iterator[list[Any]]:
 
 
 def test_a_pool_that_is_full_in_the_middle_of_a_checkpoint(own_home: Path) -> None:
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     with Host(own_home, pool_size=384 << 20) as host:
         box = host.create(SandboxSpec("a"))
@@ -79,7 +79,7 @@ def _after_room(box: Any) -> Any:
 @pytest.mark.parametrize("part", ["pages", "checkpoints"])
 def test_a_full_disk_beside_the_pool(own_home: Path, part: str) -> None:
     """Where process images, manifests, or what lies between them is kept."""
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     with small_disk(own_home / part, "24m") as disk, Host(own_home) as host:
         box = host.create(SandboxSpec("a"))
@@ -115,7 +115,7 @@ def flip(path: Path, at: float = 0.5) -> None:
 
 @pytest.mark.parametrize("at", [0.1, 0.5, 0.95])
 def test_a_damaged_process_image(own_home: Path, at: float) -> None:
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     with Host(own_home) as host:
         box = host.create(SandboxSpec("a"))
@@ -141,7 +141,7 @@ def test_a_damaged_process_image(own_home: Path, at: float) -> None:
 def test_damaged_manifests(own_home: Path) -> None:
     """The host opens, the checkpoint before stands in for a damaged newest one, and what a manifest that
     cannot be read may need is kept."""
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     with Host(own_home) as host:
         box = host.create(SandboxSpec("a"))
@@ -259,7 +259,7 @@ exit 0
 
 
 def _real() -> Path:
-    from windtunnel.agents.sandbox.live.criu import find_criu
+    from windtunnel.agents.sandbox.criu import find_criu
 
     found = find_criu()
     assert found is not None
@@ -304,13 +304,13 @@ def test_a_process_that_a_failed_dump_lost_is_told(
 def test_a_hanging_criu_is_ended(
     make: Callable[..., Any], host: Any, misbehaving: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from windtunnel.agents.sandbox.live.criu import Criu
+    from windtunnel.agents.sandbox.criu import Criu
 
     box = make()
     turn(box, f"{COUNTER}; X=1")
     good, dump, restore = box.tip, Criu.dump, Criu.restore
     monkeypatch.setattr(Criu, "dump", lambda *a, **k: dump(*a, **{**k, "timeout": 0.3}))
-    monkeypatch.setattr("windtunnel.agents.sandbox.live.criu.process.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("windtunnel.agents.sandbox.criu.process.GRACE_SECONDS", 0.3)
     misbehaving("sleep 1000")
     box.run("X=2")
     with pytest.raises(LessError, match="not complete after") as less:

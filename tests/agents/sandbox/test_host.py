@@ -185,7 +185,7 @@ def test_diff_and_log_tell_what_happened(make: Callable[..., Any]) -> None:
 KILLED_HOST = """
 import os, sys
 from pathlib import Path
-from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import SandboxSpec
 box = Host(Path(sys.argv[1])).create(SandboxSpec("kept"))
 box.run("X=7; echo saved > /workspace/f")
@@ -198,7 +198,7 @@ os.kill(os.getpid(), 9)
 @pytest.mark.slow
 def test_a_new_host_process_takes_over_what_still_runs(own_home: Path) -> None:
     """The host's process is killed; the next one finds the sandbox, and doubts what it missed."""
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     died = preloaded.run(["-c", KILLED_HOST, own_home], modules=preloaded.SANDBOX)
     assert died.returncode == -9, died.stderr.decode()

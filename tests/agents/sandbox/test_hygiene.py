@@ -17,10 +17,10 @@ from hurt import COUNT, COUNTER, checked, frozen, traces
 
 from support import preloaded
 from support.waiting import until
-from windtunnel.agents.sandbox.live.machine import Cgroup
-from windtunnel.agents.sandbox.live.machine.leftovers import Guard
-from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.machine import Cgroup
+from windtunnel.agents.sandbox.machine.leftovers import Guard
 from windtunnel.agents.sandbox.model import SandboxSpec
+from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.linux import cgroup
 
@@ -48,13 +48,13 @@ def turn(box: Any, command: str) -> Any:
 KILLED = """
 import os, sys
 from pathlib import Path
-from windtunnel.agents.sandbox.live import checkpoint, images, restore, standing
-from windtunnel.agents.sandbox.live import record as records
-from windtunnel.agents.sandbox.live.criu import Criu, process
-from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.images import manifests
-from windtunnel.agents.sandbox.live.inspect import Inspector
-from windtunnel.agents.sandbox.live.machine import Cgroup, Machine, walls
+from windtunnel.agents.sandbox import checkpoint, images, restore, standing
+from windtunnel.agents.sandbox import record as records
+from windtunnel.agents.sandbox.criu import Criu, process
+from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.store import manifests
+from windtunnel.agents.sandbox.inspect import Inspector
+from windtunnel.agents.sandbox.machine import Cgroup, Machine, walls
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base import atomic
 from windtunnel.linux.faults import inject_at
@@ -108,7 +108,7 @@ CHECKPOINT = "box.checkpoint(full=True)"
 )
 def test_the_host_is_killed_in_a_checkpoint(lasting: Path, point: str) -> None:
     """The sandbox runs on, the next host takes it over, and no half of a checkpoint is to be seen."""
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     name = f"c{next(_NUMBERS)}"
     killed(lasting, name, SETUP, point, CHECKPOINT)
@@ -142,7 +142,7 @@ def test_the_host_is_killed_in_a_checkpoint(lasting: Path, point: str) -> None:
     ],
 )
 def test_the_host_is_killed_in_a_restore(lasting: Path, point: str) -> None:
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     name = f"r{next(_NUMBERS)}"
     killed(lasting, name, SETUP, point, "box.restore()" if point[7] == "1" else "box.stop(); box.restore()")
@@ -159,7 +159,7 @@ def test_the_host_is_killed_in_a_restore(lasting: Path, point: str) -> None:
 def test_what_was_not_looked_at_never_runs(lasting: Path, point: str) -> None:
     """The host is killed while what it restored stands still to be held against what stood: nothing of that
     is let go, nor does anything stand still."""
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     name = f"u{next(_NUMBERS)}"
     killed(lasting, name, SETUP, point, "box.stop(); box.restore()")
@@ -182,7 +182,7 @@ def test_what_was_not_looked_at_never_runs(lasting: Path, point: str) -> None:
 )
 def test_the_host_is_killed_while_it_forks(lasting: Path, point: str) -> None:
     """Forks that were made are there; of the others only names are left, and these can be used again."""
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     name = f"f{next(_NUMBERS)}"
     names = [f"{name}-{number}" for number in range(4)]
@@ -206,7 +206,7 @@ def test_the_host_is_killed_while_it_forks(lasting: Path, point: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["after 1 Pool create", "after 1 Machine start", "after 1 Pool snapshot"])
 def test_the_host_is_killed_while_it_makes_a_sandbox(lasting: Path, point: str) -> None:
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     name = f"n{next(_NUMBERS)}"
     killed(lasting, name, "", point, "host.create(SandboxSpec(name))")
@@ -219,7 +219,7 @@ def test_the_host_is_killed_while_it_makes_a_sandbox(lasting: Path, point: str) 
 
 
 def test_nothing_is_left_of_a_home(own_home: Path) -> None:
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     with Host(own_home) as host:
         box = host.create(SandboxSpec("a", network="host"))
@@ -238,7 +238,7 @@ def test_nothing_is_left_of_a_home(own_home: Path) -> None:
 def test_retention_never_loses_a_part(own_home: Path) -> None:
     """Three are kept of each sandbox, with turns, forks and rollbacks in between; what is labelled, pinned or
     forked from stays, and a collection tells beforehand what it will do."""
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     with Host(own_home, retention=Retention(keep=3)) as host:
         box = host.create(SandboxSpec("a"))
@@ -305,7 +305,7 @@ class Life:
     made: int = 0
 
     def open(self) -> None:
-        from windtunnel.agents.sandbox.live.host import Host
+        from windtunnel.agents.sandbox.host import Host
 
         self.host = Host(self.home, retention=Retention(keep=4))
 

@@ -54,7 +54,7 @@ def dies(box: Any) -> None:
     ],
 )
 def test_a_rung(own_home: Path, criu: bool, pool: str, no_ebpf: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.agents.sandbox.live import host as hosts
+    from windtunnel.agents.sandbox import host as hosts
 
     monkeypatch.setattr(hosts, "open_pool", partial(hosts.open_pool, kind=pool))
     if no_ebpf:
@@ -107,7 +107,7 @@ def test_a_rung(own_home: Path, criu: bool, pool: str, no_ebpf: str, monkeypatch
 @pytest.mark.slow
 def test_down_the_ladder_and_up_again(own_home: Path) -> None:
     """CRIU goes away and comes back while the sandbox runs."""
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     with Host(own_home) as host:
         box = host.create(SandboxSpec("a"))
@@ -152,9 +152,9 @@ def counts(box: Any) -> bool:
 
 
 def test_what_this_host_lacks_is_told_when_it_opens(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.agents.sandbox.live import host as hosts
-    from windtunnel.agents.sandbox.live.files import btrfs
-    from windtunnel.agents.sandbox.live.inspect import kernel
+    from windtunnel.agents.sandbox import host as hosts
+    from windtunnel.agents.sandbox.files import btrfs
+    from windtunnel.agents.sandbox.inspect import kernel
 
     monkeypatch.setattr(btrfs, "usable", lambda folder: "mkfs.btrfs is missing; install btrfs-progs")
     monkeypatch.setattr(hosts, "find_criu", lambda: None)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.waiting import until
-from windtunnel.agents.sandbox.live.criu import preload
+from windtunnel.agents.sandbox.criu import preload
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.linux import processes
 

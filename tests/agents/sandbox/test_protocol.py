@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.client import (
     AsyncBox,
     AsyncClient,
@@ -18,10 +19,9 @@ from windtunnel.agents.sandbox.client import (
     RemoteBox,
     RemotePending,
 )
+from windtunnel.agents.sandbox.engine import Pending
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
-from windtunnel.agents.sandbox.live.box import Box
-from windtunnel.agents.sandbox.live.engine import Pending
-from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, PendingTurn
 from windtunnel.base.errors import HostError
 

@@ -16,12 +16,12 @@ import pytest
 
 from support.small_disk import small_disk as mounted
 from support.waiting import until
+from windtunnel.agents.sandbox import context
+from windtunnel.agents.sandbox import host as hosts
+from windtunnel.agents.sandbox.context import bound_by_disk, disk_limit_of
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live import context
-from windtunnel.agents.sandbox.live import host as hosts
-from windtunnel.agents.sandbox.live.context import bound_by_disk, disk_limit_of
-from windtunnel.agents.sandbox.live.files import btrfs_pool
-from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.files import btrfs_pool
+from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 from windtunnel.agents.sandbox.policy import disk_limit, room
 from windtunnel.base.errors import UserError

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from recorded import Recorded, recorded
 
-from windtunnel.agents.sandbox.live import record as records
-from windtunnel.agents.sandbox.live.record import SandboxLog
+from windtunnel.agents.sandbox import record as records
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import (
     POLICIES,
@@ -23,6 +22,7 @@ from windtunnel.agents.sandbox.policy import (
     Queued,
     Restore,
 )
+from windtunnel.agents.sandbox.record import SandboxLog
 from windtunnel.agents.sandbox.twin import cost
 from windtunnel.store import eventlog
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.waiting import until
+from windtunnel.agents.sandbox import standing
+from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.live import standing
-from windtunnel.agents.sandbox.live.criu import Criu
 from windtunnel.agents.sandbox.model import Inventory, LockStood, ProcessStood, TimerStood
 from windtunnel.agents.sandbox.policy.standing import OUTSIDE, differences, goes_on, who
 from windtunnel.linux import processes

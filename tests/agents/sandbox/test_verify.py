@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.verify import verify
+from windtunnel.agents.sandbox.verify import verify
 from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root

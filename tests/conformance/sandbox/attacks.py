@@ -24,12 +24,12 @@ import psutil
 
 from benchmarks.agents.sandbox.harness import new_name
 from conformance.sandbox.attack_list import ATTACKS
+from windtunnel.agents.sandbox.box import Box
+from windtunnel.agents.sandbox.checkpoint import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.box import Box
-from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.machine import walls
-from windtunnel.agents.sandbox.live.machine.native import PROGRAM
+from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.machine import walls
+from windtunnel.agents.sandbox.machine.native import PROGRAM
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.linux import cgroup

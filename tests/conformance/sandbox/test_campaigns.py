@@ -8,7 +8,7 @@ from benchmarks.agents.sandbox.harness import missing as no_sandboxes
 from conformance.sandbox.kills import kills_rows
 from conformance.sandbox.matrix.run import matrix_rows
 from support import small_image
-from windtunnel.agents.sandbox.live.files import host_image
+from windtunnel.agents.sandbox.files import host_image
 
 pytestmark = [
     pytest.mark.root,

@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks.agents.sandbox.harness import PROGRAMS, Seat, missing, new_name, opened, own_home, sessions
 from support import small_image
-from windtunnel.agents.sandbox.live.checkpoint import quiesce
-from windtunnel.agents.sandbox.live.files import host_image
+from windtunnel.agents.sandbox.checkpoint import quiesce
+from windtunnel.agents.sandbox.files import host_image
 from windtunnel.agents.sandbox.traces.observe import Observation, digest, listening, observe, tree
 from windtunnel.agents.sandbox.traces.replay import Output, replay
 from windtunnel.agents.sandbox.traces.schema import TraceTurn

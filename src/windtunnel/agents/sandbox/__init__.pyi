@@ -1,12 +1,12 @@
+from .box import Box as Box
 from .client import Sandbox as Sandbox
 from .client import connect as connect
 from .client import connect_async as connect_async
+from .effects import Journal as Journal
 from .errors import LessError as LessError
 from .errors import SandboxDied as SandboxDied
 from .errors import SandboxError as SandboxError
-from .live.box import Box as Box
-from .live.effects import Journal as Journal
-from .live.host import Host as Host
+from .host import Host as Host
 from .model import Lack as Lack
 from .model import Limits as Limits
 from .model import SandboxSpec as SandboxSpec

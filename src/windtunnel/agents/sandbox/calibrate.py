@@ -39,8 +39,8 @@ from windtunnel.cluster.catalogue import processor_name
 from windtunnel.engines.events import Environment, ProcessGenerator, Shared
 
 if TYPE_CHECKING:
-    from windtunnel.agents.sandbox.live.box import Box
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.box import Box
+    from windtunnel.agents.sandbox.host import Host
 
 MIB = 2**20
 FULL_GRID = [(memory * MIB, processes) for memory in (0, 32, 128) for processes in (1, 6, 16)]
@@ -71,7 +71,7 @@ def calibrate(
     """
     if os.geteuid() != 0:
         raise UserError("calibrate: agents.sandbox measures real sandboxes, which needs root")
-    from windtunnel.agents.sandbox.live.criu import find_criu
+    from windtunnel.agents.sandbox.criu import find_criu
 
     criu = find_criu()
     if criu is None:
@@ -113,7 +113,7 @@ def calibrate(
 @contextlib.contextmanager
 def _own_host(home: Path | None) -> Iterator[Host]:
     """A host in a folder of its own; whatever is in it at the end is removed."""
-    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.host import Host
 
     folder = home or Path(tempfile.mkdtemp(prefix="windtunnel-calibrate-"))
     # the past is kept: removing it would run beside what is measured

@@ -83,8 +83,8 @@ def create(
 
     Example: windtunnel sandbox create demo --memory 2G --network off
     """
-    from windtunnel.agents.sandbox.live.place import checked_name
     from windtunnel.agents.sandbox.model import Limits, SandboxSpec
+    from windtunnel.agents.sandbox.place import checked_name
 
     if network not in ("off", "host", "proxy"):
         raise UserError(f"sandbox create: --network {network!r} is not accepted; use off, host or proxy")

@@ -177,7 +177,7 @@ def import_(
 
     Example: windtunnel sandbox import s3://bucket/demo demo-2
     """
-    from windtunnel.agents.sandbox.live.place import checked_name
+    from windtunnel.agents.sandbox.place import checked_name
 
     with client(context) as daemon, less_as_json(as_json):
         key = "" if key_file is None else str(key_file.absolute())

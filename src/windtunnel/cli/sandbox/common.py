@@ -53,14 +53,14 @@ def client(context: typer.Context, *, start: bool = True) -> Client:
 def box(context: typer.Context, name: str) -> RemoteBox:
     """The sandbox of that name. Whether it exists is found out by the first thing that is asked of it."""
     from windtunnel.agents.sandbox.client import RemoteBox
-    from windtunnel.agents.sandbox.live.place import checked_name
+    from windtunnel.agents.sandbox.place import checked_name
 
     return RemoteBox(client(context), checked_name(name))
 
 
 def home_of(context: typer.Context) -> Path:
     """The home that the command line means; UserError where it means a URL."""
-    from windtunnel.agents.sandbox.live.place import default_home
+    from windtunnel.agents.sandbox.place import default_home
 
     if "://" in (context.obj or ""):
         raise UserError(

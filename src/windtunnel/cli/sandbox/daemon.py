@@ -19,11 +19,11 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
 
     Example: windtunnel sandbox doctor
     """
-    from windtunnel.agents.sandbox.live.criu import doctor as examine
-    from windtunnel.agents.sandbox.live.criu import ladder
-    from windtunnel.agents.sandbox.live.place import Home
-    from windtunnel.agents.sandbox.live.record import leftovers
+    from windtunnel.agents.sandbox.criu import doctor as examine
+    from windtunnel.agents.sandbox.criu import ladder
+    from windtunnel.agents.sandbox.place import Home
     from windtunnel.agents.sandbox.policy.kinds import LOST
+    from windtunnel.agents.sandbox.record import leftovers
 
     found = examine()
     left = leftovers(Home(home_of(context))) if "://" not in (context.obj or "") else []
@@ -55,8 +55,8 @@ def setup(
 
     Example: windtunnel sandbox setup
     """
+    from windtunnel.agents.sandbox.criu import setup as install
     from windtunnel.agents.sandbox.errors import CriuError
-    from windtunnel.agents.sandbox.live.criu import setup as install
 
     try:
         made = install(prefix, progress=typer.echo)
@@ -97,7 +97,7 @@ def serve(
     place = home.absolute() if home is not None else home_of(context)
     if watch or print_unit:
         from windtunnel.agents.sandbox.client.launch import WATCHDOG
-        from windtunnel.agents.sandbox.live.daemon.unit import serving, unit
+        from windtunnel.agents.sandbox.daemon.unit import serving, unit
 
         options = [] if http is None else ["--http", http]
         options += [] if token is None else ["--token", str(token.absolute())]
@@ -106,7 +106,7 @@ def serve(
             return typer.echo(unit(place, options), nl=False)
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.execv(WATCHDOG[0], [*WATCHDOG, str(place), *serving(place, options)])
-    from windtunnel.agents.sandbox.live.daemon.server import end, run
+    from windtunnel.agents.sandbox.daemon.server import end, run
 
     run(
         place,

@@ -18,7 +18,7 @@ from benchmarks.agents.sandbox.volume import Bytes
 from benchmarks.harness.measure import side_by_side
 from support import small_image
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.files import host_image
+from windtunnel.agents.sandbox.files import host_image
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation

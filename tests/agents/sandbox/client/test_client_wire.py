@@ -20,8 +20,8 @@ from windtunnel.agents.sandbox.client.wire import (
     read,
     result_line,
 )
+from windtunnel.agents.sandbox.daemon.service import told
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
-from windtunnel.agents.sandbox.live.daemon.service import told
 from windtunnel.agents.sandbox.model import (
     ImagePart,
     Lack,

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.live.criu import find_criu, ladder, rung
-from windtunnel.agents.sandbox.live.criu.connections import (
+from windtunnel.agents.sandbox.criu import find_criu, ladder, rung
+from windtunnel.agents.sandbox.criu.connections import (
     TCP_REPAIR,
     Connection,
     leave_repair,
     orphans,
 )
-from windtunnel.agents.sandbox.live.criu.doctor import LADDER
-from windtunnel.agents.sandbox.live.criu.failure import explain_dump, explain_restore, real_errors
-from windtunnel.agents.sandbox.live.criu.find import default_prefix
-from windtunnel.agents.sandbox.live.criu.run import read_stats
+from windtunnel.agents.sandbox.criu.doctor import LADDER
+from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore, real_errors
+from windtunnel.agents.sandbox.criu.find import default_prefix
+from windtunnel.agents.sandbox.criu.run import read_stats
 from windtunnel.agents.sandbox.model import Facility
 
 RLIMIT = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
@@ -112,7 +112,7 @@ def test_a_program_that_is_no_criu_is_passed_over(tmp_path: Path, monkeypatch: p
     fake = tmp_path / "criu"
     monkeypatch.setenv("WINDTUNNEL_CRIU", str(fake))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("windtunnel.agents.sandbox.live.criu.find.default_prefix", lambda: tmp_path / "none")
+    monkeypatch.setattr("windtunnel.agents.sandbox.criu.find.default_prefix", lambda: tmp_path / "none")
     for text in (None, "#!/bin/sh\nexit 1\n", "#!/bin/sh\necho something else\n"):
         if text is not None:
             fake.write_text(text)

@@ -13,8 +13,8 @@ import pytest
 from tiny_box import TinyBox, shell
 
 from support.waiting import until
+from windtunnel.agents.sandbox.criu import Criu, process
 from windtunnel.agents.sandbox.errors import CriuError
-from windtunnel.agents.sandbox.live.criu import Criu, process
 
 pytestmark = pytest.mark.root
 

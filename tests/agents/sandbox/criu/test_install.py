@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.agents.sandbox.criu import Criu, install, setup
+from windtunnel.agents.sandbox.criu.find import known_trial
 from windtunnel.agents.sandbox.errors import CriuError
-from windtunnel.agents.sandbox.live.criu import Criu, install, setup
-from windtunnel.agents.sandbox.live.criu.find import known_trial
 
 TARBALL = b"the source"
 
@@ -118,7 +118,7 @@ def test_what_building_needs_is_named_where_it_fails(tmp_path: Path, monkeypatch
 def test_a_trial_is_asked_once_per_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
     monkeypatch.setattr(
-        "windtunnel.agents.sandbox.live.criu.find.trial", lambda criu: asked.append(criu.path) or "no"
+        "windtunnel.agents.sandbox.criu.find.trial", lambda criu: asked.append(criu.path) or "no"
     )
     program = tmp_path / "criu"
     program.touch()

@@ -11,8 +11,8 @@ import pytest
 from tiny_box import TinyBox
 
 from support.waiting import until
+from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.errors import CriuError
-from windtunnel.agents.sandbox.live.criu import Criu
 from windtunnel.linux.processes import state
 
 pytestmark = pytest.mark.root

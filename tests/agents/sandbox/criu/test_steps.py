@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.criu import steps
+from windtunnel.agents.sandbox.criu import steps
 
 OPTIONS = ("--gzip", "--no-unquote", "--no-wildcards")
 

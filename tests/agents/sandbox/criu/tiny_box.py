@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from support.waiting import killed, until
-from windtunnel.agents.sandbox.live.place import Externals
+from windtunnel.agents.sandbox.place import Externals
 
 NUMBERS = itertools.count()
 ENTER = r"""

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.client.wire import TAIL, read
+from windtunnel.agents.sandbox.daemon.server import end, run
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied
-from windtunnel.agents.sandbox.live.daemon.server import end, run
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
     Damage,

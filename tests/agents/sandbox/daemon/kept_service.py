@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.kept import Kept
+from windtunnel.agents.sandbox.kept import Kept
 
 NAME = "listen.1.a"
 

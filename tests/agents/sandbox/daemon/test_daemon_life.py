@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from support.preloaded import SANDBOX, Process, run
 from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import connect, launch
+from windtunnel.agents.sandbox.daemon.server import held, is_loopback, listening, named_here
+from windtunnel.agents.sandbox.daemon.server import run as serve_home
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.daemon.server import held, is_loopback, listening, named_here
-from windtunnel.agents.sandbox.live.daemon.server import run as serve_home
-from windtunnel.agents.sandbox.live.kept import Kept
+from windtunnel.agents.sandbox.kept import Kept
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 from windtunnel.linux.processes import command_line

@@ -11,8 +11,8 @@ import pytest
 
 from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import connect, launch
+from windtunnel.agents.sandbox.daemon.server import held
 from windtunnel.agents.sandbox.errors import SandboxDied
-from windtunnel.agents.sandbox.live.daemon.server import held
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
 

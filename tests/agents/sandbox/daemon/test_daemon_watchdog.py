@@ -21,7 +21,7 @@ from support.ports import free_port
 from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import connect, launch
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.kept import Kept
+from windtunnel.agents.sandbox.kept import Kept
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 

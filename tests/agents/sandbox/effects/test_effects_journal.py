@@ -14,7 +14,7 @@ from fake_payments import Payments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.live.effects import (
+from windtunnel.agents.sandbox.effects import (
     EffectError,
     EffectInDoubt,
     EffectUnderWay,
@@ -22,9 +22,9 @@ from windtunnel.agents.sandbox.live.effects import (
     NotDone,
     at_most_once,
 )
-from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
-from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Network, SandboxSpec
+from windtunnel.agents.sandbox.place import Home
+from windtunnel.agents.sandbox.proxy.attach import HostProxy
 from windtunnel.base.errors import UserError
 
 AGENT = """
@@ -32,7 +32,7 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
 from fake_payments import Payments
-from windtunnel.agents.sandbox.live.effects import Journal, EffectInDoubt, at_most_once
+from windtunnel.agents.sandbox.effects import Journal, EffectInDoubt, at_most_once
 
 how, when, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 service = Payments(folder / "charges", honours_keys=how == "idempotent")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pool_support import KINDS, Opener, need_btrfs, need_root
 
-from windtunnel.agents.sandbox.live.files import Pool, open_pool
-from windtunnel.agents.sandbox.live.files.copy_pool import CopyPool
+from windtunnel.agents.sandbox.files import Pool, open_pool
+from windtunnel.agents.sandbox.files.copy_pool import CopyPool
 from windtunnel.linux import mounts
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.files import Pool, btrfs
+from windtunnel.agents.sandbox.files import Pool, btrfs
 
 KINDS = ("btrfs", "overlay", "plain")
 Opener = Callable[..., Pool]

@@ -20,9 +20,9 @@ from pool_support import Opener, need_root, state
 
 from support import small_image
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.live.files import archive, host_image, known
-from windtunnel.agents.sandbox.live.files import pool as pools
-from windtunnel.agents.sandbox.live.files.source import look_at
+from windtunnel.agents.sandbox.files import archive, host_image, known
+from windtunnel.agents.sandbox.files import pool as pools
+from windtunnel.agents.sandbox.files.source import look_at
 from windtunnel.base.errors import UserError
 
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())

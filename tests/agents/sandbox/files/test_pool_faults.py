@@ -12,13 +12,13 @@ import pytest
 from pool_support import Opener, need_root, state
 
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.live.files import Pool, open_pool
+from windtunnel.agents.sandbox.files import Pool, open_pool
 from windtunnel.linux import mounts
 
 IMPORTER = """
 import signal, sys
 from pathlib import Path
-from windtunnel.agents.sandbox.live.files import open_pool
+from windtunnel.agents.sandbox.files import open_pool
 
 def stop(text):
     print("importing", flush=True)
@@ -26,7 +26,7 @@ def stop(text):
 
 kind = sys.argv[2]
 if kind == "plain":
-    from windtunnel.agents.sandbox.live.files.copy_pool import CopyPool
+    from windtunnel.agents.sandbox.files.copy_pool import CopyPool
     CopyPool._overlays_work = lambda pool: False
 open_pool(Path(sys.argv[1]), kind="btrfs" if kind == "btrfs" else "copy").import_image(sys.argv[3], stop)
 """
@@ -79,7 +79,7 @@ def test_a_full_disk_of_copies_keeps_what_it_has(
     kind: str, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_root()
-    from windtunnel.agents.sandbox.live.files.copy_pool import CopyPool
+    from windtunnel.agents.sandbox.files.copy_pool import CopyPool
 
     if kind == "plain":
         monkeypatch.setattr(CopyPool, "_overlays_work", lambda pool: False)

@@ -16,7 +16,7 @@ from pool_support import Opener, need_btrfs, need_root, state
 
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.live.files import Pool, btrfs, open_pool
+from windtunnel.agents.sandbox.files import Pool, btrfs, open_pool
 from windtunnel.agents.sandbox.policy.room import CHANNEL, Ceiling
 from windtunnel.linux import mounts
 
@@ -263,7 +263,7 @@ def test_a_file_of_ten_gigabytes_that_is_mostly_holes(pool: Pool, image: Path) -
 def test_two_processes_open_one_pool_at_once(tmp_path: Path) -> None:
     need_btrfs(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from windtunnel.agents.sandbox.live.files import open_pool; "
+        "import sys; from pathlib import Path; from windtunnel.agents.sandbox.files import open_pool; "
         "print(open_pool(Path(sys.argv[1]), size=256 << 20).kind)"
     )
     folder = tmp_path / "pool"
@@ -420,7 +420,7 @@ def test_without_root_folders_are_copied(image: Path) -> None:
     """In a process that is not root."""
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from windtunnel.agents.sandbox.live.files import open_pool\n"
+        "from windtunnel.agents.sandbox.files import open_pool\n"
         "if os.geteuid() == 0:\n"
         "    os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
         "pool = open_pool(Path(sys.argv[1]) / 'pool')\n"

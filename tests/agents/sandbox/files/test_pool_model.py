@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_support import KINDS, Opener, emptied, state
 
-from windtunnel.agents.sandbox.live.files import Pool
+from windtunnel.agents.sandbox.files import Pool
 
 PATHS = ("a", "b", "dir", "dir/a", "dir/b", "dir/sub", "dir/sub/a", "other", "other/a")
 DEEDS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from inspect_cell import Cell, unified
 
-from windtunnel.agents.sandbox.live.inspect import Inspector, kernel
+from windtunnel.agents.sandbox.inspect import Inspector, kernel
 
 _NAMES = itertools.count(1)
 

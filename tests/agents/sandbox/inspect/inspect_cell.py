@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from support.waiting import killed, until
-from windtunnel.agents.sandbox.live.inspect import DiffInspector, Inspector
+from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector
 from windtunnel.agents.sandbox.model import Effects, ProcessEffect
 from windtunnel.linux.processes import state
 

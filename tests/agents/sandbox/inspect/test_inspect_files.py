@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from inspect_cell import Cell, files_may_have_changed
 
-from windtunnel.agents.sandbox.live.inspect import Inspector
+from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.model import Part
 
 pytestmark = pytest.mark.root

@@ -12,7 +12,7 @@ import pytest
 from inspect_cell import Cell, files_may_have_changed
 
 from windtunnel.agents.sandbox.errors import InspectError, PoolError
-from windtunnel.agents.sandbox.live.inspect import DiffInspector, Inspector, kernel
+from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
 from windtunnel.agents.sandbox.model import FileChange, Part, References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.linux import bpf
@@ -121,12 +121,12 @@ def test_a_sandbox_that_is_watched_again_starts_anew(cell: Cell, inspector: Insp
 
 @pytest.mark.root
 def test_criu_dumps_a_tracked_process(cell: Cell, inspector: Inspector, tmp_path: Path) -> None:
-    from windtunnel.agents.sandbox.live.criu import find_criu
+    from windtunnel.agents.sandbox.criu import find_criu
 
     criu = find_criu()
     if criu is None:
         pytest.skip("needs CRIU")
-    from windtunnel.agents.sandbox.live.inspect import memory
+    from windtunnel.agents.sandbox.inspect import memory
 
     process = subprocess.Popen(
         ["sleep", "1000"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -178,7 +178,7 @@ def test_the_object_can_be_rebuilt(tmp_path: Path) -> None:
 
 
 def test_the_machines_know_the_same_effects() -> None:
-    from windtunnel.agents.sandbox.live.inspect.syscalls import NUMBERS, RULES
+    from windtunnel.agents.sandbox.inspect.syscalls import NUMBERS, RULES
 
     assert set(NUMBERS["x86_64"]) == set(RULES)
     without_at = {"creat", "open", "mkdir", "mknod", "symlink", "link", "unlink", "rmdir", "rename", "chmod"}

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inspect_cell import Cell, files_may_have_changed
 
-from windtunnel.agents.sandbox.live.inspect import Inspector
-from windtunnel.agents.sandbox.live.inspect.files import MOST, Changes
-from windtunnel.agents.sandbox.live.inspect.syscalls import CREATED, DELETED, MODIFIED, RENAMED
+from windtunnel.agents.sandbox.inspect import Inspector
+from windtunnel.agents.sandbox.inspect.files import MOST, Changes
+from windtunnel.agents.sandbox.inspect.syscalls import CREATED, DELETED, MODIFIED, RENAMED
 
 NAMES = st.sampled_from(["a", "b", "d", "d/a", "d/b", "e", "e/a", "L", "L/a"])
 STEPS = st.lists(

@@ -16,7 +16,7 @@ import pytest
 from inspect_cell import Cell
 
 from support.waiting import until
-from windtunnel.agents.sandbox.live.inspect import Inspector, memory
+from windtunnel.agents.sandbox.inspect import Inspector, memory
 from windtunnel.linux.processes import command_line, state
 
 pytestmark = pytest.mark.root
@@ -240,7 +240,7 @@ def test_a_process_goes_on_as_if_nothing_had_been(victim: subprocess.Popen[bytes
 
 KILLED = """
 import os, sys, time
-from windtunnel.agents.sandbox.live.inspect import memory
+from windtunnel.agents.sandbox.inspect import memory
 from windtunnel.linux import inject
 real = inject.Stopped.registers
 def stuck(self):

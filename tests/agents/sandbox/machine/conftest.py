@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.machine import Machine, leftovers
-from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.machine import Machine, leftovers
 from windtunnel.agents.sandbox.model import SandboxSpec
+from windtunnel.agents.sandbox.place import Home
 
 TOOLS = (
     "bash", "dash", "cat", "chmod", "dd", "env", "head", "id", "ln", "ls", "mkdir", "mkfifo", "mv", "nohup",

@@ -11,7 +11,7 @@ import pytest
 
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.live.machine import Machine
+from windtunnel.agents.sandbox.machine import Machine
 
 pytestmark = pytest.mark.root
 

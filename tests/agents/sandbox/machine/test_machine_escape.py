@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.machine import Machine, addresses, listen_inside
+from windtunnel.agents.sandbox.machine import Machine, addresses, listen_inside
 
 pytestmark = pytest.mark.root
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.live.machine import Cgroup, Machine, collect, leftovers
-from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.machine import Cgroup, Machine, collect, leftovers
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec
+from windtunnel.agents.sandbox.place import Home
 from windtunnel.linux.processes import look
 
 

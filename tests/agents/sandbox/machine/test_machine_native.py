@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.criu import preload, steps
-from windtunnel.agents.sandbox.live.machine import native, walls
+from windtunnel.agents.sandbox.criu import preload, steps
+from windtunnel.agents.sandbox.machine import native, walls
 from windtunnel.base.errors import UserError
 
 BUILDS = {one.what: one for one in (native.PROGRAM, preload.LIMITS, steps.STEPS)}

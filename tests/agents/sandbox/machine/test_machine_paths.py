@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.machine import Machine
-from windtunnel.agents.sandbox.live.machine.channel import Folder
-from windtunnel.agents.sandbox.live.machine.files import get_to, listdir, put
+from windtunnel.agents.sandbox.machine import Machine
+from windtunnel.agents.sandbox.machine.channel import Folder
+from windtunnel.agents.sandbox.machine.files import get_to, listdir, put
 from windtunnel.base.errors import UserError
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.machine import Machine, walls
-from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.machine import Machine, walls
+from windtunnel.agents.sandbox.place import Home
 from windtunnel.linux import mounts, namespaces
 
 pytestmark = pytest.mark.root

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.criu import Criu, find_criu
-from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Cgroup, Machine, walls
-from windtunnel.agents.sandbox.live.place import Externals, Home
+from windtunnel.agents.sandbox.criu import Criu, find_criu
+from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Cgroup, Machine, walls
 from windtunnel.agents.sandbox.model import SandboxSpec
+from windtunnel.agents.sandbox.place import Externals, Home
 
 pytestmark = pytest.mark.root
 

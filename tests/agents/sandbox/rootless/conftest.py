@@ -52,10 +52,10 @@ def _missing(home: Path) -> str:
     python, more = _python()
     if not python:
         return "needs a Python in /usr/bin of this version, which another user can read"
-    if _run([*python, "-c", "import windtunnel.agents.sandbox.live.host"], home, more).returncode:
+    if _run([*python, "-c", "import windtunnel.agents.sandbox.host"], home, more).returncode:
         return "needs packages that another user can read"
     said = _run(
-        [*python, "-c", "from windtunnel.agents.sandbox.live.machine import launch; launch.demand()"],
+        [*python, "-c", "from windtunnel.agents.sandbox.machine import launch; launch.demand()"],
         home,
         more,
     )

@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.agents.sandbox.context import Event
+from windtunnel.agents.sandbox.criu import doctor, rung
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied
-from windtunnel.agents.sandbox.live.context import Event
-from windtunnel.agents.sandbox.live.criu import doctor, rung
-from windtunnel.agents.sandbox.live.files.host_image import Package, fill
-from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.machine import listen_inside
-from windtunnel.agents.sandbox.live.machine.group import STOPPED
-from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.files.host_image import Package, fill
+from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.machine import listen_inside
+from windtunnel.agents.sandbox.machine.group import STOPPED
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, Turn, TurnClass
+from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import decide
 from windtunnel.base.errors import UserError
 from windtunnel.linux import processes

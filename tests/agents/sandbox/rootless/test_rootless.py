@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.machine import launch
+from windtunnel.agents.sandbox.machine import launch
 
 Tell = Callable[..., None]
 STORIES = (

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from windtunnel.agents.sandbox.checkpoint import FAULTS
 from windtunnel.agents.sandbox.errors import LessError, SandboxError
-from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.machine import launch
-from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.machine import launch
 from windtunnel.agents.sandbox.model import Network, SandboxSpec
+from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.protocol import AnyHost
 from windtunnel.base.errors import UserError
 

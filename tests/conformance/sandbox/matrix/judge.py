@@ -17,8 +17,8 @@ from dataclasses import replace
 from benchmarks.agents.sandbox.harness import new_name
 from conformance.sandbox.matrix.arena import Answer, Arena, Told
 from conformance.sandbox.matrix.row import MatrixRow, Outcome, Verdict
+from windtunnel.agents.sandbox.checkpoint import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 
 EVERY = 0.1
 """Seconds between two questions whether the work is in its middle."""

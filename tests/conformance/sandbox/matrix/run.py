@@ -19,7 +19,7 @@ from conformance.sandbox.matrix.languages import LANGUAGES
 from conformance.sandbox.matrix.row import MatrixRow, Outcome, Verdict, folders
 from conformance.sandbox.matrix.servers import SERVERS
 from conformance.sandbox.matrix.tools import TOOLS
-from windtunnel.agents.sandbox.live.files import host_image
+from windtunnel.agents.sandbox.files import host_image
 from windtunnel.base.errors import UserError
 
 SECTION = "matrix"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.place import default_home
+from windtunnel.agents.sandbox.place import default_home
 from windtunnel.base.errors import UserError
 
 SOCKET = "daemon.sock"
@@ -27,10 +27,10 @@ LONGEST = 107
 WATCHDOG: tuple[str, ...] = (
     sys.executable,
     "-I",
-    str(Path(__file__).parents[1] / "live" / "daemon" / "watchdog.py"),
+    str(Path(__file__).parents[1] / "daemon" / "watchdog.py"),
 )
 """Starts the daemon, and starts it again when it dies; see there."""
-COMMAND: tuple[str, ...] = (sys.executable, "-m", "windtunnel.agents.sandbox.live.daemon.server")
+COMMAND: tuple[str, ...] = (sys.executable, "-m", "windtunnel.agents.sandbox.daemon.server")
 LOG = "daemon.log"
 READY_SECONDS = 60.0
 """A daemon takes over the sandboxes of its home before it answers."""

@@ -1,0 +1,141 @@
+"""The parts that a host puts together, and what is weaker of them than it could be, in words.
+
+Snapshots or copies of files, process images or none, and three ways to look at a turn: whatever is missing to
+root, a host opens with what is next below, and says so once. An ordinary user's host copies, compares, and
+has no process images.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from shutil import disk_usage
+
+from windtunnel.agents.sandbox.criu import Criu
+from windtunnel.agents.sandbox.engine import Engine
+from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.agents.sandbox.files import Pool, btrfs
+from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector
+from windtunnel.agents.sandbox.machine import launch
+from windtunnel.agents.sandbox.model import Event, SandboxSpec
+from windtunnel.agents.sandbox.place import Home
+from windtunnel.agents.sandbox.policy import Ceiling, Growth, PolicyName, Retention, Room, Rules, disk_limit
+from windtunnel.agents.sandbox.proxy.attach import HostProxy
+from windtunnel.agents.sandbox.record import SandboxLog
+from windtunnel.agents.sandbox.store import Manifests, PageStore
+from windtunnel.base.errors import UserError
+
+NO_IMAGES = "they are not kept without root"
+"""Why an ordinary user's host keeps no processes."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every operation on a sandbox needs; ``criu`` and ``inspector``: None where there is none."""
+
+    home: Home
+    pool: Pool
+    pages: PageStore
+    manifests: Manifests
+    criu: Criu | None
+    inspector: Inspector | DiffInspector | None
+    engine: Engine
+    rules: Rules
+    retention: Retention
+    policy: PolicyName
+    in_use: list[str]
+    """Checkpoints that are being made or restored, once for each: nothing of them may be dropped."""
+    proxy: HostProxy
+    report: Callable[[Event], None]
+    no_images: str
+    """Why processes are not kept where ``criu`` is None."""
+    """What processes may hold, and whether this host brings it back; the first call may take seconds."""
+
+    def log(self, box: str) -> SandboxLog:
+        """The log of that sandbox, and what decides of it; with the empty name, of the host."""
+        return SandboxLog(box, self.policy, self.home.box(box) if box else self.home.path, self.report)
+
+
+def room_for(context: Context, box: str, what: str) -> None:
+    """Raises SandboxError where the host's disk has no room for ``what`` of sandbox ``box``; where it has,
+    what sandboxes may write follows at once: the last look at it may be of a fuller disk."""
+    disk = disk_usage(context.home.path)
+    room = Room(what, disk.free, disk.total)
+    log = context.log(box)
+    admission = log.decide(room, write=False)
+    if admission.refused:  # that there is room is no news
+        log.decided(room, admission)
+        raise SandboxError(admission.refused)
+    with contextlib.suppress(OSError):  # what held before holds
+        bound_by_disk(context)
+
+
+def bound_by_disk(context: Context) -> bool:
+    """What sandboxes write is bounded by what the host's disk has left, where that can be held. Whether they
+    may write at all is told where it changes. Returns whether the reserve is near. Raises OSError."""
+    log = context.log("")
+    seen = Growth(0, 0, 0)
+
+    def look(boxes: int, near: bool) -> Ceiling:
+        nonlocal seen
+        disk = disk_usage(context.home.path)
+        seen = Growth(disk.free, disk.total, boxes, near)
+        return log.decide(seen, write=False)
+
+    common = context.pool.common
+    if common is None:
+        return False
+    before, now = common.look(look)
+    if bool(now.refused) != bool(before and before.refused):
+        log.decided(seen, now)
+        words = now.refused or "sandboxes may write again: the host's disk has room"
+        context.report(Event("full", "", words))
+    return now.near
+
+
+def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:
+    """Bytes that the sandbox's root may use beyond its image. Raises UserError where it names a limit that
+    cannot be held here."""
+    asked, pool = spec.limits.disk, context.pool
+    why = pool.unbounded(asked=bool(asked))
+    if asked and why:
+        raise UserError(
+            f"sandbox {spec.name}: a limit of {asked >> 20} MiB of disk cannot be held here: {why}; "
+            "leave `disk` away, or say `disk` none"
+        )
+    return disk_limit(asked, pool.usage()[1], bounded=not why)
+
+
+def lacking(
+    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | DiffInspector | None, *, images: bool
+) -> list[str]:
+    """What is weaker here than it could be, and why. ``images``: whether those of
+    processes were asked for."""
+    words = []
+    if pool.kind == "copy":
+        why = btrfs.usable(home.pool) or "the pool was made so"
+        words.append(f"files are kept by copies instead of snapshots, and no disk limit holds: {why}")
+    if images and criu is None:
+        words.append(
+            "processes and their memory are not kept: CRIU is missing; 'windtunnel sandbox setup' installs it"
+        )
+    if inspector is not None and inspector.kind != "ebpf":
+        words.append(f"turns are looked at by {inspector.kind}, which misses {'; '.join(inspector.misses)}")
+    return words
+
+
+def admit(home: Home) -> None:
+    """Raises UserError where this user cannot have a host of sandboxes in ``home``."""
+    launch.demand()
+    nearest = home.path
+    while not os.path.exists(nearest):  # false, too, where this user may not look
+        nearest = nearest.parent
+    if not os.access(nearest, os.W_OK | os.X_OK) or (
+        nearest == home.path and nearest.stat().st_uid != os.geteuid()
+    ):
+        raise UserError(
+            f"sandbox: home {home.path} cannot be used by user {os.geteuid()}; name a folder of your own "
+            "(WINDTUNNEL_SANDBOX_HOME)"
+        )

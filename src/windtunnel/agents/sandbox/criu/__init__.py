@@ -1,0 +1,17 @@
+"""Process images by CRIU: find it, dump and restore with it, say why it refused, install it."""
+
+from windtunnel.agents.sandbox.criu.doctor import Rung, doctor, ladder, rung
+from windtunnel.agents.sandbox.criu.find import find_criu
+from windtunnel.agents.sandbox.criu.install import setup
+from windtunnel.agents.sandbox.criu.run import Criu, DumpStats
+
+__all__ = [
+    "Criu",
+    "DumpStats",
+    "Rung",
+    "doctor",
+    "find_criu",
+    "ladder",
+    "rung",
+    "setup",
+]

@@ -1,0 +1,291 @@
+"""Unpack tarballs that a stranger may have made.
+
+No member may be written outside of the target folder: names are taken relative to it, a name with ``..`` is
+refused, and links among the parents of a member are followed as a process inside the sandbox would follow
+them. A hard link may only name what is in the target already.
+
+The compression is told by the first bytes. zstd needs the ``zstandard`` package.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import stat
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import IO, cast
+
+from windtunnel.agents.sandbox.files.tree import remove, set_extended, set_owner
+from windtunnel.base.errors import UserError
+
+Progress = Callable[[str], None]
+_BROKEN = (
+    tarfile.TarError,
+    EOFError,
+    zlib.error,
+    InvalidOperation,
+    OverflowError,
+    lzma.LZMAError,
+    gzip.BadGzipFile,
+)
+_XATTR = "SCHILY.xattr."
+
+
+@contextmanager
+def opened(source: IO[bytes], what: str, *, to_end: bool = True) -> Iterator[tarfile.TarFile]:
+    """The archive in ``source``, read as a stream; what is wrong with it becomes a UserError.
+
+    ``to_end``: read what follows the last member too, where compressed data has its checksum."""
+    try:
+        with plain(source) as inner, tarfile.open(fileobj=inner, mode="r|") as tar:
+            yield tar
+            while to_end and inner.read(1 << 20):
+                pass
+    except _BROKEN as error:
+        raise UserError(f"{what}: it is no whole tar archive ({error or type(error).__name__})") from error
+    except OSError as error:
+        # bz2 and gzip report damage as plain OSError without a number
+        if error.errno is not None:
+            raise
+        raise UserError(f"{what}: it is no whole tar archive ({error})") from error
+
+
+@contextmanager
+def plain(source: IO[bytes]) -> Iterator[IO[bytes]]:
+    """``source`` less its compression."""
+    buffered = io.BufferedReader(cast(io.RawIOBase, source), 1 << 20)
+    start = buffered.peek(6)[:6]
+    try:
+        if start.startswith(b"\x1f\x8b"):
+            yield cast(IO[bytes], gzip.GzipFile(fileobj=buffered))
+        elif start.startswith(b"\xfd7zXZ\0"):
+            with lzma.open(buffered) as reader:
+                yield reader
+        elif start.startswith(b"BZh"):
+            yield cast(IO[bytes], bz2.BZ2File(buffered))
+        elif start.startswith(b"\x28\xb5\x2f\xfd"):
+            with _zstd(buffered) as unpacked:
+                yield unpacked
+        else:
+            yield buffered
+    finally:
+        buffered.detach()
+
+
+@contextmanager
+def _zstd(source: IO[bytes]) -> Iterator[IO[bytes]]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UserError(
+            "a zstd archive needs the package zstandard: pip install 'windtunnel[agents]'"
+        ) from error
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(
+            source, read_across_frames=True, closefd=False
+        ) as reader:
+            yield cast(IO[bytes], io.BufferedReader(cast(io.RawIOBase, reader), 1 << 20))
+    except zstandard.ZstdError as error:
+        raise tarfile.ReadError(f"damaged zstd data: {error}") from error
+
+
+def digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unpack(path: Path, target: Path, progress: Progress) -> None:
+    """All of the tarball ``path`` into the empty folder ``target``."""
+    progress(f"unpacking {path}")
+    with open(path, "rb", buffering=0) as file, opened(cast(IO[bytes], file), f"image {str(path)!r}") as tar:
+        Unpacker(target, f"image {str(path)!r}").all(tar)
+
+
+class Unpacker:
+    """Writes members below ``target``. With ``layered`` the marks of OCI layers delete what was there
+    before."""
+
+    def __init__(self, target: Path, what: str, *, layered: bool = False) -> None:
+        self._target, self._what, self._layered = target, what, layered
+        self._fresh: set[str] = set()
+        self._folders: dict[str, tarfile.TarInfo] = {}
+
+    def all(self, tar: tarfile.TarFile, first: tarfile.TarInfo | None = None) -> None:
+        """Every member of ``tar`` that is left in the stream, after ``first`` where that was read already."""
+        if first is not None:
+            self._one(tar, first)
+        while (member := tar.next()) is not None:
+            self._one(tar, member)
+            # a stream is read once: what tarfile remembers of it would only grow
+            tar.members.clear()  # type: ignore[attr-defined]
+        # last, because writing into a folder moves its time
+        for name, member in sorted(self._folders.items(), reverse=True):
+            path = self._target / name
+            if path.is_dir() and not path.is_symlink():
+                self._attributes(str(path), member)
+
+    def _one(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        name = self._name(member.name)
+        if name == "":
+            if member.isdir():
+                self._folders[""] = member
+            return
+        path = self._placed(name)
+        if self._layered and path.name.startswith(".wh."):
+            self._white_out(path)
+            return
+        self._cleared(path, member)
+        if member.isdir():
+            path.mkdir(exist_ok=True)
+            self._folders[name] = member
+        elif member.isreg():
+            self._file(tar, member, path)
+        elif member.issym():
+            os.symlink(member.linkname, path)
+        elif member.islnk():
+            origin = self._placed(self._name(member.linkname))
+            if not os.path.lexists(origin) or origin.is_dir():
+                raise UserError(
+                    f"{self._what}: {member.name!r} is a link to {member.linkname!r}, which is not in it"
+                )
+            os.link(origin, path, follow_symlinks=False)
+        elif member.isfifo():
+            os.mkfifo(path)
+        elif member.ischr() or member.isblk():
+            kind = stat.S_IFCHR if member.ischr() else stat.S_IFBLK
+            try:
+                os.mknod(path, kind | 0o600, os.makedev(member.devmajor, member.devminor))
+            except PermissionError:
+                return  # devices need root; a sandbox has its own /dev
+        else:
+            raise UserError(
+                f"{self._what}: {member.name!r} is of a kind that is not supported ({member.type!r})"
+            )
+        self._fresh.add(name)
+        if not member.isdir() and not member.islnk():
+            self._attributes(str(path), member)
+
+    def _name(self, name: str) -> str:
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if ".." in parts or "\0" in name:
+            raise UserError(f"{self._what}: {name!r} points outside of the archive")
+        return "/".join(parts)
+
+    def _placed(self, name: str) -> Path:
+        """Where ``name`` goes: links among its parents are resolved as if ``target`` were ``/``.
+
+        Layers of real images do write through links of lower layers (``lib`` into ``usr/lib``).
+        """
+        found: list[str] = []
+        pending = name.split("/")[::-1]
+        followed = 0
+        while len(pending) > 1:
+            part = pending.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                del found[-1:]
+                continue
+            path = self._target.joinpath(*found, part)
+            try:
+                about = os.lstat(path)
+            except FileNotFoundError:
+                path.mkdir(mode=0o755)
+            else:
+                if stat.S_ISLNK(about.st_mode):
+                    followed += 1
+                    ends = os.readlink(path)
+                    if ends.startswith("/"):
+                        found = []
+                    pending += ends.split("/")[::-1]
+                    if followed > 40:
+                        raise UserError(f"{self._what}: {name!r} leads through a circle of links")
+                    continue
+                if not stat.S_ISDIR(about.st_mode):
+                    raise UserError(f"{self._what}: {name!r} lies below {part!r}, which is no folder")
+            found.append(part)
+        return self._target.joinpath(*found, pending[0])
+
+    def _cleared(self, path: Path, member: tarfile.TarInfo) -> None:
+        """A later member takes the place of an earlier one; folders are merged."""
+        try:
+            about = os.lstat(path)
+        except FileNotFoundError:
+            return
+        if not (member.isdir() and stat.S_ISDIR(about.st_mode)):
+            remove(path)
+
+    def _white_out(self, path: Path) -> None:
+        """``.wh.name`` hides name; ``.wh..wh..opq`` hides all that lower layers put into the folder."""
+        if path.name != ".wh..wh..opq":
+            gone = path.name.removeprefix(".wh.")
+            if gone in ("", ".", ".."):
+                raise UserError(f"{self._what}: {path.name!r} is no mark that a layer may hold")
+            remove(path.with_name(gone))
+            return
+        prefix = os.path.relpath(path.parent, self._target)
+        self._hide(path.parent, "" if prefix == "." else f"{prefix}/")
+
+    def _hide(self, folder: Path, prefix: str) -> None:
+        for entry in list(os.scandir(folder)):
+            inner = f"{prefix}{entry.name}"
+            if inner in self._fresh and entry.is_dir(follow_symlinks=False):
+                self._hide(Path(entry.path), f"{inner}/")
+            elif not any(name == inner or name.startswith(f"{inner}/") for name in self._fresh):
+                remove(Path(entry.path))
+
+    def _file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+        # read below the archive's own files: they would give a hole of gigabytes as zeros
+        source = cast(IO[bytes], tar.fileobj)
+        source.seek(member.offset_data)
+        parts: list[tuple[int, int]] = getattr(member, "sparse", None) or [(0, member.size)]
+        with open(path, "xb") as made:
+            for start, size in parts:
+                made.seek(start)
+                while size > 0 and (block := source.read(min(size, 1 << 20))):
+                    size -= len(block)
+                    if block.count(0) == len(block):
+                        made.seek(len(block), os.SEEK_CUR)
+                    else:
+                        made.write(block)
+                if size:
+                    raise tarfile.ReadError("unexpected end of data")
+            made.truncate(member.size)
+
+    def _attributes(self, path: str, member: tarfile.TarInfo) -> None:
+        set_owner(path, member.uid, member.gid)
+        for key, value in member.pax_headers.items():
+            if key.startswith(_XATTR) and not key.startswith(f"{_XATTR}trusted.overlay."):
+                set_extended(path, key.removeprefix(_XATTR), value.encode("utf-8", "surrogateescape"))
+        if not member.issym():
+            os.chmod(path, member.mode & 0o7777)
+        # the header's text holds nanoseconds, which a float of it cannot
+        when = int(Decimal(member.pax_headers.get("mtime", str(member.mtime))) * 10**9)
+        os.utime(path, ns=(when, when), follow_symlinks=False)
+
+
+def is_layout(path: Path) -> bool:
+    """Whether the tarball is an OCI image layout: it has the mark, and before it nothing that a layout has
+    not."""
+    parts = ("blobs", "index.json", "manifest.json", "repositories")
+    with open(path, "rb", buffering=0) as file:
+        try:
+            with opened(cast(IO[bytes], file), str(path), to_end=False) as tar:
+                for member in tar:
+                    name = member.name.removeprefix("./").strip("/")
+                    if name == "oci-layout":
+                        return True
+                    if name not in ("", ".") and name.split("/")[0] not in parts:
+                        return False
+        except UserError:
+            return False
+    return False

@@ -1,0 +1,346 @@
+"""Roots of sandboxes on btrfs: every image, live root and snapshot is a subvolume.
+
+A snapshot shares every block with its origin, so that it costs a transaction whatever the tree's size; a
+rollback renames one subvolume away and makes a writable snapshot in its place.
+
+Two subvolumes are compared by what each wrote since they parted. btrfs itself knows only the direct parent,
+and forgets it when the parent is removed. So each live root and each snapshot has a note with the chain of
+its origins: (identity, generation up to which both are the same). A note that is missing or belongs to an
+earlier subvolume of the same name only makes the comparison slower.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, Any
+
+from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.agents.sandbox.files import btrfs, stream
+from windtunnel.agents.sandbox.files.common import CommonBound
+from windtunnel.agents.sandbox.files.pool import FLAGS, Pool, checked, faults
+from windtunnel.agents.sandbox.files.quota import FRESHENED, Account, Statement, account_in
+from windtunnel.agents.sandbox.files.tree import Comparison
+from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.base import atomic
+from windtunnel.linux import mounts
+from windtunnel.linux.system import opened
+
+LONGEST = 64
+CHANNEL_MOST = 1 << 30
+"""Bytes of a channel: the outputs that the host has not read yet."""
+FORGOTTEN = 64
+"""Roots that are dropped from one time to the next that their quota groups are."""
+FOREIGN = "the quotas of a btrfs of the host's own are left as they are"
+
+Chain = list[tuple[str, int]]
+"""A subvolume's own identity, then its origins, nearest first."""
+
+
+class BtrfsPool(Pool):
+    """``own``: the file system is a loop file of the pool, unmounted by ``close(unmount=True)``."""
+
+    kind = "btrfs"
+    vouched = "checksums of btrfs"
+
+    def __init__(self, folder: Path, *, own: bool) -> None:
+        super().__init__(folder)
+        self._own = own
+        self._unbounded = self._quotas() if own else FOREIGN
+        self._dropped = 0
+        if own and not self._unbounded:
+            with faults(f"the pool {folder} cannot be used"):
+                self.common = CommonBound(folder, self._lives, self._channels)
+                btrfs.forget_groups(folder)
+
+    def _make(self, path: Path) -> None:
+        btrfs.create(path)
+
+    def _publish(self, made: Path, name: Path) -> None:
+        # as a read-only snapshot, in one step: a read-only subvolume could not be renamed
+        btrfs.snapshot(made, name, read_only=True)
+
+    def _remove(self, path: Path) -> None:
+        btrfs.destroy(path)
+
+    def create(self, box: str, image: str, limit: int | None = None) -> None:
+        origin = self._image(image)
+        self._begin(box, origin, Account(btrfs.subvolume(origin).born, limit=limit))
+
+    def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
+        origin = self._snap(snapshot)
+        stated = self._statement(origin)
+        account = Account(stated.since, stated.used, limit, stated.brought)
+        if account.near(stated.used):
+            account = replace(account, offset=stated.looked_at(origin))
+        try:
+            self._begin(box, origin, account)
+        except PoolError as error:
+            cause = error.__cause__
+            full = isinstance(cause, OSError) and cause.errno == errno.ENOSPC
+            if not full or not (self._lives / box).exists():
+                raise
+            # the root that is given up anyway may hold the room that is missing; its limit is remembered
+            super().drop_box(box)
+            btrfs.waited_for_room(self._folder)
+            self._begin(box, origin, account)
+
+    def _begin(self, box: str, origin: Path, account: Account) -> None:
+        """The live root of ``box`` is a writable snapshot of ``origin``, in place of what it was."""
+        live = self._lives / checked(box)
+        with (
+            faults(f"sandbox {box!r} cannot get a root"),
+            self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as made,
+        ):
+            self._note(made, live, self._chain(origin))
+            if self.common is not None:
+                self.common.root(made)
+            account.hold(made)
+            account.write(self._account(box))
+            self.unmount(box)
+            self._discard(live)
+            os.rename(made, live)
+            channel = self._channels / box
+            new = not channel.exists()
+            self._discard(channel)
+            btrfs.create(channel)
+            if not self._unbounded:
+                btrfs.limit(channel, CHANNEL_MOST)
+            if self.common is not None:
+                self.common.channel(channel, new=new)
+
+    def _discard(self, path: Path) -> None:
+        try:
+            super()._discard(path)
+        except OSError as error:
+            # on a full disk nothing can be renamed, but the kernel keeps room for what frees room
+            if error.errno != errno.ENOSPC or not path.exists():
+                raise
+            btrfs.destroy(path)
+
+    def mount(self, box: str) -> Path:
+        live = self._live(box)
+        with faults(f"the root of sandbox {box!r} cannot be mounted"):
+            return self._show(
+                box,
+                lambda point: os.path.samefile(point, live),
+                lambda point: mounts.bind(live, point, FLAGS),
+            )
+
+    def snapshot(self, box: str, snapshot: str) -> int:
+        live, made = self._live(box), self._unused(snapshot)
+        with faults(f"no snapshot of sandbox {box!r}"):
+            chain, account = self._chain(live), self._accounted(box)
+            btrfs.snapshot(live, made, read_only=True)
+            # what was written was counted when the snapshot was made, and the sandbox stands still
+            counted = btrfs.counted(live)
+            used = account.offset + counted
+            stated = Statement(account.since, used, counted, chain[0][0], account.brought)
+            self._note(made, made, chain, stated)
+        return 0
+
+    def bytes_new(self, snapshot: str, older: str = "") -> int:
+        """Bytes of file data in ``snapshot`` that ``older``, or else its nearest origin but the live root,
+        did not have."""
+        path = self._snap(snapshot)
+        with faults(f"the size of snapshot {snapshot!r} cannot be read"):
+            chain = self._chain(path)
+            since = _parted(self._chain(self._snap(older)), chain) if older else None
+            if since is None:
+                # the first origin of a snapshot is the live root, which has all that the snapshot has
+                since = chain[2][1] if len(chain) > 2 else 0
+            with opened(path) as given:
+                return btrfs.bytes_written(given, since + 1)
+
+    def drop_box(self, box: str) -> None:
+        super().drop_box(box)
+        with faults(f"the root of sandbox {box!r} cannot be removed"):
+            self._note_of(self._lives / box).unlink(missing_ok=True)
+            self._account(box).unlink(missing_ok=True)
+            self._dropped += 1
+            if self.common is not None and self._dropped % FORGOTTEN == 0:
+                btrfs.forget_groups(self._folder)
+
+    def drop_snapshot(self, snapshot: str) -> None:
+        path = self._snaps / checked(snapshot)
+        with faults(f"snapshot {snapshot!r} cannot be removed"):
+            if path.exists():
+                btrfs.destroy(path)
+            self._note_of(path).unlink(missing_ok=True)
+
+    def _compared(self, first: Path, second: Path) -> list[FileChange]:
+        if second.parent == self._lives:
+            btrfs.sync(second)
+        parted = _parted(self._chain(first), self._chain(second))
+        if parted is not None:
+            return _changed_since(first, second, parted + 1)
+        compared = Comparison(first, second, lambda path, old, new: False)
+        compared.trees()
+        return compared.result()
+
+    def flush(self, box: str) -> None:
+        with faults(f"what sandbox {box!r} wrote cannot be flushed"):
+            btrfs.sync(self._live(box))
+
+    def unbounded(self, *, asked: bool) -> str:
+        if asked and self._unbounded == FOREIGN:
+            self._unbounded = self._quotas()
+        return self._unbounded
+
+    def _quotas(self) -> str:
+        """Turn simple quotas on; why that cannot be, or nothing."""
+        try:
+            btrfs.enable_simple_quotas(self._folder)
+        except OSError as error:
+            return "this kernel has no simple quotas" if error.errno == errno.EINVAL else str(error.strerror)
+        return ""
+
+    def settle(self, box: str, snapshot: str) -> None:
+        live, made, account = self._live(box), self._snap(snapshot), self._accounted(box)
+        stated = self._statement(made)
+        if not account.near(stated.used) or stated.of != self._chain(live)[0][0]:
+            return
+        with faults(f"what sandbox {box!r} uses cannot be read"):
+            used = stated.looked_at(made)
+            if used < stated.used:
+                account = replace(account, offset=used - stated.counted)
+                account.write(self._account(box))
+                account.hold(live)
+                self._state(made, replace(stated, used=used))
+
+    @contextmanager
+    def relaxed(self, box: str) -> Iterator[None]:
+        live, account = self._live(box), self._accounted(box)
+        with ExitStack() as stack:
+            with faults(f"the limit of sandbox {box!r} cannot be moved"):
+                account.hold(live, FRESHENED)
+                stack.callback(account.hold, live)
+                if self.common is not None:
+                    stack.enter_context(self.common.raised(FRESHENED))
+            yield
+
+    def _used(self, snapshot: str) -> int:
+        return self._statement(self._snap(snapshot)).used
+
+    def _account(self, box: str) -> Path:
+        return self._notes / f"limit-{checked(box)}"
+
+    def _accounted(self, box: str) -> Account:
+        # a note that was lost is that of a root that begins now
+        return account_in(self._account(box)) or Account(btrfs.subvolume(self._live(box)).born)
+
+    def _statement(self, snapshot: Path) -> Statement:
+        found = self._noted(snapshot)
+        if "account" in found:
+            return Statement(**found["account"])
+        return Statement(btrfs.subvolume(snapshot).born)
+
+    def _state(self, snapshot: Path, stated: Statement) -> None:
+        with suppress(OSError):
+            text = json.dumps({**self._noted(snapshot), "account": asdict(stated)})
+            atomic.replace(self._note_of(snapshot), text.encode())
+
+    @contextmanager
+    def _whole(self, tree: Path) -> Iterator[Path]:
+        yield tree
+
+    def receive(self, snapshot: str, source: IO[bytes], parent: str | None = None) -> None:
+        made = self._unused(snapshot)
+        origin = self._snap(parent) if parent is not None else None
+
+        def make(path: Path) -> None:
+            if origin is None:
+                btrfs.create(path)
+            else:
+                btrfs.snapshot(origin, path, read_only=False)
+
+        with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot, make) as path:
+            used = stream.receive(path, source, parent or "")
+            btrfs.snapshot(path, made, read_only=True)
+            self._note(made, made, [], Statement(btrfs.subvolume(made).born, used, brought=used))
+
+    def sync(self, snapshot: str) -> None:
+        with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):
+            btrfs.sync(self._snap(snapshot))
+
+    def close(self, *, unmount: bool = False) -> None:
+        super().close(unmount=unmount)
+        if unmount and self._own:
+            with faults(f"the pool {self._folder} cannot be unmounted"):
+                # the loop device clears itself with its last user
+                mounts.unmount(self._folder)
+
+    def scrubbed(self) -> tuple[bool, int]:
+        if not self._own:
+            return False, 0
+        try:
+            btrfs.forgotten(btrfs.image_of(self._folder))
+            read, errors = btrfs.scrub(self._folder)
+        except OSError:
+            return False, 0
+        return errors == 0, read
+
+    def _note_of(self, path: Path) -> Path:
+        return self._notes / f"{path.parent.name}-{path.name}"
+
+    def _note(self, made: Path, name: Path, origin: Chain, stated: Statement | None = None) -> None:
+        """Remember that the subvolume ``made``, which ``name`` will be, was just snapshotted from one whose
+        chain is ``origin``, and what a snapshot uses. Where the disk is full, what was made is good without
+        its note."""
+        with suppress(OSError):
+            own = btrfs.subvolume(made)
+            chain = [(identity, min(generation, own.born)) for identity, generation in origin][:LONGEST]
+            note: dict[str, object] = {"of": own.uuid.hex(), "chain": chain}
+            if stated is not None:
+                note["account"] = asdict(stated)
+            self._note_of(name).write_text(json.dumps(note), encoding="ascii")
+
+    def _noted(self, path: Path) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self._note_of(path).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    def _chain(self, path: Path) -> Chain:
+        own = btrfs.subvolume(path)
+        start: Chain = [(own.uuid.hex(), 2**63)]
+        found = self._noted(path)
+        if found.get("of") == own.uuid.hex():
+            return start + [(identity, generation) for identity, generation in found["chain"]]
+        return [*start, (own.parent.hex(), own.born)] if any(own.parent) else start
+
+
+def _parted(first: Chain, second: Chain) -> int | None:
+    """The generation up to which both subvolumes are the same; None where they share no origin."""
+    others = dict(reversed(second))
+    for identity, generation in first:
+        if identity in others:
+            return min(generation, others[identity])
+    return None
+
+
+def _changed_since(first: Path, second: Path, newer: int) -> list[FileChange]:
+    """What differs between two subvolumes that were the same before generation ``newer``."""
+    before, after = btrfs.written_in(first, newer), btrfs.written_in(second, newer)
+    touched = before | after
+    compared = Comparison(
+        first, second, lambda path, old, new: old.st_ino == new.st_ino and old.st_ino not in touched
+    )
+    for path in sorted({*_paths(first, touched), *_paths(second, touched)}):
+        inside = f"/{path}" if path else ""
+        compared.folder(inside)
+        if inside:
+            compared.entry(inside, deep=False)
+    return compared.result()
+
+
+def _paths(subvolume: Path, inodes: set[int]) -> set[str]:
+    """All paths of ``inodes`` in ``subvolume``; an inode that is not in it has none."""
+    with opened(subvolume) as given:
+        return {path for inode in inodes for path in btrfs.paths(given, inode)}

@@ -1,0 +1,445 @@
+"""A pool: images, the live roots of sandboxes, and snapshots of these. What all kinds do alike stands here:
+folders, checked names, drafts, mount points, imports, and what nobody refers to.
+
+A draft is whole before it gets its name. Live roots become visible at mount points of their own.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO
+
+from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.agents.sandbox.files import stream
+from windtunnel.agents.sandbox.files.common import CommonBound
+from windtunnel.agents.sandbox.files.known import Known
+from windtunnel.agents.sandbox.files.source import look_at, told_by
+from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.base.errors import UserError
+from windtunnel.linux import mounts
+from windtunnel.linux.system import locked, opened
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@:-]{0,199}")
+FLAGS = mounts.MS_NOATIME | mounts.MS_NODEV
+"""No device files: an image may bring some, and they would reach this machine's devices. No access times:
+reading must not count as a change."""
+
+
+def checked(name: str) -> str:
+    """``name``, or PoolError where it could lead out of the pool's folders."""
+    if not _NAME.fullmatch(name):
+        raise PoolError(
+            f"{name!r} is no name that a pool can keep: letters, digits and '._+@:-' are accepted"
+        )
+    return name
+
+
+@contextmanager
+def faults(what: str) -> Iterator[None]:
+    """Faults of the system as ``PoolError``, in a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise PoolError(f"{what}: the pool is full; remove checkpoints or give it more room") from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise PoolError(f"{what}: {error.strerror or error}{where}") from error
+
+
+class Pool(ABC):
+    """Every method raises ``PoolError`` for a fault of the machine, ``import_image`` also ``UserError`` for a
+    source that is no image.
+
+    Folders: ``images``, ``live`` and ``snaps`` by name; ``channels``: what each sandbox has beside its root,
+    empty whenever that is new; ``mounts``: where live roots become visible;
+    ``trash``: what is being made or being removed; ``notes``: one small file for each sandbox that has
+    something to remember.
+    """
+
+    kind: str
+    """``btrfs`` or ``copy``."""
+    common: CommonBound | None = None
+    """Holds what all sandboxes write together; None where nothing can."""
+    _may_mount = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        names = ("images", "live", "channels", "snaps", "mounts", "trash", "notes")
+        folders = [folder / name for name in names]
+        self._images, self._lives, self._channels, self._snaps = folders[:4]
+        self._points, self._trash, self._notes = folders[4:]
+        with faults(f"the pool {folder} cannot be used"):
+            for each in folders:
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+
+    def import_image(self, source: str, progress: Callable[[str], None] | None = None) -> str:
+        """Bring an image in (``host``, a folder, a tarball, an OCI layout, an imported name), whole or not at
+        all; its name here."""
+        if source in self.images():
+            return source
+        seen, known = told_by(source), Known(self._folder / "known.json")
+        if seen is not None and (name := known.name(seen)) in self.images():
+            return str(name)
+        found = look_at(source)
+        if seen is not None:
+            known.note(seen, found.name)
+        with locked(self._images):
+            if found.name in self.images():
+                return found.name
+            with faults(f"image {source!r} cannot be imported"), self._draft(found.name) as made:
+                made.chmod(0o755)
+                found.fill(made, progress or (lambda text: None))
+                if seen is not None and seen.changed():
+                    raise UserError(f"image {source!r}: it was changed while it was read; import it again")
+                self._publish(made, self._images / found.name)
+        return found.name
+
+    def images(self) -> list[str]:
+        return sorted(os.listdir(self._images))
+
+    @abstractmethod
+    def create(self, box: str, image: str, limit: int | None = None) -> None:
+        """A live root like the image; a root that the sandbox has already is replaced. ``limit``: bytes that
+        it may use beyond the image, where `unbounded` has no objection."""
+
+    @abstractmethod
+    def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
+        """The live root becomes what the snapshot is. It has to be mounted (again) afterwards. What the
+        snapshot uses beyond its image counts against the ``limit``."""
+
+    @abstractmethod
+    def mount(self, box: str) -> Path:
+        """Where the live root is visible: a mount point of its own with private propagation. Idempotent."""
+
+    def unmount(self, box: str) -> None:
+        """Idempotent; what is busy goes away with its last user."""
+        checked(box)
+        if self._may_mount:
+            with faults(f"the root of sandbox {box!r} cannot be unmounted"):
+                self._hide(box)
+
+    @abstractmethod
+    def snapshot(self, box: str, snapshot: str) -> int:
+        """Keep the live root as it is now, all or nothing; the sandbox is frozen. Bytes copied for it."""
+
+    @abstractmethod
+    def bytes_new(self, snapshot: str, older: str = "") -> int:
+        """Bytes of file data that came with this snapshot, after snapshot ``older`` where one is named;
+        not while a sandbox is frozen, it may take a while."""
+
+    def drop_box(self, box: str) -> None:
+        self.unmount(box)
+        with faults(f"the root of sandbox {box!r} cannot be removed"):
+            self._leave_channel(box)
+            self._discard(self._lives / box)
+            self._discard(self._channels / box)
+
+    def drop_snapshot(self, snapshot: str) -> None:
+        with faults(f"snapshot {snapshot!r} cannot be removed"):
+            self._discard(self._snaps / checked(snapshot))
+
+    def snapshots(self) -> list[str]:
+        return sorted(os.listdir(self._snaps))
+
+    def changed(self, older: str, newer: str | None, box: str | None = None) -> list[FileChange]:
+        """What differs between two snapshots, or a snapshot and the live root of ``box``."""
+        first = self._snap(older)
+        if newer is not None:
+            second = self._snap(newer)
+        elif box is not None:
+            second = self._live(box)
+        else:
+            raise PoolError("to say what changed, name a newer snapshot or the sandbox")
+        with faults(f"what changed since {older!r} cannot be read"):
+            return self._compared(first, second)
+
+    def flush(self, box: str) -> None:
+        """Write to the disk what of the live root lies in memory only, where a snapshot needs that."""
+        self._live(box)
+
+    def unbounded(self, *, asked: bool) -> str:
+        """Why the live roots of this pool cannot be bounded; empty when they can. ``asked``: somebody wants
+        it by name."""
+        return "that needs a btrfs pool"
+
+    def _used(self, snapshot: str) -> int:
+        """Bytes that a snapshot uses beyond its image; 0: not known."""
+        return 0
+
+    def settle(self, box: str, snapshot: str) -> None:
+        """After a snapshot of ``box``: what it deleted no longer counts against its limit."""
+        self._snap(snapshot)
+
+    @contextmanager
+    def relaxed(self, box: str) -> Iterator[None]:
+        """Within the block the host's own few files have room in a root that is full."""
+        yield
+
+    def send(self, snapshot: str, out: IO[bytes], parent: str | None = None) -> None:
+        """Write the snapshot as a tar stream, or what differs from ``parent``."""
+        with faults(f"snapshot {snapshot!r} cannot be sent"):
+            changes = self.changed(parent, snapshot) if parent is not None else None
+            with self._whole(self._snap(snapshot)) as tree:
+                stream.send(tree, out, parent or "", changes, used=self._used(snapshot))
+
+    @abstractmethod
+    def receive(self, snapshot: str, source: IO[bytes], parent: str | None = None) -> None:
+        """Make a snapshot from what ``send`` of any kind of pool wrote."""
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes of the pool's file system that are used, and all of them."""
+        about = os.statvfs(self._folder)
+        return (about.f_blocks - about.f_bfree) * about.f_frsize, about.f_blocks * about.f_frsize
+
+    @abstractmethod
+    def sync(self, snapshot: str) -> None:
+        """The snapshot is on the disk when this returns."""
+
+    vouched = "only that all can be read: this file system keeps no checksums"
+    """What `scrubbed` and `verify` can say of files, in words."""
+
+    def scrubbed(self) -> tuple[bool, int]:
+        """Whether all files of the pool are right on the disk, and bytes read; False where that cannot be
+        told of all at once, or something is damaged: then `verify` says what."""
+        return False, 0
+
+    def verify(self, snapshots: Iterable[str]) -> tuple[dict[str, list[str]], int]:
+        """What of each snapshot is damaged, in words (at most ten a snapshot), and bytes read from the disk,
+        past what the kernel remembers of it."""
+        damage: dict[str, list[str]] = {}
+        seen: dict[tuple[int, int], str] = {}
+        read = 0
+        for snapshot in snapshots:
+            damage[snapshot] = []
+            try:
+                with self._whole(self._snap(snapshot)) as tree:
+                    for wrong, count in _unreadable(tree, seen):
+                        read += count
+                        if wrong and len(damage[snapshot]) < 10:
+                            damage[snapshot].append(wrong)
+            except (PoolError, OSError) as error:
+                damage[snapshot].append(str(error))
+        return damage, read
+
+    def leftovers(self, boxes: set[str], snapshots: set[str]) -> list[str]:
+        """In words: what none of these sandboxes and snapshots, and no process that runs, refers to."""
+        with faults("leftovers of the pool cannot be listed"):
+            return [words for words, _, _ in self._unclaimed(boxes, snapshots)]
+
+    def collect(self, boxes: set[str], snapshots: set[str] | None) -> list[str]:
+        """Remove the leftovers; what was removed, in words. Without ``snapshots`` all of them stay."""
+        removed = []
+        with faults("leftovers of the pool cannot be removed"):
+            for words, path, remove in self._unclaimed(boxes, snapshots):
+                remove(path)
+                removed.append(words)
+        return removed
+
+    def close(self, *, unmount: bool = False) -> None:
+        """With ``unmount`` nothing of the pool stays mounted; else sandboxes run on."""
+        if unmount and self._may_mount:
+            with faults(f"the pool {self._folder} cannot be unmounted"):
+                for name in os.listdir(self._points):
+                    self._hide(name)
+                for name in os.listdir(self._channels):
+                    self._leave_channel(name)
+                while mounts.unmount(self._points):
+                    pass
+
+    @abstractmethod
+    def _make(self, path: Path) -> None:
+        """A new, empty tree."""
+
+    @abstractmethod
+    def _publish(self, made: Path, name: Path) -> None:
+        """A draft that is whole gets its name, in one step."""
+
+    @abstractmethod
+    def _remove(self, path: Path) -> None:
+        """A tree that nothing refers to goes."""
+
+    @abstractmethod
+    def _compared(self, first: Path, second: Path) -> list[FileChange]:
+        """What differs between a snapshot, and another one or a live root."""
+
+    @abstractmethod
+    def _whole(self, tree: Path) -> AbstractContextManager[Path]:
+        """The whole tree that a live root or a snapshot stands for, visible for the block."""
+
+    def _image(self, image: str) -> Path:
+        return self._found(self._images, image, "image")
+
+    def _live(self, box: str) -> Path:
+        return self._found(self._lives, box, "root of sandbox")
+
+    def _snap(self, snapshot: str) -> Path:
+        return self._found(self._snaps, snapshot, "snapshot")
+
+    def _found(self, folder: Path, name: str, what: str) -> Path:
+        path = folder / checked(name)
+        if not path.is_dir():
+            raise PoolError(f"there is no {what} {name!r} in the pool {self._folder}")
+        return path
+
+    def _unused(self, snapshot: str) -> Path:
+        """Where a new snapshot will be."""
+        there = self._snaps / checked(snapshot)
+        if there.exists():
+            raise PoolError(f"there is a snapshot {snapshot!r} in the pool already")
+        return there
+
+    def _discard(self, path: Path) -> None:
+        """Take ``path`` out of use in one step, and remove it; absent is fine."""
+        there = self._trash / f"old-{path.name}-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            os.rename(path, there)
+        except FileNotFoundError:
+            return
+        self._remove(there)
+
+    @contextmanager
+    def _draft(self, name: str, make: Callable[[Path], None] | None = None) -> Iterator[Path]:
+        """A new entry of the trash, to be filled and renamed; whatever is still there afterwards is removed.
+
+        It is locked while its maker lives, so that a collector can tell it from what a killed one left.
+        """
+        path = self._trash / f"new-{name}-{os.getpid()}-{time.monotonic_ns()}"
+        with locked(self._trash):
+            (make or self._make)(path)
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            yield path
+        finally:
+            os.close(held)
+            if path.exists():
+                self._remove(path)
+
+    def _abandoned(self) -> list[Path]:
+        """Entries of the trash at which nobody works any more."""
+        found = []
+        with locked(self._trash):
+            for path in sorted(self._trash.iterdir()):
+                try:
+                    with opened(path) as held:
+                        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        found.append(path)
+                except (BlockingIOError, FileNotFoundError):
+                    continue
+        return found
+
+    def _show(self, box: str, same: Callable[[Path], bool], attach: Callable[[Path], None]) -> Path:
+        """The mount point of ``box``; ``attach`` mounts there unless ``same`` says that the right thing is
+        there."""
+        point = self._points / box
+        if _is_mounted(point) and same(point):
+            return point
+        with locked(self._points):
+            if _is_mounted(point):
+                if same(point):
+                    return point
+                while mounts.unmount(point):
+                    pass
+            if not mounts.at(self._points):
+                # what is mounted below must not spread to other mount namespaces: pivot_root(2) asks for it
+                mounts.bind(self._points, self._points)
+            point.mkdir(exist_ok=True)
+            attach(point)
+        return point
+
+    def _hide(self, box: str) -> None:
+        point = self._points / box
+        while mounts.unmount(point):
+            pass
+        try:
+            point.rmdir()
+        except FileNotFoundError:
+            return
+
+    def _leave_channel(self, box: str) -> None:
+        while self._may_mount and mounts.unmount(self._channels / box):
+            pass
+
+    @contextmanager
+    def _view(self, attach: Callable[[Path], None]) -> Iterator[Path]:
+        """A mount point for a moment, named after this process."""
+        name = f"view-{os.getpid()}-{time.monotonic_ns()}"
+        point = self._show(name, lambda point: False, attach)
+        try:
+            yield point
+        finally:
+            self._hide(name)
+
+    def _unclaimed(
+        self, boxes: set[str], snapshots: set[str] | None
+    ) -> list[tuple[str, Path, Callable[[Path], None]]]:
+        """What nobody refers to: in words, where, and how it is removed."""
+        found: list[tuple[str, Path, Callable[[Path], None]]] = []
+        for point in sorted(self._points.iterdir()):
+            if point.name.startswith("view-"):
+                claimed = os.path.exists(f"/proc/{point.name.split('-')[1]}")
+            else:
+                claimed = point.name in boxes
+            if not claimed:
+                found.append((f"mount {point}", point, lambda path: self._hide(path.name)))
+        for name in sorted({*os.listdir(self._lives), *os.listdir(self._channels)} - boxes):
+            found.append((f"root of sandbox {name}", Path(name), lambda path: self.drop_box(path.name)))
+        for path in sorted(self._snaps.iterdir()):
+            if snapshots is not None and path.name not in snapshots:
+                found.append((f"snapshot {path.name}", path, lambda path: self.drop_snapshot(path.name)))
+        for path in self._abandoned():
+            found.append((f"half-made or discarded {path.name}", path, self._remove))
+        return found
+
+
+def _unreadable(tree: Path, seen: dict[tuple[int, int], str]) -> Iterator[tuple[str, int]]:
+    """Of each file of a tree: what is wrong with it (nothing: empty), and bytes read. ``seen`` holds what was
+    found of inodes that were read before."""
+    failures: list[OSError] = []
+    for folder, _, names in os.walk(tree, onerror=failures.append):
+        for name in names:
+            path = Path(folder, name)
+            inside = "/" + str(path.relative_to(tree))
+            try:
+                about = path.lstat()
+                if not stat.S_ISREG(about.st_mode):
+                    continue
+                key = about.st_dev, about.st_ino
+                if key not in seen:
+                    seen[key] = ""
+                    yield "", _read_cold(path)
+                if seen[key]:
+                    yield f"{inside}: {seen[key]}", 0
+            except OSError as error:
+                seen[key] = error.strerror or str(error)
+                yield f"{inside}: {seen[key]}", 0
+    for failure in failures:
+        yield f"/{os.path.relpath(failure.filename, tree)}: {failure.strerror}", 0
+
+
+def _read_cold(path: Path) -> int:
+    """Read a file from the disk to its end; the bytes read."""
+    with opened(path, os.O_RDONLY | os.O_NOFOLLOW) as file:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        count = 0
+        while piece := os.read(file, 1 << 20):
+            count += len(piece)
+        return count
+
+
+def _is_mounted(point: Path) -> bool:
+    """Whether ``point`` is a mount of its own: cheaper than reading all mounts, and right for binds too."""
+    try:
+        return mounts.mount_id(point) != mounts.mount_id(point.parent)
+    except FileNotFoundError:
+        return False

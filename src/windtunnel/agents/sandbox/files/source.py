@@ -1,0 +1,254 @@
+"""Where a root comes from: this machine's packages, a directory, a tarball or an OCI image layout.
+
+A source is looked at before anything is written: it yields the name under which the pool keeps the image
+(with a digest of what is in it, so that the same thing is imported once) and a function that fills an empty
+folder.
+
+An OCI image layout, a folder or a tarball of it, is what ``skopeo``, ``buildah`` and ``docker save`` make. Of
+an index, the manifest for Linux on this machine's architecture is taken. Every blob is checked against the
+digest that names it before a byte of it is used. Layers are applied in order with their white-outs (OCI image
+specification 1.1: image-layout.md, image-index.md, manifest.md, layer.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from windtunnel.agents.sandbox.files import archive, host_image
+from windtunnel.agents.sandbox.files.known import Look, look
+from windtunnel.agents.sandbox.files.tree import Copier, walk
+from windtunnel.base.errors import UserError
+
+_DIGEST = re.compile(r"(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})")
+_ARCHITECTURES = {
+    "x86_64": "amd64",
+    "aarch64": "arm64",
+    "armv7l": "arm",
+    "ppc64le": "ppc64le",
+    "s390x": "s390x",
+}
+_SMALL = 8 << 20
+"""More bytes than any index, manifest or configuration has."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """``digest``: hexadecimal digest of the manifest."""
+
+    path: Path
+    digest: str
+    layers: tuple[str, ...]
+
+
+def is_layout(folder: Path) -> bool:
+    return (folder / "oci-layout").is_file() and (folder / "index.json").is_file()
+
+
+def read(path: Path) -> Image:
+    """What the layout at ``path`` (folder or tarball) holds for this machine, or UserError."""
+    with ExitStack() as stack:
+        folder = _folder(path, stack)
+        manifest_digest = _chosen(path, folder)
+        manifest = _json(path, _blob(path, folder, manifest_digest).read_bytes(), manifest_digest)
+        layers = manifest.get("layers")
+        if not isinstance(layers, list) or not layers:
+            raise UserError(f"image {str(path)!r}: its manifest names no layers")
+        return Image(path, manifest_digest.split(":")[1], tuple(_digest(path, layer) for layer in layers))
+
+
+def fill(image: Image, target: Path, progress: Callable[[str], None]) -> None:
+    """Apply all layers to the empty folder ``target``."""
+    with ExitStack() as stack:
+        folder = _folder(image.path, stack)
+        for count, layer in enumerate(image.layers, 1):
+            progress(f"layer {count} of {len(image.layers)}")
+            what = f"image {str(image.path)!r}, layer {count}"
+            with (
+                open(_blob(image.path, folder, layer), "rb", buffering=0) as file,
+                archive.opened(cast(IO[bytes], file), what) as tar,
+            ):
+                archive.Unpacker(target, what, layered=True).all(tar)
+
+
+def _folder(path: Path, stack: ExitStack) -> Path:
+    """The layout as a folder; a tarball is unpacked for as long as ``stack`` is open."""
+    if path.is_dir():
+        return path
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-oci-", dir="/var/tmp")))
+    archive.unpack(path, folder, lambda text: None)
+    return folder
+
+
+def _chosen(path: Path, folder: Path) -> str:
+    """Digest of the manifest for Linux on this architecture; an index may name another index."""
+    wanted = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    index = _json(path, (folder / "index.json").read_bytes(), "index.json")
+    offered: list[str] = []
+    for _ in range(4):
+        nested = ""
+        for entry in index.get("manifests") or []:
+            if not isinstance(entry, dict):
+                raise UserError(f"image {str(path)!r}: an index of it is not as the OCI specification says")
+            if "image.index" in str(entry.get("mediaType")) or "manifest.list" in str(entry.get("mediaType")):
+                nested = nested or _digest(path, entry)
+                continue
+            place = entry.get("platform") or _platform(path, folder, _digest(path, entry))
+            if (place.get("os"), place.get("architecture")) == ("linux", wanted):
+                return _digest(path, entry)
+            offered.append(f"{place.get('os')}/{place.get('architecture')}")
+        if not nested:
+            break
+        index = _json(path, _blob(path, folder, nested).read_bytes(), nested)
+    raise UserError(
+        f"image {str(path)!r}: it has nothing for linux/{wanted}; "
+        f"it offers {', '.join(offered) or 'no manifests'}"
+    )
+
+
+def _platform(path: Path, folder: Path, manifest: str) -> dict[str, Any]:
+    """Layouts of one image often leave the platform to the image's own configuration."""
+    found = _json(path, _blob(path, folder, manifest).read_bytes(), manifest)
+    config = _digest(path, found.get("config"))
+    return _json(path, _blob(path, folder, config).read_bytes(), config)
+
+
+def _digest(path: Path, entry: object) -> str:
+    found = entry.get("digest") if isinstance(entry, dict) else None
+    if not isinstance(found, str) or not _DIGEST.fullmatch(found):
+        raise UserError(f"image {str(path)!r}: {found!r} is no digest; accepted are sha256 and sha512")
+    return found
+
+
+def _blob(path: Path, folder: Path, digest: str) -> Path:
+    """The file of a blob whose bytes are what its name says."""
+    algorithm, value = digest.split(":")
+    blob = folder / "blobs" / algorithm / value
+    if not blob.is_file():
+        raise UserError(f"image {str(path)!r}: blob {digest[:19]}... is missing")
+    with open(blob, "rb") as file:
+        if hashlib.file_digest(file, algorithm).hexdigest() != value:
+            raise UserError(f"image {str(path)!r}: blob {digest[:19]}... is damaged, its digest differs")
+    return blob
+
+
+def _json(path: Path, raw: bytes, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(raw) if len(raw) < _SMALL else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"image {str(path)!r}: {name[:19]} is not as the OCI specification says")
+    return found
+
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """``fill`` makes the root in an empty folder; what it raises leaves that folder to its caller."""
+
+    name: str
+    fill: Callable[[Path, Progress], None]
+
+
+def told_by(source: str) -> Look | None:
+    """The one file that says all of what ``source`` is, as it is now; None where there are many."""
+    if source == "host":
+        return look(host_image.STATUS, f"host-{host_image.RECIPE}")
+    if source.startswith("host+"):
+        return None
+    path = _path(source)
+    return look(path, "tarball") if path.is_file() and os.access(path, os.R_OK) else None
+
+
+def _path(source: str) -> Path:
+    try:
+        path = Path(source).expanduser().resolve()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        words = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"image {source[:80]!r}: it cannot be looked for ({words})") from error
+    return path
+
+
+def look_at(source: str) -> Source:
+    """What ``source`` is, or UserError in one sentence."""
+    if source == "host" or source.startswith("host+"):
+        extra, folders = host_image.more(source)
+        packages = host_image.chosen_packages(extra=extra)
+        parts = [host_image.digest(packages), *map(_digest_of_path, folders)]
+        digest = hashlib.blake2s(repr((parts, folders)).encode(), digest_size=6).hexdigest()
+        return Source(
+            f"host-{digest if folders else parts[0]}",
+            lambda target, progress: host_image.fill(target, packages, progress, folders=folders),
+        )
+    path = _path(source)
+    if not path.exists():
+        raise UserError(
+            f"image {source!r}: there is no such image, file or folder; accepted are 'host', "
+            "'host+PACKAGE,/FOLDER', the name of an imported image, a folder, a tarball, or an OCI image "
+            "layout (folder or tarball)"
+        )
+    if not os.access(path, os.R_OK):
+        raise UserError(f"image {source!r}: it cannot be read")
+    if path.is_dir():
+        if is_layout(path):
+            return _of_layout(path)
+        return Source(
+            _name(path, _digest_of_folder(path)), lambda target, progress: _copy(path, target, progress)
+        )
+    if not path.is_file():
+        raise UserError(f"image {source!r}: it is neither a folder nor a file")
+    if archive.is_layout(path):
+        return _of_layout(path)
+    return Source(
+        _name(path, archive.digest(path)), lambda target, progress: archive.unpack(path, target, progress)
+    )
+
+
+def _of_layout(path: Path) -> Source:
+    image = read(path)
+    return Source(_name(path, image.digest), lambda target, progress: fill(image, target, progress))
+
+
+def _name(path: Path, digest: str) -> str:
+    base = re.sub(r"(\.(tar|tgz|tzst|txz|gz|xz|zst|oci))+$", "", path.name.lower())
+    base = re.sub(r"[^a-z0-9._-]+", "-", base).strip("-._")[:40] or "image"
+    return f"{base}-{digest[:12]}"
+
+
+def _copy(path: Path, target: Path, progress: Progress) -> None:
+    progress(f"copying {path}")
+    Copier().tree(str(path), str(target), leave_out=lambda inner: target == Path(inner))
+
+
+def _digest_of_path(path: Path) -> str:
+    if path.is_dir():
+        return _digest_of_folder(path)
+    about = path.stat()
+    return repr((about.st_mode, about.st_uid, about.st_gid, about.st_size, about.st_mtime_ns))
+
+
+def _digest_of_folder(path: Path) -> str:
+    """Of names, kinds, modes, owners, sizes and times: bytes are not read, as copying tools do not either."""
+    found = hashlib.blake2s(digest_size=6)
+    try:
+        for entry in walk(str(path)):
+            about = entry.stat(follow_symlinks=False)
+            ends = os.readlink(entry.path) if entry.is_symlink() else ""
+            told = (about.st_mode, about.st_uid, about.st_gid, about.st_size, about.st_mtime_ns, ends)
+            found.update(repr((entry.path, *told)).encode())
+    except OSError as error:
+        raise UserError(f"image {str(path)!r}: {error.filename} cannot be read ({error.strerror})") from error
+    return found.hexdigest()

@@ -1,0 +1,6 @@
+"""What a sandbox's turn did: net changes of files, and what its processes did."""
+
+from windtunnel.agents.sandbox.inspect.diff import DiffInspector
+from windtunnel.agents.sandbox.inspect.inspector import Inspector
+
+__all__ = ["DiffInspector", "Inspector"]

@@ -1,0 +1,240 @@
+"""What the events of one sandbox say of its files: the net effect of a stream of changes.
+
+What was born and is gone again does not count. For every path that was touched it is remembered whether it
+existed when the window began, as far as the stream tells: a path that is created was not there before, one
+that is deleted or written was, and the target of a rename may or may not have been. Whether it exists *now*
+is asked of the tree itself at the end, so the order in which two processes' events arrive cannot hide a
+change. All doubt falls on the side of a change.
+
+Source: the net-change rule of Crab (arXiv 2604.28138), section 4.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from windtunnel.agents.sandbox.inspect.kernel import Event
+from windtunnel.agents.sandbox.inspect.paths import Root
+from windtunnel.agents.sandbox.inspect.syscalls import (
+    CREATED,
+    DELETED,
+    METADATA,
+    MODIFIED,
+    NUMBERS,
+    RENAMED,
+)
+from windtunnel.agents.sandbox.model import Change, Doubt, FileChange, Part
+
+MOST = 50_000
+"""Paths that are remembered; beyond, only that there were more."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    before: bool | None
+    """Did it exist at the start? None: not known."""
+    replaced: bool = False
+    modified: bool = False
+    moved_in: bool = False
+
+
+@dataclass
+class Changes:
+    """Paths are absolute byte strings, without symbolic links in their directories."""
+
+    _entries: dict[bytes, _Entry] = field(default_factory=dict)
+    overflow: int = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _touched(self, path: bytes, before: bool | None) -> _Entry:
+        entry = self._entries.get(path)
+        if entry is None:
+            entry = _Entry(False if before is not False and self._below_new(path) else before)
+            if len(self._entries) < MOST:
+                self._entries[path] = entry
+            else:
+                self.overflow += 1
+        return entry
+
+    def _below_new(self, path: bytes) -> bool:
+        """Was a directory above it made or moved here within the window? Then nothing of this name was
+        there before, or its removal would be known."""
+        at = path.rfind(b"/")
+        while at > 0:
+            entry = self._entries.get(path[:at])
+            if entry is not None and (entry.before is False or entry.moved_in):
+                return True
+            at = path.rfind(b"/", 0, at)
+        return False
+
+    def note(self, op: int, path: bytes) -> None:
+        """Take in what happened to a path. RENAMED: it is the target, the source counts as deleted."""
+        entry = self._touched(path, False if op == CREATED else None if op == RENAMED else True)
+        entry.replaced |= op in (CREATED, DELETED, RENAMED)
+        entry.modified |= op == MODIFIED
+        entry.moved_in |= op == RENAMED
+
+    def net(
+        self, lstat: Callable[[bytes], os.stat_result | None], most: int = 4096
+    ) -> tuple[list[FileChange], int]:
+        """Up to ``most`` changes that remain, and how many there are."""
+        found: list[FileChange] = []
+        total = self.overflow
+        for path, entry in self._entries.items():
+            now = lstat(path)
+            if now is None and entry.before is False:
+                continue
+            total += 1
+            if len(found) < most:
+                size = now.st_size if now is not None and stat.S_ISREG(now.st_mode) else 0
+                found.append(FileChange(os.fsdecode(path), _word(entry, now is not None), size))
+        return found, total
+
+
+def _word(entry: _Entry, exists: bool) -> Change:
+    if not exists:
+        return "deleted"
+    if entry.before is None:
+        return "renamed"
+    if entry.before is False or entry.replaced:
+        return "created"
+    return "modified" if entry.modified else "metadata"
+
+
+LISTED = 4096
+_NUMBERS = NUMBERS.get(platform.machine(), {})
+_SYMLINK = {_NUMBERS.get("symlink"), _NUMBERS.get("symlinkat")} - {None}
+_LINK = {_NUMBERS.get("link"), _NUMBERS.get("linkat")} - {None}
+
+
+class Window:
+    """Changes of the files of one sandbox since a snapshot."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """A new window begins."""
+        with self._lock:
+            self._kept, self._elsewhere = Changes(), Changes()
+            self._links: set[bytes] = set()
+            self._nameless: set[int] = set()
+            self._doubts: dict[Doubt, None] = {}
+
+    def add(self, event: Event) -> None:
+        """Take one event in. One that cannot be told leaves a doubt, and the reader goes on."""
+        with self._lock:
+            try:
+                self._add(event)
+            except (OSError, ValueError) as error:
+                self._unsure(f"an event was not understood ({error})")
+
+    def _add(self, event: Event) -> None:
+        if event.cut:
+            self._unsure("a path was too long to be read")
+        base = self._root.inside(event.device, event.names)
+        if base is None:
+            self._root.refresh()
+            base = self._root.inside(event.device, event.names)
+        if event.mode:
+            self._open_file(event, base)
+            return
+        if base is None:
+            self._unsure("a change on no known mount")
+            return
+        path = self._root.resolved(base, event.path)
+        self._through_proc(path)
+        if event.op == RENAMED:
+            self._root.forget()
+            base2 = self._root.inside(event.device2, event.names2)
+            if base2 is None:
+                self._unsure("a change on no known mount")
+                return
+            new = self._root.resolved(base2, event.path2)
+            self._through_proc(new)
+            if b"/" in event.path + event.path2:
+                self._through_link(path, new)
+            if path in self._links:
+                self._links.add(new)
+            self._note(DELETED, path)
+            self._note(RENAMED, new)
+            return
+        if b"/" in event.path:
+            self._through_link(path)
+        if event.op == CREATED:
+            self._root.forget()
+            if event.number in _SYMLINK or (event.number in _LINK and self._may_be_link(path)):
+                self._links.add(path)
+        elif event.op in (METADATA, MODIFIED):
+            if path in self._links:
+                self._unsure("a change through a link that was just made")
+            path = self._root.followed(path)
+        self._note(event.op, path)
+
+    def _unsure(self, words: str) -> None:
+        self._doubts[Doubt(Part.FILES, words)] = None
+
+    def touched(self, path: bytes) -> None:
+        """The host itself wrote a path inside."""
+        with self._lock:
+            self._note(MODIFIED, self._root.followed(path))
+
+    def _open_file(self, event: Event, path: bytes | None) -> None:
+        if path is None:
+            self._nameless.add(event.pid)
+        elif event.links or event.op == CREATED:
+            self._note(event.op, path)
+
+    def _changes(self, path: bytes) -> Changes | None:
+        place = self._root.place(path)
+        return self._kept if place == "root" else self._elsewhere if place == "elsewhere" else None
+
+    def _note(self, op: int, path: bytes) -> None:
+        changes = self._changes(path)
+        if changes is not None:
+            changes.note(op, path)
+
+    def _through_link(self, *paths: bytes) -> None:
+        """A link that was made and perhaps moved within the window may have led elsewhere at the time."""
+        for path in paths:
+            at = path.rfind(b"/") if self._links else 0
+            while at > 0:
+                if path[:at] in self._links and not self._known(path[:at]):
+                    self._unsure("a change through a link that was just made")
+                at = path.rfind(b"/", 0, at)
+
+    def _through_proc(self, path: bytes) -> None:
+        """Nothing can be made or removed in /proc itself: the path led through a link of a process."""
+        if not self._root.is_channel(path) and self._root.place(path) == "ignored":
+            self._unsure("a change by a path through /proc or /dev")
+
+    def _may_be_link(self, path: bytes) -> bool:
+        now = self._root.lstat(path)
+        return now is None or stat.S_ISLNK(now.st_mode)
+
+    def _known(self, path: bytes) -> bool:
+        """Is it a plain directory after all?"""
+        now = self._root.lstat(path)
+        return now is not None and stat.S_ISDIR(now.st_mode)
+
+    def effect(self, alive: Collection[int]) -> tuple[list[FileChange], int, list[Doubt]]:
+        """Net changes, how many there are in all, and doubts."""
+        with self._lock:
+            doubts = list(self._doubts)
+            found, total = self._kept.net(self._root.lstat, LISTED)
+            gone, count = self._elsewhere.net(self._root.lstat_elsewhere, 1)
+        if count:
+            path = gone[0].path if gone else "a file"
+            doubts.append(Doubt(Part.PROCESSES, f"{path} is kept by process images only and was changed"))
+        if self._nameless & set(alive):
+            doubts.append(Doubt(Part.PROCESSES, "a process wrote to a file in memory that has no name"))
+        return found, total, doubts

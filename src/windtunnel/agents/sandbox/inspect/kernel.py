@@ -1,0 +1,266 @@
+"""The kernel side: programs, maps and ring, shared by all sandboxes that one process watches.
+
+A program at every system call taxes all processes of the host, so the programs are attached with the first
+sandbox that is watched and detached with the last. Each sandbox has a slot; loss of events, doubts and counts
+are kept by slot, so that a storm in one sandbox puts no other in doubt.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import select
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from windtunnel.agents.sandbox.errors import InspectError
+from windtunnel.agents.sandbox.inspect.syscalls import DOUBTS, rules_of
+from windtunnel.linux import LinuxError, bpf
+from windtunnel.linux.bpf import Ring
+
+OBJECT = bpf.Object(Path(__file__).parent / "bpf" / "turn.bpf.c", "windtunnel.agents.sandbox.inspect.kernel")
+SLOTS = 1024
+RING = 1 << 22
+DOUBTS_EACH = 16
+CUT = 1
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+_HEADER = struct.Struct("<IIHHBBxxIIIHHHH")
+_REGISTERS = {
+    "x86_64": ("orig_ax", ("di", "si", "dx", "r10", "r8", "r9")),
+    "aarch64": ("syscallno", ("orig_x0", *(f"regs+{8 * number}" for number in range(1, 6)))),
+}
+_FOREIGN = {"x86_64": ("thread_info.status", 2), "aarch64": ("thread_info.flags", 1 << 22)}
+
+
+class Event(NamedTuple):
+    """One change of a file, as the kernel saw it. Names are those from the root of the file system that
+    ``device`` tells (as in mountinfo: major, minor); ``path`` is what the process passed, relative to them.
+    """
+
+    pid: int
+    number: int
+    op: int
+    cut: bool
+    mode: int
+    links: int
+    device: int
+    names: bytes
+    path: bytes
+    device2: int
+    names2: bytes
+    path2: bytes
+
+
+@dataclass(frozen=True)
+class Count:
+    inputs: int = 0
+    writes: int = 0
+    execs: int = 0
+
+
+def _names(pieces: bytes) -> bytes:
+    """``b"a\\0tmp\\0"`` (leaf first) as ``b"/tmp/a"``."""
+    return b"/" + b"/".join(reversed(pieces[:-1].split(b"\0"))) if pieces else b"/"
+
+
+def decoded(record: bytes) -> tuple[int, Event]:
+    """Slot and event of one record of the ring."""
+    slot, pid, number, mode, op, flags, links, device, device2, *ends = _HEADER.unpack_from(record)
+    base1, path1, base2, path2 = (_HEADER.size + end for end in ends)
+    return slot, Event(
+        pid,
+        number,
+        op,
+        bool(flags & CUT),
+        mode,
+        links,
+        device,
+        _names(record[_HEADER.size : base1]),
+        record[base1:path1].rstrip(b"\0"),
+        device2,
+        _names(record[path1:base2]) if base2 > path1 else b"/",
+        record[base2:path2].rstrip(b"\0") if base2 > _HEADER.size else b"",
+    )
+
+
+@functools.cache
+def _configuration() -> bytes:
+    """``struct config`` of the program, for this kernel."""
+    types, machine = bpf.kernel_types(), platform.machine()
+    number, registers = _REGISTERS[machine]
+    foreign, mask = _FOREIGN[machine]
+
+    def register(name: str) -> int:
+        field, _, plus = name.partition("+")
+        return types.offset(f"pt_regs.{field}") + int(plus or 0)
+
+    fields = (
+        "task_struct.fs", "task_struct.files", "task_struct.signal", "task_struct.tgid",
+        f"task_struct.{foreign}", mask, "fs_struct.root", "fs_struct.pwd", "path.dentry",
+        "files_struct.fdt", "fdtable.max_fds", "fdtable.fd", "file.f_path|__f_path", "file.f_inode",
+        "file.f_mode", "dentry.d_parent", "dentry.d_name|__d_name.name", "dentry.d_sb", "inode.i_mode",
+        "inode.i_sb", "inode.i_ino", "inode.i_nlink|__i_nlink", "super_block.s_dev", "signal_struct.live",
+        "kernel_siginfo.si_code",
+    )  # fmt: skip
+    values = [field if isinstance(field, int) else types.offset(field) for field in fields]
+    values += [register(number), *map(register, registers)]
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+def missing() -> str:
+    """Why the programs cannot be used here, in words; empty when they can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    if platform.machine() not in _REGISTERS:
+        return f"no program for machines of the kind {platform.machine()}"
+    if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
+        return "this process is not in the machine's first pid namespace"
+    try:
+        _configuration()
+        kernel = Kernel(lambda slot, event: None)
+        try:
+            kernel.open()
+        finally:
+            kernel.close()
+    except (InspectError, LinuxError) as error:
+        return str(error)
+    except OSError as error:
+        return f"BPF maps or programs cannot be made: {error.strerror}"
+    return ""
+
+
+class Kernel:
+    """Programs, maps, ring and its reader. ``sink`` gets every event, in the ring's order, under a lock."""
+
+    def __init__(self, sink: Callable[[int, Event], None]) -> None:
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._open = False
+        self._maps: dict[str, bpf.Map] = {}
+        self._links: list[int] = []
+        self._ring: Ring | None = None
+        self._stop = -1
+        self._reader: threading.Thread | None = None
+        self.broken = ""
+        """Why events may not have been handed on yet, in words; empty after a whole ``drain``."""
+
+    def open(self) -> None:
+        """Load and attach (idempotent). Raises InspectError or OSError; then nothing is attached."""
+        if self._open:
+            return
+        configuration = _configuration()
+        try:
+            self._maps = {
+                "config": bpf.Map(bpf.ARRAY, 4, len(configuration), 1),
+                "rules": bpf.Map(bpf.ARRAY, 4, 8, 512),
+                "slots": bpf.Map(bpf.HASH, 8, 8, SLOTS),
+                "counts": bpf.Map(bpf.HASH, 8, 24, 65536),
+                "written": bpf.Map(bpf.LRU_HASH, 24, 4, 65536),
+                "lost": bpf.Map(bpf.ARRAY, 4, 8, SLOTS),
+                "doubts": bpf.Map(bpf.ARRAY, 4, 8, SLOTS * DOUBTS_EACH),
+                "scratch": bpf.Map(bpf.PERCPU_ARRAY, 4, 36 + 16384 + 4096, 1),
+                "ring": bpf.Map(bpf.RINGBUF, 0, 0, RING),
+            }
+            self._maps["config"][bytes(4)] = configuration
+            for number, rule in rules_of(platform.machine()).items():
+                self._maps["rules"][struct.pack("<I", number)] = rule.packed()
+            self._ring = Ring(self._maps["ring"].fd, RING)
+            for program in OBJECT.programs():
+                code = bpf.loaded(program, self._maps)
+                try:
+                    self._links.append(bpf.attached(code, program.name))
+                finally:
+                    os.close(code)
+            self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        except BaseException:
+            self._release()
+            raise
+        self._open = True
+        self._reader = threading.Thread(target=self._read, name="windtunnel-inspect", daemon=True)
+        self._reader.start()
+
+    def close(self) -> None:
+        """Detach and forget (idempotent)."""
+        if not self._open:
+            return
+        self._open = False
+        os.eventfd_write(self._stop, 1)
+        if self._reader is not None:
+            self._reader.join()
+        with self._lock:
+            self._release()
+
+    def _release(self) -> None:
+        for link in self._links:
+            os.close(link)
+        if self._ring is not None:
+            self._ring.close()
+        for one in self._maps.values():
+            one.close()
+        if self._stop >= 0:
+            os.close(self._stop)
+        self._links, self._ring, self._maps, self._stop = [], None, {}, -1
+
+    def _read(self) -> None:
+        assert self._ring is not None
+        poll = select.poll()
+        poll.register(self._ring.fd, select.POLLIN)
+        poll.register(self._stop, select.POLLIN)
+        while self._open:
+            # events do not wake the reader before the ring is an eighth full
+            ready = poll.poll()
+            if any(fd == self._stop for fd, _ in ready):
+                return
+            self.drain()
+
+    def drain(self) -> None:
+        """Hand on everything that happened before this call."""
+        with self._lock:
+            if self._ring is None:
+                return
+            try:
+                for record in self._ring.drain():
+                    self._sink(*decoded(record))
+                self.broken = ""
+            except LinuxError as error:
+                self.broken = f"files: {error}"
+
+    def add(self, slot: int, cgroup: Path, epoch: int) -> int:
+        """Watch the processes of a cgroup (v2): its id, for ``set_epoch`` and ``remove``."""
+        identity = os.stat(cgroup).st_ino
+        self.set_epoch(identity, slot, epoch)
+        return identity
+
+    def set_epoch(self, identity: int, slot: int, epoch: int) -> None:
+        self._maps["slots"][struct.pack("<Q", identity)] = struct.pack("<II", slot, epoch & 0xFFFFFFFF)
+
+    def remove(self, identity: int, slot: int) -> None:
+        self._maps["slots"].remove(struct.pack("<Q", identity))
+        for key in list(self._maps["counts"]):
+            if struct.unpack_from("<I", key)[0] == slot:
+                self._maps["counts"].remove(key)
+
+    def count(self, slot: int, pid: int) -> Count:
+        value = self._maps["counts"].get(struct.pack("<II", slot, pid))
+        return Count(*struct.unpack("<QQQ", value)) if value else Count()
+
+    def lost(self, slot: int) -> int:
+        value = self._maps["lost"].get(struct.pack("<I", slot))
+        return int(struct.unpack("<Q", value)[0]) if value else 0
+
+    def doubts(self, slot: int) -> tuple[int, ...]:
+        """How often each of ``syscalls.DOUBTS`` was raised, ever."""
+        found = []
+        for number in range(len(DOUBTS)):
+            value = self._maps["doubts"].get(struct.pack("<I", slot * DOUBTS_EACH + number))
+            found.append(int(struct.unpack("<Q", value)[0]) if value else 0)
+        return tuple(found)
+
+
+if __name__ == "__main__":
+    OBJECT.rebuild()

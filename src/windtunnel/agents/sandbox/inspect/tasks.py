@@ -1,0 +1,352 @@
+"""What the processes of one sandbox did since a process image was taken, by what /proc tells of them: which
+there are, whether they ran, what they have open."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import stat
+import termios
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.agents.sandbox.errors import InspectError
+from windtunnel.agents.sandbox.inspect import memory
+from windtunnel.agents.sandbox.inspect.kernel import Count
+from windtunnel.agents.sandbox.model import ProcessEffect, References
+from windtunnel.agents.sandbox.place import CHANNEL
+from windtunnel.linux import processes
+from windtunnel.linux.system import copied_descriptor
+
+_CHANNEL = f"/{CHANNEL}/"
+ARM_SECONDS = 0.5
+"""All trackers of one sandbox together may take this long; what is left over stays unknown."""
+
+Key = tuple[int, int]
+"""Pid and start time: a pid alone may be another process by now."""
+Descriptors = frozenset[tuple[str, str, int]]
+"""Number, target, and what waits there or where it stands: in a form that compares."""
+
+
+@dataclass(frozen=True)
+class Alive:
+    """One process at one moment. ``ran`` differs when any of its threads ran in between."""
+
+    pid: int
+    started: int
+    command: str
+    cpu: float
+    ran: tuple[int, ...]
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 1 << 16)
+    finally:
+        os.close(fd)
+
+
+def alive(pid: int) -> Alive | None:
+    """None: it ended, or is a zombie."""
+    words = processes.stat(pid)
+    if not words or words[0] in "ZX":
+        return None
+    try:
+        command = _read(f"/proc/{pid}/comm").rstrip(b"\n").decode(errors="replace")
+        threads = [str(pid)] if words[17] == "1" else os.listdir(f"/proc/{pid}/task")
+        ran = [int(words[11]), int(words[12]), len(threads)]
+        for thread in threads:
+            ran.extend(_ran(pid, thread))
+    except (OSError, ValueError, IndexError):
+        return None
+    cpu = (int(words[11]) + int(words[12])) / processes.TICKS
+    return Alive(pid, int(words[19]), command, cpu, tuple(ran))
+
+
+def _ran(pid: int, thread: str) -> list[int]:
+    """Nanoseconds that a thread ran, or where the kernel does not count them, how often it was switched."""
+    try:
+        return [int(_read(f"/proc/{pid}/task/{thread}/schedstat").split()[0])]
+    except FileNotFoundError:
+        lines = _read(f"/proc/{pid}/task/{thread}/status").splitlines()
+        return [int(line.split()[1]) for line in lines if b"ctxt_switches" in line]
+
+
+def opened(pid: int, seen: Callable[[str], str], *, positions: bool = False) -> Descriptors:
+    """What a process has open: number and target of each descriptor, with the bytes that wait in a pipe or
+    socket and, on request, the position in a regular file. The channel's own files do not count."""
+    found: list[tuple[str, str, int]] = []
+    with contextlib.suppress(OSError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    target = seen(os.readlink(f"/proc/{pid}/fd/{number}"))
+                    if target.startswith(_CHANNEL):
+                        continue
+                    waiting = 0
+                    if target.startswith(("pipe:", "socket:")):
+                        waiting = _waiting(pidfd, int(number))
+                    elif positions and target.startswith("/") and not target.startswith("/dev/"):
+                        waiting = _position(pid, number)
+                    found.append((number, target, waiting))
+        finally:
+            os.close(pidfd)
+    return frozenset(found)
+
+
+def _waiting(pidfd: int, number: int) -> int:
+    """Bytes that wait to be read from a pipe or socket of another process; -1: not known."""
+    try:
+        fd = copied_descriptor(pidfd, number)
+    except OSError:
+        return -1
+    try:
+        count = array.array("i", [0])
+        fcntl.ioctl(fd, termios.FIONREAD, count)
+        return count[0]
+    except OSError:
+        return -1
+    finally:
+        os.close(fd)
+
+
+def _position(pid: int, number: str) -> int:
+    mode = os.stat(f"/proc/{pid}/fd/{number}").st_mode
+    return int(_read(f"/proc/{pid}/fdinfo/{number}").split()[1]) if stat.S_ISREG(mode) else 0
+
+
+def shared(pid: int, seen: Callable[[str], str]) -> list[str]:
+    """Files of the sandbox that a process has mapped shared and writable."""
+    found = []
+    with contextlib.suppress(OSError):
+        for each in processes.mappings(pid):
+            if each.rights[1] == "w" and each.rights[3] == "s" and each.path:
+                path = seen(each.path)
+                if path.endswith(" (deleted)"):
+                    continue
+                if path.startswith("/") and not path.startswith(("/dev/", "/memfd:", "/SYSV", _CHANNEL)):
+                    found.append(path)
+    return found
+
+
+def referred(pid: int, seen: Callable[[str], str]) -> tuple[set[str], set[str]]:
+    """All paths inside that a process refers to, and those whose size a restore insists on.
+
+    These are the mapped ones, and open regular files, except those that are open for appending alone (CRIU,
+    files-reg.c: the size is compared for whoever may read, or write at a position).
+    """
+    mapped: set[str] = set()
+    others: set[str] = set()
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+        mapped = {line[at:] for line in text.splitlines() if (at := line.find("/")) > 0}
+        folder = f"/proc/{pid}/fd"
+        links = [f"{folder}/{number}" for number in os.listdir(folder)]
+        for link in (*links, f"/proc/{pid}/cwd", f"/proc/{pid}/exe", f"/proc/{pid}/root"):
+            with contextlib.suppress(OSError):
+                others.add(path := os.readlink(link))
+                if link in links and path.startswith("/") and not _appends_or_other(pid, link):
+                    mapped.add(path)
+    mapped_inside = _inside({_plain(path) for path in mapped}, seen)
+    return mapped_inside | _inside(others, seen), mapped_inside
+
+
+def references(tasks: Tasks, seen: Callable[[str], str]) -> References:
+    """The paths inside that processes refer to, while they stand still."""
+    paths: set[str] = set()
+    mapped: set[str] = set()
+    for pid, _ in tasks.alive():
+        some, of_memory = referred(pid, seen)
+        paths |= some
+        mapped |= of_memory
+    return References(frozenset(paths), frozenset(mapped))
+
+
+def _appends_or_other(pid: int, link: str) -> bool:
+    """Whether a descriptor is no regular file, or one that is open for appending alone."""
+    if not stat.S_ISREG(os.stat(link).st_mode):
+        return True
+    flags = int(_read(f"/proc/{pid}/fdinfo/{link.rpartition('/')[2]}").split(b"flags:")[1].split()[0], 8)
+    return flags & os.O_ACCMODE == os.O_WRONLY and bool(flags & os.O_APPEND)
+
+
+def _inside(paths: set[str], seen: Callable[[str], str]) -> set[str]:
+    """Those that are files of the root. A file that is deleted keeps its name here: should it be made anew,
+    the image would find the wrong one."""
+    plain = {seen(path.removesuffix(" (deleted)")) for path in paths if path.startswith("/")}
+    return {
+        path
+        for path in plain
+        if not path.startswith(("/dev/", "/proc/", "/sys/", "/memfd:", "/SYSV", _CHANNEL))
+        and path not in ("/dev", "/proc", "/sys")
+    }
+
+
+def _plain(path: str) -> str:
+    return path.replace("\\012", "\n") if "\\012" in path else path
+
+
+@dataclass(frozen=True)
+class _Base:
+    alive: Alive
+    descriptors: Descriptors
+    count: Count | None
+
+
+class Tasks:
+    """``count`` says what a process received and wrote, None where nothing counts that."""
+
+    def __init__(
+        self,
+        pids: Callable[[], Collection[int]],
+        init: int,
+        shells: Callable[[], Collection[int]],
+        seen: Callable[[str], str],
+        count: Callable[[int], Count] | None,
+        track: bool,
+    ) -> None:
+        self._pids, self._init, self._shells = pids, init, shells
+        self._seen, self._count, self._track = seen, count, track
+        self._base: dict[Key, _Base] = {}
+        self._trackers: dict[Key, memory.Tracker | None] = {}
+        self._shared: dict[Key, tuple[Alive, list[str]]] = {}
+        self.rebase_files()
+        self.rebase()
+
+    def close(self) -> None:
+        for tracker in self._trackers.values():
+            if tracker is not None:
+                tracker.close()
+        self._trackers.clear()
+
+    def alive(self) -> dict[Key, Alive]:
+        """All processes that are no zombies."""
+        found = map(alive, self._pids())
+        return {(one.pid, one.started): one for one in found if one is not None}
+
+    def arm(self) -> None:
+        """Put a memory tracker into every process that has none; shells and init need none."""
+        now = self.alive() if self._track else {}
+        for key in self._trackers.keys() - now.keys():
+            self._drop(key)
+        exempt = {self._init, *self._shells()}
+        wanted = [key for key in now if key[0] not in exempt and self._trackers.get(key) is None]
+        if wanted:
+            # the thread that traces must end: its end frees whatever did not stop in time
+            thread = threading.Thread(target=self._arm, args=(wanted,), name="windtunnel-arm")
+            thread.start()
+            thread.join()
+
+    def _arm(self, wanted: list[Key]) -> None:
+        deadline = time.monotonic() + ARM_SECONDS
+        for key in wanted:
+            if time.monotonic() > deadline:
+                return
+            try:
+                self._trackers[key] = memory.Tracker(key[0])
+            except (InspectError, OSError):
+                self._trackers[key] = None
+
+    def _drop(self, key: Key) -> None:
+        tracker = self._trackers.pop(key, None)
+        if tracker is not None:
+            tracker.close()
+
+    def rebase(self) -> None:
+        """What was until now is covered by a process image."""
+        shells = set(self._shells())
+        self._base = {key: self._seen_now(one, key[0] in shells) for key, one in self.alive().items()}
+        for key, tracker in list(self._trackers.items()):
+            if tracker is None:
+                continue
+            try:
+                if key not in self._base:
+                    raise InspectError("it ended")
+                tracker.reset()
+            except (InspectError, OSError):
+                self._drop(key)
+
+    def _seen_now(self, one: Alive, shell: bool) -> _Base:
+        count = self._count(one.pid) if self._count is not None else None
+        return _Base(one, self._descriptors(one.pid, shell), count)
+
+    def _descriptors(self, pid: int, shell: bool) -> Descriptors:
+        # a shell's memory is not looked at, so where it stands in its files has to be
+        return opened(pid, self._seen, positions=shell) if pid != self._init else frozenset()
+
+    def rebase_files(self) -> None:
+        """What was until now is covered by a snapshot of files: remember who can write to mapped files."""
+        kept = {}
+        for key, one in self.alive().items():
+            known = self._shared.get(key)
+            fresh = known is None or known[0].ran != one.ran
+            kept[key] = (one, shared(key[0], self._seen) if fresh or known is None else known[1])
+        self._shared = kept
+
+    def stored(self, now: dict[Key, Alive]) -> set[str]:
+        """Files to which a process may have stored through a mapping since: it had one, and it ran."""
+        found: set[str] = set()
+        for key, (one, paths) in self._shared.items():
+            current = now.get(key)
+            if paths and (current is None or current.ran != one.ran):
+                found.update(paths)
+        return found
+
+    def effects(self, now: dict[Key, Alive]) -> tuple[ProcessEffect, ...]:
+        """Those processes that did anything."""
+        shells = set(self._shells())
+        found = [
+            ProcessEffect(key[0], base.alive.command, ended=True, shell=key[0] in shells)
+            for key, base in self._base.items()
+            if key not in now and key[0] != self._init
+        ]
+        for key, one in now.items():
+            if key[0] == self._init:
+                continue
+            base = self._base.get(key)
+            if base is None:
+                found.append(ProcessEffect(one.pid, one.command, started=True, shell=key[0] in shells))
+            elif base.alive.ran != one.ran:
+                found.append(self._effect(key, one, base, key[0] in shells))
+        return tuple(found)
+
+    def _effect(self, key: Key, one: Alive, base: _Base, shell: bool) -> ProcessEffect:
+        dirty: int | None = 0
+        fresh = 0
+        if not shell:
+            dirty, fresh = self._memory(key)
+        inputs = writes = None
+        replaced = False
+        if self._count is not None and base.count is not None:
+            count = self._count(key[0])
+            inputs, writes = count.inputs - base.count.inputs, count.writes - base.count.writes
+            replaced = count.execs != base.count.execs
+        return ProcessEffect(
+            pid=one.pid,
+            command=one.command,
+            # another program in the same process
+            started=replaced,
+            shell=shell,
+            dirty_pages=dirty,
+            new_mappings=fresh,
+            inputs=inputs,
+            writes=writes,
+            cpu=one.cpu - base.alive.cpu,
+            descriptors_changed=self._descriptors(key[0], shell) != base.descriptors,
+        )
+
+    def _memory(self, key: Key) -> tuple[int | None, int]:
+        tracker = self._trackers.get(key)
+        if tracker is None:
+            return None, 0
+        try:
+            return tracker.written()
+        except (InspectError, OSError):
+            return None, 0

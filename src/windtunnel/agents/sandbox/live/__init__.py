@@ -1,1 +1,0 @@
-"""Sandboxes for real: namespaces, snapshots, process images, and the host that runs them all."""

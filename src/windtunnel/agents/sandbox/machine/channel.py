@@ -1,0 +1,413 @@
+"""The channel between host and sandbox, a folder of the host that is mounted in the sandbox beside its root,
+and what comes out of it.
+
+It is no part of the root: a root that is full leaves the sandbox its voice, and what is said is no change of
+files. It goes with the processes that hold its files open: ``kept`` goes beside their image, ``lay``
+brings it back before they do.
+
+What lies in a channel or a root belongs to whoever runs inside: any component may become a symbolic link to a
+file of the host, a FIFO that never answers, a device or a huge file, also between a check and its use. So
+every path is resolved by the kernel with openat2 relative to its folder (in a root ``RESOLVE_IN_ROOT``:
+absolute links and ``..`` stay inside; magic links of /proc are refused), opened without blocking, and only
+then is what was opened looked at.
+
+A sandbox answers by lines in a shell's ``ack`` FIFO, and by the death of init. The two outputs of a command
+are files that the host makes and holds open itself, so whatever happens to their names inside, it reads what
+it made and nothing else. A background process may go on writing after the command's end; that is not its
+output any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import re
+import select
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.files.stream import receive as receive_tree
+from windtunnel.agents.sandbox.files.stream import send as send_tree
+from windtunnel.agents.sandbox.files.tree import remove
+from windtunnel.agents.sandbox.machine.group import Cgroup, Group
+from windtunnel.agents.sandbox.place import CHANNEL
+from windtunnel.agents.sandbox.policy import room
+from windtunnel.base.atomic import write_all
+from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open_inside, punch_hole
+
+
+@contextlib.contextmanager
+def opened(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN_ROOT) -> Iterator[int]:
+    """`open_inside`, closed at the end."""
+    descriptor = open_inside(root, path, flags, mode, resolve=resolve)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+BALLAST = "ballast"
+BALLAST_BYTES = room.BALLAST
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Folder:
+    """A folder of the channel, held open. Names in it are single components and never followed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    @classmethod
+    def at(cls, path: Path) -> Folder:
+        """A folder of the host. Raises MachineError."""
+        try:
+            return cls(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        except OSError as error:
+            raise MachineError(f"the sandbox's channel {path} is not usable: {error.strerror}") from error
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def folder(self, name: str, *, create: bool) -> Folder:
+        """The folder ``name`` of this one, which must be a true folder. Raises MachineError."""
+        if create:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self.descriptor)
+        try:
+            return Folder(self.open(name, os.O_RDONLY | os.O_DIRECTORY))
+        except OSError as error:
+            raise MachineError(f"the channel's folder {name} is not usable: {error.strerror}") from error
+
+    def open(self, name: str, flags: int, mode: int = 0) -> int:
+        safe = os.O_NOFOLLOW | os.O_NONBLOCK
+        return open_inside(self.descriptor, name, flags | safe, mode, resolve=BENEATH | NO_SYMLINKS | NO_XDEV)
+
+    def fresh(self, name: str, mode: int = 0o600) -> int:
+        """A new, empty file for reading and writing; what had the name is gone."""
+        self.remove(name)
+        return self.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+
+    def write(self, name: str, data: bytes, mode: int = 0o600) -> None:
+        """Put ``data`` under ``name`` in one step."""
+        part = f".{name}.part"
+        descriptor = self.fresh(part, mode)
+        try:
+            write_all(descriptor, data)
+        finally:
+            os.close(descriptor)
+        if self.is_folder(name):
+            self.remove(name)
+        os.rename(part, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """At most ``limit`` bytes of the regular file ``name``; nothing when it is none or is absent."""
+        try:
+            descriptor = self.open(name, os.O_RDONLY)
+        except OSError:
+            return b""
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return b""
+            with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file:
+                return read_up_to(file.fileno(), limit)
+        finally:
+            os.close(descriptor)
+
+    def ballast(self) -> None:
+        """Room that is taken, so that it can be given back where there is none: to remove a file always
+        works. Raises OSError."""
+        held = self.fresh(BALLAST)
+        try:
+            os.posix_fallocate(held, 0, BALLAST_BYTES)
+        finally:
+            os.close(held)
+
+    def dry(self, name: str) -> None:
+        """Give back the room of the regular file ``name``, which keeps its size. Raises OSError."""
+        descriptor = self.open(name, os.O_WRONLY)
+        try:
+            about = os.fstat(descriptor)
+            if stat.S_ISREG(about.st_mode) and about.st_blocks:
+                punch_hole(descriptor, 0, about.st_size)
+        finally:
+            os.close(descriptor)
+
+    def fifo(self, name: str) -> int:
+        """Make the FIFO ``name`` anew and open it for both directions."""
+        self.remove(name)
+        os.mkfifo(name, 0o600, dir_fd=self.descriptor)
+        return self.existing_fifo(name)
+
+    def existing_fifo(self, name: str) -> int:
+        """The FIFO ``name``, open for both directions; OSError when it is anything else."""
+        descriptor = self.open(name, os.O_RDWR)
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a FIFO", name)
+        return descriptor
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or an empty or planted folder by moving it aside under a name that nobody uses."""
+        try:
+            os.unlink(name, dir_fd=self.descriptor)
+        except FileNotFoundError:
+            return
+        except IsADirectoryError:
+            aside = f".aside.{os.urandom(6).hex()}"
+            os.rename(name, aside, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+
+    def is_folder(self, name: str) -> bool:
+        try:
+            return stat.S_ISDIR(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_mode)
+        except OSError:
+            return False
+
+    def identity(self, name: str) -> tuple[int, int] | None:
+        """Device and inode of what has the name now."""
+        try:
+            found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def names(self) -> list[str]:
+        return os.listdir(self.descriptor)
+
+
+KEPT = "channel.tar"
+"""The channel's name among the files of a process image."""
+OUTPUT = re.compile(r"(?:.*/)?(?:out|err)\.[0-9a-f]+")
+
+
+MOST = 64 * 2**20
+"""Bytes that are kept of a channel; its own files are some kilobytes, what a shell says of itself apart."""
+
+
+def kept(channel: Path) -> bytes:
+    """A channel that stands still. What commands said is the host's already: of their outputs only the size
+    is kept, on which a restore of who holds them open insists. Raises OSError; MachineError where somebody
+    put so much into it that it would not be kept."""
+    found = (os.path.join(folder, name) for folder, _, names in os.walk(channel) for name in names)
+    size = sum(os.lstat(path).st_blocks * 512 for path in found if not OUTPUT.fullmatch(path))
+    if size > MOST:
+        raise MachineError(
+            f"/{CHANNEL} holds {size >> 20} MiB that a command put there; only the host should: remove them"
+        )
+    out = io.BytesIO()
+    send_tree(channel, out, hollow=lambda path: path == BALLAST or OUTPUT.fullmatch(path) is not None)
+    return out.getvalue()
+
+
+def lay(file: Path, channel: Path) -> None:
+    """Make ``channel`` what ``kept`` found. Raises OSError, PoolError."""
+    channel.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for entry in channel.iterdir():
+        remove(entry)
+    with file.open("rb") as source:
+        receive_tree(channel, source)
+    folder = Folder.at(channel)
+    try:
+        folder.ballast()
+    finally:
+        folder.close()
+
+
+def read_up_to(descriptor: int, limit: int) -> bytes:
+    pieces: list[bytes] = []
+    left = limit
+    while left > 0:
+        piece = os.read(descriptor, min(left, 1 << 20))
+        if not piece:
+            break
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
+
+
+@dataclass(frozen=True)
+class Init:
+    """Pid 1 of the sandbox as the host holds it."""
+
+    pid: int
+    handle: int
+    requests: int
+    cgroup: Cgroup | Group
+
+    def alive(self) -> bool:
+        poll = select.poll()
+        poll.register(self.handle, select.POLLIN)
+        return not poll.poll(0)
+
+
+class Answers:
+    """The host's end of one shell's two FIFOs."""
+
+    def __init__(self, script: int, answers: int, init: Init) -> None:
+        self._script, self._answers, self._init = script, answers, init
+        self._heard = b""
+
+    @classmethod
+    def fresh(cls, folder: Folder, init: Init) -> Answers:
+        """New FIFOs. Raises OSError."""
+        return cls._both(folder.fifo("in"), folder, init, folder.fifo)
+
+    @classmethod
+    def existing(cls, folder: Folder, init: Init) -> Answers:
+        """Those that are there. Raises OSError."""
+        return cls._both(folder.existing_fifo("in"), folder, init, folder.existing_fifo)
+
+    @classmethod
+    def _both(cls, script: int, folder: Folder, init: Init, second: Callable[[str], int]) -> Answers:
+        try:
+            return cls(script, second("ack"), init)
+        except BaseException:
+            os.close(script)
+            raise
+
+    def close(self) -> None:
+        for descriptor in (self._script, self._answers):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._script = self._answers = -1
+
+    def send(self, lines: bytes) -> None:
+        """Lines for the shell to read. Raises OSError."""
+        os.write(self._script, lines)
+
+    def replaced(self, folder: Folder) -> bool:
+        """Whether what has the FIFO's name is another file now, so that no answer will come."""
+        own = os.fstat(self._answers)
+        return folder.identity("ack") != (own.st_dev, own.st_ino)
+
+    def line(self, wake: float) -> bytes | None:
+        """The next answer, or None at ``wake`` or when the sandbox died."""
+        while True:
+            line, newline, rest = self._heard.partition(b"\n")
+            if newline:
+                self._heard = rest
+                return line
+            left = wake - time.monotonic()
+            poll = select.poll()
+            poll.register(self._answers, select.POLLIN)
+            poll.register(self._init.handle, select.POLLIN)
+            ready = [descriptor for descriptor, _ in poll.poll(max(left, 0) * 1000)]
+            if self._answers not in ready:
+                return None
+            with contextlib.suppress(BlockingIOError):
+                self._heard = (self._heard + os.read(self._answers, 4096))[-8192:]
+
+
+WHOLE = 256 * 2**20
+"""Bytes of each output that a result holds at most; what comes after them is given back while it runs."""
+TAIL = 64 * 2**10
+"""Bytes of each output that a result holds of a command whose output was passed on while it ran."""
+PIECE = 2**20
+
+OnOutput = Callable[[str, bytes], None]
+
+
+class Outputs:
+    """Standard output and standard error of the command ``token`` of one shell."""
+
+    def __init__(self, folder: Folder, token: str, on_output: OnOutput | None) -> None:
+        self._folder = folder
+        self.cut = False
+        """Whether what the command wrote last is not here; known with the result."""
+        self.names = {"stdout": f"out.{token}", "stderr": f"err.{token}"}
+        self._files: dict[str, int] = {}
+        self._read = {"stdout": 0, "stderr": 0}
+        self._tails = {"stdout": b"", "stderr": b""}
+        self._on_output = on_output
+        try:
+            for stream, name in self.names.items():
+                self._files[stream] = folder.fresh(name)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def listened(self) -> bool:
+        return self._on_output is not None
+
+    @property
+    def large(self) -> bool:
+        """Whether it grows so fast that it has to be looked at more often."""
+        return any(os.fstat(file).st_blocks * 512 > WHOLE // 4 for file in self._files.values())
+
+    def pass_on(self) -> None:
+        """Give what is new to the listener, in pieces; memory and the room in the channel stay bounded."""
+        for stream, file in self._files.items():
+            end, begin = os.fstat(file).st_size, self._read[stream]
+            if self._on_output is None:
+                self._read[stream] = max(end, WHOLE)
+                punch_hole(file, max(begin, WHOLE), end)
+                continue
+            while self._read[stream] < end:
+                piece = os.pread(file, min(PIECE, end - self._read[stream]), self._read[stream])
+                if not piece:
+                    break
+                self._read[stream] += len(piece)
+                self._tails[stream] = (self._tails[stream] + piece)[-TAIL:]
+                self._on_output(stream, piece)
+            punch_hole(file, begin, self._read[stream])
+
+    def _filled(self) -> bool:
+        """Whether there is no room for more in the channel."""
+        if sum(os.fstat(file).st_blocks for file in self._files.values()) * 512 < PIECE:
+            return False
+        try:
+            probe = self._folder.fresh("probe")
+            try:
+                os.posix_fallocate(probe, 0, PIECE)
+            finally:
+                os.close(probe)
+                self._folder.remove("probe")
+        except OSError as error:
+            return error.errno in FULL
+        return False
+
+    def result(self) -> tuple[bytes, bytes, list[str], list[str]]:
+        """Both outputs as they are now, notes on what is not in them, and `TurnResult.tails`."""
+        self.pass_on()
+        notes: list[str] = []
+        tails: list[str] = []
+        found: list[bytes] = []
+        for stream, file in self._files.items():
+            size = os.fstat(file).st_size
+            if self._on_output is not None:
+                found.append(self._tails[stream])
+                if self._read[stream] > TAIL:
+                    tails.append(stream)
+                continue
+            found.append(_read(file, min(size, WHOLE)))
+            if size > WHOLE:
+                notes.append(f"{stream} has {size} bytes, of which the first {WHOLE} are here")
+        self.cut = self._filled()
+        if self.cut:
+            notes.append("the output is cut: it filled all the room that there is for outputs")
+        return found[0], found[1], notes, tails
+
+    def close(self) -> None:
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+
+def _read(file: int, size: int) -> bytes:
+    pieces: list[bytes] = []
+    at = 0
+    while at < size:
+        piece = os.pread(file, min(PIECE, size - at), at)
+        if not piece:
+            break
+        pieces.append(piece)
+        at += len(piece)
+    return b"".join(pieces)

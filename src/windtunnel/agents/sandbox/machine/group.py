@@ -1,0 +1,220 @@
+"""What holds a sandbox together: control groups, or where this user may make none, its pid namespace.
+
+Every process of a sandbox is in the pid namespace of its init, whatever it did (the filter of system calls
+refuses to make or enter another), and all of them end with init. So the namespace says what belongs to a
+sandbox, and killing init kills it whole. Standing still is SIGSTOP to every process, and a look at every
+thread until all have stopped and none was born meanwhile. Which were stopped is written down before it is
+done: a process that was stopped already stays so, and what a host that died in between has left can go on.
+
+What differs from a real freezer, as signal(7), wait(2) and ptrace(2) say: a few system calls (epoll_wait, for
+one) return early with EINTR when a stopped process goes on, a parent that asks for it may see its children
+stop, and a process under a debugger is stopped through that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.model import Limits
+from windtunnel.agents.sandbox.place import Home
+from windtunnel.base.processes import boot_id
+from windtunnel.linux import LinuxError, cgroup
+from windtunnel.linux.processes import TICKS, stands, stat
+
+INIT = "init"
+"""In the sandbox's folder: pid, start in ticks and boot of its init, which init/rootless.h writes."""
+STOPPED = "stopped"
+"""In the sandbox's folder, while it stands still: the pids that were stopped, one in each line."""
+TURN = 0.001
+"""Seconds between two looks at processes that are about to stop."""
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Cgroup(cgroup.Cgroup):
+    """The groups ``<mount>/windtunnel-<tag>/<box>`` of one sandbox."""
+
+    def __init__(self, tag: str, box: str) -> None:
+        with _told("the sandbox has no control group"):
+            super().__init__(Path(f"windtunnel-{tag}") / box)
+
+    def create(self, limits: Limits) -> list[str]:
+        """Make the groups and set the limits; returns, in words, those that could not be set. Raises
+        MachineError, as all methods do for what cannot be done."""
+        with _told("the sandbox has no control group"):
+            return self.make(limits.memory, limits.cpus, limits.pids)
+
+    def freeze(self, timeout: float = 10.0) -> None:
+        with _told("the sandbox could not be frozen"):
+            super().freeze(timeout)
+
+    def kill(self, timeout: float = 30.0) -> None:
+        with _told("the sandbox could not be ended"):
+            super().kill(timeout)
+
+    def remove(self) -> None:
+        with _told("the sandbox's control group is not removed"):
+            super().remove()
+
+
+class Group:
+    """The processes of one sandbox of this user. It has the methods of ``Cgroup``."""
+
+    id = 0
+    procs: tuple[Path, ...] = ()
+
+    def __init__(self, home: Home, box: str) -> None:
+        self.path = home.box(box)
+        self._known = 0
+        self._namespace = 0
+
+    def create(self, limits: Limits) -> list[str]:
+        """Limits that only a control group can hold, in words; the others are put on init when it starts."""
+        missed = []
+        if limits.memory is not None:
+            missed.append("the limit on memory holds for each process, not for all together: that needs root")
+        if limits.cpus is not None:
+            missed.append("the limit on CPUs is not held: that needs root")
+        return missed
+
+    def first(self) -> contextlib.AbstractContextManager[None]:
+        """Only root can let it go before others."""
+        return contextlib.nullcontext()
+
+    def exists(self) -> bool:
+        return self.init() != 0
+
+    def init(self) -> int:
+        """Host pid of init; 0 when it does not run."""
+        try:
+            pid, ticks, boot = (self.path / INIT).read_text().split()
+        except (OSError, ValueError):
+            return 0
+        fields = stat(int(pid))
+        if not fields or fields[0] in "ZX" or fields[19] != ticks or boot != boot_id():
+            return 0
+        return int(pid)
+
+    def pids(self) -> set[int]:
+        """Host pids of all processes inside, now."""
+        init = self.init()
+        if not init:
+            return set()
+        try:
+            if init != self._known:
+                self._namespace, self._known = os.stat(f"/proc/{init}/ns/pid").st_ino, init
+            own = os.geteuid()
+            found = set()
+            with os.scandir("/proc") as entries:
+                for entry in entries:
+                    if entry.name.isdecimal():
+                        # gone meanwhile, or another user's
+                        with contextlib.suppress(OSError):
+                            if entry.stat().st_uid == own and self._inside(entry.path):
+                                found.add(int(entry.name))
+        except OSError:
+            return set()
+        return found
+
+    def _inside(self, process: str) -> bool:
+        return os.stat(f"{process}/ns/pid").st_ino == self._namespace
+
+    def freeze(self, timeout: float = 10.0) -> None:
+        """Stop every process, and return when all stand. Raises MachineError, thawed, when that takes too
+        long."""
+        deadline = time.monotonic() + timeout
+        before: set[int] | None = None
+        stopped: set[int] = set()
+        try:
+            with open(self.path / STOPPED, "a", encoding="ascii") as note:
+                while True:
+                    now = self.pids()
+                    running = {pid for pid in now if not stands(pid)}
+                    if not running and now == before:
+                        return
+                    before = now
+                    # parents before children, as a rule, so that few see a child stop
+                    for pid in sorted(running - stopped):
+                        note.write(f"{pid}\n")
+                        note.flush()
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGSTOP)
+                    stopped |= running
+                    if time.monotonic() > deadline:
+                        raise MachineError("the sandbox could not be frozen: a process does not stop")
+                    if running:
+                        time.sleep(TURN)
+        except OSError as error:
+            self.thaw()
+            raise MachineError(f"the sandbox could not be frozen: {error.strerror}") from error
+        except MachineError:
+            self.thaw()
+            raise
+
+    def thaw(self) -> None:
+        """Let go on what ``freeze`` stopped, of this host's process or of one before it."""
+        note = self.path / STOPPED
+        try:
+            stopped = [int(line) for line in note.read_text(encoding="ascii").split()]
+        except (OSError, ValueError):
+            return
+        inside = self.pids()
+        for pid in (pid for pid in reversed(stopped) if pid in inside):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        note.unlink(missing_ok=True)
+
+    def kill(self, timeout: float = 30.0) -> None:
+        """Kill everything inside, stopped or not, and return when nothing is left."""
+        init = self.init()
+        if not init:
+            return
+        try:
+            handle = os.pidfd_open(init)
+        except ProcessLookupError:
+            return
+        try:
+            if self.init() != init:  # the pid was another process's when the handle was taken
+                return
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            # init ends last: when it has, the kernel has ended and reaped everything inside
+            if not poll.poll(timeout * 1000):
+                raise MachineError(
+                    f"processes {sorted(self.pids())} of the sandbox do not die (they wait for a device)"
+                )
+        except ProcessLookupError:
+            return
+        finally:
+            os.close(handle)
+
+    def remove(self) -> None:
+        """Forget who init was; what is gone already is fine."""
+        for name in (INIT, f"{INIT}.part", STOPPED):
+            (self.path / name).unlink(missing_ok=True)
+
+    def usage(self) -> tuple[float, int]:
+        """CPU seconds used by what runs and what that has waited for, and bytes of memory held now (what
+        several processes share counts for each)."""
+        ticks = pages = 0
+        for pid in self.pids():
+            fields = stat(pid)
+            if fields:
+                ticks += sum(int(field) for field in fields[11:15])
+                pages += int(fields[21])
+        return ticks / TICKS, pages * PAGE
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except LinuxError as error:
+        raise MachineError(f"{what}: {error}") from error

@@ -1,0 +1,395 @@
+"""One persistent shell of a sandbox, led from the host: start it, run a command in it, cut a command off.
+
+Waiting is a poll on the shell's ``ack`` FIFO and on init's pidfd: an answer, the death of the shell (init
+reports it in the same FIFO) and the death of the sandbox all wake it. The clock ticks only while somebody
+listens to output, may cancel, or to notice that the FIFO was taken away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import threading
+import time
+from typing import Literal
+
+from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.machine.channel import (
+    BALLAST,
+    FULL,
+    OUTPUT,
+    Answers,
+    Folder,
+    Init,
+    OnOutput,
+    Outputs,
+)
+from windtunnel.agents.sandbox.machine.state import (
+    State,
+    capture_script,
+    differences,
+    end_script,
+    go_script,
+    quiet_script,
+    replay_script,
+    stream,
+)
+from windtunnel.agents.sandbox.model import TurnResult
+from windtunnel.linux import processes
+
+FOLLOWS = re.compile(
+    r"[;\n`]|\|\||(?<!&)&(?!&|>)|\$\(|<\(|>\(|\b(eval|source|while|until|for|if|case|time)\b|^\s*[.!]"
+)
+"""Anything by which a command may have more than one part to run."""
+
+
+def goes_on(command: str, state: State | None) -> bool:
+    """Whether a shell may have more of the command to run when what it waits for has ended: it is a list or a
+    loop, or names a function or an alias, which may be one, or traps would run."""
+    if state is None or state.text("traps").strip() or FOLLOWS.search(command.strip()):
+        return True
+    aliases = re.findall(r"^alias (?:-- )?([^=\s]+)=", state.text("aliases"), re.MULTILINE)
+    return bool({*state.functions(), *aliases} & set(re.findall(r"[^\s'\"()|&<>]+", command)))
+
+
+STATE_LIMIT = 16 * 2**20
+"""Bytes of its state that a shell may have."""
+BIRTH = 20.0
+"""Seconds for a shell to start, or to take a script of the host's own, on a loaded machine."""
+DIRECT = 32 * 2**10
+"""Bytes of a command that fit through the FIFO in one write."""
+TICK = 0.05
+IDLE_TICK = 1.0
+CUT = 0.3
+"""Seconds that a shell has to come back after what it ran was ended."""
+Ended = Literal["exit", "timeout", "cancelled", "shell-died", "sandbox-died"]
+
+
+class Shell:
+    """A shell named ``name``, with a folder of that name in the channel."""
+
+    def __init__(self, name: str, channel: Folder, init: Init) -> None:
+        self.name = name
+        self.lock = threading.Lock()
+        self.program = "bash"
+        self.inner = 0
+        self.pid = 0
+        self._channel = channel
+        self._folder = Folder(-1)
+        self._init = init
+        self._fifos: Answers | None = None
+        self._mark = ""
+
+    def close(self) -> None:
+        if self._fifos is not None:
+            self._fifos.close()
+            self._fifos = None
+        self._folder.close()
+
+    # --- birth -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start it in a fresh folder and wait until it has described itself. Raises MachineError."""
+        try:
+            self.close()
+            self._folder = self._channel.folder(self.name, create=True)
+            for name in ("state", "traps", "arguments"):
+                self._folder.remove(name)  # whatever was planted there would hold the new shell up
+            self._fifos = Answers.fresh(self._folder, self._init)
+            self._mark = f"windtunnel-{secrets.token_hex(12)}"
+            os.write(self._init.requests, f"start {self.name}\n".encode())
+        except OSError as error:
+            raise MachineError(f"shell {self.name} cannot be started: {error.strerror}") from error
+        word = self._wait(b"born ", time.monotonic() + BIRTH)
+        if word is None:
+            raise MachineError(f"shell {self.name} could not be started")
+        inner, _, program = word.partition(b" ")
+        self.inner, self.program = int(inner), program.decode(errors="replace")
+        try:
+            self._folder.write("born", f"{self.inner} {self.program} {self._mark}".encode())
+            self._folder.write("end", end_script(self.program, self.name).encode())
+            self._folder.write("capture", capture_script(self.program, self.name, self._mark).encode())
+            self._keep_status(0)
+        except OSError as error:
+            raise MachineError(f"shell {self.name} cannot be started: {error.strerror}") from error
+        self._find()
+        first = "builtin shopt -s expand_aliases\n" if self.program == "bash" else ":\n"
+        self._quiet(first.encode())
+
+    def find_again(self) -> bool:
+        """Take over a shell that runs already; False when it is not there."""
+        self._folder = self._channel.folder(self.name, create=False)
+        words = self._folder.read("born", 200).decode(errors="replace").split(" ")
+        if len(words) != 3 or not words[0].isdigit():
+            return False
+        self.inner, self.program, self._mark = int(words[0]), words[1], words[2]
+        try:
+            self._fifos = Answers.existing(self._folder, self._init)
+        except OSError:
+            return False
+        self._find()
+        return self.pid != 0
+
+    def _find(self) -> None:
+        self.pid = processes.host_pid(self.inner, self._init.cgroup.pids())
+
+    @property
+    def _answers(self) -> Answers:
+        if self._fifos is None:
+            raise MachineError(f"shell {self.name} does not run")
+        return self._fifos
+
+    # --- state -----------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """As of the end of the last command."""
+        state = State.parse(self.program, self._text("state"), self._mark)
+        state.sections["traps"] = self._text("traps")
+        state.sections["arguments"] = self._text("arguments")
+        held = processes.inherited_descriptors(self.pid) if self.pid else {}
+        extra = [f"{number}>{target}" for number, target in sorted(held.items()) if number > 2]
+        children = b""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/task/{self.pid}/children", "rb") as file:
+            children = file.read()
+        state.sections["descriptors"] = "\n".join(extra)
+        state.sections["jobs"] = children.decode()
+        return state
+
+    def _text(self, file: str) -> str:
+        return self._folder.read(file, STATE_LIMIT).decode(errors="surrogateescape")
+
+    def replay(self, wanted: State) -> None:
+        """Make this shell's state equal to ``wanted``; MachineError says, at the end, what stayed
+        different."""
+        # after a restore the files may be newer than the shell: what they say of it is not what it is
+        self._quiet(b":")
+        now = self.state()
+        if now.program != wanted.program:
+            raise MachineError(f"the state is one of {wanted.program}, the shell is {now.program}")
+        script, problems = replay_script(now, wanted)
+        said = self._quiet(script.encode(errors="surrogateescape"))
+        left = [part for part in differences(self.state(), wanted) if not any(part in p for p in problems)]
+        if problems or left:
+            words = [*problems, *([f"different: {', '.join(left[:8])}"] if left else [])]
+            detail = said.decode(errors="replace").strip()[-300:] if left else ""
+            raise MachineError(f"shell {self.name}: {'; '.join(words)}{f' ({detail})' if detail else ''}")
+
+    def _quiet(self, script: bytes) -> bytes:
+        """Run a script of the host's own; returns what it said on standard error. Raises MachineError."""
+        token = secrets.token_hex(8)
+        try:
+            outputs = Outputs(self._folder, token, None)
+            try:
+                self._folder.write("go", quiet_script(self.name, script, token))
+                lines = stream(self.program, self.name, token, None, quiet=True)
+                self._answers.send(lines)
+                if self._wait(f"done {token}".encode(), time.monotonic() + BIRTH) is None:
+                    raise MachineError(f"shell {self.name} does not answer")
+                return outputs.result()[1]
+            finally:
+                outputs.close()
+                for name in outputs.names.values():
+                    self._folder.remove(name)
+        except OSError as error:
+            raise MachineError(f"shell {self.name} cannot be reached: {error.strerror}") from error
+
+    def reseed(self) -> None:
+        """Give RANDOM a new seed from the kernel."""
+        if self.program == "bash":
+            self._quiet(b"RANDOM=$SRANDOM")
+
+    # --- turns -----------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        command: bytes,
+        timeout: float | None,
+        cancel: threading.Event | None,
+        on_output: OnOutput | None,
+    ) -> TurnResult:
+        """Run one command to its end, or cut it off. The caller holds ``lock``. Raises MachineError."""
+        begin = time.monotonic()
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        before = self._init.cgroup.pids()
+        token = secrets.token_hex(8)
+        self.dry()
+        outputs, healed = self._outputs(token, on_output)
+        try:
+            go = go_script(self.program, self.name, command, token)
+            direct = len(go) < DIRECT and b" DEBUG\n" in self._folder.read("traps", STATE_LIMIT)
+            self._folder.write("go", go)
+            kept = self.state() if timeout is not None or cancel is not None else None
+            lines = stream(self.program, self.name, token, go if direct else None, quiet=False)
+            self._answers.send(lines)
+            deadline = None if timeout is None else begin + timeout
+            ended, status, notes = self._await(token, deadline, cancel, outputs)
+            lives = self.pid != 0
+            if ended in ("timeout", "cancelled"):
+                notes += self._cut(token, command, before, since_boot, kept)
+            elif ended in ("exit", "shell-died") and self.pid == 0:
+                notes += self._again(kept or self.state())
+            out, err, more, tails = outputs.result()
+            if outputs.cut:
+                self.dry()
+            if lives and status is not None:
+                self._keep_status(status)
+                if outputs.cut:  # what the shell said of itself found no room either
+                    self._quiet(b":")
+            seconds = time.monotonic() - begin
+            note = "; ".join((*healed, *notes, *more))
+            return TurnResult(out, err, status, seconds, ended, note, tuple(tails))
+        except OSError as error:
+            raise MachineError(f"shell {self.name} cannot be reached: {error.strerror}") from error
+        finally:
+            outputs.close()
+            self._tidy()
+
+    def _outputs(self, token: str, on_output: OnOutput | None) -> tuple[Outputs, list[str]]:
+        """Files for a command's output; a shell whose folder was taken away is started anew first."""
+        try:
+            return Outputs(self._folder, token, on_output), []
+        except OSError:
+            self._kill()
+            self._again(State(self.program, {}))
+        try:
+            lost = "the sandbox had removed the shell's channel: it was started anew, without its state"
+            return Outputs(self._folder, token, on_output), [lost]
+        except OSError as error:
+            raise MachineError(f"shell {self.name} cannot be reached: {error.strerror}") from error
+
+    def _await(
+        self, token: str, deadline: float | None, cancel: threading.Event | None, outputs: Outputs
+    ) -> tuple[Ended, int | None, list[str]]:
+        done, status = f"done {token}".encode(), None
+        fast, pause = cancel is not None or outputs.listened, TICK
+        while True:
+            tick = time.monotonic() + pause
+            pause = TICK if fast or outputs.large else min(2 * pause, IDLE_TICK)
+            wake = tick if deadline is None else min(tick, deadline)
+            line = self._answers.line(wake)
+            if line is not None and line.startswith(b"status ") and line[7:].isdigit():
+                status = int(line[7:])
+            if line == done:
+                return "exit", status, []
+            if line is not None and line.startswith(b"dead "):
+                return self._died(line)
+            if not self._init.alive():
+                return "sandbox-died", None, ["the sandbox died while the command ran"]
+            outputs.pass_on()
+            self.dry(outputs)
+            if cancel is not None and cancel.is_set():
+                return "cancelled", None, []
+            if deadline is not None and time.monotonic() >= deadline:
+                return "timeout", None, []
+            if line is None and self._answers.replaced(self._folder):
+                self._kill()
+                return "shell-died", None, ["the command removed the shell's channel, so the shell was ended"]
+
+    def _died(self, line: bytes) -> tuple[Ended, int | None, list[str]]:
+        self.pid = 0
+        status = int(line.split()[1])
+        if os.WIFEXITED(status):
+            return "exit", os.WEXITSTATUS(status), ["the command ended the shell"]
+        return "shell-died", None, [f"the shell was ended by {signal.Signals(os.WTERMSIG(status)).name}"]
+
+    def _keep_status(self, status: int) -> None:
+        """For ``$?`` in the next command."""
+        self._folder.write("rc", f"return {status}\n".encode())
+
+    def _cut(
+        self, token: str, command: bytes, before: set[int], since: float, kept: State | None
+    ) -> list[str]:
+        """End what the command started. A shell that has nothing more to run is kept; one that would go on
+        with the rest of the command is ended first and started anew."""
+        shell = self.pid
+        follows = goes_on(command.decode(errors="replace"), kept)
+        cgroup = self._init.cgroup
+        started = processes.started_by(shell, cgroup.pids(), before, since)
+        if follows or not started:
+            self._kill()
+        processes.end(started)
+        if not (follows or not started):
+            if self._wait(f"done {token}".encode(), time.monotonic() + CUT) is not None:
+                return []
+            if self.pid:
+                self._kill()
+        # what was started while the first were being ended
+        processes.end(processes.started_by(shell, cgroup.pids(), before, since), (0.0, 0.0))
+        return self._again(kept or self.state())
+
+    def _kill(self) -> None:
+        """End the shell itself and wait until init has reaped it."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self._wait(b"dead ", time.monotonic() + BIRTH)
+            self.pid = 0
+
+    def _again(self, kept: State) -> list[str]:
+        """Start it anew with the state that it had before the command."""
+        if not self._init.alive():
+            return []
+        try:
+            self.start()
+        except MachineError as error:
+            return [str(error)]
+        if not kept.complete:
+            return ["the shell was started anew, without its earlier state"]
+        try:
+            self.replay(kept)
+        except MachineError as error:
+            return [f"the shell was started anew with its state from before the command, except: {error}"]
+        return ["the shell was started anew with its state from before the command"]
+
+    # --- the FIFO --------------------------------------------------------------------------------------
+
+    def _wait(self, start: bytes, deadline: float) -> bytes | None:
+        """What follows ``start`` in the first answer that begins so; None: it did not come, or the shell
+        died."""
+        while (left := deadline - time.monotonic()) > 0:
+            line = self._answers.line(time.monotonic() + min(left, IDLE_TICK))
+            if line is None:
+                if not self._init.alive():
+                    return None
+                continue
+            if line.startswith(start):
+                return line[len(start) :]
+            if line.startswith(b"dead "):
+                self.pid = 0
+                return None
+        return None
+
+    def dry(self, outputs: Outputs | None = None) -> None:
+        """Give back the room of what earlier commands left running has written since: it is nobody's output,
+        but for the size of its files. ``outputs``: those of the command that runs."""
+        current = outputs.names.values() if outputs is not None else ()
+        with contextlib.suppress(OSError):
+            old = [name for name in self._folder.names() if OUTPUT.fullmatch(name) and name not in current]
+            try:
+                for name in old:
+                    self._folder.dry(name)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                # even to give room back takes some
+                self._channel.remove(BALLAST)
+                for name in old:
+                    self._folder.dry(name)
+                self._channel.ballast()
+
+    def _tidy(self) -> None:
+        """Remove the output files that no process holds any more."""
+        with contextlib.suppress(OSError):
+            names = {name for name in self._folder.names() if name.startswith(("out.", "err."))}
+            if not names:
+                return
+            own = {self._init.pid, self.pid}
+            held = set()
+            for pid in self._init.cgroup.pids() - own:
+                for target in processes.descriptors(pid).values():
+                    held.add(os.path.basename(target))
+            for name in names - held:
+                self._folder.remove(name)

@@ -1,0 +1,297 @@
+"""The scripts through which the host leads a persistent shell, and the state that the shell prints of itself;
+for bash, and for a plain POSIX sh.
+
+The shell reads its own input, line by line, from the FIFO ``in``: bash keeps it on a descriptor that
+commands never inherit. For a command the host writes the file ``go`` (the command in an ``eval`` with both
+outputs appended to files of this turn and input from /dev/null) and sends a few lines: source ``go``;
+source ``end``, which tells the exit status and has the shell describe itself; describe what only the top
+level can see; and answer in the FIFO ``ack``. A shell with a DEBUG trap gets the command itself over the
+FIFO, since bash takes that trap away from a sourced file.
+
+Everything is written so that no option, trap, alias or IFS of the user's disturbs it: builtins by name,
+``>|`` against noclobber, every expansion quoted, nothing whose failure would trip errexit.
+
+What it prints (variables, functions, aliases, options, traps, directory, …) comes in sections. ``State`` is
+that, taken apart; its JSON is what a ShellState carries. A replay is a script for the shell: undo what it has
+and the state has not, then run what the state printed. What a shell changes by itself (RANDOM, SECONDS, …)
+counts neither as state nor as a change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from dataclasses import dataclass
+
+from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.model import ShellEffect, ShellState
+from windtunnel.agents.sandbox.place import CHANNEL
+
+
+def end_script(program: str, shell: str) -> str:
+    """Sourced after a command: tells its exit status, then `capture_script`."""
+    folder = f"/{CHANNEL}/{shell}"
+    return f"{_builtin(program)}printf 'status %s\\n' \"$?\" >{folder}/ack\n. {folder}/capture\n"
+
+
+def capture_script(program: str, shell: str, mark: str) -> str:
+    """Has the shell describe itself into the file ``state``."""
+    if program == "bash":
+        parts = {
+            "variables": "builtin declare -p",
+            "functions": "builtin declare -f",
+            "attributes": "builtin declare -F",
+            "aliases": "builtin alias -p",
+            "shopt": "builtin shopt -p",
+            "options": "builtin set +o",
+            "umask": "builtin umask -p",
+            "limits": "builtin ulimit -Sa; builtin ulimit -Ha",
+            "directory": "builtin dirs -p -l",
+        }
+    else:
+        parts = {
+            "variables": "set",
+            "attributes": "export -p",
+            "aliases": "alias",
+            "options": "set +o",
+            "umask": 'printf "umask %s\\n" "$(umask)"',
+            "limits": "ulimit -a",
+            "directory": "pwd",
+        }
+    say = f"{_builtin(program)}printf"
+    lines = [f"{say} '{mark} {name}\\n'; {command}" for name, command in parts.items()]
+    body = "\n".join(lines)
+    return f"{{ {body}\n}} >|/{CHANNEL}/{shell}/state 2>/dev/null </dev/null\n{_builtin(program)}:\n"
+
+
+def stream(program: str, shell: str, token: str, command: bytes | None, *, quiet: bool) -> bytes:
+    """The lines for the FIFO. ``command``: framed by `go_script`, to be run at the top level instead of from
+    the file ``go``. ``quiet``: a command of the host's own, which leaves ``$?`` as it was.
+
+    Traps and arguments are seen only at the top level. Each is one simple command, because what a DEBUG trap
+    prints goes where the shell's output goes before the redirection of the command, which is nowhere.
+    """
+    folder = f"/{CHANNEL}/{shell}"
+    builtin = _builtin(program)
+    traps = "builtin trap -p" if program == "bash" else "trap"
+    arguments = "builtin printf ' %s' \"${@@Q}\"" if program == "bash" else ":"
+    after = (
+        f". {folder}/{'capture' if quiet else 'end'}\n"
+        f"{traps} >|{folder}/traps 2>/dev/null\n"
+        f"{arguments} >|{folder}/arguments 2>/dev/null\n"
+        f"{builtin}printf 'done %s\\n' {token} >{folder}/ack\n"
+    )
+    return (command if command is not None else f". {folder}/go\n".encode()) + after.encode()
+
+
+def go_script(program: str, shell: str, command: bytes, token: str) -> bytes:
+    """``command``, framed."""
+    folder = f"/{CHANNEL}/{shell}"
+    quoted = b"'" + command.replace(b"'", b"'\\''") + b"'"
+    status = f". {folder}/rc && {_builtin(program)}:; ".encode()  # on one line, so that lines count from 1
+    run = b"builtin eval " if program == "bash" else b"command eval "
+    outputs = f" >>{folder}/out.{token} 2>>{folder}/err.{token} </dev/null\n".encode()
+    # "--" would be no protection in every sh: a command that starts with a dash is led in by a blank
+    return status + run + (b"' ' " if command.startswith(b"-") else b"") + quoted + outputs
+
+
+def quiet_script(shell: str, script: bytes, token: str) -> bytes:
+    folder = f"/{CHANNEL}/{shell}"
+    wrapped = f"eval {shlex.quote(script.decode(errors='surrogateescape'))}"
+    text = f"{wrapped} >>{folder}/out.{token} 2>>{folder}/err.{token} </dev/null\n:\n"
+    return text.encode(errors="surrogateescape")
+
+
+def _builtin(program: str) -> str:
+    return "builtin " if program == "bash" else ""
+
+
+SECTIONS = (
+    "variables", "functions", "attributes", "aliases", "shopt", "options", "umask", "arguments", "limits",
+    "descriptors", "jobs", "traps", "directory",
+)  # fmt: skip
+VOLATILE = re.compile(
+    r"BASH|BASHPID|BASHOPTS|BASH_\w+|EPOCH\w+|SECONDS|RANDOM|SRANDOM|LINENO|_|PIPESTATUS|OPTERR|FUNCNAME"
+    r"|HISTCMD|COMP_\w+|DIRSTACK|GROUPS|EUID|UID|PPID|SHELLOPTS|COLUMNS|LINES"
+)
+KEPT_AFTER_ALL = re.compile(r"BASH_(ENV|XTRACEFD|REMATCH)")
+QUOTED = r'"(?:[^"\\]|\\.)*"|\$\'(?:[^\'\\]|\\.)*\'|\$"(?:[^"\\]|\\.)*"|\'[^\']*\''
+STATEMENT = re.compile(rf"declare (-\S+) ([A-Za-z_]\w*)((?:=(?:\\.|{QUOTED}|[^\n\"'\\])*)?)\n", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class State:
+    """One shell's sections by name, as printed; ``program`` is bash or sh."""
+
+    program: str
+    sections: dict[str, str]
+
+    @classmethod
+    def parse(cls, program: str, printed: str, mark: str) -> State:
+        """From what the shell wrote: every section is led in by a line that holds the secret ``mark``."""
+        # the variable _ holds the mark, too, but never at the beginning of a line
+        pieces = re.split(rf"^{re.escape(mark)} (\w+)\n", printed, flags=re.MULTILINE)
+        return cls(program, dict(zip(pieces[1::2], pieces[2::2], strict=True)))
+
+    @classmethod
+    def of(cls, shell: ShellState) -> State:
+        """Raises MachineError when the script is none of ours."""
+        try:
+            sections = json.loads(shell.script)
+            assert isinstance(sections, dict)
+        except (ValueError, AssertionError) as error:
+            raise MachineError(f"the kept state of shell {shell.name} cannot be read") from error
+        return cls(shell.program, {str(key): str(value) for key, value in sections.items()})
+
+    @property
+    def complete(self) -> bool:
+        return "directory" in self.sections
+
+    def text(self, name: str) -> str:
+        return self.sections.get(name, "")
+
+    def variables(self) -> dict[str, tuple[str, str]]:
+        """Name → (flags, value part with its ``=``, or empty), without what changes by itself."""
+        return {
+            name: (flags, value)
+            for flags, name, value in STATEMENT.findall(self.text("variables"))
+            if not VOLATILE.fullmatch(name) or (KEPT_AFTER_ALL.fullmatch(name) and value not in ("", '=""'))
+        }
+
+    def functions(self) -> list[str]:
+        """Names of the functions."""
+        lines = self.text("attributes").splitlines()
+        return [line.split(" ", 2)[2] for line in lines if line.startswith("declare -")]
+
+    def fingerprint(self) -> str:
+        """A hash of all that counts."""
+        digest = hashlib.blake2s(self.program.encode())
+        for name in SECTIONS:
+            if name == "jobs":  # pids of the host, which are others after a restore
+                continue
+            text = self.text(name)
+            if name == "variables" and self.program == "bash":
+                text = repr(sorted(self.variables().items()))
+            digest.update(f"{name}\0{text}\0".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def shell_state(self, name: str) -> ShellState:
+        kept = dict(self.sections)
+        if self.program == "bash":
+            kept["variables"] = "".join(
+                f"declare {flags} {variable}{value}\n"
+                for variable, (flags, value) in self.variables().items()
+            )
+        return ShellState(name, self.program, json.dumps(kept), self.fingerprint())
+
+
+def shell_effect(shell: ShellState) -> ShellEffect:
+    """A shell in this state, with what of it a replay cannot carry."""
+    try:
+        state = State.of(shell)
+    except MachineError as error:
+        return ShellEffect(shell.name, not_replayable=(str(error),))
+    held = []
+    if descriptors := " ".join(state.text("descriptors").split()):
+        held.append(f"it holds open descriptors ({descriptors})")
+    if state.text("jobs").strip():
+        held.append("it has background jobs")
+    if "COPROC" in state.variables():
+        held.append("it has a coprocess")
+    lost = state.program != "bash" and state.text("functions").strip()
+    return ShellEffect(
+        shell.name,
+        held=tuple(held),
+        not_replayable=("functions of sh cannot be read back",) if lost else (),
+    )
+
+
+def replay_script(now: State, wanted: State) -> tuple[str, list[str]]:
+    """A script that makes a shell in state ``now`` one in state ``wanted``, and what it cannot do, in words.
+
+    Options that decide how functions are read (extglob) come first; those that would disturb the script
+    itself (errexit, nounset, traps, aliases) come last.
+    """
+    if wanted.program != "bash":
+        return _plain_script(now, wanted), []
+    problems: list[str] = []
+    lines = ["builtin set +euvxnTEC +o posix", "builtin trap - DEBUG ERR RETURN", *_no_traps(now)]
+    lines += ["builtin unalias -a", *(f"builtin unset -f -- {shlex.quote(name)}" for name in now.functions())]
+    lines.append(_options(wanted.text("shopt")))
+    have, want = now.variables(), wanted.variables()
+    for name, (flags, value) in have.items():
+        if want.get(name) == (flags, value):
+            continue
+        if "r" in flags:
+            problems.append(f"{name} is read-only in the shell and cannot be changed back")
+        else:
+            lines.append(f"builtin unset {'-n' if 'n' in flags else '-v'} {name}")
+    for name, (flags, value) in want.items():
+        before = have.get(name)
+        if before != (flags, value) and not (before and "r" in before[0]):
+            # no "builtin" before it: the shell reads lists only after the bare word
+            lines.append(f"declare {flags} {name}{value}")
+    lines += [wanted.text("functions"), *_function_attributes(wanted)]
+    lines += [wanted.text("umask"), f"builtin set -- {wanted.text('arguments')}"]
+    stack = [line for line in wanted.text("directory").split("\n") if line]
+    if stack:
+        lines.append("builtin dirs -c")
+        lines += [f"builtin cd -- {shlex.quote(stack[-1])}"]
+        lines += [f"builtin pushd -- {shlex.quote(path)} >/dev/null" for path in reversed(stack[:-1])]
+    flags, value = want.get("OLDPWD", ("", ""))
+    lines.append("builtin unset -v OLDPWD")
+    if flags:
+        lines.append(f"declare {flags} OLDPWD{value}")
+    lines += [wanted.text("aliases"), wanted.text("traps"), wanted.text("options")]
+    return "\n".join(lines) + "\n", problems
+
+
+def differences(now: State, wanted: State) -> list[str]:
+    """Names of the parts in which two states differ."""
+    if now.program != wanted.program:
+        return [f"program ({now.program} instead of {wanted.program})"]
+    if now.program != "bash":
+        return [] if now.text("directory") == wanted.text("directory") else ["directory"]
+    found = [name for name in SECTIONS if name not in ("variables", "jobs")]
+    found = [name for name in found if now.text(name).strip() != wanted.text(name).strip()]
+    have, want = now.variables(), wanted.variables()
+    changed = sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
+    return found + [f"variable {name}" for name in changed]
+
+
+def _options(text: str) -> str:
+    """Without those that only an invocation can set."""
+    lines = text.splitlines()
+    return "\n".join(line for line in lines if not line.endswith(("login_shell", "restricted_shell")))
+
+
+def _no_traps(state: State) -> list[str]:
+    names = re.findall(r" (EXIT|SIG\w+)$", state.text("traps"), re.MULTILINE)
+    return [f"builtin trap - {name}" for name in dict.fromkeys(names)]
+
+
+def _function_attributes(state: State) -> list[str]:
+    found = []
+    for line in state.text("attributes").splitlines():
+        _, flags, name = line.split(" ", 2)
+        if flags.strip("-f"):
+            found.append(f"builtin declare {flags} -- {shlex.quote(name)}")
+    return found
+
+
+def _plain_script(now: State, wanted: State) -> str:
+    """The same for a POSIX shell, which prints less of itself."""
+    names = re.compile(r"^([A-Za-z_]\w*)=", re.MULTILINE)
+    own = {"PPID", "OPTIND", "PS1", "PS2", "PS4", "IFS", "_", "LINENO"}
+    gone = set(names.findall(now.text("variables"))) - set(names.findall(wanted.text("variables"))) - own
+    lines = ["unalias -a", *(f"unset -v {name}" for name in sorted(gone))]
+    lines += [re.sub(r"(?m)^(PPID|LINENO|_)=.*$", "", wanted.text("variables")), wanted.text("attributes")]
+    lines += [wanted.text("umask"), f"cd {shlex.quote(wanted.text('directory').rstrip(chr(10)))}"]
+    lines += [
+        f"alias {line}" if not line.startswith("alias ") else line
+        for line in wanted.text("aliases").splitlines()
+    ]
+    lines += [wanted.text("traps"), wanted.text("options")]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,173 @@
+"""The mounts that shut a sandbox in: a /dev of its own, what of /proc is covered or read-only, their flags.
+
+/dev is a small file system in memory of each sandbox alone. The host mounts it in the sandbox's folder, so
+that it outlives the processes and a restore finds it, and makes the *file system* read-only, not only its
+mounts: whatever flags a mount of it gets, nobody inside changes a mode, an owner or a time that anyone else
+could read. Its own root is what is mounted, so the table of mounts inside names no path of the host.
+
+CRIU brings mounts that come from outside back without their flags, and knows nothing of files of /proc that
+only this kernel has. So after a restore every mount is compared with what the launcher makes, and what is
+missing is made from outside, in the mount namespace of the sandbox.
+
+Source: mount(2), mount_namespaces(7), proc(5); the lists after Docker's masked and read-only paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.place import CHANNEL, Home
+from windtunnel.linux import mounts, namespaces
+
+NODES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+    "masked": (1, 3),
+}
+LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+MASKED = (
+    "kcore", "keys", "timer_list", "sched_debug", "kmsg", "kallsyms", "kpagecount", "kpageflags",
+    "kpagecgroup", "slabinfo", "vmallocinfo", "config.gz", "latency_stats", "mtrr",
+)  # fmt: skip
+"""Files of /proc that the launcher covers with /dev/masked (init/launch.h has the same list)."""
+READ_ONLY = (
+    "sys", "irq", "bus", "fs", "scsi", "acpi", "driver", "asound", "dynamic_debug", "sysrq-trigger",
+)  # fmt: skip
+"""Parts of /proc that the launcher makes read-only (init/launch.h has the same list)."""
+FLAGS = {
+    "ro": mounts.MS_RDONLY,
+    "nosuid": mounts.MS_NOSUID,
+    "nodev": mounts.MS_NODEV,
+    "noexec": mounts.MS_NOEXEC,
+}
+WALLS = {
+    "/": {"nodev"},
+    "/proc": {"nosuid", "nodev", "noexec"},
+    f"/{CHANNEL}": {"nosuid", "nodev"},
+    "/dev": {"ro", "nosuid", "noexec"},
+    "/dev/shm": {"nosuid", "nodev"},
+    "/dev/pts": {"nosuid", "noexec"},
+}
+"""Mounts of every sandbox, with the flags that each must have."""
+
+
+def walls() -> dict[str, set[str]]:
+    """`WALLS`, and what is covered or read-only of this kernel's /proc."""
+    found = dict(WALLS)
+    for name in READ_ONLY:
+        if Path("/proc", name).exists():
+            found[f"/proc/{name}"] = {"ro", "nosuid", "nodev", "noexec"}
+    for name in MASKED:
+        if Path("/proc", name).exists():
+            found[f"/proc/{name}"] = {"ro", "nosuid", "noexec"}
+    return found
+
+
+def folder(home: Home, box: str) -> Path:
+    return home.box(box) / "dev"
+
+
+def devices(home: Home, box: str) -> Path:
+    """Where the sandbox's /dev is mounted on the host; made when it is not there. Raises MachineError."""
+    point = folder(home, box)
+    try:
+        if _complete(point):
+            return point
+        release(home, box)
+        point.mkdir(parents=True)
+        flags = mounts.MS_NOSUID | mounts.MS_NOEXEC
+        mounts.mount("dev", point, "tmpfs", flags, "mode=755,size=64k,nr_inodes=64")
+        for name, number in NODES.items():
+            os.mknod(point / name, 0o666 | stat.S_IFCHR, os.makedev(*number))
+            (point / name).chmod(0o666)
+        for name, target in LINKS.items():
+            (point / name).symlink_to(target)
+        for name in ("shm", "pts"):
+            (point / name).mkdir()
+        mounts.mount("dev", point, flags=flags | mounts.MS_REMOUNT | mounts.MS_RDONLY)
+    except OSError as error:
+        raise MachineError(f"the sandbox's /dev could not be made: {error.strerror} ({point})") from error
+    return point
+
+
+def held(home: Home, box: str) -> bool:
+    """Whether the host still holds a /dev of that sandbox."""
+    return _mounted(folder(home, box))
+
+
+def release(home: Home, box: str) -> None:
+    """Let go of the sandbox's /dev; absent is fine. Raises MachineError."""
+    point = folder(home, box)
+    try:
+        while _mounted(point) and mounts.unmount(point):
+            pass
+    except OSError as error:
+        raise MachineError(f"the sandbox's /dev cannot be unmounted: {error.strerror} ({point})") from error
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(point)
+
+
+def _mounted(point: Path) -> bool:
+    try:
+        return mounts.mount_id(point) != mounts.mount_id(point.parent)
+    except FileNotFoundError:
+        return False
+
+
+def _complete(point: Path) -> bool:
+    """Whether a /dev was made to its end: being read-only is the last step."""
+    return _mounted(point) and bool(os.statvfs(point).f_flag & os.ST_RDONLY)
+
+
+def weak(pid: int) -> dict[str, set[str]]:
+    """Mounts of a sandbox that are not as its launcher makes them: the flags that each lacks (all of them
+    where nothing is mounted there). Raises OSError when the process is gone."""
+    # of mounts one above the other the last is what is seen
+    there = {each.point: each.flags for each in mounts.table(Path(f"/proc/{pid}/mountinfo"))}
+    lacking = {point: wanted - there.get(point, frozenset()) for point, wanted in walls().items()}
+    return {point: flags for point, flags in lacking.items() if flags or point not in there}
+
+
+def seal(pid: int) -> None:
+    """Make the mounts of a restored sandbox what they were. ``pid``: its first process.
+
+    Raises MachineError when one stays weaker; the sandbox must not run then.
+    """
+    try:
+        missing = weak(pid)
+        if not missing:
+            return
+        there = {each.point: each for each in mounts.table(Path(f"/proc/{pid}/mountinfo"))}
+
+        def make() -> None:
+            for point in missing:
+                present = there.get(point)
+                if present is None:
+                    covered = point.removeprefix("/proc/") in MASKED
+                    mounts.mount("/dev/masked" if covered else point, Path(point), flags=mounts.MS_BIND)
+                wanted = walls()[point] | (present.flags if present else frozenset())
+                flags = sum(FLAGS[flag] for flag in wanted & FLAGS.keys())
+                mounts.mount("none", Path(point), flags=mounts.MS_REMOUNT | mounts.MS_BIND | flags)
+
+        namespaces.within(f"/proc/{pid}/ns/mnt", make, "mnt")
+        missing = weak(pid)
+    except OSError as error:
+        raise MachineError(f"the sandbox's mounts cannot be made as they were: {error}") from error
+    if missing:
+        words = ", ".join(f"{point} lacks {'+'.join(sorted(flags))}" for point, flags in missing.items())
+        raise MachineError(f"the sandbox's mounts are weaker than they were: {words}")

@@ -1,0 +1,252 @@
+"""The record of one sandbox's conversation: every request of its main loop, with the reply, byte for byte.
+
+A sandbox that comes back from a checkpoint asks again what it had asked before. It gets the recorded reply,
+so that it goes on as it did; a model asked anew would answer otherwise, and wonder at files that it does not
+remember. The sandbox's lives are numbered: a record is given out once in each *incarnation*, oldest first.
+So a second asking within one incarnation is a wish for another answer and goes to the model, unless the first
+reply was never received.
+
+A rollback on purpose is a wish for another answer too: it sets the records from its turn on *aside*. The
+reply to the request that was in flight at a checkpoint counts as after it.
+
+The file lies outside the sandbox's root. Requests share their messages (each is kept once), so a conversation
+of n turns takes room for n messages and not for n². Headers of requests, and with them all keys, are never
+written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.agents.sandbox.proxy.classify import Asked, Known, Loop
+
+Headers = tuple[tuple[str, str], ...]
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS records (
+    id INTEGER PRIMARY KEY, request TEXT NOT NULL UNIQUE, digest TEXT NOT NULL, turn INTEGER NOT NULL,
+    asked TEXT NOT NULL, status INTEGER NOT NULL DEFAULT 0, headers TEXT NOT NULL DEFAULT '[]',
+    body BLOB NOT NULL DEFAULT x'', arrived REAL NOT NULL, answered REAL NOT NULL DEFAULT 0,
+    aside INTEGER NOT NULL DEFAULT 0, served INTEGER NOT NULL DEFAULT -1
+);
+CREATE TABLE IF NOT EXISTS parts (digest BLOB PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+@dataclass
+class Entry:
+    """One request of the main loop. ``turn``: the newest turn whose end it was in flight at, 0 until that is
+    known. ``served``: the incarnation in which its reply was last received in full."""
+
+    request: str
+    digest: str
+    turn: int = 0
+    complete: bool = False
+    aside: bool = False
+    served: int = -1
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model service answered: status, headers that belong to the end of it, and the bytes."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class Conversation:
+    """The record of one sandbox. ``find`` and ``entries`` only read memory; the rest reads or writes the
+    disk. A reply that was written, and a beginning of a new incarnation, survive a power cut."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._lock = threading.Lock()
+        self._file = sqlite3.connect(path, timeout=30, check_same_thread=False)
+        self._file.execute("PRAGMA journal_mode=WAL")
+        self._file.execute("PRAGMA synchronous=NORMAL")
+        self._file.executescript(SCHEMA)
+        with self._file:
+            # what was in flight when the last model proxy ended will not be answered any more
+            self._file.execute("DELETE FROM records WHERE status = 0")
+        state = dict(self._file.execute("SELECT name, value FROM state").fetchall())
+        self.incarnation = int(state.get("incarnation", 0))
+        self.covered = int(state.get("covered", 0))
+        """Turns that the checkpoint covers from which this incarnation began."""
+        self.known = _known(state.get("known", ""))
+        self._entries: dict[str, list[Entry]] = {}
+        self._by_request: dict[str, Entry] = {}
+        rows = self._file.execute("SELECT request, digest, turn, aside, served FROM records ORDER BY id")
+        for request, digest, turn, aside, served in rows:
+            self._add(Entry(request, digest, turn, True, bool(aside), served))
+
+    def find(self, digest: str) -> Entry | None:
+        """The oldest reply to such a request that this incarnation has not received yet."""
+        for entry in self._entries.get(digest, ()):
+            if entry.complete and not entry.aside and entry.served < self.incarnation:
+                return entry
+        return None
+
+    def entries(self) -> list[Entry]:
+        """All of it, oldest first."""
+        return list(self._by_request.values())
+
+    def begin(self, request: str, digest: str) -> Entry:
+        """A request is sent to the model. It is only in memory until ``arrived``."""
+        entry = Entry(request, digest)
+        self._add(entry)
+        return entry
+
+    def arrived(self, entry: Entry, asked: Asked) -> None:
+        """Write down the request."""
+        texts = (asked.head, *asked.parts)
+        names = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
+        kept = [(name, zlib.compress(text.encode(), 1)) for name, text in zip(names, texts, strict=True)]
+        with self._lock, self._file:
+            self._file.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", kept)
+            self._file.execute(
+                "INSERT INTO records (request, digest, turn, asked, arrived) VALUES (?, ?, ?, ?, ?)",
+                (entry.request, entry.digest, entry.turn, b"".join(names).hex(), time.time()),
+            )
+
+    def answered(self, entry: Entry, reply: Reply) -> None:
+        """Write down the whole reply; from now on it can be given again."""
+        with self._durably():
+            self._file.execute(
+                "UPDATE records SET status = ?, headers = ?, body = ?, answered = ?, turn = ?, aside = ? "
+                "WHERE request = ?",
+                (
+                    reply.status,
+                    json.dumps(reply.headers),
+                    reply.body,
+                    time.time(),
+                    entry.turn,
+                    entry.aside,
+                    entry.request,
+                ),
+            )
+        entry.complete = True
+
+    def drop(self, entry: Entry) -> None:
+        """The model service gave no reply worth keeping."""
+        self._by_request.pop(entry.request, None)
+        self._entries[entry.digest].remove(entry)
+        with self._lock, self._file:
+            self._file.execute("DELETE FROM records WHERE request = ?", (entry.request,))
+
+    def place(self, entry: Entry, turn: int) -> None:
+        """The request was in flight when that turn ended."""
+        entry.turn = turn
+        with self._lock, self._file:
+            self._file.execute("UPDATE records SET turn = ? WHERE request = ?", (turn, entry.request))
+
+    def serve(self, entry: Entry, incarnation: int) -> None:
+        """The sandbox received the reply, in that incarnation."""
+        entry.served = incarnation
+        with self._lock, self._file:
+            self._file.execute(
+                "UPDATE records SET served = ? WHERE request = ?", (incarnation, entry.request)
+            )
+
+    def reply(self, entry: Entry) -> Reply:
+        with self._lock:
+            status, headers, body = self._file.execute(
+                "SELECT status, headers, body FROM records WHERE request = ?", (entry.request,)
+            ).fetchone()
+        return Reply(status, tuple((name, value) for name, value in json.loads(headers)), bytes(body))
+
+    def asked(self, request: str) -> list[object]:
+        """The canonical request: what is asked, without its messages, and then each message."""
+        with self._lock:
+            (names,) = self._file.execute(
+                "SELECT asked FROM records WHERE request = ?", (request,)
+            ).fetchone()
+            return [
+                json.loads(zlib.decompress(self._part(bytes.fromhex(names[place : place + 32]))))
+                for place in range(0, len(names), 32)
+            ]
+
+    def learn(self, known: Known) -> None:
+        """Keep what is known of the agent's loops."""
+        self.known = known
+        with self._lock, self._file:
+            self._set("known", json.dumps(dataclasses.asdict(known)))
+
+    def restored(self, turn: int) -> None:
+        """The sandbox begins anew as it was after ``turn``: what it asks again is answered as before."""
+        self._begin_incarnation(turn)
+
+    def rolled_back(self, turn: int) -> None:
+        """The sandbox begins anew as it was after ``turn``, to go on otherwise."""
+        aside = [entry for entry in self.entries() if entry.turn >= turn or not entry.turn]
+        self._begin_incarnation(turn, aside)
+
+    def copy_to(self, path: Path) -> None:
+        """A second record, equal to this one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        with self._lock:
+            copy = sqlite3.connect(path)
+            try:
+                self._file.backup(copy)
+            finally:
+                copy.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _durably(self) -> Iterator[None]:
+        """A transaction that survives a power cut, and with it all before it. The others do without: what
+        they would lose is asked again, or counts as not known."""
+        with self._lock:
+            self._file.execute("PRAGMA synchronous=FULL")
+            try:
+                with self._file:
+                    yield
+            finally:
+                self._file.execute("PRAGMA synchronous=NORMAL")
+
+    def _add(self, entry: Entry) -> None:
+        self._by_request[entry.request] = entry
+        self._entries.setdefault(entry.digest, []).append(entry)
+
+    def _part(self, name: bytes) -> bytes:
+        return bytes(self._file.execute("SELECT text FROM parts WHERE digest = ?", (name,)).fetchone()[0])
+
+    def _begin_incarnation(self, turn: int, aside: Iterable[Entry] = ()) -> None:
+        self.incarnation += 1
+        self.covered = turn
+        named = []
+        for entry in aside:
+            entry.aside = True
+            named.append((entry.request,))
+        with self._durably():
+            self._file.executemany("UPDATE records SET aside = 1 WHERE request = ?", named)
+            self._set("incarnation", str(self.incarnation))
+            self._set("covered", str(turn))
+
+    def _set(self, name: str, value: str) -> None:
+        self._file.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
+
+
+def _known(text: str) -> Known:
+    if not text:
+        return Known()
+    raw = json.loads(text)
+    loops = tuple(Loop(**{**loop, "messages": tuple(loop["messages"])}) for loop in raw["loops"])
+    return Known(loops, raw["stranger"], raw["strange"])

@@ -1,0 +1,173 @@
+"""What a host writes down of a sandbox, and what a crash has left of a home.
+
+How it stands is for the next process of the host (``box.json``, written atomically). What happened to it is
+in its event log: its turns, and what the policy saw beside what it answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from windtunnel.agents.sandbox import machine
+from windtunnel.agents.sandbox.model import Event, Limits, SandboxSpec, Turn
+from windtunnel.agents.sandbox.place import Home
+from windtunnel.agents.sandbox.policy import (
+    CAPABILITY,
+    POLICIES,
+    Admission,
+    BringBack,
+    Ceiling,
+    Decision,
+    Forget,
+    Growth,
+    Keep,
+    Less,
+    Look,
+    Notice,
+    Observation,
+    Past,
+    Pick,
+    PolicyName,
+    Queued,
+    Restore,
+    Room,
+    SaveOrder,
+    Settle,
+)
+from windtunnel.base import atomic
+from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.base.processes import Identity
+from windtunnel.store import eventlog
+
+Status = Literal["making", "running", "stopped", "dead"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One sandbox. ``pid`` and ``started`` (clock ticks since boot) name its init as long as ``boot`` is the
+    boot id of the host; ``tip`` is its newest checkpoint; ``base`` the checkpoint that it was forked from."""
+
+    spec: SandboxSpec
+    created: float
+    status: Status = "making"
+    pid: int = 0
+    started: int = 0
+    boot: str = ""
+    turns: int = 0
+    tip: str = ""
+    base: str = ""
+    image: str = ""
+
+
+def is_alive(record: Record) -> bool:
+    """Whether the sandbox's init is still the one that the record names."""
+    return Identity(record.pid, record.started, record.boot).lives()
+
+
+def write(folder: Path, record: Record) -> None:
+    """Replace ``box.json``; a crash leaves the old one or the new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.replace(folder / "box.json", json.dumps(asdict(record), indent=1), durable=True)
+
+
+def read(folder: Path) -> Record | None:
+    """The record in ``folder``; None where there is none that can be read."""
+    try:
+        plain: dict[str, Any] = json.loads((folder / "box.json").read_text())
+        spec = plain["spec"]
+        return Record(**{**plain, "spec": SandboxSpec(**{**spec, "limits": Limits(**spec["limits"])})})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class SandboxLog:
+    """The event log of sandbox ``box`` in ``folder`` (empty: of the host), and the policy that decides there.
+
+    What cannot be written (the disk is full, say) holds all the same: it is reported as an event of kind
+    failed, and only the log or a replay will miss it.
+    """
+
+    def __init__(self, box: str, policy: PolicyName, folder: Path, report: Callable[[Event], None]) -> None:
+        self._box, self._policy, self._path, self._report = box, policy, folder / eventlog.NAME, report
+
+    @overload
+    def decide(self, observation: Look, *, write: bool = True) -> Keep: ...
+    @overload
+    def decide(self, observation: Notice, *, write: bool = True) -> SaveOrder: ...
+    @overload
+    def decide(self, observation: Restore, *, write: bool = True) -> BringBack: ...
+    @overload
+    def decide(self, observation: Less, *, write: bool = True) -> Settle: ...
+    @overload
+    def decide(self, observation: Queued, *, write: bool = True) -> Pick: ...
+    @overload
+    def decide(self, observation: Past, *, write: bool = True) -> Forget: ...
+    @overload
+    def decide(self, observation: Room, *, write: bool = True) -> Admission: ...
+    @overload
+    def decide(self, observation: Growth, *, write: bool = True) -> Ceiling: ...
+    def decide(self, observation: Observation, *, write: bool = True) -> Decision:
+        """Ask the policy. ``write``: at once; otherwise the caller does (`decided`), or it never mattered."""
+        decision = POLICIES[self._policy](observation)
+        if write:
+            self.decided(observation, decision)
+        return decision
+
+    def decided(self, observation: Observation, decision: Decision) -> None:
+        """The policy has answered so."""
+        fields = eventlog.decided(CAPABILITY, self._policy, observation, decision)
+        self._append("a decision", "decision", fields)
+
+    def did(self, **what: Any) -> None:
+        """What became of a decision."""
+        self._append("an effect", "effect", what)
+
+    def turn(self, turn: Turn) -> None:
+        """A turn has ended, and its checkpoint, if any, is safe or has failed."""
+        self._append(f"turn {turn.number}", "turn", {"turn": to_plain(turn)})
+
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns so far, in order; those on damaged lines are reported instead."""
+        found = (event for event in self._events() if event["kind"] == "turn")
+        return tuple(from_plain(Turn, event["turn"]) for event in found)
+
+    def decisions(self) -> list[tuple[Observation, Decision]]:
+        """What was seen and decided so far, in order."""
+        return [
+            (from_plain(Observation, event["observation"]), from_plain(Decision, event["decision"]))
+            for event in self._events()
+            if event["kind"] == "decision"
+        ]
+
+    def _events(self) -> list[eventlog.Event]:
+        return eventlog.read(self._path, damaged=lambda why: self._report(Event("failed", self._box, why)))
+
+    def _append(self, what: str, kind: str, fields: dict[str, Any]) -> None:
+        try:
+            # opened each time: sandboxes are many, and a folder may be removed and made again
+            log = eventlog.EventLog(self._path)
+            try:
+                log.append(kind, **fields)
+            finally:
+                log.close()
+        except eventlog.LogFailed as error:
+            self._report(Event("failed", self._box, f"{what} is not in the log: {error}"))
+
+
+def leftovers(home: Home) -> list[str]:
+    """What a crash has left, seen without opening the home; in words: groups, namespaces and devices without
+    a sandbox; sandboxes and dumps half made."""
+    if not home.boxes.is_dir():
+        return []
+    records = {folder.name: read(folder) for folder in sorted(home.boxes.iterdir())}
+    owned = {name for name, one in records.items() if one is not None and one.status != "making"}
+    found = machine.leftovers(home, owned)
+    found += [f"half-made sandbox {name}" for name in records if name not in owned]
+    dumps = home.path / "dumps"
+    if dumps.is_dir():
+        found += [f"half-stored process image {one.name}" for one in sorted(dumps.iterdir())]
+    return found

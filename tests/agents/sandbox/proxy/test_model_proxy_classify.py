@@ -1,0 +1,212 @@
+"""Which requests end a turn."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.agents.sandbox.proxy import AGENTS
+from windtunnel.agents.sandbox.proxy.classify import Asked, Known, Unreadable, classify, read
+
+CHAT, MESSAGES, RESPONSES, COMPLETIONS = (
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/v1/completions",
+)
+TOOLS = [{"name": "bash"}]
+
+
+def understood(path: str, body: Any, encoding: str = "") -> Asked:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return read(path, {"content-encoding": encoding}, raw, limit=10_000)
+
+
+def kinds(agent: str, *requests: tuple[str, dict[str, Any]]) -> list[str]:
+    known, found = Known(), []
+    for path, body in requests:
+        verdict = classify(understood(path, body).outline, known, AGENTS[agent])
+        known = verdict.known
+        found.append(verdict.kind)
+    return found
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+
+
+def main(*texts: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return MESSAGES, {
+        "model": "big",
+        "system": "You are an agent.",
+        "tools": TOOLS,
+        "messages": said(*texts),
+        **fields,
+    }
+
+
+def test_claude_code_session() -> None:
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cch=%d;"}
+    prompt = {"type": "text", "text": "You are Claude Code, Anthropic's official CLI for Claude."}
+
+    def step(number: int, *texts: str) -> tuple[str, dict[str, Any]]:
+        return main(*texts, system=[{**billing, "text": billing["text"] % number}, prompt])
+
+    def small(text: str, system: str = "", **fields: Any) -> tuple[str, dict[str, Any]]:
+        return MESSAGES, {"model": "small", "system": system, "messages": said(text), **fields}
+
+    assert kinds(
+        "claude-code",
+        small("quota", max_tokens=1),
+        small("fix it", "Analyze if this message indicates a new conversation topic. If it does, …"),
+        step(1, "fix it"),
+        small("git push", "Your task is to process Bash commands that an AI coding agent wants to run."),
+        step(2, "fix it", "ok", "result"),
+        main("look around", system="You are an agent for Claude Code. Explore."),
+        main("look around", "yes", "found", system="You are an agent for Claude Code. Explore."),
+        step(3, "fix it", "ok", "result", "ok", "result"),
+        step(4, "a summary of all that", "go on"),
+    ) == ["helper", "helper", "main", "helper", "main", "helper", "helper", "main", "main"]
+
+
+def test_agent_without_tools_is_told_by_growth() -> None:
+    def step(*texts: str, system: str = "You solve tasks in bash.") -> tuple[str, dict[str, Any]]:
+        return CHAT, {"model": "m", "messages": [{"role": "system", "content": system}, *said(*texts)]}
+
+    assert kinds(
+        "mini-swe-agent",
+        step("task"),
+        step("task", "ls", "files"),
+        (CHAT, {"model": "other", "messages": said("Is this command safe? ls")}),
+        step("task", "ls", "files", "cat", "text", system="You solve tasks in bash. It is Monday."),
+    ) == ["main", "main", "helper", "main"]
+
+
+def test_plain_completions_and_responses() -> None:
+    assert kinds(
+        "generic",
+        (COMPLETIONS, {"model": "m", "prompt": "task:"}),
+        (COMPLETIONS, {"model": "m", "prompt": "task: ls\nfiles\n"}),
+        (COMPLETIONS, {"model": "n", "prompt": "unrelated"}),
+    ) == ["main", "main", "helper"]
+    assert kinds(
+        "generic",
+        (RESPONSES, {"model": "m", "instructions": "agent", "tools": TOOLS, "input": "task"}),
+        (
+            RESPONSES,
+            {"model": "m", "instructions": "agent", "tools": TOOLS, "input": said("task", "ls", "files")},
+        ),
+        (
+            RESPONSES,
+            {
+                "model": "m",
+                "instructions": "agent",
+                "tools": TOOLS,
+                "input": said("x"),
+                "previous_response_id": "r",
+            },
+        ),
+        (RESPONSES, {"model": "m", "instructions": "name this", "input": "task"}),
+    ) == ["main", "main", "main", "helper"]
+
+
+def test_helper_that_came_first_gives_way_to_the_first_request_with_tools() -> None:
+    odd = (CHAT, {"model": "small", "messages": said("Which language is this? fix it")})
+    assert kinds("generic", odd, main("task"), odd, main("task", "ok", "go")) == [
+        "main",
+        "main",
+        "helper",
+        "main",
+    ]
+
+
+def test_another_conversation_that_is_alone_becomes_a_main_loop_beside_the_first() -> None:
+    def other(*texts: str) -> tuple[str, dict[str, Any]]:
+        return main(*texts, system="You are another agent.")
+
+    assert kinds(
+        "generic",
+        main("task"),
+        other("a"),
+        other("a", "b", "c"),
+        other("a", "b", "c", "d", "e"),
+        main("task", "ok", "go"),
+        other("a", "b", "c", "d", "e", "f", "g"),
+    ) == ["main", "helper", "helper", "main", "main", "main"]
+
+
+def test_restart_of_the_conversation_is_main() -> None:
+    assert (
+        kinds("generic", main("task", "ok", "go"), main("task"), main("another task"), main("task"))
+        == ["main"] * 4
+    )
+
+
+def test_user_who_asks_for_a_title_in_the_main_loop() -> None:
+    assert (
+        kinds(
+            "generic", main("Generate a title for this chat"), main("x"), main("write a title for the thread")
+        )
+        == ["main"] * 3
+    )
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress, zstandard.compress])
+def test_compressed_bodies_are_understood(pack: Any) -> None:
+    plain = json.dumps(main("task")[1]).encode()
+    encoding = {"gzip": "gzip", "zlib": "deflate", "zstandard": "zstd"}[pack.__module__.split(".")[0]]
+    assert understood(MESSAGES, pack(plain), encoding) == understood(MESSAGES, plain)
+    with pytest.raises(Unreadable, match="more than"):
+        understood(MESSAGES, pack(b"[" + b" " * 1_000_000 + b"]"), encoding)
+    with pytest.raises(Unreadable):
+        understood(MESSAGES, b"broken" + pack(plain)[6:], encoding)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"1", b'{"messages": 3}', b"[" * 100_000, b"\xff\xfe"])
+def test_bodies_that_are_no_request(body: bytes) -> None:
+    with pytest.raises(Unreadable):
+        understood(CHAT, body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"messages": st.lists(JSON, max_size=4)},
+        optional=dict.fromkeys(("system", "tools", "model", "max_tokens", "input", "instructions"), JSON),
+    ),
+    st.sampled_from([CHAT, MESSAGES, RESPONSES, COMPLETIONS]),
+)
+def test_no_request_is_a_surprise_and_order_of_keys_is_no_difference(body: dict[str, Any], path: str) -> None:
+    try:
+        asked = understood(path, body)
+    except Unreadable:
+        return
+    turned = understood(path, dict(reversed(body.items())))
+    assert asked.digest == turned.digest
+    assert classify(asked.outline, Known(), AGENTS["claude-code"]).kind in ("main", "helper")
+
+
+@given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6), st.data())
+def test_growth_is_main_whatever_else_is_asked_between(texts: list[str], data: st.DataObject) -> None:
+    known = Known()
+    for size in range(1, len(texts) + 1):
+        if data.draw(st.booleans()):
+            helper = (CHAT, {"model": "small", "messages": said(data.draw(st.text(max_size=8)))})
+            known = classify(understood(*helper).outline, known, AGENTS["generic"]).known
+        path, body = main(*texts[:size])
+        verdict = classify(understood(path, body).outline, known, AGENTS["generic"])
+        assert verdict.kind == "main"
+        known = verdict.known

@@ -1,0 +1,234 @@
+"""A reply reaches the agent only when the checkpoint of its turn is safe, and never hangs."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from fake_model import Plan, answer, events
+from fake_turns import FakeBox
+from model_bench import Asked, Bench, chat
+
+from support.waiting import until
+from windtunnel.agents.sandbox.errors import LessError
+from windtunnel.agents.sandbox.model import Lack
+from windtunnel.agents.sandbox.proxy import (
+    Bounds,
+    Classified,
+    Failed,
+    ModelProxy,
+    TurnServed,
+)
+from windtunnel.agents.sandbox.proxy.session import _one_line
+
+
+def test_request_goes_out_at_once_and_reply_is_held_until_safe(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox(instant=False))
+    asked = bench.ask(box, chat("go"))
+    bench.model.wait_for(calls=1)
+    pending = box.pending(1)
+    assert pending.promoted.wait(60), "the reply is there: the checkpoint is urgent"
+    assert not asked.first.is_set()
+    pending.finish()
+    assert asked.reply() == answer(1, "/v1/chat/completions")
+    (served,) = bench.told(TurnServed)
+    assert (served.turn, served.promoted, served.fault) == (1, True, "")
+    assert box.requests == [served.request]
+
+
+def test_checkpoint_that_is_done_first_is_not_promoted(bench: Bench, proxy: ModelProxy) -> None:
+    bench.model.plan.answer.clear()
+    box = bench.serve(proxy, FakeBox(instant=False))
+    asked = bench.ask(box, chat("go"))
+    pending = box.pending(1)
+    bench.model.wait_for(calls=1)
+    pending.finish()
+    until(lambda: not _checkpoint_threads())
+    bench.model.plan.answer.set()
+    asked.reply()
+    assert not pending.promoted.is_set()
+    assert [event.promoted for event in bench.told(TurnServed)] == [False]
+
+
+def _checkpoint_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("turn-of-")]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_stream_is_buffered_then_passed_on_as_it_comes(bench: Bench, proxy: ModelProxy, path: str) -> None:
+    bench.model.plan.events = threading.Semaphore(1)
+    box = bench.serve(proxy, FakeBox(instant=False))
+    asked = bench.ask(box, chat("go", stream=True), path)
+    parts = events(1, path)
+    assert box.pending(1).promoted.wait(60)
+    assert not asked.first.is_set()
+    box.pending(1).finish()
+    asked.until(parts[0])
+    assert asked.got == parts[0], "what came before the gate opened"
+    bench.model.plan.events.release()
+    asked.until(parts[1])
+    assert asked.is_alive(), "passed on while the stream goes on"
+    bench.model.plan.events.release()
+    assert asked.reply() == b"".join(parts)
+    assert asked.headers["content-type"] == "text/event-stream"
+
+
+def test_helpers_and_the_rest_pass_ungated(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox(instant=False), agent="claude-code")
+    held = bench.ask(box, chat("go"))
+    box.pending(1)
+    title = {"model": "small", "messages": [{"role": "user", "content": "Generate a title for this chat"}]}
+    assert bench.ask(box, title).reply()
+    assert bench.ask(box, chat("go", max_tokens=1), "/v1/messages/count_tokens").reply()
+    assert bench.ask(box, {"input": "words", "model": "embed"}, "/v1/embeddings").reply()
+    assert bench.ask(box, [1, 2], "/v1/chat/completions").reply(), "not understood, and passed on"
+    assert not held.first.is_set()
+    assert len(box.pendings) == 1
+    kinds = [event.kind for event in bench.told(Classified)]
+    assert kinds == ["main", "helper", "count-tokens", "other", "other"]
+    box.pending(1).finish()
+    held.reply()
+
+
+def test_newer_safe_checkpoint_releases_older_turns_and_never_the_reverse(
+    bench: Bench, proxy: ModelProxy
+) -> None:
+    box = bench.serve(proxy, FakeBox(instant=False))
+    first, second, third = asked_in_order(bench, box, 3)
+    box.pending(1).finish()
+    first.reply()
+    assert not second.first.is_set()
+    assert not third.first.is_set()
+    box.pending(3).finish()
+    second.reply()
+    third.reply()
+
+
+def asked_in_order(bench: Bench, box: FakeBox, count: int) -> list[Asked]:
+    asked = []
+    for number in range(1, count + 1):
+        asked.append(bench.ask(box, chat(f"task {number}")))
+        box.pending(number)
+    return asked
+
+
+LACKS = (Lack("processes", "gdb (process 7 inside)", "it debugs"),)
+FAULTS = [OSError("the disk\nis full"), LessError("gdb is not kept", LACKS)]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_reply_is_held_back_until_its_turn_is_kept(
+    bench: Bench, proxy: ModelProxy, fault: Exception
+) -> None:
+    box = bench.serve(proxy, FakeBox(instant=False))
+    box.checkpoint_error = fault
+    asked = bench.ask(box, chat("go"))
+    box.pending(1).finish(fault)
+    for attempt in range(3):
+        told = json.loads(asked.reply())["error"]["message"]
+        assert (asked.status, asked.headers["retry-after"]) == (503, "5")
+        assert "held back" in told and str(fault) in told, told
+        assert box.checkpoints == attempt, "whoever asks again has it tried again"
+        if attempt == 2:
+            box.checkpoint_error = None
+        asked = bench.ask(box, chat("go"))
+    assert asked.reply() == answer(1, "/v1/chat/completions"), "the recorded reply"
+    assert "x-windtunnel-checkpoint" not in asked.headers
+    assert (len(bench.model.calls), box.turns, box.checkpoints) == (1, 1, 3)
+    assert [served.turn for served in bench.told(TurnServed)] == [1]
+
+
+def test_what_lacks_and_is_allowed_is_told_in_a_header(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox(instant=False))
+    asked = bench.ask(box, chat("go"))
+    box.pending(1).lacks = LACKS
+    box.pending(1).finish()
+    assert asked.reply() == answer(1, "/v1/chat/completions")
+    assert asked.headers["x-windtunnel-checkpoint"] == "gdb (process 7 inside): it debugs"
+    assert "gdb" in bench.told(TurnServed)[0].fault
+
+
+@pytest.mark.parametrize("allows", [False, True])
+def test_a_turn_that_cannot_be_ended(bench: Bench, proxy: ModelProxy, allows: bool) -> None:
+    box = bench.serve(proxy, FakeBox())
+    box.error, box.allows = RuntimeError("sandbox one is dead"), allows
+    asked = bench.ask(box, chat("go"))
+    told = asked.reply().decode()
+    if allows:
+        told = asked.headers["x-windtunnel-checkpoint"]
+    assert asked.status == (200 if allows else 503)
+    assert "the end of the turn failed: sandbox one is dead" in told
+
+
+def test_hanging_checkpoint_and_hanging_turn_are_bounded(bench: Bench) -> None:
+    proxy = bench.proxy(bounds=Bounds(gate=0.2, ending=1.0))
+    slow = bench.serve(proxy, FakeBox("slow", instant=False))
+    asked = bench.ask(slow, chat("go"))
+    assert b"the checkpoint was not done within 0.2 s" in asked.reply() and asked.status == 503
+    stuck = bench.serve(proxy, FakeBox("stuck"))
+    stuck.unblocked.clear()
+    for number in range(3):
+        asked = bench.ask(stuck, chat(f"task {number}"))
+        assert b"the end of the turn was not done within 0.2 s" in asked.reply() and asked.status == 503
+    # The one that hangs: that of the last question has answered, and may not have ended yet.
+    until(lambda: len([t for t in _checkpoint_threads() if t.name == "turn-of-stuck"]) == 1)
+    stuck.unblocked.set()
+    slow.pending(1).finish()
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 500, 529])
+def test_errors_of_the_service_are_passed_on_and_not_recorded(
+    bench: Bench, proxy: ModelProxy, status: int
+) -> None:
+    bench.model.plan.status = status
+    box = bench.serve(proxy, FakeBox())
+    asked = bench.ask(box, chat("go"))
+    assert asked.reply() == answer(1, "", status)
+    assert asked.status == status
+    assert "set-cookie" not in asked.headers
+    bench.model.plan.status = 200
+    assert bench.ask(box, chat("go")).reply() == answer(2, "/v1/chat/completions")
+    assert box.turns == 1, "the repeat belongs to the turn that has ended"
+
+
+def test_service_that_is_down(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox(), upstream="http://127.0.0.1:9")
+    asked = bench.ask(box, chat("go"))
+    assert b"cannot be reached" in asked.reply()
+    assert asked.status == 502
+    assert bench.told(Failed)
+
+
+@pytest.mark.parametrize("sent", [1, 2, 3])
+def test_stream_that_breaks_off_is_seen_to(bench: Bench, proxy: ModelProxy, sent: int) -> None:
+    """Even after its closing event: what is not recorded must not be acted on."""
+    bench.model.plan = Plan(break_after=sent)
+    bench.model.plan.answer.set()
+    box = bench.serve(proxy, FakeBox())
+    asked = bench.ask(box, chat("go", stream=True))
+    with pytest.raises(Exception, match=r"incomplete chunked read|peer closed"):
+        asked.reply()
+    assert b"[DONE]" not in asked.got
+    bench.model.plan = Plan()
+    bench.model.plan.answer.set()
+    assert bench.ask(box, chat("go", stream=True)).reply() == b"".join(events(2, ""))
+
+
+def test_eight_sandboxes_at_once(bench: Bench, proxy: ModelProxy) -> None:
+    boxes = [bench.serve(proxy, FakeBox(f"box{n}", instant=False)) for n in range(8)]
+    for turn in range(1, 4):
+        talk = [text for past in range(1, turn) for text in (f"task {past}", f"step {past}")]
+        asked = {box.name: bench.ask(box, chat(box.name, *talk[1:], f"task {turn}")) for box in boxes}
+        for box in reversed(boxes):
+            pending = box.pending(turn)
+            assert not asked[box.name].first.is_set()
+            pending.finish()
+        assert len({one.reply() for one in asked.values()}) == 8
+    assert [box.turns for box in boxes] == [3] * 8
+    assert len(bench.model.calls) == 24
+
+
+def test_a_reason_that_is_cut_is_still_a_value_of_a_header() -> None:
+    assert _one_line("a" * 299 + " b\n") == "a" * 299
+    assert _one_line("one\nline") == "one line"

@@ -1,0 +1,169 @@
+"""Sockets, bounds, and what passes through untouched."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import httpx
+import pytest
+from fake_model import FakeModel, answer, events
+from fake_turns import FakeBox
+from model_bench import Bench, chat, recorded
+
+from support.waiting import until
+from windtunnel.agents.sandbox.proxy import Bounds, ModelProxy, Upstream
+from windtunnel.base.errors import UserError
+
+
+def get(url: str, method: str = "GET", **options: object) -> httpx.Response:
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        return client.request(method, url, **options)  # type: ignore[arg-type]
+
+
+def test_other_requests_pass_with_their_method_query_and_headers(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
+    url = bench.url(box, "/v1/files/a%2Fb?limit=3&x=%20")
+    reply = get(url, "PUT", content=b"\x00raw", headers={"x-own": "1", "connection": "x-hop", "x-hop": "2"})
+    assert reply.content == answer(1, "")
+    (call,) = bench.model.calls
+    assert (call.method, call.path, call.body) == ("PUT", "/v1/files/a%2Fb?limit=3&x=%20", b"\x00raw")
+    assert call.headers["x-own"] == "1"
+    assert "x-hop" not in call.headers
+    assert call.headers["host"] == bench.model.url.removeprefix("http://")
+    assert box.turns == 0
+
+
+def test_key_of_the_host_replaces_that_of_the_agent(bench: Bench, proxy: ModelProxy) -> None:
+    upstream = Upstream(bench.model.url + "/v1", {"Authorization": "Bearer real"})
+    assert "real" not in repr(upstream)
+    box = bench.serve(proxy, FakeBox(), upstream=upstream)
+    bench.ask(box, chat("go"), Authorization="Bearer placeholder").reply()
+    (call,) = bench.model.calls
+    assert call.headers["authorization"] == "Bearer real"
+    assert call.path == "/v1/chat/completions", "a version in the base is not repeated"
+
+
+def test_shared_port(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
+    host, port = proxy.share()
+    base = f"http://{host}:{port}"
+    assert get(f"{base}/box/one/v1/chat/completions", "POST", json=chat("go")).content == answer(1, "")
+    assert box.turns == 1
+    assert get(f"{base}/box/two/v1/models").status_code == 404
+    assert get(f"{base}/v1/models").status_code == 404
+    assert len(bench.model.calls) == 1
+
+
+def test_large_bodies_are_refused(bench: Bench) -> None:
+    proxy = bench.proxy(bounds=Bounds(body=1000, ending=1.0))
+    box = bench.serve(proxy, FakeBox())
+    told = get(bench.url(box), "POST", json=chat("x" * 2000))
+    assert told.status_code == 413
+    untold = get(bench.url(box), "POST", content=iter([b"x" * 600] * 2))
+    assert untold.status_code == 413
+    assert not bench.model.calls
+
+
+def test_body_that_does_not_come_is_given_up(bench: Bench) -> None:
+    proxy = bench.proxy(bounds=Bounds(sending=0.1, ending=1.0))
+    box = bench.serve(proxy, FakeBox())
+    with socket.create_connection(("127.0.0.1", bench.ports[box.name]), timeout=60) as plug:
+        plug.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+        assert b" 408 " in plug.recv(4096).split(b"\r\n")[0]
+
+
+def test_requests_under_way_are_bounded(bench: Bench) -> None:
+    bench.model.plan.answer.clear()
+    proxy = bench.proxy(bounds=Bounds(open_box=2, ending=1.0))
+    box, other = (bench.serve(proxy, FakeBox(name)) for name in ("one", "two"))
+    held = [bench.ask(box, chat(f"task {n}")) for n in range(2)]
+    bench.model.wait_for(2)
+    refused = get(bench.url(box), "POST", json=chat("task 3"))
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    neighbour = bench.ask(other, chat("go"))
+    bench.model.wait_for(3)
+    bench.model.plan.answer.set()
+    for one in (*held, neighbour):
+        assert one.reply()
+
+
+def test_client_that_leaves_a_helper_ends_it(bench: Bench, proxy: ModelProxy) -> None:
+    bench.model.plan.events = threading.Semaphore(1)
+    box = bench.serve(proxy, FakeBox())
+    helper = {"model": "m", "max_tokens": 5, "stream": True, "messages": []}
+    with (
+        httpx.Client(trust_env=False, timeout=60) as client,
+        client.stream("POST", bench.url(box), json=helper) as response,
+    ):
+        assert next(response.iter_raw()) == events(1, "")[0]
+    until(lambda: proxy._sessions["one"].open == 0)
+
+
+def test_forget_closes_the_socket_and_serve_takes_it_up_again(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
+    with pytest.raises(UserError, match="served already"):
+        proxy.serve(box, bench.model.url)
+    proxy.forget(box.name)
+    with pytest.raises(httpx.ConnectError):
+        get(bench.url(box))
+    bench.serve(proxy, box)
+    assert bench.ask(box, chat("go")).reply() == answer(1, "")
+
+
+def test_another_socket_takes_the_place_of_the_first(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
+    old = bench.url(box)
+    listener = socket.create_server(("127.0.0.1", 0))
+    bench.ports[box.name] = listener.getsockname()[1]
+    proxy.listen(box.name, listener)
+    assert bench.ask(box, chat("go")).reply() == answer(1, "")
+    with pytest.raises(httpx.ConnectError):
+        get(old)
+    with pytest.raises(UserError, match="'two' is not served"):
+        proxy.listen("two", socket.create_server(("127.0.0.1", 0)))
+
+
+def test_closing_keeps_a_held_reply_back_for_the_successor(bench: Bench) -> None:
+    proxy = bench.proxy(bounds=Bounds(ending=0.3))
+    box = bench.serve(proxy, FakeBox("closing", instant=False))
+    held = bench.ask(box, chat("go"))
+    assert box.pending(1).promoted.wait(60)
+    until(lambda: recorded(bench, box) == [200])
+    proxy.close()
+    proxy.close()
+    assert b"ask again" in held.reply()
+    assert held.status == 503
+    box.pending(1).finish()
+    with pytest.raises(UserError, match="closed"):
+        proxy.forget(box.name)
+    until(lambda: not [t for t in threading.enumerate() if t.name == "turn-of-closing"])
+    successor = bench.proxy()
+    box.instant = True
+    bench.serve(successor, box)
+    assert bench.ask(box, chat("go")).reply() == answer(1, "")
+    assert len(bench.model.calls) == 1
+
+
+def test_closing_ends_what_is_under_way(bench: Bench, model: FakeModel) -> None:
+    model.plan.answer.clear()
+    proxy = bench.proxy(bounds=Bounds(ending=0.3))
+    box = bench.serve(proxy, FakeBox())
+    held = bench.ask(box, chat("go"))
+    model.wait_for(1)
+    proxy.close()
+    assert b"ask again" in held.reply()
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda c: c.serve(FakeBox(), "ftp://x"), "upstream 'ftp://x'"),
+        (lambda c: c.serve(FakeBox(), "http://x", agent="nobody"), "agent 'nobody' is not known"),
+        (lambda c: Bounds(body=0), "bound body is 0"),
+        (lambda c: c.share("203.0.113.1", 1), "cannot listen on 203.0.113.1:1"),
+    ],
+)
+def test_bad_input_in_words(proxy: ModelProxy, build: object, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        build(proxy)  # type: ignore[operator]

@@ -1,0 +1,133 @@
+"""The target of a request reaches the upstream byte for byte, and never from above its base path."""
+
+from __future__ import annotations
+
+import posixpath
+from urllib.parse import unquote
+
+import pytest
+from fake_turns import FakeBox
+from hypothesis import given
+from hypothesis import strategies as st
+from model_bench import Bench, plain
+
+from windtunnel.agents.sandbox.proxy import ModelProxy
+from windtunnel.agents.sandbox.proxy.target import checked_base, joined, leaves
+from windtunnel.base.errors import UserError
+
+KEPT = (
+    "/v1/files/a%2Fb?limit=3&x=%20", "/v1//models//", "/v1/a/../b", "/v1/%2e/x", "/x/%2e%2e/y", "/v1/models?",
+    "/v1/a;b=c/d", "/?a=/../..", "/v1/models?q={}|^`\"<>", "/%", "/v1/%zz#f", "//host/path",
+    "/effects/v1/x",
+)  # fmt: skip
+LEAVING = (
+    "/..", "/../v1", "/v1/../../x", "/%2e%2e/x", "/.%2E/x", "/a/..%2f..%2fx", "/%252e%252e/x", "/..%5cx",
+    "/..;a=b/x", "//../x", "/./../x", "/a/b/../../../c",
+)  # fmt: skip
+
+
+def test_targets_arrive_as_they_were_sent(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox(), upstream=bench.model.url + "/base")
+    for target in KEPT:
+        status, _ = plain(bench.ports[box.name], f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert status == 200, target
+    assert [call.path for call in bench.model.calls] == ["/base" + target for target in KEPT]
+
+
+def test_targets_that_leave_the_base_are_refused(bench: Bench) -> None:
+    base = bench.model.url + "/base/v1/"
+    proxy = bench.proxy()
+    box = bench.serve(proxy, FakeBox(), upstream=base)
+    own, (_, shared) = bench.ports[box.name], proxy.share()
+    ways = ((own, ""), (own, "/v1"), (shared, f"/box/{box.name}"))
+    for target in LEAVING:
+        for port, prefix in ways:
+            asked = f"POST {prefix}{target} HTTP/1.1\r\nhost: x\r\n\r\n"
+            status, body = plain(port, asked)
+            assert status == 400, asked
+            assert b"leave the base path" in body
+    for target in ("/v1/..%2F", "/v1/.."):
+        assert plain(own, f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n")[0] == 400, "the version is the base's"
+    assert not bench.model.calls
+
+
+@pytest.mark.parametrize(
+    ("upstream", "target", "asked"),
+    [
+        ("https://host", "/v1/messages", "/v1/messages"),
+        ("https://host/base", "/v1/messages", "/base/v1/messages"),
+        ("https://host/base/", "/v1/messages", "/base/v1/messages"),
+        ("https://host/base/v1", "/v1/messages", "/base/v1/messages"),
+        ("https://host/base/v1/", "/v1/messages?beta=true", "/base/v1/messages?beta=true"),
+        ("https://host/base/v1", "/v1", "/base/v1"),
+        ("https://host/base/v1", "/v1?x", "/base/v1?x"),
+        ("https://host/base/v1", "/v10/x", "/base/v1/v10/x"),
+        ("https://host/base/v1", "/models", "/base/v1/models"),
+        ("https://host/openai/v2", "/v1/models", "/openai/v2/v1/models"),
+    ],
+)
+def test_base_path_holds(upstream: str, target: str, asked: str) -> None:
+    assert joined(checked_base(upstream)[1], target) == asked
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://x", "http://", "https:///v1", "http://a b", "http://host/v1?key=1", "http://host/#a",
+        "http://user:hunter2@host/", "http://host:port", "http://host:0", "http://host/a/../b",
+        "http://host/%2e%2e/b", "http://host/\r\nX: y", "http://[::1", "http://hést/",
+    ],
+)  # fmt: skip
+def test_upstream_that_is_none(url: str) -> None:
+    with pytest.raises(UserError) as refused:
+        checked_base(url)
+    assert "hunter2" not in str(refused.value)
+
+
+PARTS = st.sampled_from(
+    ["a", "v1", "..", ".", "", "%2e%2e", "..;x", "a%2f..", "%2F", "..\\", "%252e%252e", "..."]
+)
+
+
+@given(st.lists(PARTS, max_size=8), st.integers(0, 2))
+def test_no_reading_of_an_accepted_target_is_above_the_base(parts: list[str], decoded: int) -> None:
+    target = "/" + "/".join(parts)
+    if leaves("http://host/base/v1", target):
+        assert ".." in unquote(unquote(target))
+        return
+    whole = joined("/base/v1", target)
+    for _ in range(decoded):
+        whole = unquote(whole)
+    for reading in (whole, whole.replace("\\", "/"), whole.replace(";x", "")):
+        assert posixpath.normpath(reading).startswith("/base/v1"), reading
+
+
+@given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=40))
+def test_joining_adds_a_prefix_and_changes_nothing(text: str) -> None:
+    assert joined("/base", "/" + text) == "/base/" + text
+    assert joined("/base/v1", "/" + text).removeprefix("/base/v1") in ("/" + text, ("/" + text)[3:])
+
+
+def test_what_is_told_of_the_way_is_dropped(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
+    dropped = {
+        "Forwarded": "for=1", "X-Forwarded-For": "1", "X-Forwarded-Host": "evil", "X-Forwarded-Anything": "1",
+        "Via": "1.1 a", "X-Real-IP": "1", "Proxy-Authorization": "Basic x", "Proxy-Anything": "1",
+        "Connection": "keep-alive, X-Named", "X-Named": "1", "TE": "trailers", "Upgrade": "h2c",
+        "Keep-Alive": "1", "Trailer": "x",
+    }  # fmt: skip
+    head = "".join(f"{name}: {value}\r\n" for name, value in dropped.items())
+    assert (
+        plain(bench.ports[box.name], f"GET /v1/models HTTP/1.1\r\nhost: evil\r\n{head}x-own: 1\r\n\r\n")[0]
+        == 200
+    )
+    (call,) = bench.model.calls
+    assert set(call.headers) == {"host", "x-own"}
+    assert call.headers["host"] == bench.model.url.removeprefix("http://")
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT"])
+def test_methods_that_show_or_tunnel_are_refused(bench: Bench, proxy: ModelProxy, method: str) -> None:
+    box = bench.serve(proxy, FakeBox())
+    assert plain(bench.ports[box.name], f"{method} /x HTTP/1.1\r\nhost: x\r\n\r\n")[0] == 405
+    assert not bench.model.calls

@@ -1,0 +1,261 @@
+"""A checkpoint goes elsewhere and comes back: whole, incrementally, and never half."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from image_making import FolderPool, content, image, manifest, packed
+
+from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.agents.sandbox.store import (
+    Manifests,
+    PageStore,
+    export_checkpoint,
+    import_checkpoint,
+)
+from windtunnel.base.errors import UserError
+from windtunnel.store.objects import LocalFiles, ObjectError
+
+IDS = ("20260101-000000-a", "20260101-000001-b")
+
+
+class Side:
+    """One host's stores."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pool = FolderPool(folder / "pool")
+        self.pages = PageStore(folder / "pages")
+        self.manifests = Manifests(folder / "checkpoints")
+
+    def export(self, one: Manifest, url: str) -> None:
+        export_checkpoint(one, pool=self.pool, pages=self.pages, url=url)
+
+    def take_in(self, url: str, name: str = "copy") -> Manifest:
+        return import_checkpoint(url, pool=self.pool, pages=self.pages, manifests=self.manifests, name=name)
+
+    def is_empty(self) -> bool:
+        return not (self.pool.snapshots() or self.pages.ids() or self.manifests.all()[0])
+
+
+def tree(folder: Path, seed: int) -> None:
+    random = np.random.default_rng(7)
+    (folder / "etc").mkdir(parents=True)
+    for number in range(8):
+        (folder / "etc" / f"{number}.bin").write_bytes(random.bytes(700_000))
+        os.utime(folder / "etc" / f"{number}.bin", (1, 1))
+    (folder / "note").write_text(f"note {seed}")
+    (folder / "link").symlink_to("note")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Side:
+    side = Side(tmp_path / "here")
+    for number, id in enumerate(IDS):
+        tree(side.pool.folder / id, number)
+        side.pages.keep(id, image(tmp_path / id, *range(1, 150), 200 + number))
+        side.manifests.write(manifest(id))
+    return side
+
+
+@pytest.fixture(params=["path", "file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "memory":
+        place = f"memory://{uuid.uuid4().hex}"
+        yield place
+        fs, root = fsspec.core.url_to_fs(place)
+        fs.rm(root, recursive=True)
+    else:
+        yield ("file://" if request.param == "file" else "") + str(tmp_path / "place")
+
+
+def objects(url: str) -> dict[str, int]:
+    fs, root = fsspec.core.url_to_fs(url)
+    return {name[len(root) :]: entry["size"] for name, entry in fs.find(root, detail=True).items()}
+
+
+def same_tree(one: Path, other: Path) -> bool:
+    def listed(folder: Path) -> dict[str, object]:
+        return {
+            str(path.relative_to(folder)): os.readlink(path)
+            if path.is_symlink()
+            else path.read_bytes()
+            if path.is_file()
+            else None
+            for path in folder.rglob("*")
+        }
+
+    return listed(one) == listed(other)
+
+
+def test_another_host_goes_on_from_it(here: Side, url: str, tmp_path: Path) -> None:
+    for id in IDS:
+        here.export(here.manifests.load(id), url)
+        here.export(here.manifests.load(id), url)
+    there = Side(tmp_path / "there")
+    for wanted, id in (("", IDS[1]), (f"#{IDS[0]}", IDS[0]), ("#20260101-000001", IDS[1])):
+        got = there.take_in(url + wanted, "copy")
+        assert there.manifests.load(got.id) == got
+        old = here.manifests.load(id)
+        assert got.box == got.spec.name == "copy"
+        assert got.parent is None
+        assert got.image is not None and got.files is not None and old.image is not None
+        assert got.image.id == got.files.id == got.id != id
+        assert (got.turn, got.shells, got.reasons) == (old.turn, old.shells, old.reasons)
+        assert got.image.references == old.image.references
+        there.pages.materialise(got.image.id, tmp_path / f"out{wanted}")
+        assert content(tmp_path / f"out{wanted}") == content(tmp_path / id)
+        assert same_tree(there.pool.folder / got.files.id, here.pool.folder / id)
+
+
+def test_only_what_is_missing_is_sent(here: Side, url: str) -> None:
+    here.export(here.manifests.load(IDS[0]), url)
+    before = objects(url)
+    here.export(here.manifests.load(IDS[1]), url)
+    after = objects(url)
+    added = {name: size for name, size in after.items() if name not in before}
+    assert {name: after[name] for name in before} == before
+    assert sum(before.values()) > 6_000_000
+    assert sum(size for name, size in added.items() if name.startswith("/packs")) < 4096 + 4000
+    # the first folder's time and the last file differ: the pieces with these, and no other
+    assert len([name for name in added if name.startswith("/chunks")]) <= 2
+
+
+def test_pages_of_other_sandboxes_are_not_sent(here: Side, tmp_path: Path) -> None:
+    secret = b"a secret of another sandbox".ljust(4096, b"!")
+    folder = image(tmp_path / "other", 1, 2)
+    (folder / "pages-2.img").write_bytes(secret + (tmp_path / IDS[1] / "pages-1.img").read_bytes())
+    fresh = PageStore(tmp_path / "pages")
+    fresh.keep("other", folder)
+    fresh.keep(IDS[1], tmp_path / IDS[1])
+    export_checkpoint(here.manifests.load(IDS[1]), pool=here.pool, pages=fresh, url=str(tmp_path / "place"))
+    lone = PageStore(tmp_path / "lone", keep_raw=0)
+    lone.keep("x", tmp_path / IDS[1])
+    (sent,) = (tmp_path / "place" / "packs").iterdir()
+    assert abs(sent.stat().st_size - packed(tmp_path / "lone")) < 100
+
+
+def test_parts_older_than_the_checkpoint_stay_apart_from_it(here: Side, tmp_path: Path) -> None:
+    old = here.manifests.load(IDS[0])
+    newer = replace(old, id="20260101-000009-c", parent=IDS[0])
+    here.export(newer, str(tmp_path / "place"))
+    there = Side(tmp_path / "there")
+    got = there.take_in(str(tmp_path / "place"))
+    assert got.image is not None and got.files is not None
+    assert len({got.id, got.image.id, got.files.id}) == 3
+    assert there.pages.verify(got.image.id) == []
+    bare = replace(old, id="20260101-000010-d", image=None)
+    here.export(bare, str(tmp_path / "place"))
+    assert there.take_in(str(tmp_path / "place")).image is None
+
+
+def damaged(place: Path) -> Iterator[tuple[Path, str]]:
+    """Damage every object in turn: flip a bit, cut it short, remove it."""
+    for path in sorted(place.rglob("*")):
+        if not path.is_file():
+            continue
+        data = path.read_bytes()
+        for what, wrong in (
+            ("flip", data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]),
+            ("cut", data[:-1]),
+            ("gone", None),
+        ):
+            if wrong is None:
+                path.unlink()
+            else:
+                path.write_bytes(wrong)
+            yield path, what
+        path.write_bytes(data)
+
+
+def test_damage_at_the_place_is_named_and_nothing_is_taken_in(here: Side, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    here.export(here.manifests.load(IDS[0]), str(place))
+    there = Side(tmp_path / "there")
+    for path, what in damaged(place):
+        if path.parent.name == "checkpoints" and what == "gone":
+            with pytest.raises(UserError, match="holds no complete checkpoint"):
+                there.take_in(str(place))
+        else:
+            with pytest.raises(ObjectError) as raised:
+                there.take_in(str(place))
+            assert f"{place}/" in str(raised.value)
+            assert path.name in str(raised.value)
+        assert there.is_empty()
+        assert list((there.folder / "pages" / "work").iterdir()) == []
+    assert there.take_in(str(place)).box == "copy"
+
+
+def test_what_is_damaged_there_is_not_built_upon(here: Side, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    here.export(here.manifests.load(IDS[0]), str(place))
+    (pack,) = (place / "packs").iterdir()
+    os.truncate(pack, 100)
+    here.export(here.manifests.load(IDS[1]), str(place))
+    there = Side(tmp_path / "there")
+    got = there.take_in(f"{place}#{IDS[1]}")
+    assert there.pages.verify(got.id) == []
+
+
+def test_an_export_that_breaks_off_is_no_checkpoint(
+    here: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LocalFiles._write
+    total = stop = 0
+
+    def counted(self: LocalFiles, name: str, blocks: Any) -> None:
+        nonlocal total
+        total += 1
+        if total == stop:
+            raise OSError(f"{name} cannot be written: the line is dead")
+        real(self, name, blocks)
+
+    monkeypatch.setattr(LocalFiles, "_write", counted)
+    there = Side(tmp_path / "there")
+    here.export(here.manifests.load(IDS[1]), str(tmp_path / "whole"))
+    places = [str(tmp_path / f"place{at}") for at in range(1, total + 1)]
+    assert len(places) > 8
+    for at, place in enumerate(places, 1):
+        total, stop = 0, at
+        with pytest.raises(ObjectError, match="the line is dead"):
+            here.export(here.manifests.load(IDS[0]), place)
+        with pytest.raises(UserError, match="no complete checkpoint"):
+            there.take_in(place)
+    stop = 0
+    for place in (places[0], places[len(places) // 2], places[-1]):
+        here.export(here.manifests.load(IDS[0]), place)
+        got = there.take_in(place)
+        assert there.pages.verify(got.id) == []
+
+
+def test_a_failure_of_this_host_undoes_the_import(here: Side, tmp_path: Path) -> None:
+    here.export(here.manifests.load(IDS[0]), str(tmp_path / "place"))
+    there = Side(tmp_path / "there")
+    shutil.rmtree(there.folder / "checkpoints")
+    (there.folder / "checkpoints").write_text("in the way")
+    with pytest.raises(ObjectError, match="cannot be written"):
+        there.take_in(str(tmp_path / "place"))
+    assert there.pool.snapshots() == there.pages.ids() == []
+
+
+def test_urls_that_cannot_be_used(here: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"s3://bucket/x cannot be used: .*s3fs"):
+        here.take_in("s3://bucket/x")
+    with pytest.raises(UserError, match="nonsense"):
+        here.take_in("nonsense://x")
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        here.take_in(str(tmp_path / "nothing"))
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ObjectError, match=r"cannot be exported: .*Not a directory: .*file/"):
+        here.export(here.manifests.load(IDS[0]), str(tmp_path / "file"))

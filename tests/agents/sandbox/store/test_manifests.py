@@ -1,0 +1,115 @@
+"""Manifests: exact, checked, and clear about what cannot be read."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_making import manifest
+
+from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.agents.sandbox.store import Manifests, new_id
+from windtunnel.agents.sandbox.store.manifests import _KIND as KIND
+from windtunnel.agents.sandbox.store.manifests import VERSION
+from windtunnel.base.errors import UserError
+from windtunnel.base.plain import to_plain
+from windtunnel.store.objects import ObjectError
+from windtunnel.store.objects.manifest import seal, unseal
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.builds(Manifest))
+def test_every_field_comes_back(one: Manifest) -> None:
+    if float("inf") > one.created > float("-inf"):
+        try:
+            data = seal(KIND, VERSION, one)
+        except ValueError:  # not a number has no JSON
+            return
+        assert unseal(Manifest, KIND, VERSION, data, "here") == one
+
+
+def test_a_manifest_is_written_once(tmp_path: Path) -> None:
+    manifests = Manifests(tmp_path / "m")
+    one = manifest()
+    manifests.write(one)
+    assert manifests.load(one.id) == Manifests(tmp_path / "m").find(one.id) == one
+    with pytest.raises(ObjectError, match="already"):
+        manifests.write(replace(one, turn=9))
+    assert manifests.load(one.id) == one
+    manifests.remove(one.id)
+    manifests.remove(one.id)
+    assert manifests.all() == ([], [])
+    with pytest.raises(ObjectError, match="is missing"):
+        manifests.load(one.id)
+
+
+def test_no_changed_byte_passes(tmp_path: Path) -> None:
+    manifests = Manifests(tmp_path)
+    manifests.write(manifest("a"))
+    manifests.write(manifest("b"))
+    path = tmp_path / "a" / "manifest.json"
+    data = path.read_bytes()
+    for at in range(len(data) - 1):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        good, problems = manifests.all()
+        assert [one.id for one in good] == ["b"]
+        assert len(problems) == 1
+        assert str(path) in problems[0]
+    for size in range(0, len(data) - 1, 50):
+        path.write_bytes(data[:size])
+        with pytest.raises(ObjectError, match="damaged"):
+            manifests.load("a")
+
+
+def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
+    manifests = Manifests(tmp_path)
+    manifests.write(manifest("a"))
+    path = tmp_path / "a" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": VERSION + 1}))
+    with pytest.raises(ObjectError, match=f"has version {VERSION + 1}; version {VERSION} is read"):
+        manifests.load("a")
+
+
+def test_a_manifest_under_another_name_or_with_odd_fields(tmp_path: Path) -> None:
+    manifests = Manifests(tmp_path)
+    manifests.write(manifest("a"))
+    (tmp_path / "a").rename(tmp_path / "b")
+    with pytest.raises(ObjectError, match="another checkpoint, a"):
+        manifests.load("b")
+    value = to_plain(manifest("c"))
+    for changed, told in (
+        ({**value, "colour": 1}, "field colour"),
+        ({key: one for key, one in value.items() if key != "turn"}, "field turn"),
+        ({**value, "turn": "3"}, "turn is '3'"),
+        ({**value, "turn_class": "most"}, "MOST"),
+        ({**value, "spec": {**value["spec"], "network": "wifi"}}, "network is 'wifi'"),
+    ):
+        with pytest.raises(ObjectError, match=told):
+            unseal(Manifest, KIND, VERSION, seal(KIND, VERSION, changed), "here")
+
+
+def test_find_by_prefix(tmp_path: Path) -> None:
+    manifests = Manifests(tmp_path)
+    with pytest.raises(UserError, match="there is none yet"):
+        manifests.find("x")
+    for id in ("2026-aa", "2026-ab", "2026-a"):
+        manifests.write(manifest(id))
+    assert manifests.find("2026-ab").id == "2026-ab"
+    assert manifests.find("2026-a").id == "2026-a"
+    with pytest.raises(UserError, match="ambiguous: 2026-a, 2026-aa, 2026-ab"):
+        manifests.find("2026")
+    for wrong in ("", "9", "../2026-a"):
+        with pytest.raises(UserError, match="is not known; the newest are 2026-a, 2026-aa, 2026-ab"):
+            manifests.find(wrong)
+
+
+def test_ids_are_unique_and_sort_by_time() -> None:
+    ids = [new_id() for _ in range(200)]
+    assert len(set(ids)) == 200
+    assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", id) for id in ids)
+    assert [id[:15] for id in ids] == sorted(id[:15] for id in ids)
