@@ -48,7 +48,7 @@ def turn(box: Any, command: str) -> Any:
 KILLED = """
 import os, sys
 from pathlib import Path
-from windtunnel.agents.sandbox import checkpoint, images, restore, standing
+from windtunnel.agents.sandbox import checkpoint, inventory, restore, store
 from windtunnel.agents.sandbox import record as records
 from windtunnel.agents.sandbox.criu import Criu, process
 from windtunnel.agents.sandbox.host import Host
@@ -155,7 +155,7 @@ def test_the_host_is_killed_in_a_restore(lasting: Path, point: str) -> None:
         checked(host)
 
 
-@pytest.mark.parametrize("point", ["before 1 walls seal", "after 1 standing put_right"])
+@pytest.mark.parametrize("point", ["before 1 walls seal", "after 1 inventory put_right"])
 def test_what_was_not_looked_at_never_runs(lasting: Path, point: str) -> None:
     """The host is killed while what it restored stands still to be held against what stood: nothing of that
     is let go, nor does anything stand still."""

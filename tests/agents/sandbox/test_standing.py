@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.waiting import until
-from windtunnel.agents.sandbox import standing
+from windtunnel.agents.sandbox import inventory
 from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import Inventory, LockStood, ProcessStood, TimerStood
@@ -158,7 +158,7 @@ def test_locks_and_timers_are_there_after_every_restore(
     assert box.run("cat /workspace/*.out").stdout == b""
 
     # as CRIU alone brings it back: every loss is told, with whose it is, and nothing of it has run
-    monkeypatch.setattr(standing, "mend", lambda *_: None)
+    monkeypatch.setattr(inventory, "mend", lambda *_: None)
     with pytest.raises(LessError) as refused:
         box.restore(point)
     lacks = refused.value.lacks

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from windtunnel.agents.sandbox import standing
+from windtunnel.agents.sandbox import inventory
 from windtunnel.agents.sandbox.context import Context, room_for
 from windtunnel.agents.sandbox.criu.failure import who
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, PartError, SandboxError
@@ -305,7 +305,7 @@ def _full(
         with ThreadPoolExecutor(1) as beside, frozen(machine.cgroup) as freeze:
             _past_vfork(machine.cgroup)
             before = machine.cgroup.pids()
-            found = standing.inventory(before, machine.pid)
+            found = inventory.inventory(before, machine.pid)
             lacking = beforehand(found)
             if lacking and (settle := order.refused(tries, lacking)).answer == "retry":
                 raise _Passing(settle.pause)
@@ -324,7 +324,7 @@ def _full(
                 # before the thaw, whatever happened: what it reads must stand still
                 wait((looked,))
             references = looked.result()
-            found = replace(found, alarms=standing.alarms(before))
+            found = replace(found, alarms=inventory.alarms(before))
             if inspector is not None:
                 inspector.rebase(name, files=True, processes=True)
     except (CriuError, _Passing):
@@ -366,7 +366,7 @@ def _broken(machine: Machine, stood: Inventory | None, *, doubtful: bool) -> lis
     if doubtful:
         now = replace(stood, processes=tuple(replace(one, facts="") for one in stood.processes))
     else:
-        now = standing.inventory(machine.cgroup.pids(), machine.pid)
+        now = inventory.inventory(machine.cgroup.pids(), machine.pid)
     lost = differences(stood, now)
     return [one for one in lost if one.kind == "sockets" and CONNECTED.search(one.what)]
 

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from windtunnel.agents.sandbox import standing
+from windtunnel.agents.sandbox import inventory
 from windtunnel.agents.sandbox.checkpoint import FAULTS
 from windtunnel.agents.sandbox.context import Context, disk_limit_of
 from windtunnel.agents.sandbox.errors import CriuError, LessError, MachineError, SandboxError
@@ -183,7 +183,7 @@ def _restored(
         walls.seal(first)
         found: tuple[Lack, ...] = ()
         if image.inventory is not None:
-            found = standing.put_right(image.inventory, externals.freezer, first)
+            found = inventory.put_right(image.inventory, externals.freezer, first)
         confirm()
         differs(found)
         note.unlink()
