@@ -32,7 +32,6 @@ from windtunnel.agents.sandbox.engine import Engine
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import open_pool
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
-from windtunnel.agents.sandbox.kept import Kept
 from windtunnel.agents.sandbox.machine import launch
 from windtunnel.agents.sandbox.making import forget, from_checkpoint, from_image
 from windtunnel.agents.sandbox.model import (
@@ -92,7 +91,6 @@ class Host:
         pool_size: int | None = None,
         criu: bool = True,
         on_event: Callable[[Event], None] | None = None,
-        kept: Kept | None = None,
     ) -> None:
         self.home = Home((home or default_home()).absolute())
         self._rootless = launch.rootless()
@@ -127,7 +125,7 @@ class Host:
                 retention=retention or Retention(),
                 policy=policy,
                 in_use=[],
-                proxy=HostProxy(self.home, kept or Kept(self.home.path)),
+                proxy=HostProxy(self.home),
                 report=self._report,
                 no_images=NO_IMAGES if self._rootless else "CRIU is missing",
             )

@@ -81,9 +81,6 @@ def serve(
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Let --http be an address that other machines reach.")
     ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Under a watchdog that starts it again when it dies.")
-    ] = False,
     print_unit: Annotated[
         bool, typer.Option("--print-unit", help="Print a unit for systemd that runs it so, and do nothing.")
     ] = False,
@@ -95,17 +92,13 @@ def serve(
     needed("fastapi")
     needed("uvicorn")
     place = home.absolute() if home is not None else home_of(context)
-    if watch or print_unit:
-        from windtunnel.agents.sandbox.client.launch import WATCHDOG
-        from windtunnel.agents.sandbox.daemon.unit import serving, unit
+    if print_unit:
+        from windtunnel.agents.sandbox.daemon.unit import unit
 
         options = [] if http is None else ["--http", http]
         options += [] if token is None else ["--token", str(token.absolute())]
         options += ["--allow-remote"] if allow_remote else []
-        if print_unit:
-            return typer.echo(unit(place, options), nl=False)
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.execv(WATCHDOG[0], [*WATCHDOG, str(place), *serving(place, options)])
+        return typer.echo(unit(place, options), nl=False)
     from windtunnel.agents.sandbox.daemon.server import end, run
 
     run(

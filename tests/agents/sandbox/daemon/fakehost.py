@@ -381,7 +381,7 @@ class FakeHost:
         self.closed = True
 
 
-def opened(home: Path, report: Callable[[Any], None], kept: object) -> FakeHost:
+def opened(home: Path, report: Callable[[Any], None]) -> FakeHost:
     return FakeHost(home, report)
 
 

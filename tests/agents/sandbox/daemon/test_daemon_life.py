@@ -26,7 +26,6 @@ from windtunnel.agents.sandbox.client import connect, launch
 from windtunnel.agents.sandbox.daemon.server import held, is_loopback, listening, named_here
 from windtunnel.agents.sandbox.daemon.server import run as serve_home
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.kept import Kept
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 from windtunnel.linux.processes import command_line
@@ -37,7 +36,7 @@ TOKEN = "t0ken-of-the-test"
 
 @contextmanager
 def ended(home: Path) -> Iterator[None]:
-    """End the daemons that are started for ``home`` in the background, and their watchdogs with them."""
+    """End the daemons that are started for ``home`` in the background."""
     (home / "starts").touch()
     try:
         yield
@@ -106,7 +105,7 @@ def test_what_is_left_of_a_socket_is_replaced_and_a_live_one_is_not(daemon_home:
     with fakehost.daemon(daemon_home) as process:
         started(process)
         assert path.stat().st_mode & 0o777 == 0o600
-        with pytest.raises(UserError, match="answers on"), listening(daemon_home, Kept(daemon_home)):
+        with pytest.raises(UserError, match="answers on"), listening(daemon_home):
             pass
         with connect(daemon_home, start=False) as client:
             assert client.health().pid == process.pid

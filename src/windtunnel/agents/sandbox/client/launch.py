@@ -1,8 +1,8 @@
 """Where a daemon answers, and how that of a home is started when none runs.
 
 It is started once, however many ask at the same time: who asks takes a lock on the home, looks again, and
-starts one in a session of its own, under a watchdog, with their words in ``daemon.log``; the others find it
-running when they get the lock. While the watchdog starts a daemon anew, whoever connects waits.
+starts one in a session of its own, with its words in ``daemon.log``; the others find it running when they get
+the lock.
 """
 
 from __future__ import annotations
@@ -24,12 +24,6 @@ from windtunnel.base.errors import UserError
 SOCKET = "daemon.sock"
 LONGEST = 107
 """Bytes that the kernel accepts as the path of a Unix socket."""
-WATCHDOG: tuple[str, ...] = (
-    sys.executable,
-    "-I",
-    str(Path(__file__).parents[1] / "daemon" / "watchdog.py"),
-)
-"""Starts the daemon, and starts it again when it dies; see there."""
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "windtunnel.agents.sandbox.daemon.server")
 LOG = "daemon.log"
 READY_SECONDS = 60.0
@@ -143,7 +137,7 @@ def _start(home: Path, command: Sequence[str], seconds: float) -> None:
         log.chmod(0o600)
         begin = words.tell()
         process = subprocess.Popen(
-            [*WATCHDOG, str(home), *command, "--home", str(home)],
+            [*command, "--home", str(home)],
             stdin=subprocess.DEVNULL,
             stdout=words,
             stderr=words,

@@ -32,10 +32,9 @@ import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from windtunnel.agents.sandbox.client.launch import SOCKET, answers, socket_of
+from windtunnel.agents.sandbox.client.launch import answers, socket_of
 from windtunnel.agents.sandbox.daemon.app import build_app, counted
 from windtunnel.agents.sandbox.daemon.service import LOG, Events, Service
-from windtunnel.agents.sandbox.kept import Kept
 from windtunnel.agents.sandbox.model import Event, Facility
 from windtunnel.agents.sandbox.protocol import AnyHost
 from windtunnel.base.errors import UserError
@@ -60,7 +59,7 @@ def run(
     allow_remote: bool = False,
     idle_seconds: float | None = None,
     ready: Callable[[str], None] = lambda where: None,
-    open_host: Callable[[Path, Callable[[Event], None], Kept], AnyHost] | None = None,
+    open_host: Callable[[Path, Callable[[Event], None]], AnyHost] | None = None,
     doctor: Callable[[], list[Facility]] | None = None,
 ) -> None:
     """Be the daemon of ``home`` until told to end. Raises UserError where another one is.
@@ -81,11 +80,9 @@ def run(
     events = Events()
     with contextlib.ExitStack() as closing:
         closing.enter_context(held(home))
-        kept = Kept(home, supervised=True)
-        host = (open_host or real_host)(home, events.publish, kept)
+        host = (open_host or real_host)(home, events.publish)
         closing.callback(_closed, host)
-        local = closing.enter_context(listening(home, kept))
-        kept.settle()
+        local = closing.enter_context(listening(home))
         remote = closing.enter_context(_tcp(*http)) if http is not None else None
 
         async def life() -> None:
@@ -99,10 +96,19 @@ def run(
                 where.append(_url(remote))
             for address in where:
                 ready(address)
-            kept.ready()
+            tell_systemd()
             await _until_stopped(service, servers, idle_seconds)
 
         asyncio.run(life())
+
+
+def tell_systemd() -> None:
+    """Say that requests are answered now, where systemd has started this process: sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
+            line.connect("\0" + address[1:] if address[0] == "@" else address)
+            line.send(b"READY=1")
 
 
 def _closed(host: AnyHost) -> None:
@@ -114,10 +120,10 @@ def _closed(host: AnyHost) -> None:
         LOG.error("the host did not close in %g s", CLOSE_SECONDS)
 
 
-def real_host(home: Path, on_event: Callable[[Event], None], kept: Kept) -> AnyHost:
+def real_host(home: Path, on_event: Callable[[Event], None]) -> AnyHost:
     from windtunnel.agents.sandbox.host import Host
 
-    return Host(home, on_event=on_event, kept=kept)
+    return Host(home, on_event=on_event)
 
 
 def real_doctor() -> list[Facility]:
@@ -259,16 +265,13 @@ def _server(app: ASGIApp) -> Server:
 
 
 @contextlib.contextmanager
-def listening(home: Path, kept: Kept) -> Iterator[socket.socket]:
-    """The listening Unix socket of ``home``, which only its owner reaches: that of a dead daemon, with
-    all who wait there, where it was kept; one that was only left over is replaced."""
+def listening(home: Path) -> Iterator[socket.socket]:
+    """The listening Unix socket of ``home``, which only its owner reaches; one that was only left over is
+    replaced."""
     path = socket_of(home)
-    found = kept.take(SOCKET) if path.exists() else []
-    if not found and answers(home):
+    if answers(home):
         raise UserError(f"sandbox: a daemon answers on {path} already; 'windtunnel sandbox down' ends it")
-    with socket.socket(fileno=found[0]) if found else _bound(path) as listener:
-        if not found:
-            kept.keep(SOCKET, listener.fileno())
+    with _bound(path) as listener:
         inode = path.stat().st_ino
         try:
             yield listener
@@ -276,7 +279,6 @@ def listening(home: Path, kept: Kept) -> Iterator[socket.socket]:
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == inode:
                     path.unlink()
-            kept.drop(SOCKET)
 
 
 def _bound(path: Path) -> socket.socket:

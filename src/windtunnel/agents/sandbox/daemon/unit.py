@@ -1,4 +1,4 @@
-"""The daemon as a service of systemd, which then is its watchdog: restarts, and the store of descriptors."""
+"""The daemon as a service of systemd, which starts it again when it dies."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ RestartPreventExitStatus=2
 # the sandboxes outlive the daemon, in control groups of their own
 KillMode=process
 Delegate=yes
-# sockets and waiting connections are kept here while there is no daemon
-FileDescriptorStoreMax=8192
 LimitNOFILE=65536
 TimeoutStartSec=300
 TimeoutStopSec=180

@@ -13,7 +13,7 @@ from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
 from windtunnel.agents.sandbox.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.machine.leftovers import Guard, collect, leftovers, wait_for_guard
 from windtunnel.agents.sandbox.machine.machine import Machine
-from windtunnel.agents.sandbox.machine.network import addresses, listen_inside, netns_file, space
+from windtunnel.agents.sandbox.machine.network import addresses, listen_inside, netns_file
 from windtunnel.agents.sandbox.machine.state import shell_effect
 from windtunnel.agents.sandbox.model import Entry
 

@@ -110,15 +110,6 @@ def _connect(file: Path, device: str, who: str) -> None:
         raise
 
 
-def space(netns: Path) -> int:
-    """What tells a sandbox's network namespace from all others that there are; 0 where it has none."""
-    init = Group(Home(netns.parents[2]), netns.parent.name).init()
-    try:
-        return os.stat(f"/proc/{init}/ns/net").st_ino if init else 0
-    except OSError:
-        return 0
-
-
 def listen_inside(netns: Path, port: int) -> socket.socket:
     """A TCP socket listening on 127.0.0.1:``port`` of that network namespace, held by this process.
 

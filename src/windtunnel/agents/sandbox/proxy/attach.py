@@ -9,27 +9,21 @@ back.
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.effects import Journal
-from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.kept import Kept
-from windtunnel.agents.sandbox.machine import listen_inside, space
+from windtunnel.agents.sandbox.machine import listen_inside
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy.events import Turning, Upstream
 from windtunnel.agents.sandbox.proxy.key import read_key
-from windtunnel.agents.sandbox.proxy.lasting import Lasting
 from windtunnel.agents.sandbox.proxy.server import ModelProxy
 from windtunnel.agents.sandbox.proxy.target import checked_base
 from windtunnel.base.errors import UserError
 
 PORT = 7080
-TAKEOVER = 5.0
-"""Seconds in which the watchdog of a daemon that ends lets go of the port."""
 JOURNAL = "effects.sqlite"
 ADDRESS = f"http://127.0.0.1:{PORT}"
 
@@ -63,10 +57,8 @@ def usable_key(name: str, file: str) -> None:
 class HostProxy:
     """Starts the model proxy when a sandbox needs one; does nothing for sandboxes that need none."""
 
-    def __init__(self, home: Home, kept: Kept | None = None) -> None:
+    def __init__(self, home: Home) -> None:
         self._home = home
-        self._kept = kept or Kept(home.path)
-        self._listening: dict[str, str] = {}
         self._proxy: ModelProxy | None = None
         self._journal: Journal | None = None
         self._served: set[str] = set()
@@ -94,43 +86,21 @@ class HostProxy:
         """
         if spec.network != "proxy":
             return
-        listener = self._listener(box.name, netns)
-        lasting = Lasting(self._kept, self._listening[box.name].removeprefix("listen."))
+        listener = listen_inside(netns, PORT)
         try:
             if box.name in self._served:
-                self.proxy().listen(box.name, listener, lasting)
+                self.proxy().listen(box.name, listener)
             else:
                 key_file = Path(spec.proxy_key_file) if spec.proxy_key_file else None
                 upstream = Upstream(spec.proxy_upstream, key_file=key_file)
-                self.proxy().serve(box, upstream, listener=listener, lasting=lasting)
+                self.proxy().serve(box, upstream, listener=listener)
         except BaseException:
             listener.close()
             raise
         self._served.add(box.name)
 
-    def _listener(self, name: str, netns: Path) -> socket.socket:
-        """What listens in that namespace: the socket of an earlier process, with those who wait there, where
-        it was kept, else a new one."""
-        kept_as = f"listen.{space(netns)}.{name}"
-        found = self._kept.take(kept_as)
-        try:
-            listener = socket.socket(fileno=found[0]) if found else listen_inside(netns, PORT)
-        except MachineError:
-            # the watchdog of a daemon that ends just now holds the port still
-            if not self._kept.fetch(seconds=TAKEOVER):
-                raise
-            found = self._kept.take(kept_as)
-            listener = socket.socket(fileno=found[0]) if found else listen_inside(netns, PORT)
-        if kept_as != self._listening.get(name):
-            self._kept.drop(self._listening.get(name, ""))
-            if not found:
-                self._kept.keep(kept_as, listener.fileno())
-        self._listening[name] = kept_as
-        return listener
-
     def forget(self, name: str) -> None:
         """The sandbox is removed: another of its name is another one."""
-        self._kept.drop(self._listening.pop(name, ""))
         if name in self._served and self._proxy is not None:
             self._served.discard(name)
             self._proxy.forget(name)

@@ -31,10 +31,10 @@ from windtunnel.agents.sandbox.proxy.events import (
     Turning,
     Upstream,
 )
-from windtunnel.agents.sandbox.proxy.lasting import Lasting, protocol, take_up
 from windtunnel.agents.sandbox.proxy.session import AgentSession
+from windtunnel.agents.sandbox.proxy.strict import StrictProtocol
 from windtunnel.agents.sandbox.proxy.upstream import timeouts
-from windtunnel.agents.sandbox.proxy.wire import Ending, Gone, Refused, read_asking, send_fault
+from windtunnel.agents.sandbox.proxy.wire import Gone, Refused, read_asking, send_fault
 from windtunnel.base.errors import UserError
 from windtunnel.base.web import Server
 
@@ -87,11 +87,9 @@ class ModelProxy:
         listener: socket.socket | None = None,
         agent: str = "generic",
         rules: AgentRules | None = None,
-        lasting: Lasting | None = None,
     ) -> None:
         """Be the model API of a sandbox, on ``listener`` (which is the model proxy's from then on) and on the
-        shared port. ``agent``: whose rules tell helper requests apart, unless ``rules`` are given.
-        ``lasting``: its connections outlive this process."""
+        shared port. ``agent``: whose rules tell helper requests apart, unless ``rules`` are given."""
         if rules is None and agent not in AGENTS:
             raise UserError(f"model proxy: agent {agent!r} is not known; known are {', '.join(AGENTS)}")
         where = Upstream(upstream) if isinstance(upstream, str) else upstream
@@ -111,11 +109,11 @@ class ModelProxy:
                 tell=self._tell,
             )
             if listener is not None:
-                await self._listen(listener, box.name, lasting)
+                await self._listen(listener, box.name)
 
         self._call(begin())
 
-    def listen(self, name: str, listener: socket.socket, lasting: Lasting | None = None) -> None:
+    def listen(self, name: str, listener: socket.socket) -> None:
         """Serve a sandbox on another socket from now on: a restore gives it a new network namespace."""
 
         async def change() -> None:
@@ -123,7 +121,7 @@ class ModelProxy:
             if name not in self._sessions:
                 listener.close()
                 raise UserError(f"model proxy: sandbox {name!r} is not served")
-            await self._listen(listener, name, lasting)
+            await self._listen(listener, name)
 
         self._call(change())
 
@@ -228,7 +226,7 @@ class ModelProxy:
         limits = httpx.Limits(max_connections=self._bounds.open_total, max_keepalive_connections=64)
         return httpx.AsyncClient(timeout=timeouts(self._bounds), limits=limits, trust_env=trust_env)
 
-    async def _listen(self, listener: socket.socket, name: str, lasting: Lasting | None = None) -> None:
+    async def _listen(self, listener: socket.socket, name: str) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 await self._answer(name, scope, receive, send)
@@ -236,7 +234,7 @@ class ModelProxy:
         server = Server(
             uvicorn.Config(
                 app,
-                http=protocol(lasting, lambda: self._closed),
+                http=StrictProtocol,
                 lifespan="off",
                 ws="none",
                 access_log=False,
@@ -259,8 +257,6 @@ class ModelProxy:
         if serving.done():
             serving.result()
         self._servers[name] = (server, serving)
-        if lasting is not None:
-            await take_up(lasting, server)
 
     async def _hang_up(self, name: str) -> None:
         server, serving = self._servers.pop(name, (None, None))
@@ -285,13 +281,9 @@ class ModelProxy:
             return
         started = False
 
-        connection = scope["connection"]
-
         async def noticed(message: Message) -> None:
             nonlocal started
-            if not started:
-                started = True
-                connection.answering()
+            started = True
             await send(message)
 
         self._open += 1
@@ -299,8 +291,6 @@ class ModelProxy:
         try:
             await session.answer(await read_asking(scope, target, receive, self._bounds), receive, noticed)
         except Refused as refusal:
-            if isinstance(refusal, Ending) and not started and connection.leave():
-                return
             self._tell(Failed(name, "", str(refusal)))
             if not started:
                 await send_fault(send, refusal.status, refusal.kind, str(refusal), refusal.retry_after)

@@ -75,7 +75,7 @@ class _Reader(h11.Connection):
 
 class StrictProtocol(H11Protocol):
     """uvicorn's connection with that reader. The scope of a request has its whole target, as it was sent,
-    under ``target``, and this under ``connection``."""
+    under ``target``."""
 
     conn: _Reader
 
@@ -92,14 +92,6 @@ class StrictProtocol(H11Protocol):
         if self.scope is not None:
             # the newest request's task has not run yet
             cast(dict[str, Any], self.scope).setdefault("target", self.conn.target)
-            cast(dict[str, Any], self.scope).setdefault("connection", self)
-
-    def answering(self) -> None:
-        """The first byte of an answer is about to go out."""
-
-    def leave(self) -> bool:
-        """Close the connection so that another process answers what was asked; whether one can."""
-        return False
 
     def send_400_response(self, msg: str) -> None:
         body = fault_body("bad_request", f"the request is refused: {self.conn.fault or 'it is malformed'}")
