@@ -17,7 +17,7 @@ from typing import get_args
 from windtunnel.agents.sandbox.machine.channel import opened
 from windtunnel.agents.sandbox.model import Limits, Network, SandboxSpec
 from windtunnel.agents.sandbox.place import checked_name
-from windtunnel.agents.sandbox.proxy.target import checked_base
+from windtunnel.agents.sandbox.proxy.upstream import split_base
 from windtunnel.base.errors import UserError
 from windtunnel.linux.system import opened as held
 
@@ -54,7 +54,7 @@ def checked_spec(spec: SandboxSpec) -> None:
             f"together; given are {spec.network!r} and {spec.proxy_upstream!r}"
         )
     if spec.proxy_upstream:
-        checked_base(spec.proxy_upstream)
+        split_base(spec.proxy_upstream)
     if spec.hostname and not HOSTNAME.fullmatch(spec.hostname):
         refuse("host name", spec.hostname, "use up to 63 letters, digits, '-', '.' or '_'")
     if not _is_path(spec.workdir):

@@ -22,6 +22,7 @@ class FakePending:
         self.turn = turn
         self.promoted = threading.Event()
         self._done = threading.Event()
+        self.taken = False
         self._error: Exception | None = None
         self.lacks: tuple[Lack, ...] = ()
 
@@ -30,6 +31,7 @@ class FakePending:
         return self._done.is_set()
 
     def wait(self, timeout: float | None = None) -> Covered:
+        self.taken = True
         if not self._done.wait(timeout):
             raise TimeoutError("not done")
         if self._error is not None:

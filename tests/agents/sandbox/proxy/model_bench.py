@@ -17,12 +17,9 @@ from fake_model import FakeModel
 from fake_turns import FakeBox
 
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.proxy import (
-    Bounds,
-    ModelProxy,
-    ProxyEvent,
-    conversation_file,
-)
+from windtunnel.agents.sandbox.proxy.server import ModelProxy, conversation_file
+from windtunnel.agents.sandbox.proxy.upstream import Upstream
+from windtunnel.agents.sandbox.proxy.wire import Bounds
 
 PATIENCE = 60.0
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
@@ -73,24 +70,24 @@ class Asked(threading.Thread):
 
 
 class Bench:
-    """ModelProxy, model, sandboxes, and what was told."""
+    """ModelProxy, model and sandboxes."""
 
     def __init__(self, home: Home, model: FakeModel) -> None:
         self.home, self.model = home, model
-        self.events: list[ProxyEvent] = []
         self.proxies: list[ModelProxy] = []
         self.ports: dict[str, int] = {}
 
     def proxy(self, **options: Any) -> ModelProxy:
-        options.setdefault("bounds", Bounds(ending=1.0))
-        made = ModelProxy(self.home, on_event=self.events.append, trust_env=False, **options)
+        options.setdefault("ending", 1.0)
+        made = ModelProxy(self.home, Bounds(**options), trust_env=False)
         self.proxies.append(made)
         return made
 
-    def serve(self, proxy: ModelProxy, box: FakeBox, **options: Any) -> FakeBox:
+    def serve(self, proxy: ModelProxy, box: FakeBox, upstream: Upstream | str = "") -> FakeBox:
         listener = socket.create_server(("127.0.0.1", 0))
         self.ports[box.name] = listener.getsockname()[1]
-        proxy.serve(box, options.pop("upstream", self.model.url), listener=listener, **options)
+        where = upstream if isinstance(upstream, Upstream) else Upstream(upstream or self.model.url)
+        proxy.serve(box, where, listener)
         return box
 
     def url(self, box: FakeBox, path: str = "/v1/chat/completions") -> str:
@@ -98,9 +95,6 @@ class Bench:
 
     def ask(self, box: FakeBox, body: Any, path: str = "/v1/chat/completions", **headers: str) -> Asked:
         return Asked(self.url(box, path), body, headers)
-
-    def told(self, kind: type) -> list[Any]:
-        return [event for event in list(self.events) if isinstance(event, kind)]
 
 
 def chat(*texts: str, **fields: Any) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.proxy import AGENTS
 from windtunnel.agents.sandbox.proxy.classify import Asked, Known, Unreadable, classify, read
 
 CHAT, MESSAGES, RESPONSES, COMPLETIONS = (
@@ -29,10 +28,10 @@ def understood(path: str, body: Any, encoding: str = "") -> Asked:
     return read(path, {"content-encoding": encoding}, raw, limit=10_000)
 
 
-def kinds(agent: str, *requests: tuple[str, dict[str, Any]]) -> list[str]:
+def kinds(*requests: tuple[str, dict[str, Any]]) -> list[str]:
     known, found = Known(), []
     for path, body in requests:
-        verdict = classify(understood(path, body).outline, known, AGENTS[agent])
+        verdict = classify(understood(path, body).outline, known)
         known = verdict.known
         found.append(verdict.kind)
     return found
@@ -63,7 +62,6 @@ def test_claude_code_session() -> None:
         return MESSAGES, {"model": "small", "system": system, "messages": said(text), **fields}
 
     assert kinds(
-        "claude-code",
         small("quota", max_tokens=1),
         small("fix it", "Analyze if this message indicates a new conversation topic. If it does, …"),
         step(1, "fix it"),
@@ -81,7 +79,6 @@ def test_agent_without_tools_is_told_by_growth() -> None:
         return CHAT, {"model": "m", "messages": [{"role": "system", "content": system}, *said(*texts)]}
 
     assert kinds(
-        "mini-swe-agent",
         step("task"),
         step("task", "ls", "files"),
         (CHAT, {"model": "other", "messages": said("Is this command safe? ls")}),
@@ -91,13 +88,11 @@ def test_agent_without_tools_is_told_by_growth() -> None:
 
 def test_plain_completions_and_responses() -> None:
     assert kinds(
-        "generic",
         (COMPLETIONS, {"model": "m", "prompt": "task:"}),
         (COMPLETIONS, {"model": "m", "prompt": "task: ls\nfiles\n"}),
         (COMPLETIONS, {"model": "n", "prompt": "unrelated"}),
     ) == ["main", "main", "helper"]
     assert kinds(
-        "generic",
         (RESPONSES, {"model": "m", "instructions": "agent", "tools": TOOLS, "input": "task"}),
         (
             RESPONSES,
@@ -119,7 +114,7 @@ def test_plain_completions_and_responses() -> None:
 
 def test_helper_that_came_first_gives_way_to_the_first_request_with_tools() -> None:
     odd = (CHAT, {"model": "small", "messages": said("Which language is this? fix it")})
-    assert kinds("generic", odd, main("task"), odd, main("task", "ok", "go")) == [
+    assert kinds(odd, main("task"), odd, main("task", "ok", "go")) == [
         "main",
         "main",
         "helper",
@@ -132,7 +127,6 @@ def test_another_conversation_that_is_alone_becomes_a_main_loop_beside_the_first
         return main(*texts, system="You are another agent.")
 
     assert kinds(
-        "generic",
         main("task"),
         other("a"),
         other("a", "b", "c"),
@@ -143,17 +137,12 @@ def test_another_conversation_that_is_alone_becomes_a_main_loop_beside_the_first
 
 
 def test_restart_of_the_conversation_is_main() -> None:
-    assert (
-        kinds("generic", main("task", "ok", "go"), main("task"), main("another task"), main("task"))
-        == ["main"] * 4
-    )
+    assert kinds(main("task", "ok", "go"), main("task"), main("another task"), main("task")) == ["main"] * 4
 
 
 def test_user_who_asks_for_a_title_in_the_main_loop() -> None:
     assert (
-        kinds(
-            "generic", main("Generate a title for this chat"), main("x"), main("write a title for the thread")
-        )
+        kinds(main("Generate a title for this chat"), main("x"), main("write a title for the thread"))
         == ["main"] * 3
     )
 
@@ -196,7 +185,7 @@ def test_no_request_is_a_surprise_and_order_of_keys_is_no_difference(body: dict[
         return
     turned = understood(path, dict(reversed(body.items())))
     assert asked.digest == turned.digest
-    assert classify(asked.outline, Known(), AGENTS["claude-code"]).kind in ("main", "helper")
+    assert classify(asked.outline, Known()).kind in ("main", "helper")
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6), st.data())
@@ -205,8 +194,8 @@ def test_growth_is_main_whatever_else_is_asked_between(texts: list[str], data: s
     for size in range(1, len(texts) + 1):
         if data.draw(st.booleans()):
             helper = (CHAT, {"model": "small", "messages": said(data.draw(st.text(max_size=8)))})
-            known = classify(understood(*helper).outline, known, AGENTS["generic"]).known
+            known = classify(understood(*helper).outline, known).known
         path, body = main(*texts[:size])
-        verdict = classify(understood(path, body).outline, known, AGENTS["generic"])
+        verdict = classify(understood(path, body).outline, known)
         assert verdict.kind == "main"
         known = verdict.known

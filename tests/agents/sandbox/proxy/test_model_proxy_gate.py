@@ -8,19 +8,12 @@ import threading
 import pytest
 from fake_model import Plan, answer, events
 from fake_turns import FakeBox
-from model_bench import Asked, Bench, chat
+from model_bench import Bench, chat
 
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import Lack
-from windtunnel.agents.sandbox.proxy import (
-    Bounds,
-    Classified,
-    Failed,
-    ModelProxy,
-    TurnServed,
-)
-from windtunnel.agents.sandbox.proxy.session import _one_line
+from windtunnel.agents.sandbox.proxy.server import ModelProxy
 
 
 def test_request_goes_out_at_once_and_reply_is_held_until_safe(bench: Bench, proxy: ModelProxy) -> None:
@@ -32,9 +25,7 @@ def test_request_goes_out_at_once_and_reply_is_held_until_safe(bench: Bench, pro
     assert not asked.first.is_set()
     pending.finish()
     assert asked.reply() == answer(1, "/v1/chat/completions")
-    (served,) = bench.told(TurnServed)
-    assert (served.turn, served.promoted, served.fault) == (1, True, "")
-    assert box.requests == [served.request]
+    assert len(box.requests) == 1
 
 
 def test_checkpoint_that_is_done_first_is_not_promoted(bench: Bench, proxy: ModelProxy) -> None:
@@ -44,15 +35,10 @@ def test_checkpoint_that_is_done_first_is_not_promoted(bench: Bench, proxy: Mode
     pending = box.pending(1)
     bench.model.wait_for(calls=1)
     pending.finish()
-    until(lambda: not _checkpoint_threads())
+    until(lambda: pending.taken)
     bench.model.plan.answer.set()
     asked.reply()
     assert not pending.promoted.is_set()
-    assert [event.promoted for event in bench.told(TurnServed)] == [False]
-
-
-def _checkpoint_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("turn-of-")]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
@@ -75,7 +61,7 @@ def test_stream_is_buffered_then_passed_on_as_it_comes(bench: Bench, proxy: Mode
 
 
 def test_helpers_and_the_rest_pass_ungated(bench: Bench, proxy: ModelProxy) -> None:
-    box = bench.serve(proxy, FakeBox(instant=False), agent="claude-code")
+    box = bench.serve(proxy, FakeBox(instant=False))
     held = bench.ask(box, chat("go"))
     box.pending(1)
     title = {"model": "small", "messages": [{"role": "user", "content": "Generate a title for this chat"}]}
@@ -85,32 +71,8 @@ def test_helpers_and_the_rest_pass_ungated(bench: Bench, proxy: ModelProxy) -> N
     assert bench.ask(box, [1, 2], "/v1/chat/completions").reply(), "not understood, and passed on"
     assert not held.first.is_set()
     assert len(box.pendings) == 1
-    kinds = [event.kind for event in bench.told(Classified)]
-    assert kinds == ["main", "helper", "count-tokens", "other", "other"]
     box.pending(1).finish()
     held.reply()
-
-
-def test_newer_safe_checkpoint_releases_older_turns_and_never_the_reverse(
-    bench: Bench, proxy: ModelProxy
-) -> None:
-    box = bench.serve(proxy, FakeBox(instant=False))
-    first, second, third = asked_in_order(bench, box, 3)
-    box.pending(1).finish()
-    first.reply()
-    assert not second.first.is_set()
-    assert not third.first.is_set()
-    box.pending(3).finish()
-    second.reply()
-    third.reply()
-
-
-def asked_in_order(bench: Bench, box: FakeBox, count: int) -> list[Asked]:
-    asked = []
-    for number in range(1, count + 1):
-        asked.append(bench.ask(box, chat(f"task {number}")))
-        box.pending(number)
-    return asked
 
 
 LACKS = (Lack("processes", "gdb (process 7 inside)", "it debugs"),)
@@ -136,7 +98,6 @@ def test_a_reply_is_held_back_until_its_turn_is_kept(
     assert asked.reply() == answer(1, "/v1/chat/completions"), "the recorded reply"
     assert "x-windtunnel-checkpoint" not in asked.headers
     assert (len(bench.model.calls), box.turns, box.checkpoints) == (1, 1, 3)
-    assert [served.turn for served in bench.told(TurnServed)] == [1]
 
 
 def test_what_lacks_and_is_allowed_is_told_in_a_header(bench: Bench, proxy: ModelProxy) -> None:
@@ -146,7 +107,6 @@ def test_what_lacks_and_is_allowed_is_told_in_a_header(bench: Bench, proxy: Mode
     box.pending(1).finish()
     assert asked.reply() == answer(1, "/v1/chat/completions")
     assert asked.headers["x-windtunnel-checkpoint"] == "gdb (process 7 inside): it debugs"
-    assert "gdb" in bench.told(TurnServed)[0].fault
 
 
 @pytest.mark.parametrize("allows", [False, True])
@@ -162,7 +122,7 @@ def test_a_turn_that_cannot_be_ended(bench: Bench, proxy: ModelProxy, allows: bo
 
 
 def test_hanging_checkpoint_and_hanging_turn_are_bounded(bench: Bench) -> None:
-    proxy = bench.proxy(bounds=Bounds(gate=0.2, ending=1.0))
+    proxy = bench.proxy(gate=0.2)
     slow = bench.serve(proxy, FakeBox("slow", instant=False))
     asked = bench.ask(slow, chat("go"))
     assert b"the checkpoint was not done within 0.2 s" in asked.reply() and asked.status == 503
@@ -171,8 +131,6 @@ def test_hanging_checkpoint_and_hanging_turn_are_bounded(bench: Bench) -> None:
     for number in range(3):
         asked = bench.ask(stuck, chat(f"task {number}"))
         assert b"the end of the turn was not done within 0.2 s" in asked.reply() and asked.status == 503
-    # The one that hangs: that of the last question has answered, and may not have ended yet.
-    until(lambda: len([t for t in _checkpoint_threads() if t.name == "turn-of-stuck"]) == 1)
     stuck.unblocked.set()
     slow.pending(1).finish()
 
@@ -197,7 +155,6 @@ def test_service_that_is_down(bench: Bench, proxy: ModelProxy) -> None:
     asked = bench.ask(box, chat("go"))
     assert b"cannot be reached" in asked.reply()
     assert asked.status == 502
-    assert bench.told(Failed)
 
 
 @pytest.mark.parametrize("sent", [1, 2, 3])
@@ -227,8 +184,3 @@ def test_eight_sandboxes_at_once(bench: Bench, proxy: ModelProxy) -> None:
         assert len({one.reply() for one in asked.values()}) == 8
     assert [box.turns for box in boxes] == [3] * 8
     assert len(bench.model.calls) == 24
-
-
-def test_a_reason_that_is_cut_is_still_a_value_of_a_header() -> None:
-    assert _one_line("a" * 299 + " b\n") == "a" * 299
-    assert _one_line("one\nline") == "one line"

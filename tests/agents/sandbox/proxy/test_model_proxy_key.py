@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from model_bench import Bench, chat, plain
 
 from windtunnel.agents.sandbox.model import SandboxSpec
-from windtunnel.agents.sandbox.proxy import ModelProxy, Upstream
 from windtunnel.agents.sandbox.proxy.attach import with_address
-from windtunnel.agents.sandbox.proxy.key import CREDENTIALS, VALUE, key_header, read_key
+from windtunnel.agents.sandbox.proxy.server import ModelProxy
+from windtunnel.agents.sandbox.proxy.upstream import CREDENTIALS, Upstream, key_header, read_key
+from windtunnel.agents.sandbox.proxy.upstream import KEY as VALUE
 from windtunnel.base.errors import UserError
 
 KEY = "sk-hunter2-0123456789"

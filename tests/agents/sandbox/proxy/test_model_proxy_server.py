@@ -12,7 +12,9 @@ from fake_turns import FakeBox
 from model_bench import Bench, chat, recorded
 
 from support.waiting import until
-from windtunnel.agents.sandbox.proxy import Bounds, ModelProxy, Upstream
+from windtunnel.agents.sandbox.proxy.server import ModelProxy
+from windtunnel.agents.sandbox.proxy.upstream import Upstream
+from windtunnel.agents.sandbox.proxy.wire import Bounds
 from windtunnel.base.errors import UserError
 
 
@@ -44,19 +46,8 @@ def test_key_of_the_host_replaces_that_of_the_agent(bench: Bench, proxy: ModelPr
     assert call.path == "/v1/chat/completions", "a version in the base is not repeated"
 
 
-def test_shared_port(bench: Bench, proxy: ModelProxy) -> None:
-    box = bench.serve(proxy, FakeBox())
-    host, port = proxy.share()
-    base = f"http://{host}:{port}"
-    assert get(f"{base}/box/one/v1/chat/completions", "POST", json=chat("go")).content == answer(1, "")
-    assert box.turns == 1
-    assert get(f"{base}/box/two/v1/models").status_code == 404
-    assert get(f"{base}/v1/models").status_code == 404
-    assert len(bench.model.calls) == 1
-
-
 def test_large_bodies_are_refused(bench: Bench) -> None:
-    proxy = bench.proxy(bounds=Bounds(body=1000, ending=1.0))
+    proxy = bench.proxy(body=1000)
     box = bench.serve(proxy, FakeBox())
     told = get(bench.url(box), "POST", json=chat("x" * 2000))
     assert told.status_code == 413
@@ -66,7 +57,7 @@ def test_large_bodies_are_refused(bench: Bench) -> None:
 
 
 def test_body_that_does_not_come_is_given_up(bench: Bench) -> None:
-    proxy = bench.proxy(bounds=Bounds(sending=0.1, ending=1.0))
+    proxy = bench.proxy(sending=0.1)
     box = bench.serve(proxy, FakeBox())
     with socket.create_connection(("127.0.0.1", bench.ports[box.name]), timeout=60) as plug:
         plug.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
@@ -75,7 +66,7 @@ def test_body_that_does_not_come_is_given_up(bench: Bench) -> None:
 
 def test_requests_under_way_are_bounded(bench: Bench) -> None:
     bench.model.plan.answer.clear()
-    proxy = bench.proxy(bounds=Bounds(open_box=2, ending=1.0))
+    proxy = bench.proxy(open_box=2)
     box, other = (bench.serve(proxy, FakeBox(name)) for name in ("one", "two"))
     held = [bench.ask(box, chat(f"task {n}")) for n in range(2)]
     bench.model.wait_for(2)
@@ -102,8 +93,6 @@ def test_client_that_leaves_a_helper_ends_it(bench: Bench, proxy: ModelProxy) ->
 
 def test_forget_closes_the_socket_and_serve_takes_it_up_again(bench: Bench, proxy: ModelProxy) -> None:
     box = bench.serve(proxy, FakeBox())
-    with pytest.raises(UserError, match="served already"):
-        proxy.serve(box, bench.model.url)
     proxy.forget(box.name)
     with pytest.raises(httpx.ConnectError):
         get(bench.url(box))
@@ -114,18 +103,14 @@ def test_forget_closes_the_socket_and_serve_takes_it_up_again(bench: Bench, prox
 def test_another_socket_takes_the_place_of_the_first(bench: Bench, proxy: ModelProxy) -> None:
     box = bench.serve(proxy, FakeBox())
     old = bench.url(box)
-    listener = socket.create_server(("127.0.0.1", 0))
-    bench.ports[box.name] = listener.getsockname()[1]
-    proxy.listen(box.name, listener)
+    bench.serve(proxy, box)
     assert bench.ask(box, chat("go")).reply() == answer(1, "")
     with pytest.raises(httpx.ConnectError):
         get(old)
-    with pytest.raises(UserError, match="'two' is not served"):
-        proxy.listen("two", socket.create_server(("127.0.0.1", 0)))
 
 
 def test_closing_keeps_a_held_reply_back_for_the_successor(bench: Bench) -> None:
-    proxy = bench.proxy(bounds=Bounds(ending=0.3))
+    proxy = bench.proxy(ending=0.3)
     box = bench.serve(proxy, FakeBox("closing", instant=False))
     held = bench.ask(box, chat("go"))
     assert box.pending(1).promoted.wait(60)
@@ -137,7 +122,6 @@ def test_closing_keeps_a_held_reply_back_for_the_successor(bench: Bench) -> None
     box.pending(1).finish()
     with pytest.raises(UserError, match="closed"):
         proxy.forget(box.name)
-    until(lambda: not [t for t in threading.enumerate() if t.name == "turn-of-closing"])
     successor = bench.proxy()
     box.instant = True
     bench.serve(successor, box)
@@ -147,7 +131,7 @@ def test_closing_keeps_a_held_reply_back_for_the_successor(bench: Bench) -> None
 
 def test_closing_ends_what_is_under_way(bench: Bench, model: FakeModel) -> None:
     model.plan.answer.clear()
-    proxy = bench.proxy(bounds=Bounds(ending=0.3))
+    proxy = bench.proxy(ending=0.3)
     box = bench.serve(proxy, FakeBox())
     held = bench.ask(box, chat("go"))
     model.wait_for(1)
@@ -158,10 +142,8 @@ def test_closing_ends_what_is_under_way(bench: Bench, model: FakeModel) -> None:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda c: c.serve(FakeBox(), "ftp://x"), "upstream 'ftp://x'"),
-        (lambda c: c.serve(FakeBox(), "http://x", agent="nobody"), "agent 'nobody' is not known"),
+        (lambda c: Upstream("ftp://x"), "upstream 'ftp://x'"),
         (lambda c: Bounds(body=0), "bound body is 0"),
-        (lambda c: c.share("203.0.113.1", 1), "cannot listen on 203.0.113.1:1"),
     ],
 )
 def test_bad_input_in_words(proxy: ModelProxy, build: object, words: str) -> None:

@@ -1,9 +1,9 @@
-"""The model proxy of a host, joined to its sandboxes: served while they run, told of restores and forks.
+"""The network of a host's sandboxes: served while they run, told of restores and forks.
 
 A sandbox whose network is ``proxy`` finds the model API at ``http://127.0.0.1:7080``, a socket that the host
 made inside the sandbox's network namespace; nothing else is reachable from there. The proxy starts with the
-first such sandbox. The journal of effects is one for the host, outside every sandbox, so no rollback takes it
-back.
+first such sandbox. The journal of payments and the like is one for the host, outside every sandbox, so no
+rollback takes it back.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import contextlib
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windtunnel.agents.sandbox.effects import Journal
 from windtunnel.agents.sandbox.machine import listen_inside
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.proxy.events import Turning, Upstream
-from windtunnel.agents.sandbox.proxy.key import read_key
-from windtunnel.agents.sandbox.proxy.server import ModelProxy
-from windtunnel.agents.sandbox.proxy.target import checked_base
+from windtunnel.agents.sandbox.proxy.gate import Turning
+from windtunnel.agents.sandbox.proxy.upstream import Upstream, read_key, split_base
 from windtunnel.base.errors import UserError
+
+if TYPE_CHECKING:
+    from windtunnel.agents.sandbox.proxy.server import ModelProxy
 
 PORT = 7080
 JOURNAL = "effects.sqlite"
@@ -40,7 +42,7 @@ def with_address(spec: SandboxSpec) -> SandboxSpec:
         return spec
     if not spec.proxy_upstream:
         raise UserError(f"sandbox {spec.name}: network 'proxy' needs `proxy_upstream`, the model API's URL")
-    checked_base(spec.proxy_upstream)
+    split_base(spec.proxy_upstream)
     if spec.proxy_key_file:
         usable_key(spec.name, spec.proxy_key_file)
     addresses = {"OPENAI_BASE_URL": f"{ADDRESS}/v1", "ANTHROPIC_BASE_URL": ADDRESS}
@@ -61,12 +63,11 @@ class HostProxy:
         self._home = home
         self._proxy: ModelProxy | None = None
         self._journal: Journal | None = None
-        self._served: set[str] = set()
         self._lock = threading.Lock()
 
     @property
     def journal(self) -> Journal:
-        """The effects that sandboxes of this host had outside."""
+        """The side effects of this host's sandboxes."""
         with self._lock:
             if self._journal is None:
                 self._journal = Journal(self._home.path / JOURNAL)
@@ -74,6 +75,9 @@ class HostProxy:
 
     def proxy(self) -> ModelProxy:
         """The model proxy, started now if it was not yet."""
+        # a host without such a sandbox does without an HTTP server
+        from windtunnel.agents.sandbox.proxy.server import ModelProxy
+
         with self._lock:
             if self._proxy is None:
                 self._proxy = ModelProxy(self._home)
@@ -84,25 +88,18 @@ class HostProxy:
 
         Requests that were at the model when it died go on: their replies answer the agent when it asks again.
         """
-        if spec.network != "proxy":
-            return
-        listener = listen_inside(netns, PORT)
-        try:
-            if box.name in self._served:
-                self.proxy().listen(box.name, listener)
-            else:
-                key_file = Path(spec.proxy_key_file) if spec.proxy_key_file else None
-                upstream = Upstream(spec.proxy_upstream, key_file=key_file)
-                self.proxy().serve(box, upstream, listener=listener)
-        except BaseException:
-            listener.close()
-            raise
-        self._served.add(box.name)
+        if spec.network == "proxy":
+            key_file = Path(spec.proxy_key_file) if spec.proxy_key_file else None
+            listener = listen_inside(netns, PORT)
+            try:
+                self.proxy().serve(box, Upstream(spec.proxy_upstream, key_file=key_file), listener)
+            except BaseException:
+                listener.close()
+                raise
 
     def forget(self, name: str) -> None:
         """The sandbox is removed: another of its name is another one."""
-        if name in self._served and self._proxy is not None:
-            self._served.discard(name)
+        if self._proxy is not None:
             self._proxy.forget(name)
         if (self._home.path / JOURNAL).exists():
             self.journal.retire(name)
@@ -110,13 +107,11 @@ class HostProxy:
     def restored(self, spec: SandboxSpec, turn: int, *, on_purpose: bool) -> None:
         """Before the processes run again as they were after ``turn``. What they ask again is answered from
         the record, except where somebody rolled back ``on_purpose`` and wants another answer."""
-        if spec.network != "proxy":
-            return
-        proxy = self.proxy()
-        (proxy.rolled_back if on_purpose else proxy.restored)(spec.name, turn)
+        if spec.network == "proxy":
+            self.proxy().restored(spec.name, turn, on_purpose=on_purpose)
 
     def forked(self, source: str, spec: SandboxSpec, turn: int) -> None:
-        """Before a fork of ``source`` runs: it has the conversation, and the effects, up to ``turn``."""
+        """Before a fork of ``source`` runs: it has the conversation, and the side effects, up to ``turn``."""
         if spec.network == "proxy":
             self.proxy().forked(source, spec.name, turn)
         if (self._home.path / JOURNAL).exists():
@@ -131,4 +126,3 @@ class HostProxy:
             if self._journal is not None:
                 self._journal.close()
             self._proxy = self._journal = None
-            self._served.clear()

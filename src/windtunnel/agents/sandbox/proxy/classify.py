@@ -89,11 +89,6 @@ def shape_of(path: str) -> Shape | None:
     return "messages" if end.endswith("/messages") else None
 
 
-def counts_tokens(path: str) -> bool:
-    """Whether a request to this path only counts tokens."""
-    return path.rstrip("/").endswith(("/count_tokens", "/input_tokens"))
-
-
 def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> Asked:
     """Understand a request; ``limit`` bounds what a compressed body may unpack to. Raises Unreadable."""
     shape = shape_of(path)
@@ -235,59 +230,28 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-Kind = Literal["main", "helper", "count-tokens", "other"]
 LOOPS_KEPT = 8
-
-
-@dataclass(frozen=True)
-class AgentRules:
-    """What is known of one agent. ``helpers``: patterns that begin the system prompt or the last message of
-    its helper requests. ``main``: patterns of the system prompt of its main loop. ``tiny``: a request without
-    tools for at most this many tokens is a helper. ``takeover``: after so many requests in a row without one
-    of the main loop, another conversation with tools counts as one too."""
-
-    helpers: tuple[str, ...] = ()
-    main: tuple[str, ...] = ()
-    tiny: int = 64
-    takeover: int = 3
-
-
-COMMON = (
+TINY = 64
+"""A request without tools for at most this many tokens is a helper."""
+TAKEOVER = 3
+"""After so many requests in a row without one of the main loop, another conversation with tools counts as
+one too."""
+HELPERS = (
     r"(please |now )?(write|generate|create|give|suggest)\b[^.\n]{0,60}\b(title|name|topic)\b[^.\n]{0,40}"
     r"(conversation|chat|session|thread|task)",
     r"you are a (title|summary|commit message) generator",
     r"you are a helpful (ai )?assistant tasked with summarizing conversations",
+    # Claude Code
+    r"analyze if this message indicates a new conversation topic",
+    r"summarize this coding conversation in under \d+ characters",
+    r"your task is to process bash commands that an ai coding agent",
+    r"you are an expert at analyzing git history",
+    # OpenHands, Aider
+    r"you are maintaining a context-aware state summary for an interactive agent",
+    r"\*briefly\* summarize this partial conversation about programming",
+    r"you are an expert software engineer that generates concise, one-line git commit messages",
 )
-"""Beginnings of helper prompts that several agents share, compared without case."""
-
-AGENTS: dict[str, AgentRules] = {
-    "generic": AgentRules(COMMON),
-    "claude-code": AgentRules(
-        (
-            *COMMON,
-            r"analyze if this message indicates a new conversation topic",
-            r"summarize this coding conversation in under \d+ characters",
-            r"your task is to process bash commands that an ai coding agent",
-            r"you are an expert at analyzing git history",
-            r"(warmup|quota)$",
-        ),
-        main=(r"you are claude code, anthropic's official cli",),
-    ),
-    "openhands": AgentRules(
-        (*COMMON, r"you are maintaining a context-aware state summary for an interactive agent"),
-        main=(r"you are openhands agent",),
-    ),
-    "opencode": AgentRules((*COMMON, r"you are a title generator\. you output only a thread title")),
-    "aider": AgentRules(
-        (
-            *COMMON,
-            r"\*briefly\* summarize this partial conversation about programming",
-            r"you are an expert software engineer that generates concise, one-line git commit messages",
-        )
-    ),
-    "mini-swe-agent": AgentRules(),
-}
-"""Rules by the agent's name; patterns are compared without case."""
+"""Beginnings of the system prompt or of the last message of well-known agents' helpers, without case."""
 
 
 @dataclass(frozen=True)
@@ -316,23 +280,21 @@ class Known:
 class Verdict:
     """What a request is, why, and what is known afterwards."""
 
-    kind: Kind
+    kind: Literal["main", "helper"]
     reason: str
     known: Known = field(repr=False)
 
 
-def classify(asked: Outline, known: Known, rules: AgentRules) -> Verdict:
-    """Judge a request that a model answers (counting and listing are told by the path alone)."""
+def classify(asked: Outline, known: Known) -> Verdict:
+    """Judge a request that a model answers."""
     for place in reversed(range(len(known.loops))):
         reason = _same_loop(asked, known.loops[place])
         if reason and asked.system == known.loops[place].system:
             return _main(asked, known, reason, place)
-    if _matches(rules.main, asked.opening):
-        return _main(asked, known, "the agent's own system prompt")
     if not asked.tools:
-        if _matches(rules.helpers, asked.opening) or _matches(rules.helpers, asked.last):
+        if _begins_helper(asked.opening) or _begins_helper(asked.last):
             return Verdict("helper", "a known helper prompt", known)
-        if asked.max_tokens is not None and asked.max_tokens <= rules.tiny:
+        if asked.max_tokens is not None and asked.max_tokens <= TINY:
             return Verdict("helper", f"no tools and at most {asked.max_tokens} tokens", known)
     for place in reversed(range(len(known.loops))):
         reason = _same_loop(asked, known.loops[place])
@@ -351,7 +313,7 @@ def classify(asked: Outline, known: Known, rules: AgentRules) -> Verdict:
             return Verdict("helper", f"model {asked.model} is not the main loop's {loop.model}", known)
     if not asked.tools and newest.tools:
         return Verdict("helper", "no tools, while the main loop has some", known)
-    return _stranger(asked, known, rules)
+    return _stranger(asked, known)
 
 
 def _same_loop(asked: Outline, loop: Loop) -> str:
@@ -368,10 +330,10 @@ def _same_loop(asked: Outline, loop: Loop) -> str:
     return "it continues the conversation" if len(asked.messages) > size else "the same messages again"
 
 
-def _stranger(asked: Outline, known: Known, rules: AgentRules) -> Verdict:
+def _stranger(asked: Outline, known: Known) -> Verdict:
     """Another system prompt: an agent's agent or a helper, until it is the only one that asks."""
     strange = known.strange + 1 if known.stranger == asked.system else 1
-    if strange >= rules.takeover:
+    if strange >= TAKEOVER:
         return _main(asked, known, f"the only conversation for {strange} requests")
     return Verdict(
         "helper",
@@ -387,6 +349,6 @@ def _main(asked: Outline, known: Known, reason: str, place: int | None = None) -
     return Verdict("main", reason, Known((*others, loop)[-LOOPS_KEPT:]))
 
 
-def _matches(patterns: tuple[str, ...], text: str) -> bool:
+def _begins_helper(text: str) -> bool:
     start = text.lstrip()
-    return any(re.match(pattern, start, re.IGNORECASE) for pattern in patterns)
+    return any(re.match(pattern, start, re.IGNORECASE) for pattern in HELPERS)

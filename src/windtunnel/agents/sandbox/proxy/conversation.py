@@ -25,7 +25,7 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,31 +168,26 @@ class Conversation:
             ).fetchone()
         return Reply(status, tuple((name, value) for name, value in json.loads(headers)), bytes(body))
 
-    def asked(self, request: str) -> list[object]:
-        """The canonical request: what is asked, without its messages, and then each message."""
-        with self._lock:
-            (names,) = self._file.execute(
-                "SELECT asked FROM records WHERE request = ?", (request,)
-            ).fetchone()
-            return [
-                json.loads(zlib.decompress(self._part(bytes.fromhex(names[place : place + 32]))))
-                for place in range(0, len(names), 32)
-            ]
-
     def learn(self, known: Known) -> None:
         """Keep what is known of the agent's loops."""
         self.known = known
         with self._lock, self._file:
             self._set("known", json.dumps(dataclasses.asdict(known)))
 
-    def restored(self, turn: int) -> None:
-        """The sandbox begins anew as it was after ``turn``: what it asks again is answered as before."""
-        self._begin_incarnation(turn)
-
-    def rolled_back(self, turn: int) -> None:
-        """The sandbox begins anew as it was after ``turn``, to go on otherwise."""
-        aside = [entry for entry in self.entries() if entry.turn >= turn or not entry.turn]
-        self._begin_incarnation(turn, aside)
+    def begin_anew(self, turn: int, on_purpose: bool) -> None:
+        """The sandbox begins anew as it was after ``turn``: what it asks again is answered as before, or
+        otherwise, where it was brought back ``on_purpose``."""
+        aside = [entry for entry in self.entries() if on_purpose and (entry.turn >= turn or not entry.turn)]
+        self.incarnation += 1
+        self.covered = turn
+        for entry in aside:
+            entry.aside = True
+        with self._durably():
+            self._file.executemany(
+                "UPDATE records SET aside = 1 WHERE request = ?", [(entry.request,) for entry in aside]
+            )
+            self._set("incarnation", str(self.incarnation))
+            self._set("covered", str(turn))
 
     def copy_to(self, path: Path) -> None:
         """A second record, equal to this one."""
@@ -224,21 +219,6 @@ class Conversation:
     def _add(self, entry: Entry) -> None:
         self._by_request[entry.request] = entry
         self._entries.setdefault(entry.digest, []).append(entry)
-
-    def _part(self, name: bytes) -> bytes:
-        return bytes(self._file.execute("SELECT text FROM parts WHERE digest = ?", (name,)).fetchone()[0])
-
-    def _begin_incarnation(self, turn: int, aside: Iterable[Entry] = ()) -> None:
-        self.incarnation += 1
-        self.covered = turn
-        named = []
-        for entry in aside:
-            entry.aside = True
-            named.append((entry.request,))
-        with self._durably():
-            self._file.executemany("UPDATE records SET aside = 1 WHERE request = ?", named)
-            self._set("incarnation", str(self.incarnation))
-            self._set("covered", str(turn))
 
     def _set(self, name: str, value: str) -> None:
         self._file.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))

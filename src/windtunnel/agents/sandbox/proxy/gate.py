@@ -1,44 +1,75 @@
 """The gate of one sandbox: a reply stays behind it until the checkpoint of its turn is safe.
 
-Each request of the main loop opens a *window* with a generation number. The window runs the end of the turn
-in a thread of its own, since that may wait for locks and disks, and settles once: safe, with a fault that the
-policy lets pass, or held back. A held reply is recorded: whoever asks for it again opens another window,
-which has the turn's checkpoint made anew. A checkpoint covers all turns before it, so a window that becomes
-safe releases the older ones too, and never a newer one.
-
-Whatever the sandbox does, a window settles: every wait has a bound. A call of the sandbox that hangs keeps
-its thread until it returns; meanwhile later windows fail at once, so that there is never more than one such
-thread.
+Each request of the main loop opens a *window*. One thread of the sandbox takes them in order: it ends the
+turn, waits for the checkpoint, and settles the window once: safe, with a fault that the policy lets pass, or
+held back. A held reply is recorded: whoever asks for it again opens another window, which has the turn's
+checkpoint made anew. A window that is not settled in time is held, whatever the thread still does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeAlias
 
 from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.proxy.events import Checkpointing, Turning
+from windtunnel.agents.sandbox.model import Lack
 
-T = TypeVar("T")
+
+class Covering(Protocol):
+    """What a checkpoint has come to: a turn's line of the log, or a manifest."""
+
+    @property
+    def lacks(self) -> tuple[Lack, ...]: ...
+
+
+class Checkpointing(Protocol):
+    """A turn's checkpoint under way."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None) -> Covering: ...
+
+    def promote(self) -> None: ...
+
+
+class Turning(Protocol):
+    """What the model proxy needs of a sandbox."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def turns(self) -> int: ...
+
+    def end_turn(self, request: str = "") -> Checkpointing: ...
+
+    def checkpoint(self) -> Covering: ...
+
+    def passes(self) -> bool:
+        """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
 
 
 @dataclass(eq=False)
 class Window:
-    """The time between a request of the main loop and the moment its reply may go out."""
+    """The time between a request of the main loop and the moment its reply may go out. ``turn``: 0 until the
+    turn has ended."""
 
-    generation: int
     request: str
-    opened: float = field(default_factory=time.monotonic)
+    deadline: float
     turn: int = 0
+    doing: str = "the end of the turn"
     fault: str = ""
     held: bool = False
-    promoted: bool = False
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    _urgent: bool = False
     _pending: Checkpointing | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -47,12 +78,9 @@ class Window:
         return self.settled.is_set() and not self.held
 
     def promote(self) -> None:
-        """The reply is there: whatever still runs is urgent. May block as long as the sandbox's own
-        ``promote`` does, so it is called in a thread."""
+        """The reply is there: whatever still runs is urgent. May wait for the sandbox's engine."""
         with self._lock:
-            if self.promoted or self.settled.is_set():
-                return
-            self.promoted = True
+            self._urgent = True
             pending = self._pending
         if pending is not None and not pending.done:
             pending.promote()
@@ -61,9 +89,12 @@ class Window:
         """The checkpoint has been started."""
         with self._lock:
             self._pending = pending
-            urgent = self.promoted
-        if urgent and not pending.done:
-            pending.promote()
+            urgent = self._urgent
+        if urgent:
+            self.promote()
+
+
+Jobs: TypeAlias = "queue.SimpleQueue[tuple[Window, Callable[[Window], None]] | None]"
 
 
 class Gate:
@@ -72,122 +103,79 @@ class Gate:
     def __init__(self, box: Turning, *, seconds: float) -> None:
         self._box = box
         self._seconds = seconds
-        self._generation = 0
-        self._open: dict[int, Window] = {}
-        self._ending = asyncio.Lock()
-        self._in_box = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[Window, asyncio.TimerHandle] = {}
+        self._jobs = self._worker()
 
-    def open(
-        self, request: str, started: Callable[[Window], None] = lambda window: None, *, ended: int = 0
-    ) -> Window:
+    def open(self, request: str, started: Callable[[Window], None], *, ended: int = 0) -> Window:
         """End the sandbox's turn in the background. ``started`` is told, on the loop, once the turn has its
         number. ``ended``: the turn has ended with that number, and only wants its checkpoint."""
-        self._generation += 1
-        window = Window(self._generation, request, turn=ended)
-        self._open[window.generation] = window
-        task = asyncio.create_task(self._run(window, started))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        window = Window(request, time.monotonic() + self._seconds, ended)
+        self._open[window] = self._loop.call_later(self._seconds, self._give_up, window)
+        self._jobs.put((window, started))
         return window
 
     def abandon(self, why: str) -> None:
         """The sandbox was brought back to an earlier state: what was open says nothing about it."""
-        for window in list(self._open.values()):
+        for window in list(self._open):
             self._settle(window, why, held=True)
+        # the thread may wait for a checkpoint that nobody wants any more
+        self._jobs.put(None)
+        self._jobs = self._worker()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Stop waiting; a turn that is ending goes on to its end by itself."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for timer in self._open.values():
+            timer.cancel()
+        self._jobs.put(None)
 
-    def _settle(self, window: Window, fault: str = "", *, held: bool = False) -> None:
-        if window.settled.is_set():
-            return
-        window.fault, window.held = fault, held
-        if held:
-            del self._open[window.generation]
+    def _give_up(self, window: Window) -> None:
+        self._settle(window, self._late(window), held=True)
+
+    def _late(self, window: Window) -> str:
+        return f"{window.doing} was not done within {self._seconds:g} s"
+
+    def _settle(self, window: Window, fault: str, *, held: bool) -> None:
+        timer = self._open.pop(window, None)
+        if timer is not None:
+            timer.cancel()
+            window.fault, window.held = fault, held
             window.settled.set()
-            return
-        for generation in [one for one in self._open if one <= window.generation]:
-            self._open.pop(generation).settled.set()
 
-    async def _run(self, window: Window, started: Callable[[Window], None]) -> None:
-        deadline, doing = window.opened + self._seconds, "the end of the turn"
-        allowed = False
+    def _worker(self) -> Jobs:
+        jobs: Jobs = queue.SimpleQueue()
+
+        def work() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+                while (job := jobs.get()) is not None:
+                    window, started = job
+                    if not window.settled.is_set():
+                        fault, held = self._keep(window, started)
+                        self._loop.call_soon_threadsafe(partial(self._settle, window, fault, held=held))
+
+        threading.Thread(target=work, name=f"turn-of-{self._box.name}", daemon=True).start()
+        return jobs
+
+    def _keep(self, window: Window, started: Callable[[Window], None]) -> tuple[str, bool]:
+        """End the turn and wait until it is kept: what is wrong, and whether the reply is held for it."""
         try:
-            async with asyncio.timeout(self._seconds):
-                covering = None
-                async with self._ending:  # turns end in the order of their requests
-                    if window.turn:
-                        doing = "the checkpoint"
-                        covering = await self._in_box_alone(self._box.checkpoint)
-                    else:
-                        pending = await self._in_box_alone(lambda: self._end_turn(window))
-                if covering is None:
-                    started(window)
-                    doing = "the checkpoint"
-                    left = max(deadline - time.monotonic(), 0.0)
-                    covering = await self._in_thread(lambda: pending.wait(left))
-        except LessError as error:
-            self._settle(window, str(error), held=True)
-            return
-        except TimeoutError:
-            fault = f"{doing} was not done within {self._seconds:g} s"
-        except Exception as error:
-            fault = f"{doing} failed: {error}"
-        else:
-            self._settle(window, "; ".join(map(str, covering.lacks)))
-            return
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(self._seconds):
-                allowed = await self._in_thread(self._box.passes)
-        self._settle(window, fault, held=not allowed)
-
-    def _end_turn(self, window: Window) -> Checkpointing:
-        pending = self._box.end_turn(request=window.request)
-        window.turn = self._box.turns
-        window.attach(pending)
-        return pending
-
-    async def _in_box_alone(self, work: Callable[[], T]) -> T:
-        """Run ``work``, which the sandbox may hold up, where no other such work is under way."""
-        if self._in_box:
-            raise TimeoutError
-
-        def alone() -> T:
-            try:
-                return work()
-            finally:
-                self._in_box = False
-
-        self._in_box = True
-        return await self._in_thread(alone)
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in a thread that may be left behind."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def tell(result: T | None, error: Exception | None) -> None:
-            if answer.done():
-                return
-            if error is not None:
-                answer.set_exception(error)
+            if window.turn:
+                window.doing = "the checkpoint"
+                covering = self._box.checkpoint()
             else:
-                answer.set_result(result)  # type: ignore[arg-type]
-
-        def run() -> None:
-            result, fault = None, None
+                pending = self._box.end_turn(request=window.request)
+                window.turn, window.doing = self._box.turns, "the checkpoint"
+                window.attach(pending)
+                self._loop.call_soon_threadsafe(started, window)
+                covering = pending.wait(max(window.deadline - time.monotonic(), 0.0))
+        except LessError as error:
+            return str(error), True
+        except TimeoutError:
+            return self._late(window), True
+        except Exception as error:
             try:
-                result = work()
-            except Exception as error:
-                fault = error
-            try:
-                loop.call_soon_threadsafe(tell, result, fault)
-            except RuntimeError:
-                return  # the loop has ended, and nobody waits any more
-
-        threading.Thread(target=run, name=f"turn-of-{self._box.name}", daemon=True).start()
-        return await answer
+                held = not self._box.passes()
+            except Exception:
+                held = True
+            return f"{window.doing} failed: {error}", held
+        return "; ".join(map(str, covering.lacks)), False

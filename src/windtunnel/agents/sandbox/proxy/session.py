@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sqlite3
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -20,45 +20,28 @@ from uuid import uuid4
 import httpx
 from starlette.types import Receive, Send
 
-from windtunnel.agents.sandbox.proxy.classify import (
-    AgentRules,
-    Asked,
-    Kind,
-    Unreadable,
-    classify,
-    counts_tokens,
-    read,
-    shape_of,
-)
+from windtunnel.agents.sandbox.proxy.classify import Asked, Unreadable, classify, read, shape_of
 from windtunnel.agents.sandbox.proxy.conversation import Conversation, Entry, Headers, Reply
-from windtunnel.agents.sandbox.proxy.events import (
-    Bounds,
-    Classified,
-    Failed,
-    ProxyEvent,
-    Replayed,
-    Turning,
-    TurnServed,
-    Upstream,
-)
-from windtunnel.agents.sandbox.proxy.gate import Gate, Window
+from windtunnel.agents.sandbox.proxy.exchange import BrokeOff, Exchange
+from windtunnel.agents.sandbox.proxy.gate import Gate, Turning, Window
 from windtunnel.agents.sandbox.proxy.upstream import (
-    Asking,
-    BrokeOff,
-    Exchange,
+    Request,
+    Upstream,
     UpstreamFault,
-    asked_upstream,
+    forward,
+    leaves_base,
     reply_headers,
 )
 from windtunnel.agents.sandbox.proxy.wire import (
+    Bounds,
     Refused,
     send_fault,
     send_reply,
     send_whole,
-    stays_below,
     while_connected,
 )
 
+LOG = logging.getLogger("windtunnel.sandbox.proxy")
 WARNING = "x-windtunnel-checkpoint"
 """Header of a reply that goes out though its turn's checkpoint is not whole: what lacks, and why."""
 RETRY = 5
@@ -77,123 +60,111 @@ class AgentSession:
         upstream: Upstream,
         conversation: Conversation,
         client: httpx.AsyncClient,
-        *,
-        rules: AgentRules,
         bounds: Bounds,
-        tell: Callable[[ProxyEvent], None],
     ) -> None:
         self.name = box.name
         self.open = 0
-        self._box = box
         self._upstream = upstream
         self._conversation = conversation
         self._client = client
-        self._rules = rules
         self._bounds = bounds
-        self._tell = tell
         self._gate = Gate(box, seconds=bounds.gate)
         self._windows: OrderedDict[str, Window] = OrderedDict()
         self._under_way: dict[str, Exchange] = {}
         self._writing = asyncio.Lock()
         self._ending = asyncio.Event()
-        self._exchanges: set[asyncio.Task[None]] = set()
+        self._exchanges: set[asyncio.Task[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- requests
     # ---------------------------------------------------------------------------------------------
 
-    async def answer(self, asking: Asking, receive: Receive, send: Send) -> None:
-        """Answer one request, whatever it is."""
-        stays_below(self._upstream, asking)
-        kind, asked = await self._judge(asking)
-        if kind == "main" and asked is not None:
-            await self._main(asking, asked, receive, send)
+    async def answer(self, request: Request, receive: Receive, send: Send) -> None:
+        """Answer one request, whatever it is. Raises Refused."""
+        if leaves_base(self._upstream.url, request.path):
+            words = "the path would leave the base path of the upstream by '..'"
+            raise Refused(400, "bad_request", words)
+        asked = await self._of_main_loop(request)
+        if asked is not None:
+            await self._main(request, asked, receive, send)
         else:
-            await self._serve(receive, self._through(asking, send, self._upstream))
+            await while_connected(receive, self._through(request, send), self._ending)
 
-    async def _judge(self, asking: Asking) -> tuple[Kind, Asked | None]:
-        if asking.method != "POST" or shape_of(asking.route) is None:
-            kind: Kind = "count-tokens" if counts_tokens(asking.route) else "other"
-            self._tell(Classified(self.name, "", kind, "its path"))
-            return kind, None
+    async def _of_main_loop(self, request: Request) -> Asked | None:
+        """The request as the main loop's; None where it is another one."""
+        if request.method != "POST" or shape_of(request.route) is None:
+            return None
         try:
-            asked = await self._understood(asking)
+            if len(request.body) <= READ_ON_LOOP:
+                asked = self._read(request)
+            else:
+                asked = await asyncio.to_thread(self._read, request)
         except Unreadable as error:
-            self._tell(Classified(self.name, "", "other", f"not understood: {error}"))
-            return "other", None
-        verdict = classify(asked.outline, self._conversation.known, self._rules)
-        self._tell(Classified(self.name, asked.digest, verdict.kind, verdict.reason))
+            LOG.info("sandbox %s: a request is passed on, not understood: %s", self.name, error)
+            return None
+        verdict = classify(asked.outline, self._conversation.known)
+        LOG.info("sandbox %s: a request is %s: %s", self.name, verdict.kind, verdict.reason)
         if verdict.known != self._conversation.known:
             self._conversation.known = verdict.known
             self._write(self._conversation.learn, verdict.known)
-        return verdict.kind, asked
+        return asked if verdict.kind == "main" else None
 
-    async def _understood(self, asking: Asking) -> Asked:
-        headers = dict(asking.headers)
+    def _read(self, request: Request) -> Asked:
+        return read(request.route, dict(request.headers), request.body, limit=self._bounds.body)
 
-        def understood() -> Asked:
-            return read(asking.route, headers, asking.body, limit=self._bounds.body)
-
-        return understood() if len(asking.body) <= READ_ON_LOOP else await asyncio.to_thread(understood)
-
-    async def _through(self, asking: Asking, send: Send, upstream: Upstream) -> None:
+    async def _through(self, request: Request, send: Send) -> None:
         """Pass a request on, and its reply back, without looking at either."""
         started = False
         try:
-            async with asked_upstream(self._client, upstream, asking) as response:
-                headers = reply_headers(response.headers.multi_items())
+            async with forward(self._client, self._upstream, request) as response:
                 started = True
-                await send_reply(send, response.status_code, headers, response.aiter_raw())
+                await send_reply(send, response.status_code, reply_headers(response), response.aiter_raw())
         except UpstreamFault as fault:
-            self._tell(Failed(self.name, "", str(fault)))
+            LOG.warning("sandbox %s: %s", self.name, fault)
             if not started:
                 await send_fault(send, fault.status, fault.kind, str(fault))
 
-    async def _main(self, asking: Asking, asked: Asked, receive: Receive, send: Send) -> None:
+    async def _main(self, request: Request, asked: Asked, receive: Receive, send: Send) -> None:
         conversation, incarnation = self._conversation, self._conversation.incarnation
         exchange = self._under_way.get(asked.digest)
         entry = exchange.entry if exchange is not None else conversation.find(asked.digest)
-        asked_now = False
         if entry is None:
-            exchange = self._ask(asking, asked)
-            entry, asked_now = exchange.entry, True
+            exchange = self._ask(request, asked)
+            entry = exchange.entry
         window = self._window(entry)
-        if not asked_now:
-            self._tell(Replayed(self.name, entry.request, entry.turn, exchange is not None))
-        if await self._serve(receive, self._deliver(entry, exchange, window, send)) and entry.complete:
+        delivering = self._deliver(entry, exchange, window, send)
+        if await while_connected(receive, delivering, self._ending) and entry.complete:
             self._windows.pop(entry.digest, None)
             if conversation.incarnation == incarnation and not entry.aside:
                 entry.served = incarnation
                 self._write(conversation.serve, entry, incarnation)
 
-    def _ask(self, asking: Asking, asked: Asked) -> Exchange:
+    def _ask(self, request: Request, asked: Asked) -> Exchange:
         """Send the request to the model, whoever waits for it later."""
         if len(self._under_way) >= self._bounds.open_box:
             raise Refused(503, "overloaded", "too many requests of this sandbox are under way")
         entry = self._conversation.begin(f"{asked.digest[:12]}-{uuid4().hex[:12]}", asked.digest)
         exchange = self._under_way[asked.digest] = Exchange(entry)
         written = self._write(self._conversation.arrived, entry, asked)
+        self._spawn(self._exchanges, self._run(exchange, request, written))
+        return exchange
+
+    async def _run(self, exchange: Exchange, request: Request, written: asyncio.Task[bool]) -> None:
+        entry = exchange.entry
 
         async def record(reply: Reply) -> None:
-            await written
-            if not written.result() or not await self._write(self._conversation.answered, entry, reply):
-                self._tell(Failed(self.name, entry.request, "the reply is not recorded"))
+            if not await written or not await self._write(self._conversation.answered, entry, reply):
+                LOG.warning("sandbox %s: the reply is not recorded", self.name)
 
-        async def run() -> None:
-            try:
-                await exchange.run(self._client, self._upstream, asking, self._bounds, record)
-            finally:
-                if self._under_way.get(asked.digest) is exchange:
-                    del self._under_way[asked.digest]
-                if not entry.complete:
-                    what = exchange.fault or f"the model service answered with status {exchange.status}"
-                    self._tell(Failed(self.name, entry.request, what))
-                    self._write(self._conversation.drop, entry)
-
-        asking_now = asyncio.create_task(run())
-        self._exchanges.add(asking_now)
-        asking_now.add_done_callback(self._exchanges.discard)
-        return exchange
+        try:
+            await exchange.run(self._client, self._upstream, request, self._bounds.reply, record)
+        finally:
+            if self._under_way.get(entry.digest) is exchange:
+                del self._under_way[entry.digest]
+            if not entry.complete:
+                what = exchange.fault or f"the model service answered with status {exchange.status}"
+                LOG.warning("sandbox %s: %s", self.name, what)
+                self._write(self._conversation.drop, entry)
 
     def _window(self, entry: Entry) -> Window | None:
         """The window that this reply has to wait for; None when a restored checkpoint covers its turn."""
@@ -203,14 +174,14 @@ class AgentSession:
         if 0 < entry.turn <= self._conversation.covered:
             return None
         incarnation = self._conversation.incarnation
-        # a turn that has ended, and is not kept, is not ended again: its checkpoint is
-        ended = window.turn if window is not None else 0
 
         def placed(window: Window) -> None:
             if self._conversation.incarnation == incarnation:
                 entry.turn = window.turn
                 self._write(self._conversation.place, entry, window.turn)
 
+        # a turn that has ended, and is not kept, is not ended again: its checkpoint is
+        ended = window.turn if window is not None else 0
         window = self._windows[entry.digest] = self._gate.open(entry.request, placed, ended=ended)
         while len(self._windows) > WINDOWS_KEPT:
             self._windows.popitem(last=False)
@@ -222,18 +193,15 @@ class AgentSession:
         """Wait for the reply and for the checkpoint, and send the one once the other is safe."""
         if exchange is not None:
             await exchange.began.wait()
-        think = exchange.think if exchange is not None else 0.0
         warning: Headers = ()
         if window is not None:
-            came = time.monotonic()
             if not window.settled.is_set():
-                self._spawn(asyncio.to_thread(window.promote))
+                self._spawn(self._tasks, asyncio.to_thread(window.promote))
                 await window.settled.wait()
             if window.held:
                 words = f"the reply is held back, since its turn is not kept: {window.fault}"
                 raise Refused(503, "held", f"{words}; it is recorded, ask again", RETRY)
             warning = ((WARNING, _one_line(window.fault)),) if window.fault else ()
-            self._served(entry, window, think, time.monotonic() - came)
         if exchange is None:
             reply = await asyncio.to_thread(self._conversation.reply, entry)
             await send_whole(send, reply.status, reply.headers + warning, reply.body)
@@ -241,26 +209,17 @@ class AgentSession:
         with contextlib.suppress(BrokeOff):
             await send_reply(send, exchange.status, exchange.headers + warning, exchange.chunks())
 
-    def _served(self, entry: Entry, window: Window, think: float, held: float) -> None:
-        self._tell(
-            TurnServed(self.name, entry.request, window.turn, think, held, window.promoted, window.fault)
-        )
-
     # --- restores
     # ---------------------------------------------------------------------------------------------
 
-    async def restored(self, turn: int) -> None:
-        """The sandbox begins anew after ``turn``. Replies under way go to whoever asks for them again."""
+    async def restored(self, turn: int, *, on_purpose: bool) -> None:
+        """The sandbox begins anew after ``turn``. Replies under way go to whoever asks for them again, but
+        where it was brought back ``on_purpose``, to have others."""
         self._gate.abandon("the sandbox was restored meanwhile")
         self._windows.clear()
-        await self._change(self._conversation.restored, turn)
-
-    async def rolled_back(self, turn: int) -> None:
-        """The sandbox begins anew after ``turn`` and wants other replies than it had."""
-        self._gate.abandon("the sandbox was rolled back meanwhile")
-        self._windows.clear()
-        self._under_way.clear()
-        await self._change(self._conversation.rolled_back, turn)
+        if on_purpose:
+            self._under_way.clear()
+        await self._change(self._conversation.begin_anew, turn, on_purpose)
 
     async def copy_to(self, path: Path) -> None:
         """Write a second record of the conversation, as it is now."""
@@ -273,13 +232,10 @@ class AgentSession:
         for task in list(self._exchanges):
             task.cancel()
         await asyncio.gather(*self._exchanges, return_exceptions=True)
-        await self._gate.close()
+        self._gate.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._bounds.ending)
         await asyncio.to_thread(self._conversation.close)
-
-    async def _serve(self, receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-        return await while_connected(receive, work, self._ending)
 
     # --- the record is written in the order of these calls, and never on the loop
     # ---------------------------------------------------------------------------------------------
@@ -289,20 +245,20 @@ class AgentSession:
             try:
                 await self._change(change, *what)
             except (sqlite3.Error, OSError) as error:
-                self._tell(Failed(self.name, "", f"the conversation cannot be written: {error}"))
+                LOG.warning("sandbox %s: the conversation cannot be written: %s", self.name, error)
                 return False
             return True
 
-        return self._spawn(write())
+        return self._spawn(self._tasks, write())
 
     async def _change(self, change: Callable[..., None], *what: Any) -> None:
         async with self._writing:
             await asyncio.to_thread(change, *what)
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _spawn(self, tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
         return task
 
 

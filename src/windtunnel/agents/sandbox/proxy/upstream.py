@@ -1,36 +1,44 @@
-"""To the service behind the model proxy and back: addresses, headers, what went wrong in words; and
-`Exchange`, one request of the main loop on its way, independent of who waits for it.
+"""The model API behind the proxy: where a request goes, with which key, and what comes back.
 
-A reply is collected there. Those who asked (the first request, and repeats of it while it is under way) each
-read it from its beginning, at their own speed. When all of them are gone, the exchange still ends and is
-recorded: the model has been paid, and the agent will ask again after its restore.
+A target goes below the upstream's base path byte for byte: what ``%2F``, ``//`` or ``..`` mean is for the
+service to say. The base is a prefix that no request leaves, as with nginx's ``proxy_pass``, so a target that
+some reading of it would take above is refused: percent-encoded, doubly too, with backslashes, or with
+parameters (``..;x``).
 
-The end of a reply is let out only once the whole is recorded, so that an agent never acts on a reply that a
-restore could not give it again. Of a stream, everything before the closing event is passed on as it comes.
+The API key is on the host alone and read at each request, so that it can be changed while sandboxes run; it
+is in no sandbox, manifest, log or export. Whatever credential the agent's client sends is dropped then.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import os
+import re
+import stat
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import httpx
 
-from windtunnel.agents.sandbox.proxy.conversation import Entry, Headers, Reply
-from windtunnel.agents.sandbox.proxy.events import Bounds, Upstream
-from windtunnel.agents.sandbox.proxy.key import CREDENTIALS, key_header, read_key
-from windtunnel.agents.sandbox.proxy.target import checked_base, joined
+from windtunnel.agents.sandbox.proxy.conversation import Headers
 from windtunnel.base.errors import UserError
 
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
 FORWARDED = frozenset({"forwarded", "via", "x-real-ip"})
 """What proxies tell of where a request came from; from inside a sandbox it would be made up."""
 NOT_KEPT = frozenset({"set-cookie", "set-cookie2"})
+CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
+"""Headers in which model APIs take a key."""
+LARGEST_KEY = 16 * 1024
+KEY = re.compile(r"[\x21-\x7e]+")
+KEY_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([\x21-\x7e][\x20-\x7e]*)")
+PRINTABLE = re.compile(r"[\x21-\x7e]+")
+VERSION = re.compile(r"/v\d+$")
+DECODINGS = 4
+"""How often a part is decoded at most: servers behind servers decode twice, hardly more."""
 
 
 class UpstreamFault(Exception):
@@ -43,7 +51,20 @@ class UpstreamFault(Exception):
 
 
 @dataclass(frozen=True)
-class Asking:
+class Upstream:
+    """A service that is forwarded to. ``headers`` are set on each request, over the agent's own;
+    ``key_file`` is the file of this host that holds the API key. Neither is ever seen inside the sandbox."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    key_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        split_base(self.url)
+
+
+@dataclass(frozen=True)
+class Request:
     """A request of an agent, read in full. ``path``: as it was sent, with its query."""
 
     method: str
@@ -56,18 +77,147 @@ class Asking:
         """The path without its query."""
         return self.path.split("?", 1)[0]
 
-    def header(self, name: str) -> str:
-        return next((value for one, value in self.headers if one == name), "")
+
+# --- where it goes ------------------------------------------------------------------------------------------
 
 
-def address(upstream: Upstream, target: str) -> tuple[str, dict[str, bytes]]:
-    """Where a request for ``target`` goes: the URL to connect to, and what makes httpx ask there for exactly
-    that target, which it would otherwise normalise."""
-    origin, base = checked_base(upstream.url)
-    return origin, {"target": joined(base, target).encode("latin-1")}
+def split_base(url: str) -> tuple[str, str]:
+    """The origin and the base path of an upstream, the latter without a slash at its end.
+
+    Raises UserError for what is no ``http(s)://host[:port][/path]``.
+    """
+    refused = f"model proxy: upstream {url!r} is not accepted; give http(s)://host[:port][/path]"
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        raise UserError(refused) from None
+    if not known or not PRINTABLE.fullmatch(url):
+        raise UserError(refused)
+    if "@" in parts.netloc:
+        # the words of it are written into every manifest
+        raise UserError(
+            f"model proxy: the upstream at {parts.hostname} is given with a user name; a secret belongs into "
+            "a key file"
+        )
+    if "?" in url or "#" in url or ".." in unquote(parts.path):
+        raise UserError(f"{refused}, whose path is a prefix, without '..', '?' and '#'")
+    return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
 
 
-def request_headers(asking: Asking, upstream: Upstream) -> Headers:
+def join_target(base: str, target: str) -> str:
+    """``target`` under the base path; a version that ends the base and begins the target is there once."""
+    return base + _below(base, target)
+
+
+def leaves_base(url: str, target: str) -> bool:
+    """Whether some reading of ``target`` (a path, with or without a query) passes above the base ``url``."""
+    depth = 0
+    for part in _below(split_base(url)[1], target).split("?", 1)[0].split("/"):
+        whole = part.encode("latin-1")
+        for _ in range(DECODINGS):
+            whole = unquote_to_bytes(whole)
+        names = [name.split(b";")[0] for name in re.split(rb"[/\\]", whole)]
+        ups = names.count(b"..")
+        # a part counts as one step down at most, and as none where servers might merge it with the next
+        depth += -ups if ups else any(name not in (b"", b".") for name in names)
+        if depth < 0:
+            return True
+    return False
+
+
+def _below(base: str, target: str) -> str:
+    version = VERSION.search(base)
+    if version and re.match(re.escape(version[0]) + r"(?=[/?]|$)", target):
+        return target[len(version[0]) :]
+    return target
+
+
+# --- with which key -----------------------------------------------------------------------------------------
+
+
+def read_key(file: Path) -> str:
+    """The one line of ``file``. Raises UserError, without a word of what it holds, unless it is a file that
+    only this process's user may read."""
+    try:
+        # without O_NONBLOCK, opening a FIFO would wait for its writer
+        with open(os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as key:
+            status = os.fstat(key.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise UserError(f"model proxy: key file {file} is not a regular file")
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise UserError(
+                    f"model proxy: key file {file} must belong to user {os.geteuid()}, the daemon's, and "
+                    "be readable by nobody else; chown it, and chmod 600"
+                )
+            text = key.read(LARGEST_KEY + 1).decode("ascii").strip()
+    except UnicodeDecodeError:
+        text = ""
+    except OSError as error:
+        raise UserError(f"model proxy: key file {file} cannot be read: {error.strerror}") from None
+    if len(text) > LARGEST_KEY or (not KEY.fullmatch(text) and not KEY_HEADER.fullmatch(text)):
+        raise UserError(
+            f"model proxy: key file {file} must hold one line: a key, or a header as 'Name: value'"
+        )
+    return text
+
+
+def key_header(key: str, route: str, given: Iterable[str]) -> tuple[str, str]:
+    """The header that tells ``key``: as the file says; or as the API does, which is told by the path and by
+    the headers that the client has ``given``: ``x-api-key`` (Anthropic), ``api-key`` (Azure), else a bearer
+    token (OpenAI and those that speak like it)."""
+    header = KEY_HEADER.fullmatch(key)
+    if header:
+        return header[1].lower(), header[2]
+    if "anthropic-version" in given or re.search(r"/messages(/|$)", route):
+        return "x-api-key", key
+    if "api-key" in given:
+        return "api-key", key
+    return "authorization", f"Bearer {key}"
+
+
+# --- and what comes back ------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def forward(
+    client: httpx.AsyncClient, upstream: Upstream, request: Request
+) -> AsyncIterator[httpx.Response]:
+    """The service's response, its body not yet read. Raises UpstreamFault, also for what happens while the
+    body is read within the block."""
+    origin, base = split_base(upstream.url)
+    # httpx would normalise a URL; this is what it is told to ask for instead
+    target = {"target": join_target(base, request.path).encode("latin-1")}
+    try:
+        sent = httpx.Request(
+            request.method,
+            origin,
+            headers=list(_request_headers(request, upstream)),
+            content=request.body,
+            extensions={"timeout": client.timeout.as_dict(), **target},
+        )
+        response = await client.send(sent, stream=True)
+        try:
+            yield response
+        finally:
+            await response.aclose()
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+        raise _fault_of(error, httpx.URL(upstream.url).host) from error
+
+
+def reply_headers(response: httpx.Response) -> Headers:
+    """What goes to the agent of a reply's headers."""
+    given = tuple((name.lower(), value) for name, value in response.headers.multi_items())
+    left = HOP_BY_HOP | NOT_KEPT | _named_in_connection(given)
+    return tuple((name, value) for name, value in given if name not in left and name[:6] != "proxy-")
+
+
+def fault_body(kind: str, words: str) -> bytes:
+    """An error as both OpenAI's and Anthropic's clients understand it."""
+    return json.dumps({"type": "error", "error": {"type": kind, "message": f"windtunnel: {words}"}}).encode()
+
+
+def _request_headers(request: Request, upstream: Upstream) -> Headers:
     """What goes to the upstream of an agent's headers, and what the host adds. Raises UpstreamFault where the
     key cannot be read."""
     own = {name.lower(): value for name, value in upstream.headers.items()}
@@ -78,22 +228,16 @@ def request_headers(asking: Asking, upstream: Upstream) -> Headers:
         except UserError as error:
             words = str(error).removeprefix("model proxy: ")
             raise UpstreamFault(503, "key_unreadable", words) from None
-        name, value = key_header(key, asking.route, frozenset(dict(asking.headers)))
+        name, value = key_header(key, request.route, dict(request.headers))
         own[name], replaced = value, CREDENTIALS
-    left = replaced | _named_in_connection(asking.headers) | {"host", "content-length", "expect"} | own.keys()
-    kept = ((name, value) for name, value in asking.headers if name not in left and not _of_the_way(name))
+    left = HOP_BY_HOP | FORWARDED | {"host", "content-length", "expect"} | replaced | own.keys()
+    left |= _named_in_connection(request.headers)
+    kept = [
+        (name, value)
+        for name, value in request.headers
+        if name not in left and not name.startswith(("x-forwarded-", "proxy-"))
+    ]
     return (*kept, *own.items())
-
-
-def reply_headers(headers: Iterable[tuple[str, str]]) -> Headers:
-    given = tuple((name.lower(), value) for name, value in headers)
-    left = HOP_BY_HOP | NOT_KEPT | _named_in_connection(given)
-    return tuple((name, value) for name, value in given if name not in left and name[:6] != "proxy-")
-
-
-def _of_the_way(name: str) -> bool:
-    """Whether a header of a request is about the way that it took, not about what is asked."""
-    return name in HOP_BY_HOP | FORWARDED or name.startswith(("x-forwarded-", "proxy-"))
 
 
 def _named_in_connection(headers: Headers) -> set[str]:
@@ -102,36 +246,7 @@ def _named_in_connection(headers: Headers) -> set[str]:
     }
 
 
-def timeouts(bounds: Bounds) -> httpx.Timeout:
-    return httpx.Timeout(bounds.silence, connect=bounds.connect, pool=bounds.connect)
-
-
-@asynccontextmanager
-async def asked_upstream(
-    client: httpx.AsyncClient, upstream: Upstream, asking: Asking
-) -> AsyncIterator[httpx.Response]:
-    """The service's response, its body not yet read. Raises UpstreamFault, also for what happens while the
-    body is read within the block."""
-    try:
-        url, exactly = address(upstream, asking.path)
-        request = httpx.Request(
-            asking.method,
-            url,
-            headers=list(request_headers(asking, upstream)),
-            content=asking.body,
-            extensions={"timeout": client.timeout.as_dict(), **exactly},
-        )
-        response = await client.send(request, stream=True)
-        try:
-            yield response
-        finally:
-            await response.aclose()
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-        raise fault_of(error, upstream) from error
-
-
-def fault_of(error: Exception, upstream: Upstream) -> UpstreamFault:
-    where = httpx.URL(upstream.url).host
+def _fault_of(error: Exception, where: str) -> UpstreamFault:
     words = str(error) or type(error).__name__
     if isinstance(error, httpx.PoolTimeout):
         return UpstreamFault(503, "overloaded", "too many requests are under way")
@@ -142,118 +257,3 @@ def fault_of(error: Exception, upstream: Upstream) -> UpstreamFault:
     if isinstance(error, httpx.TimeoutException):
         return UpstreamFault(504, "upstream_timeout", f"{where} did not answer in time: {words}")
     return UpstreamFault(502, "upstream_broke_off", f"{where} broke off: {words}")
-
-
-def fault_body(kind: str, words: str) -> bytes:
-    """An error as both OpenAI's and Anthropic's clients understand it."""
-    told: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": f"windtunnel: {words}"}}
-    return json.dumps(told).encode()
-
-
-CLOSING = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
-"""What the last event of a stream holds, in the shapes that are understood."""
-LONGEST = max(map(len, CLOSING))
-
-
-class BrokeOff(Exception):
-    """The reply ended before its end."""
-
-
-class Exchange:
-    """A reply that is arriving. Lives on the event loop."""
-
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
-        self.asked = time.monotonic()
-        self.began = asyncio.Event()
-        """Status and headers are there."""
-        self.think = 0.0
-        self.status = 0
-        self.headers: Headers = ()
-        self.fault = ""
-        self._shown: list[bytes] = []
-        self._held: list[bytes] = []
-        self._size = 0
-        self._ended = False
-        self._grown = asyncio.Event()
-
-    @property
-    def complete(self) -> bool:
-        """It ended well, and its reply can be given again."""
-        return self._ended and not self.fault and 200 <= self.status < 300
-
-    async def run(
-        self,
-        client: httpx.AsyncClient,
-        upstream: Upstream,
-        asking: Asking,
-        bounds: Bounds,
-        record: Callable[[Reply], Awaitable[None]],
-    ) -> None:
-        """Ask, collect and record."""
-        try:
-            async with asked_upstream(client, upstream, asking) as response:
-                headers = reply_headers(response.headers.multi_items())
-                stream = dict(headers).get("content-type", "").startswith("text/event-stream")
-                self._begin(response.status_code, headers)
-                async for chunk in response.aiter_raw():
-                    self._take(chunk, stream, bounds.reply)
-            if 200 <= self.status < 300:
-                await record(Reply(self.status, self.headers, b"".join(self._shown + self._held)))
-        except UpstreamFault as fault:
-            self._fail(fault)
-        except BaseException:
-            self._fail(UpstreamFault(503, "ending", "the model proxy is ending"))
-            raise
-        finally:
-            self._end()
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body from its beginning, as it comes. Raises BrokeOff where it ends too soon."""
-        place = 0
-        while True:
-            while place < len(self._shown):
-                place += 1
-                yield self._shown[place - 1]
-            if self._ended:
-                if self.fault:
-                    raise BrokeOff(self.fault)
-                return
-            await self._grown.wait()
-
-    def _begin(self, status: int, headers: Headers) -> None:
-        self.status, self.headers = status, headers
-        self.think = time.monotonic() - self.asked
-        self.began.set()
-
-    def _take(self, chunk: bytes, stream: bool, limit: int) -> None:
-        self._size += len(chunk)
-        if self._size > limit:
-            raise UpstreamFault(502, "reply_too_large", f"the reply is larger than {limit} bytes")
-        before = self._shown[-1][-LONGEST:] if self._shown else b""
-        if self._held or not stream or any(mark in before + chunk for mark in CLOSING):
-            self._held.append(chunk)
-        else:
-            self._shown.append(chunk)
-            self._wake()
-
-    def _fail(self, fault: UpstreamFault) -> None:
-        if self.began.is_set():
-            # what was held back stays back: an agent that saw the closing event would act on this reply
-            self.fault, self._held = str(fault), []
-            return
-        # nothing was passed on yet: the failure can be said in a reply of its own
-        body = fault_body(fault.kind, str(fault))
-        self._begin(fault.status, (("content-type", "application/json"), ("content-length", str(len(body)))))
-        self._held = [body]
-
-    def _end(self) -> None:
-        self._shown += self._held
-        self._held = []
-        self._ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        """Tell all readers; each waits for the next event from then on."""
-        self._grown.set()
-        self._grown = asyncio.Event()

@@ -1,18 +1,54 @@
-"""The side of the model proxy that agents talk to: requests in, replies out, in ASGI's words."""
+"""The side of the model proxy that agents talk to: requests in, replies out, in ASGI's words.
+
+Requests are read by llhttp, which refuses what two servers could read as two different requests: bare line
+feeds, folded headers, two lengths. The rest of that kind is refused here, and so is what never ends: a head,
+a trailer or a chunk's extension. Source: RFC 9112, sections 3.2, 6.1 and 7.1.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Iterable
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from windtunnel.agents.sandbox.proxy.conversation import Headers
-from windtunnel.agents.sandbox.proxy.events import Bounds, Upstream
-from windtunnel.agents.sandbox.proxy.target import leaves
-from windtunnel.agents.sandbox.proxy.upstream import Asking, fault_body
+from windtunnel.agents.sandbox.proxy.upstream import Request, fault_body
+from windtunnel.base.errors import UserError
+
+LARGEST_HEAD = 64 * 1024
+LOG = logging.getLogger(__name__)
+LOG.setLevel(logging.ERROR)  # uvicorn's: a warning for each odd request would let a sandbox fill the log
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one model proxy takes on, in bytes, requests and seconds.
+
+    ``gate``: how long a reply is held for its checkpoint. ``connect`` and ``silence``: how long the model
+    service may take to be reached, and to send nothing in the middle. ``sending``: how long a client may take
+    to send a body. ``ending``: how long what is under way may take when the proxy closes.
+    """
+
+    body: int = 64 * 2**20
+    reply: int = 64 * 2**20
+    open_total: int = 512
+    open_box: int = 32
+    gate: float = 120.0
+    connect: float = 15.0
+    silence: float = 600.0
+    sending: float = 120.0
+    ending: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise UserError(f"model proxy: bound {name} is {value}; it must be more than 0")
 
 
 class Refused(Exception):
@@ -29,61 +65,104 @@ class Gone(Exception):
     """The client has left."""
 
 
-class Ending(Refused):
-    """The model proxy ends before the reply could be given; asked again, its successor will give it."""
+class AgentConnection(HttpToolsProtocol):
+    """uvicorn's connection, strict. The scope of a request has its whole target, as it was sent, under
+    ``target``."""
 
-    def __init__(self) -> None:
-        super().__init__(503, "ending", "the model proxy is ending; ask again")
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.logger = LOG
+        self._fault = ""
+        self._unread = 0
+        """Bytes that came since the last whole head or piece of a body."""
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._unread += len(data)
+        super().data_received(data)
+        if self._unread > LARGEST_HEAD and not self.transport.is_closing():
+            self._fault = f"its head, or what is between the parts of its body, exceeds {LARGEST_HEAD} bytes"
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        self._unread = 0
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        super().on_body(body)
+
+    def on_headers_complete(self) -> None:
+        self._unread = 0
+        self._fault = head_fault(self.url, self.headers, self.parser.get_http_version())
+        if self._fault:
+            raise ValueError(self._fault)  # uvicorn answers with `send_400_response`
+        self.scope["target"] = self.url.decode("ascii")  # type: ignore[typeddict-unknown-key]
+        self.url = b"/"  # uvicorn's own reading of it would refuse some
+        super().on_headers_complete()
+        self.headers = []  # a trailer's fields would else become the request's
+
+    def send_400_response(self, msg: str) -> None:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            body = fault_body("bad_request", f"the request is refused: {self._fault or 'it is malformed'}")
+            head = (
+                f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+        self.transport.close()
 
 
-ECHOING = frozenset({"CONNECT", "TRACE"})
-"""Methods that are not passed on: the one is for tunnels, the other shows what was added on the way."""
+def head_fault(target: bytes, headers: list[tuple[bytes, bytes]], version: str) -> str:
+    """What is wrong with the head of a request, in words; empty: nothing."""
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        values.setdefault(name, []).append(value)
+    if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > LARGEST_HEAD:
+        return f"its head has more than {LARGEST_HEAD} bytes"
+    if version not in ("1.0", "1.1"):
+        return f"HTTP/{version} is not spoken here"
+    if not target.startswith(b"/") or not all(0x21 <= byte <= 0x7E for byte in target):
+        return "the request's target must be a path"
+    if len(values.get(b"host", ())) != 1 and (version != "1.0" or b"host" in values):
+        return "header host must be given once"
+    if b"transfer-encoding" in values and (
+        values[b"transfer-encoding"] != [b"chunked"] or version == "1.0" or b"content-length" in values
+    ):
+        return "of transfer-encodings only chunked is accepted, in HTTP/1.1, without a content-length"
+    return ""
 
 
-async def read_asking(scope: Scope, target: str, receive: Receive, bounds: Bounds) -> Asking:
+async def read_request(scope: Scope, receive: Receive, bounds: Bounds) -> Request:
     """The whole request. Raises Refused where it is too large, too slow or not for the upstream, Gone where
     it does not end."""
-    if scope["method"] in ECHOING:
+    if scope["method"] in ("CONNECT", "TRACE"):  # for tunnels, and to show what was added on the way
         raise Refused(405, "method_not_allowed", f"{scope['method']} is not passed on")
     headers = tuple(
         (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
     )
-    asking = Asking(scope["method"], target, headers, b"")
-    told = asking.header("content-length")
-    if told.isdigit() and int(told) > bounds.body:
-        raise Refused(
-            413, "request_too_large", f"the body has {told} bytes; at most {bounds.body} are accepted"
-        )
-    parts: list[bytes] = []
-    size = 0
+    size, body, more = int(dict(headers).get("content-length", 0)), bytearray(), True
     try:
         async with asyncio.timeout(bounds.sending):
-            while True:
+            while more and size <= bounds.body:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Gone
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > bounds.body:
-                    words = f"the body has more than {bounds.body} bytes"
-                    raise Refused(413, "request_too_large", words)
-                if not message.get("more_body", False):
-                    break
+                body += message.get("body", b"")
+                size, more = max(size, len(body)), message.get("more_body", False)
     except TimeoutError:
         words = f"the body did not arrive within {bounds.sending:g} s"
         raise Refused(408, "request_timeout", words) from None
-    return Asking(asking.method, asking.path, headers, b"".join(parts))
-
-
-def stays_below(upstream: Upstream, asking: Asking) -> None:
-    """Raises Refused for a request that could leave the upstream's base path."""
-    if leaves(upstream.url, asking.path):
-        words = "the path would leave the base path of the upstream by '..'"
-        raise Refused(400, "bad_request", words)
+    if size > bounds.body:
+        raise Refused(413, "request_too_large", f"the body has more than {bounds.body} bytes")
+    return Request(scope["method"], scope["target"], headers, bytes(body))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None], ending: asyncio.Event) -> bool:
-    """Run ``work`` to its end, or until the client leaves; whether it came to its end. Raises Ending.
+    """Run ``work`` to its end, or until the client leaves; whether it came to its end. Raises Refused where
+    the proxy ends first.
 
     The request's body has been read, so that the only thing still to be received is the client's leaving.
     """
@@ -95,7 +174,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None], end
             working.result()
             return True
         if ending.is_set():
-            raise Ending
+            raise Refused(503, "ending", "the model proxy is ending; ask again")
         return False
     finally:
         for task in (working, *others):
@@ -111,14 +190,14 @@ async def _left(receive: Receive) -> None:
 
 async def send_reply(send: Send, status: int, headers: Headers, body: AsyncIterator[bytes]) -> None:
     """Send a reply as it comes. What ``body`` raises leaves the reply visibly unended."""
-    await send({"type": "http.response.start", "status": status, "headers": _raw(headers)})
+    await _begin(send, status, headers)
     async for chunk in body:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": _raw(headers)})
+    await _begin(send, status, headers)
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
@@ -127,8 +206,11 @@ async def send_fault(send: Send, status: int, kind: str, words: str, retry_after
     headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
     if status == 503:
         headers.append(("retry-after", str(retry_after)))
+    if status in (408, 413):  # the rest of the body is not waited for
+        headers.append(("connection", "close"))
     await send_whole(send, status, tuple(headers), body)
 
 
-def _raw(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+async def _begin(send: Send, status: int, headers: Headers) -> None:
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    await send({"type": "http.response.start", "status": status, "headers": raw})

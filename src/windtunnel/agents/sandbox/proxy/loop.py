@@ -1,0 +1,43 @@
+"""An event loop in a thread of its own, for what listens while the rest of the host works in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from windtunnel.base.errors import UserError
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """``call`` may be used from any thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` on the loop and wait for it. Raises what it raises, and UserError after `close`."""
+        if self._closed:
+            work.close()
+            raise UserError(f"{self._name}: it is closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+        """End, after ``work``. Raises TimeoutError where that took longer than ``seconds``."""
+        if self._closed:
+            work.close()
+            return
+        self._closed = True
+        try:
+            asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()

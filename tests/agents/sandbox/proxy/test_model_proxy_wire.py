@@ -1,0 +1,97 @@
+"""Requests that two servers could read differently are refused, and each refusal ends one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fake_model import FakeModel
+from fake_turns import FakeBox
+from model_bench import Bench, plain
+
+from windtunnel.agents.sandbox.place import Home
+from windtunnel.agents.sandbox.proxy.server import ModelProxy
+
+GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n"
+POST = b"POST /v1/x HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+REFUSED = {
+    "both lengths": POST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    "the same, turned": POST + b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    "two equal lengths": POST + b"content-length: 4\r\ncontent-length: 4\r\n\r\nabcd" + SMUGGLED,
+    "two lengths": POST + b"content-length: 4\r\nContent-Length: 0\r\n\r\nabcd" + SMUGGLED,
+    "a list of lengths": POST + b"content-length: 4, 4\r\n\r\nabcd",
+    "a signed length": POST + b"content-length: +4\r\n\r\nabcd",
+    "a huge length": POST + b"content-length: " + b"9" * 30 + b"\r\n\r\n",
+    "a hidden coding": POST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "two codings": POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "a coding twice": POST + b"transfer-encoding: chunked\r\ntransfer-encoding: x\r\n\r\n0\r\n\r\n",
+    "a coding of 1.0": b"POST / HTTP/1.0\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "bare line feeds": b"GET / HTTP/1.1\nhost: x\n\n",
+    "one bare line feed": GET + b"a: b\nc: d\r\n\r\n",
+    "an end by a bare line feed": GET + b"a: b\r\n\n",
+    "a bare carriage return": GET + b"a: b\rc: d\r\n\r\n",
+    "a folded header": GET + b"a: b\r\n c: d\r\n\r\n",
+    "a space before the colon": POST + b"content-length : 4\r\n\r\nabcd",
+    "an empty name": GET + b": x\r\n\r\n",
+    "no colon": GET + b"x\r\n\r\n",
+    "a zero byte": GET + b"a: b\0c\r\n\r\n",
+    "two hosts": GET + b"host: y\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "another version": b"GET / HTTP/2.0\r\nhost: x\r\n\r\n",
+    "no version": b"GET /\r\n\r\n",
+    "a space in the target": b"GET /a b HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a byte beyond ASCII": b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+    "huge headers": GET + b"a: " + b"x" * 70_000 + b"\r\n\r\n",
+    "many headers": GET + b"".join(b"h%d: %s\r\n" % (n, b"x" * 100) for n in range(700)) + b"\r\n",
+    "an endless head": GET + b"a: " + b"x" * 900_000,
+    "an endless line": b"G" * 70_000,
+    "an endless trailer": CHUNKED + b"0\r\na: " + b"x" * 900_000,
+    "an endless extension": CHUNKED + b"1;" + b"x" * 900_000,
+    "an absolute target": b"GET http://evil/ HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a chunk size that is none": CHUNKED + b"zz\r\nab\r\n0\r\n\r\n",
+    "a negative chunk": CHUNKED + b"-1\r\nab\r\n0\r\n\r\n",
+    "a chunk of hex text": CHUNKED + b"0x2\r\nab\r\n0\r\n\r\n",
+    "a chunk too long": CHUNKED + b"2\r\nabc\r\n0\r\n\r\n",
+    "a chunk by bare line feed": CHUNKED + b"2\nab\r\n0\r\n\r\n",
+    "a giant chunk": CHUNKED + b"f" * 30 + b"\r\n",
+}
+
+
+@pytest.fixture(scope="module")
+def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, int]]:
+    """One sandbox's port for all that is refused."""
+    model = FakeModel()
+    bench = Bench(Home(tmp_path_factory.mktemp("wire")), model)
+    box = bench.serve(bench.proxy(), FakeBox())
+    yield bench, bench.ports[box.name]
+    bench.proxies[0].close()
+    model.close()
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_doubtful_request_is_refused(listening: tuple[Bench, int], what: str) -> None:
+    bench, port = listening
+    before = len(bench.model.calls)
+    status, body = plain(port, REFUSED[what], ended=True)
+    assert status == 400, body
+    assert b"windtunnel: " in body
+    assert len(bench.model.calls) == before
+    assert plain(port, GET + b"\r\n")[0] == 200, "other connections are served"
+
+
+def test_a_trailer_is_no_header(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
+    asked = CHUNKED + b"2\r\nab\r\n0\r\nx-slipped: in\r\n\r\n"
+    assert plain(bench.ports[box.name], asked)[0] == 200
+    (call,) = bench.model.calls
+    assert call.body == b"ab" and "x-slipped" not in call.headers
+
+
+def test_a_header_cannot_be_slipped_in_by_the_target(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
+    assert plain(bench.ports[box.name], "GET /x%0d%0aEvil:%201 HTTP/1.1\r\nhost: x\r\n\r\n")[0] == 200
+    (call,) = bench.model.calls
+    assert call.path == "/x%0d%0aEvil:%201"
+    assert "evil" not in call.headers
