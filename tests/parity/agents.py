@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.agents.sandbox.observed import ObservedBox, ObservedRun, ObservedTurn, emulated
 from parity import Event, Mutant, Parity, drawn
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.model import (
@@ -49,7 +50,6 @@ from windtunnel.agents.sandbox.policy import (
     SaveOrder,
 )
 from windtunnel.agents.sandbox.policy.queues import Kept
-from windtunnel.agents.sandbox.twin.observed import ObservedBox, ObservedRun, ObservedTurn, emulated
 from windtunnel.base.plain import from_plain, to_plain
 
 SANDBOX = Path(__file__).parent.parent / "agents" / "sandbox"

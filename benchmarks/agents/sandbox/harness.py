@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from benchmarks.agents.sandbox.sessions import Observation, Output, observe, shipped
 from benchmarks.figures import figure
 from benchmarks.harness.measure import scratch, spread
 from benchmarks.harness.rows import Row
@@ -25,12 +26,9 @@ from windtunnel.agents.sandbox.criu import find_criu
 from windtunnel.agents.sandbox.criu.process import is_tmpfs
 from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
 from windtunnel.agents.sandbox.host import Host
-from windtunnel.agents.sandbox.model import BoxInfo, SandboxSpec, Turn, TurnResult
+from windtunnel.agents.sandbox.model import SandboxSpec, Turn, TurnResult
 from windtunnel.agents.sandbox.policy import Retention
-from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import generate
-from windtunnel.agents.sandbox.traces.observe import Observation, observe
-from windtunnel.agents.sandbox.traces.replay import Output
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.base import paths
 
@@ -122,9 +120,6 @@ class Seat:
         except (SandboxDied, MachineError) as error:
             return TurnResult(b"", b"", None, 0.0, "sandbox-died", str(error))
 
-    def info(self) -> BoxInfo:
-        return self.box.info()
-
     @property
     def root(self) -> Path:
         return self.box.machine().externals.root
@@ -138,7 +133,7 @@ class Seat:
 
     def look(self, trace: Trace, outputs: tuple[Output, ...]) -> Observation:
         """What the end of a session shows; the probes run commands."""
-        return observe(self, self.root, outputs=outputs, probes=trace.probes, only=self.written())
+        return observe(self, self.root, self.box.info().processes, trace.probes, outputs, self.written())
 
     def written(self) -> list[str]:
         """Top-level folders that a session may write to: all but those of programs, which are the bulk."""

@@ -23,6 +23,7 @@ from random import Random
 
 from benchmarks.agents.sandbox import harness
 from benchmarks.agents.sandbox.harness import SOURCE, WAIT, Seat, new_name, opened, own_home
+from benchmarks.agents.sandbox.sessions import Observation, TraceRejected, agreed, begin, recovery, replay
 from benchmarks.figures import figure
 from benchmarks.harness.measure import side_by_side
 from benchmarks.harness.rows import Row, left_out
@@ -30,10 +31,7 @@ from windtunnel.agents.sandbox.checkpoint import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.policy import PolicyName
-from windtunnel.agents.sandbox.traces.observe import Observation
-from windtunnel.agents.sandbox.traces.replay import Output, TraceRejected, begin, replay
-from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
-from windtunnel.agents.sandbox.traces.score import agreed, recovery
+from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.linux import processes
 
 SECTION = "recovery"
@@ -66,8 +64,7 @@ class KillOutcome:
     """How one kill ended. ``unreadable``: manifests and images that could not be read afterwards."""
 
     kill: Kill
-    correct: bool
-    differences: tuple[str, ...]
+    differences: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
@@ -91,7 +88,7 @@ def correct_row(
     policy: PolicyName, words: str, published: float | None, outcomes: Sequence[KillOutcome]
 ) -> Row:
     """The share of kills after which nothing was lost; what was lost is told in the note."""
-    wrong = [outcome for outcome in outcomes if not outcome.correct]
+    wrong = [outcome for outcome in outcomes if outcome.differences]
     told = [
         f"WRONG ({one.kill.reference.trace.name}, turn {one.kill.after}):"
         f" {', '.join(each[:160] for each in one.differences[:3])}"
@@ -116,32 +113,30 @@ def killed(host: Host, policy: PolicyName, kill: Kill) -> KillOutcome:
     seat, trace = Seat.new(host, new_name(policy[:4])), kill.reference.trace
     unreadable: list[str] = []
 
-    def end_turn(seat: Seat, turn: TraceTurn, _: Output) -> None:
+    def end_turn() -> None:
         if policy != "conversation":
             seat.box.end_turn().wait(WAIT)
 
-    def recover(seat: Seat, _: int) -> Seat:
+    def lose() -> None:
         """Bring back what the policy has kept."""
+        seat.box.machine().cgroup.kill()
         unreadable.extend(_damage(host, seat.box.name))
         seat.box.restore()
         if policy == "conversation":
             begin(trace, seat)
         elif policy == "files":
             fresh_shells(seat, trace)
-        return seat
 
     try:
-        score = recovery(
-            trace, seat, after=kill.after, reference=kill.reference.seen, recover=recover,
-            look=lambda seat, outputs: seat.look(trace, outputs), on_open=Seat.save, end_turn=end_turn,
-            kill=lambda seat, _: seat.box.machine().cgroup.kill(),
-        ).score  # fmt: skip
-        correct, differences = score.correct, score.differences
+        differences = recovery(
+            trace, seat, after=kill.after, reference=kill.reference.seen, look=partial(seat.look, trace),
+            lose=lose, on_open=seat.save, end_turn=end_turn,
+        )  # fmt: skip
     except (*FAULTS, SandboxError, TraceRejected, TimeoutError) as error:
-        correct, differences = False, (f"{type(error).__name__}: {error}",)
+        differences = (f"{type(error).__name__}: {error}",)
     finally:
         host.remove(seat.box.name)
-    return KillOutcome(kill, correct, differences, tuple(unreadable))
+    return KillOutcome(kill, differences, tuple(unreadable))
 
 
 def _damage(host: Host, name: str) -> list[str]:

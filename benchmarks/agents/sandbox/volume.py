@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, opened, own_home, sessions
+from benchmarks.agents.sandbox.sessions import replay
 from benchmarks.figures import figure
 from benchmarks.harness.rows import Row
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.policy import PolicyName
-from windtunnel.agents.sandbox.traces.replay import replay
 from windtunnel.agents.sandbox.traces.schema import Trace
 
 POLICIES: tuple[PolicyName, ...] = ("semantic", "full")

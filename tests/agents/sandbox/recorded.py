@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.agents.sandbox.observed import ObservedRun
 from benchmarks.agents.sandbox.overhead import record
 from support.waiting import until
 from windtunnel.agents.sandbox.box import Box
@@ -15,7 +16,6 @@ from windtunnel.agents.sandbox.model import SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
-from windtunnel.agents.sandbox.twin.observed import ObservedRun
 from windtunnel.store import eventlog
 
 SERVICE = "sleep 1000 </dev/null >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do :; done"

@@ -55,13 +55,6 @@ def test_a_promoted_job_overtakes_and_only_then() -> None:
     assert jobs["c"].promoted and not jobs["a"].promoted
 
 
-def test_one_queue_keeps_the_order_of_arrival() -> None:
-    held = Held(fifo=True)
-    jobs = {name: held.submit(name) for name in "abc"}
-    jobs["c"].promote()
-    assert held.finish() == ["a", "b", "c"]
-
-
 def test_urgent_jobs_do_not_starve_the_others() -> None:
     held = Held()
     held.submit("normal")

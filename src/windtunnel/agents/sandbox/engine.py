@@ -88,13 +88,12 @@ class Engine:
         self,
         workers: int | None = None,
         *,
-        fifo: bool = False,
         decide: Callable[[Queued], Pick] = picked,
         chosen: Callable[[str, Queued, Pick], None] = lambda *_: None,
     ) -> None:
         self._decide, self._chosen = decide, chosen
         self.workers = workers or os.cpu_count() or 1
-        self._queues = Queues(fifo=fifo)
+        self._queues = Queues()
         self._jobs: dict[str, tuple[Pending, Callable[[], Turn]]] = {}
         self._changed = threading.Condition()
         self._count = 0
@@ -140,16 +139,16 @@ class Engine:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while (seen := self._queues.seen()) is None:
+                while (queued := self._queues.queued()) is None:
                     if self._closing:
                         return
                     self._changed.wait()
-                pick = self._decide(seen)
+                pick = self._decide(queued)
                 pending, work = self._jobs.pop(self._queues.take(pick))
             pending.started = time.monotonic()
             try:
-                if len(seen.urgent) + len(seen.normal) > 1:
-                    self._chosen(pending.box, seen, pick)
+                if len(queued.urgent) + len(queued.normal) > 1:
+                    self._chosen(pending.box, queued, pick)
                 turn = work()
             except BaseException as error:  # it belongs to whoever waits for the job
                 pending.settle(None, error)

@@ -75,8 +75,7 @@ LOOKED_AT = 1.0
 class Host:
     """All sandboxes of one home folder. One process at a time holds a home; the sandboxes outlive it.
 
-    ``policy`` chooses what a turn's end keeps; ``fifo`` takes the urgent queue away.
-    Raises UserError when another process holds the home.
+    ``policy`` chooses what a turn's end keeps. Raises UserError when another process holds the home.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class Host:
         policy: PolicyName = "semantic",
         rules: Rules = DEFAULT,
         retention: Retention | None = None,
-        fifo: bool = False,
         pool_size: int | None = None,
         criu: bool = True,
         on_event: Callable[[Event], None] | None = None,
@@ -120,7 +118,7 @@ class Host:
                 manifests=Manifests(self.home.checkpoints),
                 criu=found,
                 inspector=inspector,
-                engine=Engine(workers, fifo=fifo, decide=self._pick, chosen=self._picked),
+                engine=Engine(workers, decide=self._pick, chosen=self._picked),
                 rules=rules,
                 retention=retention or Retention(),
                 policy=policy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
@@ -14,7 +14,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.common import AsJson, show, table
 
 if TYPE_CHECKING:
-    from windtunnel.agents.sandbox.twin.answers import Answers
+    from windtunnel.agents.sandbox.twin.questions import Answers
 
 Number = TypeVar("Number", int, float)
 
@@ -36,10 +36,6 @@ def emulate(
     ] = 256e6,
     run: Annotated[float, typer.Option(help="Seconds of a command alone, median.")] = 1.0,
     notice: Annotated[str, typer.Option(metavar="S,S,…", help="Seconds of notice.")] = "30,60,120",
-    mtbf: Annotated[
-        float | None,
-        typer.Option(metavar="HOURS", help="Mean time between failures of a host; default: none fails."),
-    ] = None,
     forks: Annotated[
         int, typer.Option(min=1, max=10_000, help="Forks of one checkpoint, over all hosts.")
     ] = 40,
@@ -50,7 +46,7 @@ def emulate(
             metavar="FILE", help="A profile of 'calibrate agents.sandbox'; default: the user's own."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of sessions, starts and failures.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of sessions, starts and deaths.")] = 0,
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
 ) -> None:
@@ -64,23 +60,21 @@ def emulate(
     from dataclasses import asdict
 
     from windtunnel.agents.sandbox.costs import load_costs
+    from windtunnel.agents.sandbox.policy import POLICIES, PolicyName
     from windtunnel.agents.sandbox.traces.schema import load
-    from windtunnel.agents.sandbox.twin.answers import answer
-    from windtunnel.agents.sandbox.twin.hosts import ARMS, EmulatedHost
     from windtunnel.agents.sandbox.twin.loads import Shape
     from windtunnel.agents.sandbox.twin.page import write_page
-    from windtunnel.agents.sandbox.twin.questions import Setting
+    from windtunnel.agents.sandbox.twin.questions import Setting, answer
+    from windtunnel.agents.sandbox.twin.world import EmulatedHost
 
     sizes = {"memory": memory, "disk": disk, "network": network, "session-memory": session_memory, "run": run}
-    if mtbf is not None:
-        sizes["mtbf"] = mtbf
     for name, value in sizes.items():
         if not 0 < value < 1e18:
             raise UserError(f"sandbox emulate: {name} {value:g} is not accepted; use a positive number")
-    names = policy or list(ARMS)
+    names = policy or list(POLICIES)
     for name in names:
-        if name not in ARMS:
-            raise UserError(f"sandbox emulate: policy {name!r} is not accepted; use {', '.join(ARMS)}")
+        if name not in POLICIES:
+            raise UserError(f"sandbox emulate: policy {name!r} is not accepted; use {', '.join(POLICIES)}")
     numbers = _numbers("density", density, int, 1, 2000)
     notices = _numbers("notice", notice, float, 0.001, 86400)
     profile = load_costs(costs)
@@ -96,11 +90,10 @@ def emulate(
     found = answer(
         setting,
         profile.origin,
-        policies=[ARMS[name] for name in names],
+        policies=cast("list[PolicyName]", names),
         numbers=numbers,
         notices=notices,
         forks=forks,
-        mtbf=mtbf,
         progress=lambda question: typer.echo(f"emulating: {question} …", err=True),
     )
     if html is not None:
@@ -177,19 +170,6 @@ def _show(found: Answers) -> None:
             "whole": lambda row: f"{row.saved:.0%}",
         },
     )
-    if found.failures:
-        tell(
-            "Hosts die at random",
-            found.failures,
-            policy
-            | {
-                "deaths": lambda row: str(row.deaths),
-                "longer by": lambda row: f"{max(0.0, row.stretch):.2%}",
-                "turns again": lambda row: str(row.turns_again),
-                "work again": lambda row: second(row.seconds_again),
-                "recovery": lambda row: second(row.recovery_median),
-            },
-        )
     tell(
         "Forks of one checkpoint",
         found.fanouts,
@@ -199,26 +179,5 @@ def _show(found: Answers) -> None:
             "first": lambda row: second(row.first),
             "median": lambda row: second(row.median),
             "last": lambda row: second(row.last),
-        },
-    )
-    tell(
-        "The urgent queue: gate waits with it / without",
-        found.urgents,
-        placed
-        | {
-            "workers": lambda row: str(row.workers),
-            "mean": lambda row: f"{second(row.mean)} / {second(row.mean_fifo)}",
-            "p95": lambda row: f"{second(row.p95)} / {second(row.p95_fifo)}",
-            "p99": lambda row: f"{second(row.p99)} / {second(row.p99_fifo)}",
-        },
-    )
-    tell(
-        "The store of one host at the end",
-        {row.policy: row for row in found.growths}.values(),
-        policy
-        | {
-            "checkpoints": lambda row: str(row.checkpoints),
-            "stored": lambda row: f"{row.stored / 1e6:.1f} MB",
-            "written": lambda row: f"{row.written / 1e6:.1f} MB",
         },
     )

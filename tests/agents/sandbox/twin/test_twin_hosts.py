@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.engine import Engine, Pending
 from windtunnel.agents.sandbox.model import Turn, TurnClass
-from windtunnel.agents.sandbox.twin.hosts import CheckpointJob, Scheduler
+from windtunnel.agents.sandbox.twin.world import CheckpointJob, Scheduler
 from windtunnel.engines.events import Environment, ProcessGenerator
 
 TURN = Turn(1, TurnClass.FILES, TurnClass.FILES, (), "", 0.0, 0.0, 0.0, 0)
@@ -24,9 +24,9 @@ STEPS = st.lists(
 )
 
 
-def live_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
+def live_order(steps: Sequence[tuple[str, int]]) -> list[int]:
     """Jobs in the order in which a live engine of one worker runs them, none before all steps are done."""
-    engine = Engine(1, fifo=fifo)
+    engine = Engine(1)
     begun, opened = threading.Event(), threading.Event()
     order: list[int] = []
     pendings: list[Pending] = []
@@ -55,10 +55,10 @@ def live_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
     return order
 
 
-def twin_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
+def twin_order(steps: Sequence[tuple[str, int]]) -> list[int]:
     """The same of the twin's engine."""
     env = Environment()
-    scheduler = Scheduler(env, 1, fifo=fifo)
+    scheduler = Scheduler(env, 1)
     opened = env.event()
     order: list[int] = []
     jobs: list[CheckpointJob] = []
@@ -83,14 +83,14 @@ def twin_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(STEPS, st.booleans())
-def test_order_is_that_of_the_live_engine(steps: list[tuple[str, int]], fifo: bool) -> None:
-    assert twin_order(steps, fifo) == live_order(steps, fifo)
+@given(STEPS)
+def test_order_is_that_of_the_live_engine(steps: list[tuple[str, int]]) -> None:
+    assert twin_order(steps) == live_order(steps)
 
 
 def test_after_four_urgent_jobs_comes_a_normal_one() -> None:
     steps = [("submit", 0), *[("submit", 1)] * 6]
-    assert twin_order(steps, fifo=False) == [1, 2, 3, 4, 0, 5, 6]
+    assert twin_order(steps) == [1, 2, 3, 4, 0, 5, 6]
 
 
 def test_a_dropped_job_never_runs_and_frees_who_waits() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from plain_costs import plain_costs
 from typer.testing import CliRunner
 
+from benchmarks.agents.sandbox.observed import ObservedBox, ObservedRun, ObservedTurn, compared
 from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.model import (
     FilesPart,
@@ -22,51 +23,40 @@ from windtunnel.agents.sandbox.model import (
     SandboxSpec,
     TurnClass,
 )
-from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, Retention
-from windtunnel.agents.sandbox.twin import questions
-from windtunnel.agents.sandbox.twin.answers import fanout, growth
-from windtunnel.agents.sandbox.twin.hosts import ARMS, EmulatedHost, Made
+from windtunnel.agents.sandbox.policy import POLICIES, Keep, Look, Occasion
 from windtunnel.agents.sandbox.twin.loads import effects_of
-from windtunnel.agents.sandbox.twin.observed import ObservedBox, ObservedRun, ObservedTurn, validate
 from windtunnel.agents.sandbox.twin.questions import (
-    Density,
     Setting,
     breaking,
     density,
-    failures,
+    fanout,
     powers,
+    search,
     spot,
-)
+)  # fmt: skip
+from windtunnel.agents.sandbox.twin.world import EmulatedHost
 from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.emulate import emulate
 
 
-def row(number: int, breaks_at: int) -> Density:
-    overhead = 0.5 if number >= breaks_at else 0.0
-    return Density("any", number, overhead, 0, 0, 0, 1, 0, 0, 0, 0, True)
-
-
 @given(st.integers(1, 80), st.integers(1, 64))
 def test_the_search_finds_the_first_density_that_breaks(breaks_at: int, most: int) -> None:
-    found = questions._search(lambda number: row(number, breaks_at), "any", most, 0)
-    if breaks_at > most:
-        assert (found.bears, found.breaks) == (most, None)
-    else:
-        assert (found.bears, found.breaks) == (breaks_at - 1, breaks_at)
+    found = search(lambda number: number >= breaks_at, most)
+    assert found == ((most, None) if breaks_at > most else (breaks_at - 1, breaks_at))
 
 
 def test_dear_checkpoints_break_earlier_than_cheap_ones() -> None:
     cheap = Setting(EmulatedHost(cores=2), load_costs().costs, turns=8)
     dear = replace(cheap, costs=replace(cheap.costs, full_freeze=2.0))
-    few = breaking(dear, ARMS["full"], 32)
-    assert few.bears < breaking(cheap, ARMS["full"], 32).bears
+    few = breaking(dear, "full", 32)
+    assert few.bears < breaking(cheap, "full", 32).bears
     assert few.breaks == few.bears + 1
-    assert density(dear, ARMS["full"], few.breaks).broken
-    assert not density(dear, ARMS["semantic"], 1).broken or few.bears == 0
+    assert density(dear, "full", few.breaks).broken
+    assert not density(dear, "semantic", 1).broken or few.bears == 0
 
 
 def test_no_checkpoints_no_overhead() -> None:
-    found = density(Setting(EmulatedHost(cores=2), load_costs().costs, turns=6), ARMS["conversation"], 4)
+    found = density(Setting(EmulatedHost(cores=2), load_costs().costs, turns=6), "conversation", 4)
     assert (found.overhead, found.gate_p99, found.checkpoints) == (0.0, 0.0, 0)
 
 
@@ -74,19 +64,11 @@ def test_what_a_notice_saves_and_what_nothing_saves() -> None:
     setting = Setting(EmulatedHost(cores=4), load_costs().costs, turns=12)
     rows = {
         (one.policy, one.notice): one
-        for one in spot(setting, [ARMS["conversation"], ARMS["semantic"]], (0.0, 120.0), 4, trials=3)
+        for one in spot(setting, ["conversation", "semantic"], (0.0, 120.0), 4, trials=3)
     }
     assert rows["conversation", 0.0].turns_lost > rows["semantic", 0.0].turns_lost
     assert rows["conversation", 120.0].turns_lost == 0
     assert rows["semantic", 120.0].saved == 1.0
-
-
-def test_failures_stretch_what_keeps_nothing_most() -> None:
-    setting = Setting(EmulatedHost(cores=4), load_costs().costs, hosts=2, turns=12)
-    nothing, semantic = failures(setting, [ARMS["conversation"], ARMS["semantic"]], 4, 0.005)
-    assert nothing.deaths > 0
-    assert nothing.turns_again > semantic.turns_again
-    assert nothing.stretch > semantic.stretch
 
 
 def test_forks_by_hand() -> None:
@@ -105,28 +87,6 @@ def test_powers_end_with_the_most(most: int) -> None:
     assert found[0] == 1
     assert found[-1] == most
     assert found == sorted(set(found))
-
-
-def made(turn: int, turn_class: TurnClass, written: float) -> Made:
-    return Made(0, turn, turn_class, float(turn), 0.0, 0.0, written, 100.0)
-
-
-def test_the_store_forgets_what_retention_lets_go_of(costs: SandboxCosts) -> None:
-    costs = replace(costs, new_per_byte=1.0)
-    events = [made(number, TurnClass.FULL, 100.0 if number == 1 else 10.0) for number in range(1, 41)]
-    rows = growth("full", events, costs, Retention(keep=10))
-    # the oldest of ten is whole, and nine hold what changed
-    assert rows[-1].checkpoints == 10
-    assert rows[-1].stored == 100 + 9 * 10
-    assert rows[-1].written == 100 + 39 * 10
-
-
-def test_an_image_stays_as_long_as_a_checkpoint_names_it(costs: SandboxCosts) -> None:
-    costs = replace(costs, new_per_byte=1.0)
-    events = [made(1, TurnClass.FULL, 100.0)]
-    events += [made(number, TurnClass.FILES, 1.0) for number in range(2, 31)]
-    rows = growth("semantic", events, costs, Retention(keep=10))
-    assert rows[-1].stored == 100 + 10
 
 
 def seen(turn_class: TurnClass) -> tuple[Look, Keep]:
@@ -160,21 +120,13 @@ def measured(gate: float, total: float) -> ObservedRun:
     return ObservedRun(1, 1, "semantic", (ObservedBox(0.0, total, turns, (manifest,)),))
 
 
-def test_a_run_that_went_as_the_twin_says_is_valid(costs: SandboxCosts) -> None:
-    rows = validate([measured(1.0, 5.0)], costs)
-    assert {one.what: one.error for one in rows} == {
-        "total seconds, mean": 0.0,
-        "gate wait, mean": 0.0,
-        "gate wait, p95": 0.0,
-        "freeze, p95": 0.0,
+def test_a_measured_run_stands_beside_the_twin(costs: SandboxCosts) -> None:
+    assert compared(measured(1.0, 5.0), costs) == {
+        "total seconds, mean": (5.0, 5.0),
+        "gate wait, mean": (1.0, 1.0),
+        "gate wait, p95": (1.0, 1.0),
+        "freeze, p95": (1.0, 1.0),
     }
-
-
-def test_a_run_that_went_otherwise_is_told(costs: SandboxCosts) -> None:
-    rows = {one.what: one for one in validate([measured(0.5, 10.0)], costs)}
-    assert not rows["total seconds, mean"].holds
-    assert rows["total seconds, mean"].error == pytest.approx(0.5)
-    assert rows["gate wait, p95"].error == pytest.approx(1.0)
 
 
 def command(*arguments: str) -> Any:
@@ -191,37 +143,35 @@ def test_the_command_says_that_it_is_emulated_and_from_what(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
-    monkeypatch.setattr("windtunnel.agents.sandbox.twin.answers.MOST", 4)
+    monkeypatch.setattr("windtunnel.agents.sandbox.twin.questions.MOST", 4)
     page = tmp_path / "page.html"
-    found = command(*SMALL, "--mtbf", "0.001", "--html", str(page))
+    found = command(*SMALL, "--html", str(page))
     assert found.exit_code == 0, found.output
     for word in (
         "Emulated, not measured",
         "shipped profile",
         "semantic",
-        "Hosts die at random (emulated)",
         "Forks of one checkpoint (emulated)",
     ):
         assert word in found.output
     text = page.read_text()
     assert "Every figure is emulated" in text
-    assert text.count("plotly-graph-div") == 7
+    assert text.count("plotly-graph-div") == 5
     assert "<script src" not in text
 
 
 def test_the_same_seed_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("windtunnel.agents.sandbox.twin.answers.MOST", 4)
+    monkeypatch.setattr("windtunnel.agents.sandbox.twin.questions.MOST", 4)
     first, second = (command(*SMALL, "--json").stdout for _ in range(2))
     assert first == second
     found = json.loads(first[first.index("{") :])
     assert found["emulated"] is True
-    assert {one["policy"] for one in found["densities"]} == set(ARMS)
+    assert {one["policy"] for one in found["densities"]} == set(POLICIES)
 
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("--mtbf", "0"), "mtbf"),
         (("--density", "0"), "density"),
         (("--density", "a,b"), "density"),
         (("--notice", "-1"), "notice"),

@@ -42,8 +42,6 @@ class Queues:
     """The jobs that wait for a worker, named by strings."""
 
     most_urgent: int = 4
-    fifo: bool = False
-    """One queue in the order of arrival: what the urgent queue is compared with."""
 
     def __post_init__(self) -> None:
         self._normal: deque[str] = deque()
@@ -54,11 +52,11 @@ class Queues:
         return len(self._normal) + len(self._urgent)
 
     def add(self, job: str, *, urgent: bool = False) -> None:
-        (self._urgent if urgent and not self.fifo else self._normal).append(job)
+        (self._urgent if urgent else self._normal).append(job)
 
     def promote(self, job: str) -> bool:
         """Make a waiting job urgent; False when it does not wait here (any more)."""
-        if self.fifo or job not in self._normal:
+        if job not in self._normal:
             return False
         self._normal.remove(job)
         self._urgent.append(job)
@@ -72,7 +70,7 @@ class Queues:
                 return True
         return False
 
-    def seen(self) -> Queued | None:
+    def queued(self) -> Queued | None:
         """What there is to pick from; None where nothing waits."""
         if not len(self):
             return None

@@ -18,7 +18,7 @@ of the logarithms 1.05. That is little data, and one model.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -28,46 +28,19 @@ from windtunnel.agents.sandbox.traces.recipes import SessionState
 from windtunnel.agents.sandbox.traces.schema import FIXED_ENVIRONMENT, Trace, TraceTurn
 from windtunnel.base.errors import UserError
 
-
-@dataclass(frozen=True)
-class Think:
-    """A log-normal by its median (seconds) and the standard deviation of the logarithm."""
-
-    median: float = 3.3
-    sigma: float = 1.05
-    longest: float = 600.0
-    """A draw beyond this is cut to it: no model service lets a request wait for ever."""
-
-    def __post_init__(self) -> None:
-        if not (0 < self.median < math.inf and 0 <= self.sigma < 10 and 0 < self.longest < math.inf):
-            raise UserError(
-                f"think times: median {self.median}, sigma {self.sigma}, longest {self.longest} are not "
-                "accepted; use a positive median and longest, and a sigma from 0 to below 10"
-            )
-
-    @property
-    def words(self) -> str:
-        return f"drawn: log-normal, median {self.median:g} s, sigma {self.sigma:g}"
-
-    def draw(self, random: Random) -> float:
-        """One think time, to the millisecond."""
-        return round(min(self.longest, self.median * math.exp(self.sigma * random.gauss(0, 1))), 3)
-
-
-TOOLS = ("ask.py", "check.py", "job.py", "svc.py")
+TOOLS = ("ask.py", "check.py", "svc.py")
+THINK_MEDIAN, THINK_SIGMA, THINK_LONGEST = 3.3, 1.05, 600.0
+"""Of the log-normal, seconds; a draw beyond the longest is cut to it."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Weights of the four classes (they need not sum to one), and how large a service's memory is."""
+    """Weights of the four classes; they need not sum to one."""
 
     none: float = 0.75
     shell: float = 0.05
     files: float = 0.12
     full: float = 0.08
-    think: Think = field(default_factory=Think)
-    ballast: int = 0
-    """Bytes of memory that every service fills at its start."""
 
     def __post_init__(self) -> None:
         weights = self.weights
@@ -76,8 +49,6 @@ class Mix:
                 f"session: weights none, shell, files, full {weights} are not accepted; use numbers from 0 "
                 "of which one is not 0"
             )
-        if not 0 <= self.ballast <= 2**33:
-            raise UserError(f"session: ballast {self.ballast} is not accepted; use 0 to {2**33} bytes")
 
     @property
     def weights(self) -> tuple[float, float, float, float]:
@@ -99,7 +70,7 @@ def generate(
         raise UserError(f"session: first port {first_port} is not accepted; use 1024 to 60000")
     mix = mix or Mix()
     random = Random(seed)
-    world = SessionState(random, workdir, first_port, mix.ballast)
+    world = SessionState(random, workdir, first_port)
     made = []
     for number in range(1, turns + 1):
         turn_class = random.choices(list(TurnClass), mix.weights)[0]
@@ -108,7 +79,7 @@ def generate(
             TraceTurn(
                 turn=number,
                 command=step.command,
-                think=mix.think.draw(random) if number < turns else 0.0,
+                think=_think(random) if number < turns else 0.0,
                 expect_exit=step.exit_code,
                 expect_stdout=step.stdout,
                 tags=step.tags,
@@ -120,13 +91,16 @@ def generate(
         source=f"generated: seed {seed}, {turns} turns",
         licence="Apache-2.0",
         turns=tuple(made),
-        think=mix.think.words,
-        needs=("bash", "git", "python3"),
         environment=FIXED_ENVIRONMENT,
         workdir=workdir,
         prelude=prelude(workdir),
         probes={f"port {port}": f"{world.ask} {port} /peek" for port in sorted(world.services)},
     )
+
+
+def _think(random: Random) -> float:
+    """One think time, to the millisecond."""
+    return round(min(THINK_LONGEST, THINK_MEDIAN * math.exp(THINK_SIGMA * random.gauss(0, 1))), 3)
 
 
 def prelude(workdir: str) -> str:

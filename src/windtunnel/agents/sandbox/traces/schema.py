@@ -1,13 +1,11 @@
 """An agent's session as a file of `windtunnel.traces.header`: its header, then one line for each turn.
 
-Header, beyond what all traces have: ``name``; optional: ``think`` (where its think times come from, in
-words), ``needs`` (programs that the image must have), ``environment`` (exported first, so that dates, locale
-and identities are fixed), ``workdir``, ``prelude`` (shell text that builds what the session works on; no
-turn, not counted), ``probes`` (name to shell text that tells a live service's state without changing it).
+Header, beyond what all traces have: ``name``; optional: ``environment`` (exported first, so that dates,
+locale and identities are fixed), ``workdir``, ``prelude`` (shell text that builds what the session works on;
+no turn, not counted), ``probes`` (name to shell text that tells a live service's state without changing it).
 
 Turn: ``turn`` (1, 2, …), ``command`` (shell text); optional: ``think`` (seconds that the model thinks *after*
-this turn), ``shell`` (persistent shell that it runs in), ``expect_exit``, ``expect_stdout`` (exact text) or
-``expect_match`` (regular expression that the whole output must match, white space at its end aside),
+this turn), ``shell`` (persistent shell that it runs in), ``expect_exit`` and ``expect_stdout`` (exact text),
 ``tags``, ``true_class`` (the weakest class that loses nothing of the turn, when known), ``timeout``
 (seconds).
 """
@@ -17,13 +15,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.base.errors import UserError
-from windtunnel.traces.header import SURROGATE, Fields, Header, read, write
+from windtunnel.traces.header import SURROGATE, Fields, read
 
 KIND = "agent-session"
 VERSION = 1
@@ -58,7 +55,6 @@ class TraceTurn:
     shell: str = "main"
     expect_exit: int | None = None
     expect_stdout: str | None = None
-    expect_match: str | None = None
     tags: tuple[str, ...] = ()
     true_class: TurnClass | None = None
     timeout: float = 60.0
@@ -72,8 +68,6 @@ class Trace:
     source: str
     licence: str
     turns: tuple[TraceTurn, ...]
-    think: str = ""
-    needs: tuple[str, ...] = ("bash",)
     environment: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/workspace"
     prelude: str = ""
@@ -85,55 +79,6 @@ class Trace:
         place = shlex.quote(self.workdir)
         lines.append(f"mkdir -p {place} && cd {place}")
         return "\n".join([*lines, self.prelude])
-
-    def moved(self, workdir: str) -> Trace:
-        """The same session in another directory: every mention of the old one is replaced."""
-
-        def put(text: str) -> str:
-            return text.replace(self.workdir, workdir)
-
-        def put_pattern(text: str) -> str:
-            return text.replace(re.escape(self.workdir), re.escape(workdir))
-
-        turns = tuple(
-            replace(
-                turn,
-                command=put(turn.command),
-                expect_stdout=None if turn.expect_stdout is None else put(turn.expect_stdout),
-                expect_match=None if turn.expect_match is None else put_pattern(turn.expect_match),
-            )
-            for turn in self.turns
-        )
-        probes = {name: put(text) for name, text in self.probes.items()}
-        return replace(self, workdir=workdir, prelude=put(self.prelude), turns=turns, probes=probes)
-
-
-def save(trace: Trace, path: Path) -> None:
-    """Write the file whole or not at all."""
-    own = {
-        "name": trace.name,
-        "think": trace.think,
-        "needs": list(trace.needs),
-        "environment": dict(trace.environment),
-        "workdir": trace.workdir,
-        "prelude": trace.prelude,
-        "probes": dict(trace.probes),
-    }
-    header = Header(KIND, VERSION, trace.source, trace.licence)
-    write(path, header, own, (_turn_fields(turn) for turn in trace.turns))
-
-
-def _turn_fields(turn: TraceTurn) -> dict[str, Any]:
-    fields: dict[str, Any] = {"turn": turn.turn, "command": turn.command, "think": turn.think}
-    default = TraceTurn(0, "")
-    for name in ("shell", "expect_exit", "expect_stdout", "expect_match", "timeout"):
-        if getattr(turn, name) != getattr(default, name):
-            fields[name] = getattr(turn, name)
-    if turn.tags:
-        fields["tags"] = list(turn.tags)
-    if turn.true_class is not None:
-        fields["true_class"] = turn.true_class.word
-    return fields
 
 
 def load(path: Path) -> Trace:
@@ -154,8 +99,6 @@ def load(path: Path) -> Trace:
         source=common.source,
         licence=common.licence,
         turns=tuple(_turn(fields, number) for number, fields in enumerate(entries, 1)),
-        think=header.take("think", str, ""),
-        needs=header.texts("needs", ("bash",)),
         environment=environment,
         workdir=workdir,
         prelude=header.take("prelude", str, ""),
@@ -179,12 +122,6 @@ def _turn(fields: Fields, expected: int) -> TraceTurn:
     exit_code = fields.take("expect_exit", int, None)
     if exit_code is not None and not 0 <= exit_code <= 255:
         raise fields.wrong("expect_exit", exit_code, "0 to 255")
-    match = fields.take("expect_match", str, None)
-    if match is not None:
-        try:
-            re.compile(match)
-        except re.error as fault:
-            raise fields.wrong("expect_match", match, f"a regular expression ({fault})") from fault
     turn = TraceTurn(
         turn=number,
         command=fields.take("command", str),
@@ -192,7 +129,6 @@ def _turn(fields: Fields, expected: int) -> TraceTurn:
         shell=fields.take("shell", str, "main"),
         expect_exit=exit_code,
         expect_stdout=fields.take("expect_stdout", str, None),
-        expect_match=match,
         tags=fields.texts("tags", ()),
         true_class=None if word is None else TurnClass[word.upper()],
         timeout=timeout,

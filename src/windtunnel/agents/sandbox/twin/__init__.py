@@ -1,9 +1,9 @@
 """The twin: hosts full of sandboxes, emulated from the load of their turns and measured costs.
 
-What turns need, the order of checkpoints, what may be forgotten and what is saved on a notice are decided by
-the very code that live sandboxes use (``policy``); only the machine is a model. ``loads`` says what turns ask
-of a host; ``hosts`` and ``world`` are the hosts and sandboxes; ``questions`` and ``answers`` what is asked of
-them; ``observed`` compares with measured runs. ``cost`` prices a single decision.
+What turns need, the order of checkpoints and what is saved on a notice are decided by the very code that live
+sandboxes use (``policy``); only the machine is a model. ``loads`` says what turns ask of a host; ``world`` is
+the hosts and their sandboxes; ``questions`` is what is asked of them; ``observed`` replays a measured run.
+``cost`` prices a single decision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from windtunnel.agents.sandbox.policy import (
     Room,
     SaveOrder,
     Settle,
-)
+)  # fmt: skip
 
 PAGE = 4096
 
@@ -55,8 +55,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
             if not decision.processes:
                 return {"seconds": costs.create}
             memory = max(0.0, observation.image_bytes - costs.image_bytes(0, observation.processes))
-            work = costs.bring_back(memory=memory, processes=observation.processes)
-            return {"seconds": work.seconds}
+            return {"seconds": costs.bring_back(memory=memory, processes=observation.processes).seconds}
         case Less(), Settle():
             return {"seconds": decision.pause}
         case (Queued(), Pick()) | (Past(), Forget()) | (Room(), Admission()) | (Growth(), Ceiling()):
@@ -76,21 +75,16 @@ def _checkpoint(costs: SandboxCosts, look: Look, keep: Keep) -> dict[str, float]
         effects is not None and look.has_image and all(p.dirty_pages is not None for p in effects.processes)
     )
     dirty = PAGE * sum(p.dirty_pages or 0 for p in effects.processes) if effects and known else look.memory
-    work = costs.checkpoint(
-        keep.made,
-        memory=look.memory,
-        processes=look.processes,
-        dirty=dirty,
-        files=sum(change.size for change in effects.files) if effects else 0,
-    )
+    files = sum(change.size for change in effects.files) if effects else 0
+    work = costs.checkpoint(keep.made, memory=look.memory, processes=look.processes, dirty=dirty, files=files)
     return {"seconds": work.seconds, "frozen_seconds": work.freeze, "bytes": work.written}
 
 
 def _saved(notice: Notice, order: SaveOrder) -> float:
-    known = {one.name: one for one in notice.sandboxes}
+    endangered = {sandbox.name: sandbox for sandbox in notice.sandboxes}
     free = [0.0] * notice.workers
     for save in order.saves:
-        one = known[save.name]
-        whole = save.most is TurnClass.FULL and one.needs is TurnClass.FULL
-        free[free.index(min(free))] += one.full if whole else one.files
+        sandbox = endangered[save.name]
+        whole = save.most is TurnClass.FULL and sandbox.needs is TurnClass.FULL
+        free[free.index(min(free))] += sandbox.full if whole else sandbox.files
     return max(free)

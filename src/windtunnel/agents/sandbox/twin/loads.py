@@ -23,7 +23,7 @@ from windtunnel.agents.sandbox.model import (
     References,
     ShellEffect,
     TurnClass,
-)
+)  # fmt: skip
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.agents.sandbox.traces.generate import Mix, generate
 from windtunnel.agents.sandbox.traces.schema import Trace
@@ -104,38 +104,15 @@ def effects_of(turn_class: TurnClass, *, peeked: bool = False) -> Effects:
     return Effects()
 
 
-def merged(one: Effects, two: Effects) -> Effects:
-    """Effects of two stretches of time, the one after the other."""
-    if one == Effects():
-        return two
-    files = {change.path: change for change in (*one.files, *two.files)}
-    processes = {process.pid: process for process in one.processes}
-    for later in two.processes:
-        before = processes.get(later.pid)
-        processes[later.pid] = later if before is None else _both(before, later)
-    unlisted = one.files_total - len(one.files) + two.files_total - len(two.files)
+def merged(earlier: Effects, later: Effects) -> Effects:
+    """Effects of two stretches of time, the one after the other. What both say of one thing is said twice,
+    which needs no more than it does once."""
     return Effects(
-        files=tuple(files.values()),
-        files_total=len(files) + unlisted,
-        processes=tuple(processes.values()),
-        shells=tuple({shell.name: shell for shell in (*one.shells, *two.shells)}.values()),
-        doubts=tuple(dict.fromkeys((*one.doubts, *two.doubts))),
-    )
-
-
-def _both(one: ProcessEffect, two: ProcessEffect) -> ProcessEffect:
-    def added(first: int | None, second: int | None) -> int | None:
-        return None if first is None or second is None else first + second
-
-    return replace(
-        two,
-        started=one.started or two.started,
-        dirty_pages=added(one.dirty_pages, two.dirty_pages),
-        new_mappings=one.new_mappings + two.new_mappings,
-        inputs=added(one.inputs, two.inputs),
-        writes=added(one.writes, two.writes),
-        cpu=one.cpu + two.cpu,
-        descriptors_changed=one.descriptors_changed or two.descriptors_changed,
+        earlier.files + later.files,
+        earlier.files_total + later.files_total,
+        earlier.processes + later.processes,
+        earlier.shells + later.shells,
+        earlier.doubts + later.doubts,
     )
 
 
@@ -156,52 +133,37 @@ def from_trace(trace: Trace, rng: np.random.Generator, shape: Shape = Shape()) -
     for place, turn in enumerate(trace.turns):
         true_class = turn.true_class if turn.true_class is not None else TurnClass.FULL
         effects = effects_of(true_class, peeked="peek" in turn.tags)
-        load = TurnLoad(0.0, 0.0, turn.think, effects)
+        needs = class_of(effects, References())[0]
         wall, written = np.exp(np.array([shape.run_sigma, shape.files_sigma]) * rng.standard_normal(2))
         run = min(shape.run_longest, shape.run * float(wall))
         held = memory * (place + 1) / len(trace.turns)
-        turn_class = load.turn_class
+        changed = held * (shape.dirty if needs is TurnClass.FULL else shape.idle_dirty)
         turns.append(
-            replace(
-                load,
-                run_wall=run,
-                run_cpu=run * shape.cpu,
-                memory=held,
-                processes=shape.processes,
-                dirty=memory / len(trace.turns)
-                + held * (shape.dirty if turn_class is TurnClass.FULL else shape.idle_dirty),
-                files=shape.files * float(written) if turn_class >= TurnClass.FILES else 0.0,
+            TurnLoad(
+                run, run * shape.cpu, turn.think, effects, held, shape.processes,
+                dirty=memory / len(trace.turns) + changed,
+                files=shape.files * float(written) if needs >= TurnClass.FILES else 0.0,
             )
-        )
+        )  # fmt: skip
     return tuple(turns)
 
 
 @lru_cache(maxsize=2048)
-def _generated(turns: int, seed: int, mix: Mix) -> Trace:
+def _generated(turns: int, seed: int) -> Trace:
     """A search asks for the same sessions again and again."""
-    return generate(turns, seed, mix)
+    return generate(turns, seed, Mix())
 
 
 def sessions(
-    count: int,
-    seed: int,
-    *,
-    traces: Sequence[Trace] = (),
-    turns: int = 40,
-    mix: Mix | None = None,
-    shape: Shape = Shape(),
+    count: int, seed: int, *, traces: Sequence[Trace] = (), turns: int = 40, shape: Shape = Shape()
 ) -> list[Session]:
     """So many sessions: the given traces in turn, else generated ones. The first n of them are the same for
     every count, so that more sandboxes on a host only add to those that were there."""
-    streams = np.random.default_rng(seed).spawn(count)
-    made = []
-    for place, rng in enumerate(streams):
-        if traces:
-            trace = traces[place % len(traces)]
-        else:
-            trace = _generated(turns, int(rng.integers(2**31)), mix or Mix())
-        made.append(from_trace(trace, rng, shape))
-    return made
+    played = []
+    for place, rng in enumerate(np.random.default_rng(seed).spawn(count)):
+        trace = traces[place % len(traces)] if traces else _generated(turns, int(rng.integers(2**31)))
+        played.append(from_trace(trace, rng, shape))
+    return played
 
 
 def starts(count: int, seed: int, within: float) -> list[float]:

@@ -1,29 +1,43 @@
-"""What one asks of the twin, each with its answer as plain data.
+"""What one asks of the twin, each with its answer as plain data, and all of one setting together.
 
 *Breaks*: a policy breaks the think-time window at the density from which its median overhead is above 1.9 %
 (the published figure of Crab, arXiv 2604.28138) or the 95th percentile of its gate waits is above a
 millisecond. *Overhead* is against the same sandboxes on the same hosts without any checkpoint, so that it
 tells what checkpoints cost and not what a full host costs.
+
+*Forks*: the checkpoint lies on the first host. Every other host that gets a fork fetches it once, all over
+the first host's network; then each host restores its forks, as many at once as it has workers.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from windtunnel.agents.sandbox.costs import SandboxCosts
+from windtunnel.agents.sandbox.costs import SandboxCosts, Work
 from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces.schema import Trace
-from windtunnel.agents.sandbox.twin.hosts import ARMS, Arm, EmulatedHost, Loss, SessionsOutcome
 from windtunnel.agents.sandbox.twin.loads import Session, Shape, sessions, starts
-from windtunnel.agents.sandbox.twin.world import SandboxWorld
+from windtunnel.agents.sandbox.twin.world import (
+    CheckpointJob,
+    EmulatedHost,
+    Loss,
+    SandboxWorld,
+    Scheduler,
+    SessionsOutcome,
+)  # fmt: skip
+from windtunnel.engines.events import Environment, Event, ProcessGenerator, Shared
 
 MOST_OVERHEAD = 0.019
 LEAST_WAIT = 1e-3
+MOST = 512
+"""Sandboxes on one host up to which a policy's break is searched."""
+TRIALS = 5
+"""How often a host is taken, for what a notice saves."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +59,18 @@ class Setting:
         """The sessions of that many sandboxes on each host, and when they start."""
         count = density * self.hosts
         if count not in self._played:
-            self._played[count] = self._play(count)
+            played = sessions(count, self.seed, traces=self.traces, turns=self.turns, shape=self.shape)
+            alone = [turn.run_wall + turn.think for turn in played[0]]
+            self._played[count] = played, starts(count, self.seed, sum(alone) / len(alone) * 4)
         return self._played[count]
 
-    def _play(self, count: int) -> tuple[list[Session], list[float]]:
-        made = sessions(count, self.seed, traces=self.traces, turns=self.turns, shape=self.shape)
-        alone = [turn.run_wall + turn.think for turn in made[0]]
-        return made, starts(count, self.seed, sum(alone) / len(alone) * 4)
+    def world(self, policy: PolicyName, density: int) -> SandboxWorld:
+        return SandboxWorld(self.machine, self.costs, policy, *self.play(density), hosts=self.hosts)
 
-    def world(self, policy: Arm, density: int) -> SandboxWorld:
-        made, begin = self.play(density)
-        return SandboxWorld(self.machine, self.costs, policy, made, begin, hosts=self.hosts)
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below or at which that share lies; 0 for none."""
+    return float(np.quantile(values, share)) if len(values) else 0.0
 
 
 @dataclass(frozen=True)
@@ -81,87 +96,65 @@ class Density:
         return self.overhead > MOST_OVERHEAD or self.gate_p95 > LEAST_WAIT
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below or at which that share lies; 0 for none."""
-    return float(np.quantile(values, share)) if len(values) else 0.0
-
-
-def density(setting: Setting, policy: Arm, number: int, free: SessionsOutcome | None = None) -> Density:
+def density(
+    setting: Setting, policy: PolicyName, number: int, free: SessionsOutcome | None = None
+) -> Density:
     """Run one policy at one density. ``free``: the same without checkpoints, where it is at hand."""
     if free is None:
-        free = setting.world(ARMS["conversation"], number).run()
+        free = setting.world("conversation", number).run()
     world = setting.world(policy, number)
     outcome = world.run()
     overhead = np.median(np.array(outcome.ends) / np.array(free.ends) - 1)
     peak = sum(max(turn.memory for turn in box.session) for box in world.boxes)
     length = max(box.start + end for box, end in zip(world.boxes, outcome.ends, strict=True))
     return Density(
-        policy=policy.name,
+        policy=policy,
         density=number,
         overhead=float(overhead),
         gate_median=quantile(outcome.gates, 0.5),
         gate_p95=quantile(outcome.gates, 0.95),
         gate_p99=quantile(outcome.gates, 0.99),
         hidden=outcome.hidden / outcome.asked if outcome.asked else 1.0,
-        freeze_p95=quantile([made.freeze for made in outcome.made], 0.95),
-        checkpoints=len(outcome.made),
-        written=sum(made.written for made in outcome.made),
+        freeze_p95=quantile([checkpoint.freeze for checkpoint in outcome.checkpoints], 0.95),
+        checkpoints=len(outcome.checkpoints),
+        written=sum(checkpoint.written for checkpoint in outcome.checkpoints),
         cpu_busy=outcome.cpu_served / (length * setting.machine.cores * setting.hosts),
         fits=peak <= setting.machine.memory * setting.hosts,
     )
 
 
-def densities(setting: Setting, policies: Sequence[Arm], numbers: Sequence[int]) -> list[Density]:
-    """Every policy at every density."""
-    rows: list[Density] = []
-    for number in numbers:
-        free = setting.world(ARMS["conversation"], number).run()
-        rows.extend(density(setting, policy, number, free) for policy in policies)
-    return rows
-
-
 @dataclass(frozen=True)
 class Break:
     """The last density found that a policy bears, and the first that it does not (None: none up to
-    ``searched``)."""
+    ``searched``). ``fits``: how many such sandboxes the memory of a host holds."""
 
     policy: str
     bears: int
     breaks: int | None
     searched: int
     fits: int
-    """How many such sandboxes the memory of a host holds."""
 
 
-def breaking(setting: Setting, policy: Arm, most: int = 128) -> Break:
+def breaking(setting: Setting, policy: PolicyName, most: int = 128) -> Break:
     """Where a policy breaks, by doubling and then halving. The search takes it that a policy that broke
     stays broken; a seed may have a denser host that happens to bear it."""
-    return _search(
-        lambda number: density(setting, policy, number), policy.name, most, _fitting(setting, most)
-    )
+    peaks = [max(turn.memory for turn in session) for session in replace(setting, hosts=1).play(most)[0]]
+    fits = int(np.searchsorted(np.cumsum(peaks), setting.machine.memory, side="right"))
+    bears, breaks = search(lambda number: density(setting, policy, number).broken, most)
+    return Break(policy, bears, breaks, most, fits)
 
 
-def _search(row: Callable[[int], Density], name: str, most: int, fits: int) -> Break:
-    good, number = 0, 1
-    while number <= most and not row(number).broken:
-        good, number = number, number * 2
-    if number > most:
-        if good == most or not row(most).broken:
-            return Break(name, most, None, most, fits)
-        number = most
-    bad = number
+def search(broken: Callable[[int], bool], most: int) -> tuple[int, int | None]:
+    """The last number that is not ``broken``, and the first that is (None: none up to ``most``)."""
+    good, bad = 0, 1
+    while not broken(bad):
+        if bad == most:
+            return most, None
+        good, bad = bad, min(bad * 2, most)
     while bad - good > 1:
         middle = (good + bad) // 2
-        if row(middle).broken:
-            bad = middle
-        else:
-            good = middle
-    return Break(name, good, bad, most, fits)
-
-
-def _fitting(setting: Setting, most: int) -> int:
-    peaks = [max(turn.memory for turn in session) for session in replace(setting, hosts=1).play(most)[0]]
-    return int(np.searchsorted(np.cumsum(peaks), setting.machine.memory, side="right"))
+        good, bad = (good, middle) if broken(middle) else (middle, bad)
+    return good, bad
 
 
 @dataclass(frozen=True)
@@ -178,115 +171,70 @@ class Spot:
 
 
 def spot(
-    setting: Setting, policies: Sequence[Arm], notices: Sequence[float], number: int, trials: int = 5
-) -> list[Spot]:
+    setting: Setting, policies: Sequence[PolicyName], notices: Sequence[float], number: int,
+    trials: int = TRIALS,
+) -> list[Spot]:  # fmt: skip
     """One host is taken at times drawn over the middle of the run; the same times for every policy. A policy
     of *conversation* here saves nothing at the end of turns and all at the notice."""
-    free = setting.world(ARMS["conversation"], number).run()
-    length = float(np.median(free.ends))
+    length = float(np.median(setting.world("conversation", number).run().ends))
     times = np.random.default_rng([setting.seed, 2]).uniform(0.25 * length, 0.75 * length, trials)
     rows = []
     for policy in policies:
         for seconds in notices:
             losses: list[Loss] = []
-            for at in times:
+            for time in map(float, times):
                 world = setting.world(policy, number)
                 if seconds > 0:
-                    world.notice(0, float(at), seconds)
-                world.kill(0, float(at) + seconds, replace=False)
-                losses.extend(world.run(float(at) + seconds).losses)
-            rows.append(
-                Spot(
-                    policy=policy.name,
-                    notice=seconds,
-                    turns_lost=float(np.mean([loss.turns - loss.kept for loss in losses])),
-                    seconds_lost=float(np.mean([loss.seconds for loss in losses])),
-                    saved=float(np.mean([loss.kept == loss.turns for loss in losses])),
-                    trials=trials,
-                )
-            )
+                    world.notice(0, time, seconds)
+                world.kill(0, time + seconds)
+                losses.extend(world.run(time + seconds).losses)
+            turns = float(np.mean([loss.turns - loss.kept for loss in losses]))
+            again = float(np.mean([loss.seconds for loss in losses]))
+            saved = float(np.mean([loss.kept == loss.turns for loss in losses]))
+            rows.append(Spot(policy, seconds, turns, again, saved, trials))
     return rows
 
 
 @dataclass(frozen=True)
-class Failures:
-    """A policy under hosts that die at random: how much longer sessions took than without failures and
-    checkpoints, what was done again, and how long a recovery took."""
+class Fanout:
+    """So many forks over so many hosts; seconds until the first, the median and the last run."""
 
-    policy: str
-    deaths: int
-    stretch: float
-    turns_again: int
-    seconds_again: float
-    recovery_median: float
+    forks: int
+    hosts: int
+    first: float
+    median: float
+    last: float
 
 
-def failures(setting: Setting, policies: Sequence[Arm], number: int, mean_hours: float) -> list[Failures]:
-    """Hosts die independently, so many hours apart on average; the same deaths for every policy."""
-    free = setting.world(ARMS["conversation"], number).run()
-    length = max(free.ends)
-    rng = np.random.default_rng([setting.seed, 3])
-    deaths: list[tuple[int, float]] = []
-    for place, stream in enumerate(rng.spawn(setting.hosts)):
-        at = 0.0
-        while (at := at + float(stream.exponential(mean_hours * 3600))) < length:
-            deaths.append((place, at))
-    rows = []
-    for policy in policies:
-        world = setting.world(policy, number)
-        for place, at in deaths:
-            world.kill(place, at)
-        outcome = world.run()
-        rows.append(
-            Failures(
-                policy=policy.name,
-                deaths=len(deaths),
-                stretch=float(np.mean(np.array(outcome.ends) / np.array(free.ends))) - 1,
-                turns_again=sum(loss.turns - loss.kept for loss in outcome.losses),
-                seconds_again=sum(loss.seconds for loss in outcome.losses),
-                recovery_median=quantile([loss.recovered for loss in outcome.losses], 0.5),
-            )
-        )
-    return rows
+def fanout(
+    machine: EmulatedHost, costs: SandboxCosts, forks: int, hosts: int, memory: float, processes: int
+) -> Fanout:
+    """Fork a checkpoint of that much memory and so many processes. What is fetched is compressed."""
+    env, ready = Environment(), list[float]()
+    source = Shared(env, machine.network, machine.network)
+    work = costs.bring_back(memory=memory, processes=processes, fork=True)
+    size = costs.new_per_byte * (costs.image_base + memory)
+    for place in range(hosts):
+        count = forks // hosts + (place < forks % hosts)
+        cpu, disk = Shared(env, machine.cores, 1.0), Shared(env, costs.disk_lanes, 1.0)
+        jobs = [CheckpointJob(env, str(n), _fork(env, cpu, disk, work, ready)) for n in range(count)]
+        if jobs:
+            fetched = source.use(size) if place else env.timeout(0)
+            env.process(_forks(fetched, Scheduler(env, machine.lanes), jobs))
+    env.run()
+    return Fanout(forks, hosts, ready[0], ready[(len(ready) - 1) // 2], ready[-1])
 
 
-@dataclass(frozen=True)
-class Urgent:
-    """What the urgent queue is worth at one density and number of workers: gate waits with it and without,
-    seconds."""
-
-    policy: str
-    density: int
-    workers: int
-    mean: float
-    mean_fifo: float
-    p95: float
-    p95_fifo: float
-    p99: float
-    p99_fifo: float
+def _forks(fetched: Event, engine: Scheduler, jobs: Sequence[CheckpointJob]) -> ProcessGenerator:
+    yield fetched
+    for job in jobs:
+        engine.submit(job)
 
 
-def urgent(setting: Setting, numbers: Sequence[int], workers: Sequence[int]) -> list[Urgent]:
-    """The policies *semantic* and *full*, each with two queues and with one. A queue matters only where jobs
-    wait for a worker: with as many workers as sandboxes all share the disk instead."""
-    rows = []
-    for number, lanes, name in itertools.product(numbers, workers, ("semantic", "full")):
-        narrow = replace(setting, machine=replace(setting.machine, workers=lanes))
-        two, one = (narrow.world(ARMS[name + end], number).run().gates for end in ("", "-fifo"))
-        rows.append(
-            Urgent(
-                policy=name,
-                density=number,
-                workers=lanes,
-                mean=float(np.mean(two)) if two else 0.0,
-                mean_fifo=float(np.mean(one)) if one else 0.0,
-                p95=quantile(two, 0.95),
-                p95_fifo=quantile(one, 0.95),
-                p99=quantile(two, 0.99),
-                p99_fifo=quantile(one, 0.99),
-            )
-        )
-    return rows
+def _fork(env: Environment, cpu: Shared, disk: Shared, work: Work, ready: list[float]) -> ProcessGenerator:
+    yield cpu.use(work.seconds * work.cpu)
+    yield disk.use(work.seconds * (1 - work.cpu))
+    ready.append(env.now)
 
 
 def powers(most: int) -> list[int]:
@@ -294,7 +242,54 @@ def powers(most: int) -> list[int]:
     return sorted({*(2**power for power in range(int(math.log2(most)) + 1)), most})
 
 
-def class_shares(setting: Setting, number: int) -> dict[str, float]:
-    """Which part of the turns is of which class, as the live policy decides."""
-    classes = [turn.turn_class for session in setting.play(number)[0] for turn in session]
-    return {one.word: classes.count(one) / len(classes) for one in TurnClass}
+@dataclass(frozen=True)
+class Answers:
+    """What was asked and found. ``assumed`` and ``origin`` say in words what the figures rest on;
+    ``classes``: which part of the turns is of which class, as the live policy decides."""
+
+    setting: str
+    assumed: str
+    origin: str
+    classes: dict[str, float]
+    densities: tuple[Density, ...]
+    breaks: tuple[Break, ...]
+    spots: tuple[Spot, ...]
+    fanouts: tuple[Fanout, ...]
+
+
+def answer(
+    setting: Setting, origin: str, *, policies: Sequence[PolicyName], numbers: Sequence[int],
+    notices: Sequence[float], forks: int, progress: Callable[[str], None] = lambda question: None,
+) -> Answers:  # fmt: skip
+    """Ask everything. Breaks and notices are asked of one host: hosts share nothing there."""
+    alone, machine, shape = replace(setting, hosts=1), setting.machine, setting.shape
+    progress("density")
+    rows: list[Density] = []
+    for number in numbers:
+        free = setting.world("conversation", number).run()
+        rows.extend(density(setting, policy, number, free) for policy in policies)
+    progress("break")
+    breaks = [breaking(alone, policy, MOST) for policy in policies if policy != "conversation"]
+    progress("notice")
+    spots = spot(alone, policies, (0.0, *notices), max(numbers))
+    progress("forks")
+    fans = [
+        fanout(machine, setting.costs, count, setting.hosts, shape.memory, shape.processes)
+        for count in powers(forks)
+    ]
+    classes = [turn.turn_class for session in alone.play(max(numbers))[0] for turn in session]
+    played = f"{len(setting.traces)} given traces" if setting.traces else f"sessions of {setting.turns} turns"
+    return Answers(
+        setting=(
+            f"{setting.hosts} hosts of {machine.cores} cores, {machine.memory / 1e9:g} GB, disk "
+            f"{machine.disk / 1e9:g} GB/s, network {machine.network / 1e9:g} GB/s, {machine.lanes} workers; "
+            f"{played}, seed {setting.seed}; notices: one such host, {max(numbers)} sandboxes"
+        ),
+        assumed=shape.words,
+        origin=origin,
+        classes={kind.word: classes.count(kind) / len(classes) for kind in TurnClass},
+        densities=tuple(rows),
+        breaks=tuple(breaks),
+        spots=tuple(spots),
+        fanouts=tuple(fans),
+    )

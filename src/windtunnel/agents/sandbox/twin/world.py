@@ -2,7 +2,7 @@
 
 A sandbox runs a turn's command on the shared CPUs of its host, decides, hands a checkpoint to the engine,
 and waits for the model's reply; with the reply it waits for the checkpoint, if that is still under way (the
-gate).
+gate). The engine hands jobs to free workers in the order that the live queues give.
 A checkpoint is a frozen part and the rest; of each, what is CPU goes to the CPUs, what is not to the disk.
 The checkpoint of a session's last turn is made, but nobody waits for it.
 
@@ -20,6 +20,7 @@ from functools import partial
 from windtunnel.agents.sandbox.costs import SandboxCosts, Work
 from windtunnel.agents.sandbox.model import Effects, TurnClass
 from windtunnel.agents.sandbox.policy import (
+    DEFAULT,
     POLICIES,
     READS_EFFECTS,
     Endangered,
@@ -27,59 +28,148 @@ from windtunnel.agents.sandbox.policy import (
     Look,
     Notice,
     Occasion,
+    PolicyName,
+    Queues,
+    Rules,
     SaveOrder,
-)
-from windtunnel.agents.sandbox.twin.hosts import (
-    Arm,
-    CheckpointJob,
-    EmulatedHost,
-    Loss,
-    Made,
-    Scheduler,
-    SessionsOutcome,
-)
+    picked,
+)  # fmt: skip
 from windtunnel.agents.sandbox.twin.loads import Session, merged, uncovered
-from windtunnel.engines.events import (
-    Environment,
-    Process,
-    ProcessGenerator,
-    Shared,
-    at,
-    kill,
-    run_through,
-)
+from windtunnel.engines.events import Environment, Process, ProcessGenerator, Shared, at, kill, run_through
+
+
+@dataclass(frozen=True)
+class EmulatedHost:
+    """One host of the emulation; all are alike. Bytes, and bytes a second. ``workers``: None: one a core.
+    ``images``: processes can be kept."""
+
+    cores: int = 32
+    memory: float = 256e9
+    disk: float = 1e9
+    network: float = 1.25e9
+    workers: int | None = None
+    images: bool = True
+
+    @property
+    def lanes(self) -> int:
+        return self.workers or self.cores
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One sandbox that lost its host: turns done, turns that come back, and seconds that are done again: the
+    lost turns with the thinking between them, and the command under way. A reply under way is asked for
+    again, and not counted."""
+
+    turns: int
+    kept: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EmulatedCheckpoint:
+    """One checkpoint that exists: when, seconds frozen, and bytes written."""
+
+    turn_class: TurnClass
+    at: float
+    freeze: float
+    written: float
+
+
+@dataclass
+class SessionsOutcome:
+    """What happened in a run. ``gates``: for each turn but the last of a session, seconds that the reply
+    waited for the checkpoint. ``asked`` and ``hidden``: checkpoints of those turns, and how many were safe
+    when the reply came. ``ends``: seconds that each session took. ``decided``: what the policy said of each
+    turn's end, with the sandbox and the turn."""
+
+    ends: list[float]
+    gates: list[float] = field(default_factory=list)
+    asked: int = 0
+    hidden: int = 0
+    checkpoints: list[EmulatedCheckpoint] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    cpu_served: float = 0.0
+    decided: list[tuple[int, int, Keep]] = field(default_factory=list)
+
+
+class CheckpointJob:
+    """A checkpoint that waits for a worker, runs or is done; ``done`` is for whoever needs its end, which
+    comes too when it is taken out of the queue."""
+
+    def __init__(self, env: Environment, name: str, activity: ProcessGenerator) -> None:
+        self.name = name
+        self.activity = activity
+        self.done = env.event()
+        self.process: Process | None = None
+
+
+class Scheduler:
+    """Hands jobs to free workers in the order that the live queues give."""
+
+    def __init__(self, env: Environment, workers: int) -> None:
+        self._env = env
+        self._free = workers
+        self._queues = Queues()
+        self._jobs: dict[str, CheckpointJob] = {}
+
+    def submit(self, job: CheckpointJob, *, urgent: bool = False) -> None:
+        self._jobs[job.name] = job
+        self._queues.add(job.name, urgent=urgent)
+        self._hand_out()
+
+    def promote(self, job: CheckpointJob) -> bool:
+        """Somebody waits for the job now; False when it runs already, or is done."""
+        return self._queues.promote(job.name)
+
+    def drop(self, job: CheckpointJob) -> bool:
+        """Take a job that has not begun out of the queue; whoever waits for it goes on."""
+        if not self._queues.remove(job.name):
+            return False
+        del self._jobs[job.name]
+        job.done.succeed()
+        return True
+
+    def _hand_out(self) -> None:
+        while self._free and (queued := self._queues.queued()) is not None:
+            self._free -= 1
+            job = self._jobs.pop(self._queues.take(picked(queued)))
+            job.process = self._env.process(self._work(job))
+
+    def _work(self, job: CheckpointJob) -> ProcessGenerator:
+        yield from job.activity
+        self._free += 1
+        job.done.succeed()
+        self._hand_out()
 
 
 @dataclass
 class _Host:
     cpu: Shared
     disk: Shared
-    network: Shared
     engine: Scheduler
     draining: bool = False
 
 
 @dataclass
 class _Box:
+    """A sandbox. ``at``: turns whose command has ended, the last of them at ``ended``; ``began``: when the
+    newest command did. ``needs``: turns that no checkpoint covers yet, with what they need. ``dirty``,
+    ``files``, ``effects``: since the last checkpoint of each part. ``has_image``: the newest one has."""
+
     number: int
     session: Session
     host: _Host
     start: float
+    has_image: bool
     at: int = 0
-    """Turns whose command has ended."""
     ended: float = 0.0
-    """When the last of them did."""
     in_command: bool = False
     began: float = 0.0
-    """When the newest command did."""
     needs: dict[int, TurnClass] = field(default_factory=dict)
-    """Turns that no checkpoint covers yet, with what they need."""
     dirty: float = 0.0
     files: float = 0.0
     effects: Effects = field(default_factory=Effects)
-    """Since the last checkpoint of each part."""
-    has_image: bool = True
-    """The newest checkpoint has."""
     pending: CheckpointJob | None = None
     planned: TurnClass | None = None
     life: Process | None = None
@@ -93,24 +183,25 @@ class _Box:
 
 
 class SandboxWorld:
-    """Sandboxes spread over hosts in turn. Give it failures and notices before ``run``."""
+    """Sandboxes spread over hosts in turn. Give it deaths and notices before ``run``."""
 
     def __init__(
-        self,
-        machine: EmulatedHost,
-        costs: SandboxCosts,
-        arm: Arm,
-        sessions: Sequence[Session],
-        starts: Sequence[float],
-        *,
-        hosts: int = 1,
-    ) -> None:
+        self, machine: EmulatedHost, costs: SandboxCosts, policy: PolicyName, sessions: Sequence[Session],
+        starts: Sequence[float], *, hosts: int = 1, rules: Rules = DEFAULT,
+    ) -> None:  # fmt: skip
         self.env = Environment()
-        self.machine, self.costs, self.arm = machine, costs, arm
+        self.machine, self.costs, self.policy, self.rules = machine, costs, policy, rules
         self.outcome = SessionsOutcome(ends=[0.0] * len(sessions))
-        self.hosts = [self._new_host() for _ in range(hosts)]
+        self.hosts = [
+            _Host(
+                Shared(self.env, machine.cores, 1.0),
+                Shared(self.env, costs.disk_lanes, 1.0),
+                Scheduler(self.env, machine.lanes),
+            )
+            for _ in range(hosts)
+        ]
         self.boxes = [
-            _Box(number, session, self.hosts[number % hosts], start, has_image=machine.images)
+            _Box(number, session, self.hosts[number % hosts], start, machine.images)
             for number, (session, start) in enumerate(zip(sessions, starts, strict=True))
         ]
         for box in self.boxes:
@@ -122,35 +213,23 @@ class SandboxWorld:
         self.outcome.cpu_served = sum(host.cpu.served for host in self.hosts)
         return self.outcome
 
-    def kill(self, place: int, when: float, *, detect: float = 5.0, replace: bool = True) -> None:
-        """Host number ``place`` dies at that time. With ``replace`` a new one is there at once, and the
-        sandboxes are brought back on the hosts in turn, after ``detect`` seconds; checkpoints lie on storage
-        that outlives the host and come over the network."""
-        at(self.env, when, lambda: self._die(place, detect, replace))
+    def kill(self, place: int, when: float) -> None:
+        """Host number ``place`` dies at that time, with what runs on it."""
+        at(self.env, when, partial(self._die, self.hosts[place]))
 
     def notice(self, place: int, when: float, seconds: float) -> None:
         """Host number ``place`` is told at that time that it goes in so many seconds: no further command
         starts, and what is not covered is saved in the order of the policy."""
-        at(self.env, when, lambda: self._drain(place, seconds))
+        at(self.env, when, partial(self._drain, self.hosts[place], seconds))
 
     # --- a sandbox's life
-
-    def _new_host(self) -> _Host:
-        env, machine = self.env, self.machine
-        return _Host(
-            cpu=Shared(env, machine.cores, 1.0),
-            disk=Shared(env, self.costs.disk_lanes, 1.0),
-            network=Shared(env, machine.network, machine.network),
-            engine=Scheduler(env, machine.lanes, fifo=self.arm.fifo),
-        )
 
     def _begin(self, box: _Box) -> None:
         box.life = self.env.process(self._life(box))
 
     def _life(self, box: _Box) -> ProcessGenerator:
-        outcome, env = self.outcome, self.env
+        outcome, env, host = self.outcome, self.env, box.host
         while box.at < len(box.session):
-            host = box.host
             if host.draining:
                 return
             load = box.session[box.at]
@@ -158,7 +237,7 @@ class SandboxWorld:
             yield host.cpu.use(load.run_cpu)
             # what used several CPUs has more seconds of them than of time
             yield env.timeout(max(0.0, load.run_wall - load.run_cpu))
-            if self.arm.policy in READS_EFFECTS:
+            if self.policy in READS_EFFECTS:
                 yield host.cpu.use(self.costs.decide)
             box.in_command = False
             box.at += 1
@@ -191,17 +270,10 @@ class SandboxWorld:
     def _decide(self, box: _Box, occasion: Occasion, most: TurnClass = TurnClass.FULL) -> Keep:
         load = box.session[max(0, box.at - 1)]
         look = Look(
-            occasion,
-            box.effects,
-            load.references,
-            has_image=box.has_image,
-            images_possible=self.machine.images,
-            most=most,
-            memory=int(load.memory),
-            processes=load.processes,
-            rules=self.arm.rules,
-        )
-        keep = POLICIES[self.arm.policy](look)
+            occasion, box.effects, load.references, has_image=box.has_image, most=most, rules=self.rules,
+            images_possible=self.machine.images, memory=int(load.memory), processes=load.processes,
+        )  # fmt: skip
+        keep = POLICIES[self.policy](look)
         assert isinstance(keep, Keep)
         return keep
 
@@ -210,16 +282,15 @@ class SandboxWorld:
     def _submit(self, box: _Box, keep: Keep, *, urgent: bool = False) -> CheckpointJob | None:
         if keep.made is TurnClass.NONE:
             return None
-        job = CheckpointJob(self.env, f"{box.number}/{box.at}", self._checkpoint(box, keep, self.env.now))
+        job = CheckpointJob(self.env, f"{box.number}/{box.at}", self._checkpoint(box, keep))
         box.pending = job
-        box.jobs = [*(one for one in box.jobs if not one.done.triggered), job]
+        box.jobs = [*(other for other in box.jobs if not other.done.triggered), job]
         box.host.engine.submit(job, urgent=urgent)
         return job
 
-    def _checkpoint(self, box: _Box, keep: Keep, submitted: float) -> ProcessGenerator:
+    def _checkpoint(self, box: _Box, keep: Keep) -> ProcessGenerator:
         host, env, turn, chosen = box.host, self.env, box.at, keep.made
         work = self.work_of(box, chosen)
-        memory = box.session[turn - 1].memory
         if chosen is TurnClass.FULL:
             box.dirty = 0.0
         if chosen >= TurnClass.FILES:
@@ -233,9 +304,7 @@ class SandboxWorld:
         yield host.cpu.use(work.after * work.cpu)
         yield host.disk.use(work.after * (1 - work.cpu) + work.written / self.machine.disk)
         box.needs = {number: need for number, need in box.needs.items() if number > turn or need > chosen}
-        self.outcome.made.append(
-            Made(box.number, turn, chosen, env.now, freeze, env.now - submitted, work.written, memory)
-        )
+        self.outcome.checkpoints.append(EmulatedCheckpoint(chosen, env.now, freeze, work.written))
 
     def work_of(self, box: _Box, chosen: TurnClass) -> Work:
         """What a checkpoint of that class takes of this sandbox now."""
@@ -246,23 +315,20 @@ class SandboxWorld:
 
     # --- losing a host
 
-    def _drain(self, place: int, seconds: float) -> None:
-        host = self.hosts[place]
+    def _drain(self, host: _Host, seconds: float) -> None:
         host.draining = True
         unsaved: dict[str, _Box] = {}
-        for box in self._running(host):
+        for box in self.boxes:
+            if box.host is not host or box.life is None or not box.life.is_alive:
+                continue
             job = box.pending
             runs = job is not None and not job.done.triggered and not host.engine.drop(job)
             if runs and not box.in_command:
                 continue  # the checkpoint that runs covers it
             if box.needs or box.in_command:
                 unsaved[f"{box.number:09}"] = box
-        notice = Notice(
-            seconds,
-            self.machine.lanes,
-            tuple(self._endangered(name, box) for name, box in unsaved.items()),
-        )
-        order = POLICIES[self.arm.policy](notice)
+        endangered = tuple(self._endangered(name, box) for name, box in unsaved.items())
+        order = POLICIES[self.policy](Notice(seconds, self.machine.lanes, endangered))
         assert isinstance(order, SaveOrder)
         for planned in order.saves:
             box = unsaved[planned.name]
@@ -273,38 +339,21 @@ class SandboxWorld:
     def _endangered(self, name: str, box: _Box) -> Endangered:
         # a command that runs may yet need everything
         needs = TurnClass.FULL if box.in_command else max(box.needs.values())
-        files, full = (self.work_of(box, made).seconds for made in (TurnClass.FILES, TurnClass.FULL))
+        files, full = (self.work_of(box, chosen).seconds for chosen in (TurnClass.FILES, TurnClass.FULL))
         return Endangered(name, needs, files, full)
 
     def _save(self, box: _Box, most: TurnClass) -> CheckpointJob | None:
         return self._submit(box, self._decide(box, Occasion.NOTICE, most), urgent=True)
 
-    def _running(self, host: _Host) -> list[_Box]:
-        return [box for box in self.boxes if box.host is host and box.life is not None and box.life.is_alive]
-
-    def _die(self, place: int, detect: float, replace: bool) -> None:
-        host, now = self.hosts[place], self.env.now
-        lost = [box for box in self.boxes if box.host is host and self._unfinished(box)]
-        if replace:
-            self.hosts[place] = self._new_host()
-        for order, box in enumerate(lost):
-            assert box.life is not None
+    def _die(self, host: _Host) -> None:
+        for box in self.boxes:
+            if box.host is not host or box.life is None or self.outcome.ends[box.number]:
+                continue
             kill(box.life)
             for job in box.jobs:
                 if not host.engine.drop(job) and job.process is not None:
                     kill(job.process)
-            kept, done = box.kept, box.at
-            loss = Loss(box.number, now, done, kept, self._again(box))
-            if not replace:
-                self.outcome.losses.append(loss)
-                continue
-            box.at, box.needs = kept, {}
-            box.effects, box.has_image = Effects(), self.machine.images
-            box.turn_ends = box.turn_ends[:kept]
-            box.pending, box.planned, box.in_command = None, None, False
-            box.jobs = []
-            box.host = self.hosts[(place + order) % len(self.hosts)]
-            box.life = self.env.process(self._recover(box, loss, detect))
+            self.outcome.losses.append(Loss(box.at, box.kept, self._again(box)))
 
     def _again(self, box: _Box) -> float:
         """Seconds that a death now undoes."""
@@ -312,21 +361,3 @@ class SandboxWorld:
         if kept == box.at:
             return last - box.began if box.in_command else 0.0
         return last - (box.turn_ends[kept - 1] if kept else box.start)
-
-    def _unfinished(self, box: _Box) -> bool:
-        return self.outcome.ends[box.number] == 0.0 and box.life is not None
-
-    def _recover(self, box: _Box, loss: Loss, detect: float) -> ProcessGenerator:
-        host, costs = box.host, self.costs
-        yield self.env.timeout(detect)
-        if loss.kept:
-            load = box.session[loss.kept - 1]
-            work = costs.bring_back(memory=load.memory, processes=load.processes)
-            yield host.network.use(costs.new_per_byte * (costs.image_base + load.memory))
-        else:
-            work = Work(after=costs.create, cpu=costs.restore_cpu)
-        yield host.cpu.use(work.seconds * work.cpu)
-        yield host.disk.use(work.seconds * (1 - work.cpu))
-        recovered = self.env.now - loss.at
-        self.outcome.losses.append(Loss(loss.box, loss.at, loss.turns, loss.kept, loss.seconds, recovered))
-        yield from self._life(box)

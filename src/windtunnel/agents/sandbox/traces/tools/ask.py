@@ -1,5 +1,5 @@
-"""Talk to what runs in the background, waiting until it is ready: ask.py PORT /path tells the answer,
-ask.py PORT gone waits until nobody listens, ask.py lines FILE N waits until the file has N lines."""
+"""Talk to a service, waiting until it is ready: ask.py PORT /path tells the answer, ask.py PORT gone waits
+until nobody listens."""
 
 import socket
 import sys
@@ -23,19 +23,9 @@ def once(first: str, second: str) -> str | None:
         return None
 
 
-def lines(path: str, number: int) -> str | None:
-    try:
-        with open(path) as file:
-            return f"{number}\n" if len(file.readlines()) >= number else None
-    except FileNotFoundError:
-        return None
-
-
 limit = time.monotonic() + 30
 while time.monotonic() < limit:
-    answer = (
-        lines(sys.argv[2], int(sys.argv[3])) if sys.argv[1] == "lines" else once(sys.argv[1], sys.argv[2])
-    )
+    answer = once(sys.argv[1], sys.argv[2])
     if answer is not None:
         sys.stdout.write(answer)
         sys.exit(0)

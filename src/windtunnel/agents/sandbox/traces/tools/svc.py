@@ -1,8 +1,7 @@
-"""A service with a memory: svc.py PORT [BYTES]. /add/N counts up, /peek tells the count, /work/N computes N
+"""A service with a memory: svc.py PORT. /add/N counts up, /peek tells the count, /work/N computes N
 steps after it has answered, /result waits for them and tells what came out."""
 
 import http.server
-import random
 import sys
 import threading
 
@@ -42,5 +41,4 @@ class Service(http.server.BaseHTTPRequestHandler):
 
 
 port = int(sys.argv[1])
-ballast = random.Random(port).randbytes(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
 http.server.HTTPServer(("127.0.0.1", port), Service).serve_forever()

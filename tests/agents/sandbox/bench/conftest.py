@@ -9,15 +9,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks.agents.sandbox.sessions import Observation, Output, observe
 from support.ports import free_port
 from windtunnel.agents.sandbox.model import TurnResult
-from windtunnel.agents.sandbox.traces.observe import Observation, observe
-from windtunnel.agents.sandbox.traces.replay import Output
 
 
 class StandInBox:
@@ -73,17 +73,6 @@ class StandInBox:
                 continue
         return found
 
-    def shell_print(self) -> str:
-        """Directory, variables, functions, aliases, options and mask of the shell, less what always moves."""
-        text = self.run("pwd; declare -p; declare -f; alias; shopt; set +o; umask; trap").stdout.decode()
-        moving = ("BASH", "EPOCH", "SECONDS", "RANDOM", "SRANDOM", "LINENO", "_=", "PIPESTATUS", "FUNCNAME")
-        lines = []
-        for line in text.splitlines():
-            words = line.split(" ", 2)
-            if not (words[0] == "declare" and len(words) == 3 and words[2].startswith(moving)):
-                lines.append(line)
-        return "\n".join(lines)
-
     def kill(self) -> None:
         """End everything that runs in it."""
         if self.bash.poll() is None:
@@ -93,12 +82,9 @@ class StandInBox:
             if pipe:
                 pipe.close()
 
-    def restart(self) -> None:
-        """A fresh shell on the files that are there."""
-        self.bash = self._start()
-
     def look(self, outputs: tuple[Output, ...] = (), probes: dict[str, str] | None = None) -> Observation:
-        return observe(self, self.root, outputs=outputs, probes=probes, processes=self.processes, ports=False)
+        seen = observe(self, self.root, self.processes(), probes or {}, outputs)
+        return replace(seen, probes={name: text for name, text in seen.probes.items() if name != "ports"})
 
 
 @pytest.fixture

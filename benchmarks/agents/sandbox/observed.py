@@ -1,26 +1,21 @@
-"""Runs that were measured, and how close the twin comes to them.
+"""Runs that were measured, played again by the twin.
 
-``validate`` gives the twin the turns of a run that was observed (``bench.overhead``) on as many cores, and
-compares. The twin gets the commands' own seconds and CPU, the think times and what the inspector saw of each
-turn; what it must find by itself is what is kept, how long checkpoints take when they share the machine, and
-what of that somebody waited for.
+The twin gets the commands' own seconds and CPU, the think times and what the inspector saw of each turn; what
+it must find by itself is what is kept, how long checkpoints take when they share the machine, and what of
+that somebody waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.model import Effects, Manifest, TurnClass
 from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, PolicyName
-from windtunnel.agents.sandbox.twin.hosts import Arm, EmulatedHost, SessionsOutcome
 from windtunnel.agents.sandbox.twin.loads import TurnLoad
 from windtunnel.agents.sandbox.twin.questions import quantile
-from windtunnel.agents.sandbox.twin.world import SandboxWorld
-
-BOUND = 0.20
-"""How far the twin may be off before its larger figures are to be trusted."""
+from windtunnel.agents.sandbox.twin.world import EmulatedHost, SandboxWorld, SessionsOutcome
 
 
 @dataclass(frozen=True)
@@ -56,29 +51,6 @@ class ObservedRun:
     workers: int
     policy: PolicyName
     boxes: tuple[ObservedBox, ...]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One figure, measured and emulated. ``error``: the difference relative to the measured figure; where
-    both are below ``floor`` seconds, which no measurement here resolves, 0."""
-
-    what: str
-    sandboxes: int
-    policy: str
-    measured: float
-    emulated: float
-    floor: float = 0.002
-
-    @property
-    def error(self) -> float:
-        if max(self.measured, self.emulated) <= self.floor:
-            return 0.0
-        return abs(self.emulated - self.measured) / max(self.measured, self.floor)
-
-    @property
-    def holds(self) -> bool:
-        return self.error <= BOUND
 
 
 def observed_from(box: ObservedBox, costs: SandboxCosts) -> tuple[TurnLoad, ...]:
@@ -123,43 +95,26 @@ def emulated(run: ObservedRun, costs: SandboxCosts, *, disk: float = 1e9) -> Ses
     world = SandboxWorld(
         machine,
         costs,
-        Arm(run.policy, run.policy, rules=looks[0].rules),
+        run.policy,
         [observed_from(box, costs) for box in run.boxes],
         [box.began for box in run.boxes],
+        rules=looks[0].rules,
     )
     return world.run()
 
 
-def validate(runs: Sequence[ObservedRun], costs: SandboxCosts) -> list[Comparison]:
-    """Totals, gate waits and freezes of measured runs beside the twin's."""
-    rows: list[Comparison] = []
-    for run in runs:
-        outcome = emulated(run, costs)
-        manifests: Mapping[str, Manifest] = {
-            manifest.id: manifest for box in run.boxes for manifest in box.manifests
-        }
-        turns = [turn for box in run.boxes for turn in box.turns]
-        freezes = [
-            manifests[turn.checkpoint].freeze_seconds
-            for turn in turns
-            if turn.keep.made >= TurnClass.FILES and turn.checkpoint in manifests
-        ]
-        gates = [turn.gate for turn in turns if turn.gate is not None]
-        frozen = [made.freeze for made in outcome.made if made.turn_class >= TurnClass.FILES]
-        pairs = {
-            "total seconds, mean": (
-                sum(box.seconds for box in run.boxes) / len(run.boxes),
-                sum(outcome.ends) / len(outcome.ends),
-            ),
-            "gate wait, mean": (
-                sum(gates) / max(1, len(gates)),
-                sum(outcome.gates) / max(1, len(outcome.gates)),
-            ),
-            "gate wait, p95": (quantile(gates, 0.95), quantile(outcome.gates, 0.95)),
-            "freeze, p95": (quantile(freezes, 0.95), quantile(frozen, 0.95)),
-        }
-        rows.extend(
-            Comparison(what, len(run.boxes), run.policy, measured, twin)
-            for what, (measured, twin) in pairs.items()
-        )
-    return rows
+def compared(run: ObservedRun, costs: SandboxCosts) -> dict[str, tuple[float, float]]:
+    """Totals, gate waits and freezes of a measured run, in seconds, beside the twin's."""
+    outcome = emulated(run, costs)
+    manifests = {manifest.id: manifest for box in run.boxes for manifest in box.manifests}
+    turns = [turn for box in run.boxes for turn in box.turns if turn.keep.made >= TurnClass.FILES]
+    freezes = [manifests[turn.checkpoint].freeze_seconds for turn in turns if turn.checkpoint in manifests]
+    gates = [turn.gate for box in run.boxes for turn in box.turns if turn.gate is not None]
+    frozen = [each.freeze for each in outcome.checkpoints if each.turn_class >= TurnClass.FILES]
+    totals = [box.seconds for box in run.boxes]
+    return {
+        "total seconds, mean": (fmean(totals), fmean(outcome.ends)),
+        "gate wait, mean": (fmean(gates or [0.0]), fmean(outcome.gates or [0.0])),
+        "gate wait, p95": (quantile(gates, 0.95), quantile(outcome.gates, 0.95)),
+        "freeze, p95": (quantile(freezes, 0.95), quantile(frozen, 0.95)),
+    }
