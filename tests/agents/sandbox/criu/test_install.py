@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.criu import Criu, install, setup
+from windtunnel.agents.sandbox.criu import Criu, find, install, setup
 from windtunnel.agents.sandbox.criu.find import known_trial
 from windtunnel.agents.sandbox.errors import CriuError
 
 TARBALL = b"the source"
+SAYS = f"#!/bin/sh\necho Version: 4.2.1; echo GitID: {find.build_id()}\n"
 
 
 @pytest.fixture
@@ -23,8 +24,9 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pool.mkdir(parents=True)
     (tmp_path / "work").mkdir()
     monkeypatch.setattr(
-        install, "mirrors", lambda: [f"file://{tmp_path}/none/", f"file://{tmp_path}/mirror/"]
+        install, "list_mirrors", lambda: [f"file://{tmp_path}/none/", f"file://{tmp_path}/mirror/"]
     )
+    monkeypatch.setattr(install, "SNAPSHOT", f"file://{tmp_path}/archive")
     monkeypatch.setattr(install, "SHA256", hashlib.sha256(TARBALL).hexdigest())
     return pool / install.TARBALL
 
@@ -32,37 +34,32 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_source_is_the_one_that_is_known(
     mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    work = tmp_path / "work"
     mirror.write_bytes(TARBALL)
-    assert install.source(tmp_path / "work", print).read_bytes() == TARBALL
-    monkeypatch.setattr(install, "newest", lambda work, progress: work / "of-apt")
+    assert install.fetch_source(work, print).read_bytes() == TARBALL
     mirror.write_bytes(b"another")
     told: list[str] = []
-    assert install.source(tmp_path / "work", told.append).name == "of-apt"
+    (tmp_path / "archive").write_bytes(TARBALL)
+    assert install.fetch_source(work, told.append).read_bytes() == TARBALL
     assert len(told) == 1 and "another" in told[0]
-    mirror.unlink()
-    assert install.source(tmp_path / "work", told.append).name == "of-apt" and len(told) == 1
+    (tmp_path / "archive").unlink()
+    with pytest.raises(CriuError, match=r"mirror of Debian .*0001-compel.* WINDTUNNEL_CRIU"):
+        install.fetch_source(work, print)
 
 
-def test_what_the_mirror_has_no_more_is_asked_of_apt(
-    mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[str]] = []
-
-    def command(words: list[str], folder: Path | None = None) -> str:
-        asked.append(words)
-        if "source" in words:
-            assert folder is not None
-            for name in ("criu_9.orig.tar.xz", "criu_9.orig.tar.xz.asc", "criu_9-1.dsc"):
-                (folder / name).touch()
-        return ""
-
-    monkeypatch.setattr(install, "_command", command)
-    assert install.source(tmp_path / "work", print).name == "criu_9.orig.tar.xz"
-    assert [words[-1] for words in asked] == ["update", "criu"]
-    assert f"URIs: file://{tmp_path}/none/" in (tmp_path / "work/parts/criu.sources").read_text()
-    monkeypatch.setattr(install, "mirrors", list)
-    with pytest.raises(CriuError, match=r"no mirror of Debian .* WINDTUNNEL_CRIU"):
-        install.source(tmp_path / "work", print)
+def test_a_patch_makes_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "criu"
+    program.write_text(f"#!/bin/sh\necho Version: 4.2.1; echo GitID: {find.build_id()}\n")
+    program.chmod(0o755)
+    known = find.read_program(program)
+    assert known is not None and known.patched
+    patch = tmp_path / "0002-more.patch"
+    patch.write_text("more")
+    monkeypatch.setattr(find, "PATCHES", (*find.PATCHES, patch))
+    find.build_id.cache_clear()
+    other = find.read_program(program)
+    find.build_id.cache_clear()
+    assert other is not None and not other.patched
 
 
 def fake_build(text: str) -> Callable[..., Path]:
@@ -76,7 +73,7 @@ def fake_build(text: str) -> Callable[..., Path]:
 
 
 def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "_packages", lambda progress: None)
+    monkeypatch.setattr(install, "_install_packages", lambda progress: None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     old = tmp_path / "bin" / "criu"
     old.parent.mkdir()
@@ -85,8 +82,8 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     (tmp_path / ".work-stale").mkdir()
     before = old.read_text()
     for text, why in (
-        ("#!/bin/sh\necho Version: 4.1\n", "version 4.1, 4.2.1 is needed"),
-        ("#!/bin/sh\necho Version: 4.2.1\n", "does not work here"),
+        ("#!/bin/sh\necho Version: 4.2.1\n", "is not build windtunnel-"),
+        (SAYS, "does not work here"),
     ):
         monkeypatch.setattr(install, "build", fake_build(text))
         with pytest.raises(CriuError, match=why):
@@ -96,11 +93,11 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 
 
 def test_a_good_one_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "_packages", lambda progress: None)
+    monkeypatch.setattr(install, "_install_packages", lambda progress: None)
     monkeypatch.setattr(install, "trial", lambda criu: "")
-    monkeypatch.setattr(install, "build", fake_build("#!/bin/sh\necho Version: 4.2.1\n"))
+    monkeypatch.setattr(install, "build", fake_build(SAYS))
     made = setup(tmp_path)
-    assert made == Criu(tmp_path / "bin" / "criu", (4, 2, 1))
+    assert made == Criu(tmp_path / "bin" / "criu", (4, 2, 1), patched=True)
     monkeypatch.setattr(install, "build", None)
     assert setup(tmp_path) == made
 

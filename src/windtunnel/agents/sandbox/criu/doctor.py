@@ -204,16 +204,16 @@ def _criu() -> Facility:
     criu = find_criu()
     if criu is None:
         return Facility("criu", False, "not found", gives, SETUP)
-    version = ".".join(str(part) for part in criu.version)
-    where = f"{version} at {criu.path}"
+    where = f"{criu.words} at {criu.path}"
     said = known_trial(criu, default_prefix() / "trial.json")
     if said:
         return Facility("criu", False, f"{where} does not work: {said}", gives, SETUP)
-    if criu.version < RECOMMENDED:
-        if kernel_version() >= SOCKETS_CHANGED:
-            why = "cannot keep a process with a network socket on this kernel"
-            return Facility("criu", False, f"{where} {why}; 4.2 can", gives, SETUP)
-        return Facility("criu", True, f"{where} works; 4.2 or newer is recommended", gives, SETUP)
+    if criu.version < RECOMMENDED and kernel_version() >= SOCKETS_CHANGED:
+        why = "cannot keep a process with a network socket on this kernel"
+        return Facility("criu", False, f"{where} {why}; 4.2 can", gives, SETUP)
+    if not criu.patched:
+        why = "ends calls that wait (poll, nanosleep) at each full checkpoint; that of setup does not"
+        return Facility("criu", True, f"{where} works, but {why}", gives, SETUP)
     return Facility("criu", True, f"{where}: a process was dumped and restored", gives)
 
 

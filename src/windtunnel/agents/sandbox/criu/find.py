@@ -8,6 +8,7 @@ first dump. The answer is kept per program and boot.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from windtunnel.agents.sandbox.criu import process
@@ -23,6 +25,10 @@ from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.base import atomic, paths
 from windtunnel.base.processes import boot_id
 from windtunnel.linux.system import in_sbin
+
+SHA256 = "29ec0ee09e296479fe7048c80980e8ef1d0684d0b0204c2b101dfea19f6725b9"
+"""Of the source that ``setup`` builds."""
+PATCHES = tuple(sorted((Path(__file__).parent / "patches").glob("*.patch")))
 
 
 def default_prefix() -> Path:
@@ -33,23 +39,33 @@ def default_prefix() -> Path:
 def find_criu() -> Criu | None:
     """The CRIU to use: ``$WINDTUNNEL_CRIU``, the own folder, PATH; None when there is none."""
     given = os.environ.get("WINDTUNNEL_CRIU")
-    found = in_sbin("criu") if not given and os.geteuid() == 0 else shutil.which("criu")
-    for candidate in (given, str(default_prefix() / "bin" / "criu"), found):
-        if candidate and os.access(candidate, os.X_OK):
-            version = version_of(Path(candidate))
-            if version:
-                return Criu(Path(candidate), version)
+    system = in_sbin("criu") if not given and os.geteuid() == 0 else shutil.which("criu")
+    for candidate in (given, str(default_prefix() / "bin" / "criu"), system):
+        if candidate and os.access(candidate, os.X_OK) and (criu := read_program(Path(candidate))):
+            return criu
     return None
 
 
-def version_of(program: Path) -> tuple[int, ...]:
-    """(4, 2, 1) for CRIU 4.2.1; empty when the program does not say."""
+def read_program(program: Path) -> Criu | None:
+    """The CRIU at ``program``, by what it says of itself; None when that is no CRIU."""
     try:
         said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return ()
-    found = re.search(r"Version: *v?(\d+(?:\.\d+)*)", said)
-    return tuple(int(part) for part in found.group(1).split(".")) if found else ()
+        return None
+    match = re.search(r"Version: *v?(\d+(?:\.\d+)*)", said)
+    if match is None:
+        return None
+    version = tuple(int(part) for part in match.group(1).split("."))
+    return Criu(program, version, patched=f"GitID: {build_id()}" in said)
+
+
+@cache
+def build_id() -> str:
+    """What a CRIU of the known source with the patches of this package says as its ``GitID``."""
+    digest = hashlib.sha256(SHA256.encode())
+    for patch in PATCHES:
+        digest.update(patch.read_bytes())
+    return f"windtunnel-{digest.hexdigest()[:12]}"
 
 
 SKIP = ["--network-lock", "skip"]
@@ -74,20 +90,20 @@ def trial(criu: Criu) -> str:
     return said
 
 
-def known_trial(criu: Criu, cache: Path) -> str:
-    """``trial``, asked once per program and boot; ``cache`` is the file that remembers."""
+def known_trial(criu: Criu, memory: Path) -> str:
+    """``trial``, asked once per program and boot; ``memory`` is the file that remembers."""
     state = criu.path.stat()
     key = f"{criu.path} {state.st_mtime_ns} {state.st_size} {boot_id()} {os.geteuid()}"
     try:
-        kept = json.loads(cache.read_text())
+        kept = json.loads(memory.read_text())
         if kept["key"] == key:
             return str(kept["said"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
     said = trial(criu)
     with contextlib.suppress(OSError):
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        atomic.replace(cache, json.dumps({"key": key, "said": said}))
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        atomic.replace(memory, json.dumps({"key": key, "said": said}))
     return said
 
 

@@ -1,8 +1,7 @@
-"""Builds CRIU where the distribution's own is missing or too old, without changing the system's.
+"""Builds CRIU from one source that is known by its digest, with this package's patches, beside the system's.
 
-The source is Debian's tarball of one version, known by its digest, from the mirror of the machine's apt
-sources; where that has it no more, apt fetches the newest and checks its signature. The new program has to
-dump and restore a process before it takes its place; until then, and when it fails, what was there stays.
+The new program has to dump and restore a process before it takes its place; until then, and when it fails,
+what was there stays.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from windtunnel.agents.sandbox.criu.find import default_prefix, trial, version_of
+from windtunnel.agents.sandbox.criu.find import PATCHES, SHA256, build_id, default_prefix, read_program, trial
 from windtunnel.agents.sandbox.criu.run import Criu
 from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.base.errors import UserError
@@ -26,13 +25,11 @@ from windtunnel.linux.system import locked
 
 Progress = Callable[[str], None]
 
-AT_LEAST = (4, 2, 1)
 TARBALL = "criu_4.2.1.orig.tar.xz"
-SHA256 = "29ec0ee09e296479fe7048c80980e8ef1d0684d0b0204c2b101dfea19f6725b9"
-SUITE = "sid"
-"""Where apt looks for a newer one."""
+SNAPSHOT = "https://snapshot.debian.org/file/943aa42a53e9678fee0c8cb85c544afa2d331229"
+"""Where the tarball stays, by its SHA-1, when mirrors have a newer one."""
 BUILD = (
-    "build-essential", "pkg-config", "libprotobuf-dev", "libprotobuf-c-dev", "protobuf-c-compiler",
+    "build-essential", "patch", "pkg-config", "libprotobuf-dev", "libprotobuf-c-dev", "protobuf-c-compiler",
     "protobuf-compiler", "python3-protobuf", "libnl-3-dev", "libcap-dev", "libnet1-dev", "uuid-dev",
     "libbsd-dev",
 )  # fmt: skip
@@ -40,15 +37,19 @@ COMMAND_SECONDS, FETCH_SECONDS = 1800, 60
 
 
 def setup(prefix: Path | None = None, progress: Progress = lambda line: None) -> Criu:
-    """Install CRIU as ``prefix/bin/criu``; nothing happens when a good one is there already."""
+    """Install CRIU as ``prefix/bin/criu``; nothing happens when this very build is there and works.
+
+    Raises CriuError where it cannot be built or does not work, UserError where ``prefix`` is not writable.
+    """
     prefix = (prefix or default_prefix()).absolute()
     program = prefix / "bin" / "criu"
     try:
         program.parent.mkdir(parents=True, exist_ok=True)
         with locked(prefix / ".lock"):
-            if (version := version_of(program)) >= AT_LEAST and not _fails(Criu(program, version)):
-                progress(f"CRIU {_words(version)} is at {program} and works")
-                return Criu(program, version)
+            present = read_program(program)
+            if present is not None and present.patched and not _fault(present):
+                progress(f"CRIU {present.words} is at {program} and works")
+                return present
             for half in prefix.glob(".work-*"):
                 shutil.rmtree(half, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=".work-", dir=prefix) as work:
@@ -59,114 +60,85 @@ def setup(prefix: Path | None = None, progress: Progress = lambda line: None) ->
 
 def _install(work: Path, program: Path, progress: Progress) -> Criu:
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        _packages(progress)
+        _install_packages(progress)
     try:
-        new = build(work, progress)
+        built = build(work, progress)
     except CriuError as failed:
         raise CriuError(f"{failed}; building it needs {' '.join(BUILD)}", failed.details) from failed
-    version = version_of(new)
-    if version < AT_LEAST:
-        raise CriuError(f"the new CRIU says version {_words(version)}, {_words(AT_LEAST)} is needed")
-    if said := _fails(Criu(new, version)):
-        raise CriuError(f"CRIU {_words(version)} was built, but does not work here: {said}")
-    new.replace(program)
-    progress(f"CRIU {_words(version)} is at {program}" + " (not tried: that needs root)" * bool(os.geteuid()))
-    return Criu(program, version)
+    criu = read_program(built)
+    if criu is None or not criu.patched:
+        raise CriuError(f"the new CRIU is not build {build_id()}")
+    if fault := _fault(criu):
+        raise CriuError(f"CRIU {criu.words} was built, but does not work here: {fault}")
+    built.replace(program)
+    progress(f"CRIU {criu.words} is at {program}" + " (not tried: that needs root)" * bool(os.geteuid()))
+    return Criu(program, criu.version, patched=True)
 
 
 def build(work: Path, progress: Progress) -> Path:
     """The program, built in ``work``."""
-    packed = source(work, progress)
-    with tarfile.open(packed) as tar:
+    tarball = fetch_source(work, progress)
+    with tarfile.open(tarball) as tar:
         tar.extractall(work / "source", filter="data")
     (folder,) = (work / "source").iterdir()
+    for patch in PATCHES:
+        _run(["patch", "-p1", "-d", str(folder), "-i", str(patch)])
     progress(f"building {folder.name}, about a minute of computing")
-    _command(["make", "-C", str(folder), f"-j{os.cpu_count() or 1}", "criu"])
-    _command(["strip", str(folder / "criu" / "criu")])
+    _run(["make", "-C", str(folder), f"-j{os.cpu_count() or 1}", f"GITID={build_id()}", "criu"])
+    _run(["strip", str(folder / "criu" / "criu")])
     return folder / "criu" / "criu"
 
 
-def source(work: Path, progress: Progress) -> Path:
-    """The tarball, in ``work``."""
-    for mirror in mirrors():
-        with (
-            suppress(OSError),
-            urllib.request.urlopen(f"{mirror}pool/main/c/criu/{TARBALL}", timeout=FETCH_SECONDS) as answer,
-        ):
+def fetch_source(work: Path, progress: Progress) -> Path:
+    """The tarball, in ``work``, from a mirror among the apt sources, or the archive of all of them."""
+    for address in (*(f"{mirror}pool/main/c/criu/{TARBALL}" for mirror in list_mirrors()), SNAPSHOT):
+        with suppress(OSError), urllib.request.urlopen(address, timeout=FETCH_SECONDS) as answer:
             content = answer.read()
             if hashlib.sha256(content).hexdigest() == SHA256:
                 (work / TARBALL).write_bytes(content)
                 return work / TARBALL
-            progress(f"{mirror} has another {TARBALL} than the one that is known: it is not used")
-    return newest(work, progress)
-
-
-def newest(work: Path, progress: Progress) -> Path:
-    """What `SUITE` has, by an apt whose lists are its own, so that nothing of the machine counts."""
-    mirror = next(iter(mirrors()), None)
-    if mirror is None:
-        raise CriuError(
-            f"its source is on no mirror of Debian among the apt sources; install CRIU {_words(AT_LEAST)} or "
-            "newer, and name it in WINDTUNNEL_CRIU"
-        )
-    progress(f"{TARBALL} is not on the mirror any more; asking apt for that of {SUITE}")
-    for folder in ("lists/partial", "cache/archives/partial", "parts"):
-        (work / folder).mkdir(parents=True)
-    (work / "status").touch()
-    (work / "parts" / "criu.sources").write_text(
-        f"Types: deb-src\nURIs: {mirror}\nSuites: {SUITE}\nComponents: main\n"
-        "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
+            progress(f"{address} is another {TARBALL} than the one that is known: it is not used")
+    raise CriuError(
+        f"{TARBALL} is neither on a mirror of Debian among the apt sources nor at {SNAPSHOT}; build CRIU "
+        f"with {', '.join(map(str, PATCHES))}, and name it in WINDTUNNEL_CRIU"
     )
-    places = {
-        "Dir::State::lists": work / "lists", "Dir::Cache": work / "cache",
-        "Dir::State::status": work / "status", "Dir::Etc::sourcelist": "/dev/null",
-        "Dir::Etc::sourceparts": work / "parts", "Dir::Etc::preferencesparts": "/dev/null",
-        "APT::Sandbox::User": "root",
-    }  # fmt: skip
-    apt = ["apt-get", "-qq", *(word for name, value in places.items() for word in ("-o", f"{name}={value}"))]
-    _command([*apt, "update"])
-    _command([*apt, "source", "--download-only", "--tar-only", "criu"], folder=work)
-    return next(file for file in work.glob("criu_*.orig.tar.*") if file.suffix != ".asc")
 
 
-def mirrors() -> list[str]:
+def list_mirrors() -> list[str]:
     """The mirrors of Debian among the apt sources."""
     if shutil.which("apt-get") is None:
         return []
-    listed = _command(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"])
+    listed = _run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"])
     return [uri for uri in dict.fromkeys(listed.split()) if uri.endswith("/debian/")]
 
 
-def _packages(progress: Progress) -> None:
+def _install_packages(progress: Progress) -> None:
     """What building needs; apt does nothing where all is there."""
     progress(f"packages that building needs: {' '.join(BUILD)}")
     command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *BUILD]
     try:
-        _command(command)
+        _run(command)
     except CriuError:
-        _command(["apt-get", "update", "-qq"])
-        _command(command)
+        _run(["apt-get", "update", "-qq"])
+        _run(command)
 
 
-def _fails(criu: Criu) -> str:
+def _fault(criu: Criu) -> str:
     """Why it does not work here; without root it cannot be tried."""
     return trial(criu) if os.geteuid() == 0 else ""
 
 
-def _command(command: list[str], folder: Path | None = None) -> str:
+def _run(command: list[str]) -> str:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             errors="replace", timeout=COMMAND_SECONDS,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as failed:
         raise CriuError(f"{command[0]} did not run ({failed})") from failed
     if done.returncode != 0:
-        said = (done.stderr or done.stdout)[-4000:]
-        raise CriuError(f"{command[0]} ended with status {done.returncode}", said)
+        raise CriuError(
+            f"{command[0]} ended with status {done.returncode}", (done.stderr or done.stdout)[-4000:]
+        )
     return done.stdout
-
-
-def _words(version: tuple[int, ...]) -> str:
-    return ".".join(str(part) for part in version) or "unknown"

@@ -101,6 +101,12 @@ class Criu:
 
     path: Path
     version: tuple[int, ...]
+    patched: bool = False
+    """It has the patches of this package, so a dump interrupts no call of a process that goes on."""
+
+    @property
+    def words(self) -> str:
+        return ".".join(map(str, self.version))
 
     def dump(
         self,
