@@ -12,11 +12,11 @@ import re
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
 
 from windtunnel.agents.sandbox.machine.channel import opened
-from windtunnel.agents.sandbox.model import Limits, Network, SandboxSpec
+from windtunnel.agents.sandbox.model import NETWORKS, Limits, SandboxSpec
 from windtunnel.agents.sandbox.place import checked_name
+from windtunnel.agents.sandbox.proxy.egress import parse_allowed
 from windtunnel.agents.sandbox.proxy.upstream import split_base
 from windtunnel.base.errors import UserError
 from windtunnel.linux.system import opened as held
@@ -46,8 +46,11 @@ def checked_spec(spec: SandboxSpec) -> None:
 
     if not spec.image.strip() or "\0" in spec.image:
         refuse("image", spec.image, "give 'host', a folder, a tarball or an OCI image layout")
-    if spec.network not in get_args(Network):
-        refuse("network", spec.network, f"use {', '.join(get_args(Network))}")
+    kind, listed, _ = spec.network.partition(":")
+    if kind not in NETWORKS or (listed and kind != "egress"):
+        refuse("network", spec.network, f"use {', '.join(NETWORKS)} or egress:HOST,*.HOST")
+    if kind == "egress":
+        parse_allowed(spec.network)
     if (spec.network == "proxy") != bool(spec.proxy_upstream):
         raise UserError(
             f"sandbox {spec.name}: network 'proxy' and `proxy_upstream`, the model API's URL, go "

@@ -34,7 +34,7 @@ class TurnClass(IntEnum):
 
 
 Change = Literal["created", "modified", "deleted", "renamed", "metadata"]
-Network = Literal["off", "host", "proxy"]
+NETWORKS = ("off", "host", "proxy", "egress")
 """off: loopback alone. host: a veth pair whose other end the host owns. proxy: loopback, on which only the
 host's model proxy listens."""
 
@@ -150,7 +150,8 @@ class SandboxSpec:
 
     name: str
     image: str = "host"
-    network: Network = "off"
+    network: str = "off"
+    """One of `NETWORKS`; ``egress:host,*.host`` reaches these alone, ``egress`` every public host."""
     limits: Limits = field(default_factory=Limits)
     environment: dict[str, str] = field(default_factory=dict)
     workdir: str = "/workspace"

@@ -45,7 +45,9 @@ def create(
     network: Annotated[
         str,
         typer.Option(
-            help="off: loopback alone. host: this host and nothing behind it. proxy: the model API alone."
+            metavar="off|host|proxy|egress[:HOST,*.HOST]",
+            help="off: loopback alone. host: this host and nothing behind it. proxy: the model API alone. "
+            "egress: public hosts, or those listed, by an HTTP proxy that logs.",
         ),
     ] = "off",
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Such as 512M or 2G, or 'none'.")] = "2G",
@@ -83,11 +85,14 @@ def create(
 
     Example: windtunnel sandbox create demo --memory 2G --network off
     """
-    from windtunnel.agents.sandbox.model import Limits, SandboxSpec
+    from windtunnel.agents.sandbox.model import NETWORKS, Limits, SandboxSpec
     from windtunnel.agents.sandbox.place import checked_name
 
-    if network not in ("off", "host", "proxy"):
-        raise UserError(f"sandbox create: --network {network!r} is not accepted; use off, host or proxy")
+    if network.partition(":")[0] not in NETWORKS:
+        raise UserError(
+            f"sandbox create: --network {network!r} is not accepted; use off, host, proxy or "
+            "egress[:HOST,*.HOST]"
+        )
     if (network == "proxy") != bool(proxy_upstream):
         raise UserError("sandbox create: --network proxy and --upstream URL go together")
     if key_file is not None and not proxy_upstream:
@@ -96,7 +101,7 @@ def create(
     spec = SandboxSpec(
         name=checked_name(name),
         image=_image(image),
-        network=network,  # type: ignore[arg-type]
+        network=network,
         limits=Limits(
             memory=bytes_of(memory, "--memory"),
             cpus=amount(cpus, "--cpus", "above 0", float),

@@ -259,7 +259,7 @@ def test_checkpoints(client: Client, verb: Verb) -> None:
         (("create", "x", "--cpus", "0"), "--cpus '0'"),
         (("create", "x", "--cpus", "nan"), "--cpus 'nan'"),
         (("create", "x", "--pids", "1.5"), "--pids '1.5'"),
-        (("create", "x", "--network", "wifi"), "off, host or proxy"),
+        (("create", "x", "--network", "wifi"), "off, host, proxy or egress"),
         (("create", "x", "--network", "proxy"), "--upstream"),
         (("create", "x", "--env", "A"), "write --env KEY=VALUE"),
         (("create", "x", "--env", "A=1", "--env", "A=2"), "given twice"),

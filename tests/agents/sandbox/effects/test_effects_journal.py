@@ -22,7 +22,7 @@ from windtunnel.agents.sandbox.effects import (
     NotDone,
     at_most_once,
 )
-from windtunnel.agents.sandbox.model import Network, SandboxSpec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy.attach import HostProxy
 from windtunnel.base.errors import UserError
@@ -187,7 +187,7 @@ def test_forks_share_what_was_before_and_nothing_after(journal: Journal, payment
 
 @pytest.mark.parametrize("network", ["off", "proxy"])
 def test_a_fork_shares_what_was_before_in_an_earlier_process(
-    tmp_path: Path, payments: Payments, network: Network
+    tmp_path: Path, payments: Payments, network: str
 ) -> None:
     def pay(proxy: HostProxy, box: str) -> Any:
         return proxy.journal.perform(box, 1, "pay", lambda key: payments.charge(1, key))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.machine import Machine, addresses, listen_inside
+from windtunnel.agents.sandbox.machine import Machine, addresses, socket_inside
 
 pytestmark = pytest.mark.root
 
@@ -224,7 +224,7 @@ print([name for _, name in socket.if_nameindex()])
 
 def test_a_listener_inside_belongs_to_the_host(start: Callable[..., Machine]) -> None:
     box = start(network="proxy")
-    with listen_inside(box.externals.netns, 8400) as listener:
+    with socket_inside(box.externals.netns, "listen on", 8400) as listener:
         served = threading.Thread(target=lambda: listener.accept()[0].sendall(b"from the host"))
         served.start()
         code = "print(socket.create_connection(('127.0.0.1', 8400), 10).recv(100).decode())"

@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.criu import doctor, rung
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied
 from windtunnel.agents.sandbox.files.host_image import Package, fill
 from windtunnel.agents.sandbox.host import Host
-from windtunnel.agents.sandbox.machine import listen_inside
+from windtunnel.agents.sandbox.machine import socket_inside
 from windtunnel.agents.sandbox.machine.group import STOPPED
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.place import Home
@@ -305,7 +305,7 @@ def proxy(home: Path) -> None:
     """The host listens inside; the sandbox reaches it, and nobody else does."""
     with Host(home) as host:
         box = host.create(spec("one"))
-        with listen_inside(box.machine().externals.netns, 7080) as plug:
+        with socket_inside(box.machine().externals.netns, "listen on", 7080) as plug:
             box.run("exec 5<>/dev/tcp/127.0.0.1/7080")
             plug.settimeout(DEADLINE)
             conversation, _ = plug.accept()

@@ -15,7 +15,7 @@ from windtunnel import __version__
 from windtunnel.agents.sandbox import model
 from windtunnel.agents.sandbox.client import wire
 from windtunnel.agents.sandbox.daemon.service import Body, Command, Execution, Refused, Service, lines
-from windtunnel.agents.sandbox.model import Facility, Limits, Manifest, Network, SandboxSpec
+from windtunnel.agents.sandbox.model import Facility, Limits, Manifest, SandboxSpec
 from windtunnel.agents.sandbox.protocol import AnySandbox, Log, PendingTurn
 
 LINES = "application/x-ndjson"
@@ -43,7 +43,7 @@ class SpecBody(Body):
     image: str = Field(
         "host", description="'host', a directory, a tarball, an OCI layout, or an image imported before."
     )
-    network: Network = "off"
+    network: str = "off"
     limits: LimitsBody = LimitsBody()
     environment: dict[str, str] = Field(default_factory=dict)
     workdir: str = "/workspace"

@@ -34,7 +34,7 @@ WANTED = [
     "base-files", "base-passwd", "bash", "bzip2", "ca-certificates", "coreutils", "curl", "dash",
     "debianutils", "diffutils", "findutils", "gawk", "git", "grep", "gzip", "hostname", "iproute2", "less",
     "libc-bin", "login", "make", "mawk", "mount", "ncurses-base", "ncurses-bin", "netbase", "patch",
-    "procps", "python3", "python3-minimal", "sed", "tar", "util-linux", "xz-utils", "zlib1g",
+    "procps", "python3", "python3-minimal", "python3-pip", "sed", "tar", "util-linux", "xz-utils", "zlib1g",
 ]  # fmt: skip
 LEFT_OUT = re.compile(
     r"/usr/share/(doc|man|locale|info|lintian|bug|bash-completion|zsh|menu|doc-base|gitweb|pixmaps|icons|"

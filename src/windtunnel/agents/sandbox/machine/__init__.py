@@ -13,11 +13,25 @@ from windtunnel.agents.sandbox.machine.channel import KEPT as CHANNEL_KEPT
 from windtunnel.agents.sandbox.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.machine.leftovers import Guard, collect, leftovers, wait_for_guard
 from windtunnel.agents.sandbox.machine.machine import Machine
-from windtunnel.agents.sandbox.machine.network import addresses, listen_inside, netns_file
+from windtunnel.agents.sandbox.machine.network import addresses, netns_file, socket_inside
 from windtunnel.agents.sandbox.machine.state import shell_effect
 from windtunnel.agents.sandbox.model import Entry
 
 __all__ = [
-    "CHANNEL_KEPT", "Cgroup", "Entry", "Group", "Guard", "Machine", "addresses", "collect", "launch",
-    "leftovers", "listen_inside", "netns_file", "shell_effect", "space", "wait_for_guard", "walls",
+    "CHANNEL_KEPT",
+    "Cgroup",
+    "Entry",
+    "Group",
+    "Guard",
+    "Machine",
+    "addresses",
+    "collect",
+    "launch",
+    "leftovers",
+    "netns_file",
+    "shell_effect",
+    "socket_inside",
+    "space",
+    "wait_for_guard",
+    "walls",
 ]  # fmt: skip

@@ -1,10 +1,10 @@
 """The network namespace of a sandbox: made and owned by the host, so that it outlives the sandbox's
 processes.
 
-It is bound to a file, ``netns``, in the sandbox's folder on the host. ``off`` and ``proxy`` have a loopback
-device and nothing else; ``host`` has a pair of virtual Ethernet devices, one end with the host, with two
-addresses of 198.18.0.0/15 (set aside for measuring, RFC 2544, so no real network is shadowed) and without
-forwarding: the host answers, the rest of the world does not.
+It is bound to a file, ``netns``, in the sandbox's folder on the host. It has a loopback device, and for
+``host`` a pair of virtual Ethernet devices, one end with the host, with two addresses of 198.18.0.0/15 (set
+aside for measuring, RFC 2544, so no real network is shadowed) and without forwarding: the host answers, the
+rest of the world does not. For ``proxy`` and ``egress`` the host listens on the loopback device.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
 from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.machine import listener
 from windtunnel.agents.sandbox.machine.group import Group
-from windtunnel.agents.sandbox.model import Network
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.linux import namespaces
 from windtunnel.linux import network as links
 
-LISTENER = Path(__file__).with_name("listener.py")
+Use = Literal["listen on", "receive on", "connect to"]
 FIRST = (198 << 24) | (18 << 16)
 NETWORKS = 1 << 15
 """Number of /30 networks in 198.18.0.0/15."""
@@ -42,7 +43,7 @@ def device_name(home: Home, box: str) -> str:
     return f"wt{home.tag[:5]}{hashlib.blake2s(box.encode(), digest_size=4).hexdigest()}"
 
 
-def make(home: Home, box: str, network: Network) -> Path:
+def make(home: Home, box: str, network: str) -> Path:
     """The sandbox's network namespace, as it should be; what exists stays. Raises MachineError."""
     file = netns_file(home, box)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -110,46 +111,35 @@ def _connect(file: Path, device: str, who: str) -> None:
         raise
 
 
-def listen_inside(netns: Path, port: int) -> socket.socket:
-    """A TCP socket listening on 127.0.0.1:``port`` of that network namespace, held by this process.
+def socket_inside(netns: Path, use: Use, port: int) -> socket.socket:
+    """A socket of that network namespace, held by this process: one that listens on 127.0.0.1:``port`` (by
+    TCP), one that receives there (by UDP), or one that is connected to it (by TCP).
 
-    Raises MachineError when the port is taken or the namespace is gone.
+    Raises MachineError when the port is taken, nobody listens on it, or the namespace is gone.
     """
-
-    def listen() -> socket.socket:
-        plug = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            plug.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            plug.bind(("127.0.0.1", port))
-            plug.listen(128)
-        except BaseException:
-            plug.close()
-            raise
-        return plug
-
-    if os.geteuid() != 0:
-        return _listen_as_user(netns, port)
     try:
-        return namespaces.within(netns, listen)
+        if os.geteuid() == 0:
+            return namespaces.within(netns, lambda: listener.open_socket(use, port))
+        return _socket_of_user(netns, use, port)
     except OSError as error:
-        raise MachineError(f"cannot listen on port {port} inside the sandbox: {error.strerror}") from error
+        raise MachineError(f"cannot {use} port {port} inside the sandbox: {error.strerror}") from error
 
 
-def _listen_as_user(netns: Path, port: int) -> socket.socket:
+def _socket_of_user(netns: Path, use: Use, port: int) -> socket.socket:
     """The same where the namespace is that of a sandbox's processes, not bound to ``netns``."""
     init = Group(Home(netns.parents[2]), netns.parent.name).init()
     if not init:
-        raise MachineError(f"cannot listen on port {port} inside the sandbox: it does not run")
+        raise MachineError(f"cannot {use} port {port} inside the sandbox: it does not run")
     own, its = socket.socketpair()
     with own, its:
         done = subprocess.run(
-            [sys.executable, "-I", str(LISTENER), str(init), str(port), str(its.fileno())],
+            [sys.executable, "-I", listener.__file__, str(init), use, str(port), str(its.fileno())],
             pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode != 0:
-            raise MachineError(f"cannot listen on port {port} inside the sandbox: {done.stderr.strip()}")
-        _, found, _, _ = socket.recv_fds(own, 1, 1)
-    return socket.socket(fileno=found[0])
+            raise MachineError(f"cannot {use} port {port} inside the sandbox: {done.stderr.strip()}")
+        _, fds, _, _ = socket.recv_fds(own, 1, 1)
+    return socket.socket(fileno=fds[0])
 
 
 def launcher_words(output: str) -> str:

@@ -1,24 +1,26 @@
 """The network of a host's sandboxes: served while they run, told of restores and forks.
 
-A sandbox whose network is ``proxy`` finds the model API at ``http://127.0.0.1:7080``, a socket that the host
-made inside the sandbox's network namespace; nothing else is reachable from there. The proxy starts with the
-first such sandbox. The journal of payments and the like is one for the host, outside every sandbox, so no
-rollback takes it back.
+A sandbox whose network is ``proxy`` finds the model API at ``http://127.0.0.1:7080``, one whose network is
+``egress`` an HTTP proxy at port 3128: sockets that the host made inside the sandbox's network namespace;
+nothing else is reachable from there. What serves them starts with the first such sandbox. The journal of
+side effects is one for the host, outside every sandbox, so no rollback takes it back.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.agents.sandbox.effects import Journal
-from windtunnel.agents.sandbox.machine import listen_inside
+from windtunnel.agents.sandbox.machine import socket_inside
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
+from windtunnel.agents.sandbox.proxy import egress
 from windtunnel.agents.sandbox.proxy.gate import Turning
+from windtunnel.agents.sandbox.proxy.loop import LoopThread
 from windtunnel.agents.sandbox.proxy.upstream import Upstream, read_key, split_base
 from windtunnel.base.errors import UserError
 
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 
 PORT = 7080
 JOURNAL = "effects.sqlite"
+CERTIFICATES = (
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT"),
+    *("NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"),
+)
+"""Variables of the host that name certificates; a sandbox that is let out through it has them too."""
 ADDRESS = f"http://127.0.0.1:{PORT}"
 
 
@@ -39,7 +46,8 @@ def with_address(spec: SandboxSpec) -> SandboxSpec:
     if spec.network != "proxy":
         if spec.proxy_key_file:
             raise UserError(f"sandbox {spec.name}: a key file is for network 'proxy'")
-        return spec
+        out = egress_environment() if is_egress(spec) else {}
+        return replace(spec, environment={**out, **spec.environment})
     if not spec.proxy_upstream:
         raise UserError(f"sandbox {spec.name}: network 'proxy' needs `proxy_upstream`, the model API's URL")
     split_base(spec.proxy_upstream)
@@ -56,11 +64,29 @@ def usable_key(name: str, file: str) -> None:
     read_key(Path(file))
 
 
+def is_egress(spec: SandboxSpec) -> bool:
+    return spec.network.partition(":")[0] == "egress"
+
+
+def egress_environment() -> dict[str, str]:
+    """The variables by which programs find the way out, and the certificates that the host trusts."""
+    proxy = dict.fromkeys(
+        ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), f"http://127.0.0.1:{egress.PROXY_PORT}"
+    )
+    direct = dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1")
+    # the sandbox is what keeps packages apart: Debian's pip would ask for another one inside
+    pip = {"PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+    certificates = {name: os.environ[name] for name in CERTIFICATES if name in os.environ}
+    return {**proxy, **direct, **pip, **certificates}
+
+
 class HostProxy:
-    """Starts the model proxy when a sandbox needs one; does nothing for sandboxes that need none."""
+    """Starts what a sandbox's network needs; does nothing for sandboxes that need nothing."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
+        self._egress: dict[str, egress.Egress] = {}
+        self._loop: LoopThread | None = None
         self._proxy: ModelProxy | None = None
         self._journal: Journal | None = None
         self._lock = threading.Lock()
@@ -84,21 +110,42 @@ class HostProxy:
             return self._proxy
 
     def serve(self, box: Turning, spec: SandboxSpec, netns: Path) -> None:
-        """Be the model API of a sandbox that has just begun to run, or to run again, in that namespace.
+        """Be the model API, or the way out, of a sandbox that has just begun to run, or to run again, in that
+        namespace.
 
         Requests that were at the model when it died go on: their replies answer the agent when it asks again.
         """
         if spec.network == "proxy":
             key_file = Path(spec.proxy_key_file) if spec.proxy_key_file else None
-            listener = listen_inside(netns, PORT)
+            listener = socket_inside(netns, "listen on", PORT)
             try:
                 self.proxy().serve(box, Upstream(spec.proxy_upstream, key_file=key_file), listener)
             except BaseException:
                 listener.close()
                 raise
+        if is_egress(spec):
+            way = egress.Egress(spec.network, self._home.box(box.name) / "egress.log")
+            self._end_egress(box.name)
+            listener = socket_inside(netns, "listen on", egress.PROXY_PORT)
+            names = socket_inside(netns, "receive on", egress.DNS_PORT)
+            self.loop().call(way.listen(listener, names))
+            self._egress[box.name] = way
+
+    def _end_egress(self, name: str) -> None:
+        way = self._egress.pop(name, None)
+        if way is not None:
+            self.loop().call(way.close())
+
+    def loop(self) -> LoopThread:
+        """Where egress and ports are served, started now if it was not yet."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = LoopThread("sandbox-network")
+            return self._loop
 
     def forget(self, name: str) -> None:
         """The sandbox is removed: another of its name is another one."""
+        self._end_egress(name)
         if self._proxy is not None:
             self._proxy.forget(name)
         if (self._home.path / JOURNAL).exists():
@@ -119,10 +166,13 @@ class HostProxy:
 
     def close(self) -> None:
         """Answer what is under way, then end."""
+        for name in list(self._egress):
+            self._end_egress(name)
         with self._lock:
+            if self._loop is not None:
+                self._loop.close()
             if self._proxy is not None:
-                with contextlib.suppress(TimeoutError):
-                    self._proxy.close()
+                self._proxy.close()
             if self._journal is not None:
                 self._journal.close()
             self._proxy = self._journal = None

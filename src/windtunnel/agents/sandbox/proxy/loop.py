@@ -17,27 +17,23 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._closed = False
+        self.closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` on the loop and wait for it. Raises what it raises, and UserError after `close`."""
-        if self._closed:
+    def call(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        """Run ``work`` on the loop and wait for it. Raises what it raises, UserError after `close`, and
+        TimeoutError where it takes longer than ``seconds``."""
+        if self.closed:
             work.close()
             raise UserError(f"{self._name}: it is closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
-    def close(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
-        """End, after ``work``. Raises TimeoutError where that took longer than ``seconds``."""
-        if self._closed:
-            work.close()
-            return
-        self._closed = True
-        try:
-            asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
-        finally:
+    def close(self) -> None:
+        """End; what still runs on the loop is left where it is."""
+        if not self.closed:
+            self.closed = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

@@ -114,7 +114,10 @@ class ModelProxy:
             await asyncio.gather(*(self._hang_up(name) for name in list(self._servers)))
             await self._client.aclose()
 
-        self._loop.close(end(), 4 * self._bounds.ending)
+        if not self._loop.closed:
+            with contextlib.suppress(TimeoutError):
+                self._loop.call(end(), 4 * self._bounds.ending)
+            self._loop.close()
 
     def _conversation(self, name: str) -> Conversation:
         return Conversation(conversation_file(self._home, name))
