@@ -202,7 +202,7 @@ def test_an_agent_asks_once_more_when_the_daemon_was_killed(own_home: Path, mode
         os.kill(daemon, signal.SIGKILL)
         until(lambda: gone(daemon))
         box = client.get("a")  # starts the next daemon
-        until(lambda: b"Error" in box.get("/workspace/first"))
+        until(lambda: b"Disconnected" in box.get("/workspace/first"))
         model.answering.set()
         assert ask(box, "first") == "2"
         client.remove("a")
