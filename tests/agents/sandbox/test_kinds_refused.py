@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.model import Inventory, ProcessStood
-from windtunnel.agents.sandbox.policy.kinds import LOST, beforehand
+from windtunnel.agents.sandbox.model import Inventory, LockStood, ProcessStood
+from windtunnel.agents.sandbox.policy.kinds import LOST, NEVER, beforehand, undumpable
 from windtunnel.agents.sandbox.policy.standing import GIVEN_BACK
 
 FACTS = {
@@ -22,6 +22,7 @@ FACTS = {
     "unix-peer-is-gone": ("sockets", "descriptor 6", "Unix datagram socket connected (its peer is gone)"),
     "tcp-not-accepted": ("sockets", "descriptor 6", "IPv4 stream socket listening (1 not accepted) at x"),
     "udp-unread": ("sockets", "descriptor 7", "IPv4 datagram socket (3 bytes not read) at 127.0.0.1:9"),
+    "tcp-not-sent": ("sockets", "descriptor 6", "IPv4 stream socket (9 bytes not sent) from a to b, flags 2"),
     "system-v-semaphore-undo": ("ipc", GIVEN_BACK, ""),
 }
 QUIET = (
@@ -43,7 +44,7 @@ def held(*facts: tuple[str, str, str]) -> Inventory:
 
 
 def test_every_kind_that_a_fact_shows_is_tried_here() -> None:
-    assert FACTS.keys() == {one.kind for one in LOST if one.fact}
+    assert FACTS.keys() == {one.kind for one in LOST if one.fact and one.lack != "locks"}
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -57,6 +58,25 @@ def test_what_does_not_come_back_is_named_with_whose_it_is(name: str) -> None:
 
 def test_what_comes_back_is_not_named() -> None:
     assert beforehand(held()) == ()
+
+
+def test_a_posix_lock_is_named_and_no_other_lock() -> None:
+    locks = tuple(LockStood(3, kind, True, 0, None) for kind in ("POSIX", "OFDLCK", "FLOCK"))
+    (lack,) = beforehand(Inventory((ProcessStood(7, "app", "", (), locks),)))
+    assert lack.what == "app (process 7 inside): exclusive POSIX lock on descriptor 3"
+    assert "SQLite" in lack.why
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("program", "/memfd:x (deleted)", "from a file in memory"),
+        ("working directory", "/w/dist (deleted), and its name is another's", "the deleted folder /w/dist,"),
+    ],
+)
+def test_what_no_restore_succeeds_with_is_refused(name: str, value: str, why: str) -> None:
+    assert why in undumpable(held(("directories", name, value)))
+    assert undumpable(held(("directories", name, value.partition(",")[0].replace("memfd:", "")))) == ""
 
 
 SEMAPHORE = """python3 -c "
@@ -129,3 +149,4 @@ def test_doctor_tells_what_no_checkpoint_brings_back(home: Path) -> None:
         told = table(said.stdout)
         kinds = told["kinds"] if options else told
         assert all(one.kind in kinds and one.why in str(kinds) for one in LOST)
+        assert all(words in str(told) for words in NEVER)

@@ -30,6 +30,8 @@ FOLDER = Path(kinds.__file__).parent
 UNDUMPED = tuple(one.kind for one in LOST if not one.fact)
 ALONE = ("tcp-half-closed",)
 """Among many others its connection was ended by the restore, which told so; by itself it comes back."""
+SPOILS = ("tcp-not-sent",)
+"""Where CRIU fails to restore such a connection, none comes back: `test_not_restorable` has it by itself."""
 TOGETHER = tuple(name for name in programs() if name not in (*UNDUMPED, *ALONE))
 SECONDS = 120.0
 
@@ -74,7 +76,7 @@ def tried(host: Any) -> Iterator[Tried]:
 
 def test_every_kind_of_the_table_is_a_program() -> None:
     assert len({one.kind for one in LOST}) == len(LOST)
-    assert {one.kind for one in LOST} <= programs().keys()
+    assert {one.kind for one in LOST} <= programs().keys() | set(SPOILS)
 
 
 def test_what_sandboxes_are_refused_is_known(tried: Tried) -> None:
@@ -84,12 +86,12 @@ def test_what_sandboxes_are_refused_is_known(tried: Tried) -> None:
 
 def test_what_does_not_come_back_is_what_the_table_names(tried: Tried) -> None:
     wrong = {name: said for name, said in tried.then.items() if said != "right" and name not in REFUSED}
-    lost = {one.kind for one in LOST if one.fact}
+    lost = {one.kind for one in LOST if one.fact and one.kind not in SPOILS}
     assert {name: said for name, said in wrong.items() if name not in lost} == {}
     assert lost - wrong.keys() == set(), "CRIU brings them back: they are to leave the table"
 
 
-@pytest.mark.parametrize("kind", [one.kind for one in LOST if one.fact])
+@pytest.mark.parametrize("kind", [one.kind for one in LOST if one.fact and one.kind not in SPOILS])
 def test_it_is_told_at_the_checkpoint(tried: Tried, kind: str) -> None:
     (lost,) = (one for one in LOST if one.kind == kind)
     assert any(lack.kind == lost.lack and lost.why in lack.why for lack in tried.lacks), tried.lacks

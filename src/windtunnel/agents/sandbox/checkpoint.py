@@ -46,7 +46,7 @@ from windtunnel.agents.sandbox.model import (
     TurnClass,
 )
 from windtunnel.agents.sandbox.policy import Keep, Settle
-from windtunnel.agents.sandbox.policy.kinds import beforehand
+from windtunnel.agents.sandbox.policy.kinds import NEVER, beforehand
 from windtunnel.agents.sandbox.policy.standing import differences
 from windtunnel.linux.processes import in_vfork
 from windtunnel.store.objects import ObjectError
@@ -220,6 +220,7 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
         spec=order.spec,
         kept=in_words(files, image, shells),
         lacks=lacks,
+        never=NEVER if image is not None else (),
         freeze_seconds=freeze,
         total_seconds=time.monotonic() - begin,
         request=order.request,
@@ -306,6 +307,7 @@ def _full(
             _past_vfork(machine.cgroup)
             before = machine.cgroup.pids()
             found = inventory.inventory(before, machine.pid)
+            inventory.refuse_undumpable(found)
             lacking = beforehand(found)
             if lacking and (settle := order.refused(tries, lacking)).answer == "retry":
                 raise _Passing(settle.pause)

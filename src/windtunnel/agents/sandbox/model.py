@@ -341,6 +341,8 @@ class Manifest:
     spec: SandboxSpec
     kept: tuple[str, ...]
     lacks: tuple[Lack, ...] = ()
+    never: tuple[str, ...] = ()
+    """What no restore of processes brings back, of any sandbox."""
     freeze_seconds: float = 0.0
     total_seconds: float = 0.0
     request: str = ""

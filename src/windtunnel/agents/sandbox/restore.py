@@ -199,7 +199,8 @@ def _restored(
             externals = replace(prepared.result(), root=root)
             Machine.lay_channel(externals, folder / CHANNEL_KEPT)
         note.touch()
-        with launch.group(context.home, spec.name).first():
+        group = launch.group(context.home, spec.name)
+        with group.first(), group.roomy():
             pid = context.criu.restore(folder, externals, meanwhile=look, wanted=note)
         return Machine.adopt(context.home, spec, root, pid)
     except BaseException:

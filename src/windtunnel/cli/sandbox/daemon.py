@@ -22,14 +22,14 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     from windtunnel.agents.sandbox.criu import doctor as examine
     from windtunnel.agents.sandbox.criu import ladder
     from windtunnel.agents.sandbox.place import Home
-    from windtunnel.agents.sandbox.policy.kinds import LOST
+    from windtunnel.agents.sandbox.policy.kinds import LOST, NEVER
     from windtunnel.agents.sandbox.record import leftovers
 
     found = examine()
     left = leftovers(Home(home_of(context))) if "://" not in (context.obj or "") else []
     if as_json:
         kinds = {one.kind: one.why for one in LOST}
-        return print_json({"facilities": found, "kinds": kinds, "leftovers": left})
+        return print_json({"facilities": found, "kinds": kinds, "never": NEVER, "leftovers": left})
     shown = table("", "facility", "found", "gives", "to have it")
     for one in found:
         mark = "[green]✓[/]" if one.present else "[red]✗[/]"
@@ -40,6 +40,9 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     typer.echo("\nof what processes hold, no checkpoint brings back:")
     for kind in LOST:
         typer.echo(f"  {kind.kind}: {kind.why}")
+    typer.echo("\nand of no process:")
+    for words in NEVER:
+        typer.echo(f"  {words}")
     if left:
         typer.echo("\nleft by a crash ('windtunnel sandbox gc' removes it):")
         for line in left:

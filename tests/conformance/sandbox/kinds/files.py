@@ -102,6 +102,15 @@ def sqlite_like_locks() -> Kind:
     expect("the shared memory", mapped[0:5], b"child")
 
 
+def lock_by_device() -> Kind:
+    """A POSIX lock is on a file that is known by its device number, as SQLite knows files."""
+    file = os.open("data", os.O_RDWR | os.O_CREAT, 0o666)
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    device = os.fstat(file).st_dev
+    yield
+    expect("the device number", os.fstat(file).st_dev, device)
+
+
 def ofd_lock() -> Kind:
     """A lock of an open file (OFD), shared with a child, stays until both have closed it."""
     file = os.open("data", os.O_RDWR | os.O_CREAT, 0o666)
@@ -278,6 +287,17 @@ def deleted_folder() -> Kind:
     except FileNotFoundError:
         return
     raise Wrong("the deleted working folder has a name again")
+
+
+def folder_made_anew() -> Kind:
+    """A deleted folder is the working folder, and another one has its name."""
+    os.mkdir("folder")
+    os.chdir("folder")
+    os.rmdir("../folder")
+    os.mkdir("../folder")
+    yield
+    expect("names in the deleted folder", os.listdir("."), [])
+    expect("the folder of that name", os.path.isdir(os.readlink("/proc/self/cwd").partition(" (")[0]), True)
 
 
 def chroot() -> Kind:

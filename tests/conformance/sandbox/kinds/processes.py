@@ -440,3 +440,15 @@ def _gained(give: Callable[[str], None], wanted: bytes) -> None:
 ASKS = """while read -r name first second rest; do
   case $name in Uid:) echo "uid=$second" ;; CapEff:) echo "caps=$first" ;; esac
 done < /proc/$$/status"""
+
+
+def program_in_memory() -> Kind:
+    """A program runs from a file in memory."""
+    memory = os.memfd_create("program")
+    with open("/bin/sleep", "rb") as program:
+        os.write(memory, program.read())
+    started = child(lambda: os.execv(f"/proc/self/fd/{memory}", ["program-in-memory", "1000"]))
+    until(lambda: os.readlink(f"/proc/{started}/exe").startswith("/memfd:"), "the program")
+    yield
+    expect("the program's end", os.waitpid(started, os.WNOHANG), (0, 0))
+    killed(started)

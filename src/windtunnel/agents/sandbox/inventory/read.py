@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import signal
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,11 +21,12 @@ from windtunnel.agents.sandbox.inventory.scheduling import of_thread, scheduled
 from windtunnel.agents.sandbox.inventory.sockets import sockets
 from windtunnel.agents.sandbox.inventory.watches import mark_nameless
 from windtunnel.agents.sandbox.model import Inventory, ProcessStood, ScheduledStood
-from windtunnel.agents.sandbox.policy.standing import GIVEN_BACK, OUTSIDE, SEMAPHORES
+from windtunnel.agents.sandbox.policy.standing import GIVEN_BACK, OUTSIDE, SEMAPHORES, TAKEN
 from windtunnel.linux import namespaces, processes
 from windtunnel.linux.mounts import table
 from windtunnel.linux.system import libc
 
+DELETED = " (deleted)"
 STATUS = {
     "Umask": "umask",
     "Uid": "users",
@@ -53,18 +55,46 @@ def inventory(pids: Iterable[int], init: int) -> Inventory:
     inside = {pid: inner for pid in pids if (inner := processes.inner_pid(pid))}
     ordered = sorted(inside, key=inside.__getitem__)
     have = {pid: opened(pid) for pid in ordered}
+    deleted = DeletedFolders(init)
+    for pid, of in have.items():
+        for number, link in of.links.items():
+            of.links[number] = deleted.mark(f"/proc/{pid}/fd/{number}", link)
     mark_nameless(have.values(), init)
     shared = _shared(have, inside)
     names = sockets({pid: of.links for pid, of in have.items()})
     usual = of_thread(init, thread=0)
     whole = list(_whole(init))
-    stood = [_process(pid, inside, have[pid], shared, names, usual) for pid in ordered]
-    if any(SEMAPHORES in name for _, name, _ in whole):
+    stood = [_process(pid, inside, have[pid], shared, names, usual, deleted) for pid in ordered]
+    if any(SEMAPHORES in name for _, name, _ in whole) and _operated(init):
         for at, pid in enumerate(ordered):
             if _gives_back(pid, init):
                 facts = f"{stood[at].facts}\nipc\t{GIVEN_BACK}\t"
                 stood[at] = replace(stood[at], facts=facts)
     return Inventory(tuple(stood), _lines(whole), time.time())
+
+
+class DeletedFolders:
+    """Deleted folders that are in use. A restore makes each anew under its name and takes it away again: not
+    where something else has that name."""
+
+    def __init__(self, init: int) -> None:
+        self._root = f"/proc/{init}/root"
+        self._known: dict[str, tuple[int, int]] = {}
+
+    def mark(self, path: str, link: str) -> str:
+        """``link``, where ``path`` of /proc leads; with words for one whose name is another's."""
+        if not link.endswith(DELETED) or not link.startswith("/"):
+            return link
+        try:
+            state = os.stat(path)
+        except OSError:
+            return link
+        if not stat.S_ISDIR(state.st_mode):
+            return link
+        name = link.removesuffix(DELETED)
+        first = self._known.setdefault(name, (state.st_dev, state.st_ino))
+        taken = first != (state.st_dev, state.st_ino) or os.path.lexists(self._root + name)
+        return f"{name} {TAKEN}" if taken else link
 
 
 def alarms(pids: Iterable[int]) -> tuple[int, ...]:
@@ -80,13 +110,24 @@ def alarms(pids: Iterable[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _operated(init: int) -> bool:
+    """Whether an operation was ever done on a System V semaphore of the sandbox."""
+    text = namespaces.within(Path(f"/proc/{init}/ns/ipc"), _system_v, "ipc")["sem"]
+    head, *lines = text.splitlines()
+    return any(line.split()[head.split().index("otime")] != "0" for line in lines)
+
+
 def _gives_back(pid: int, init: int) -> bool:
     """Whether a process may have a list of semaphores that the kernel gives back at its end. Only that it has
-    a list, unlike ``init``, can be seen (kcmp(2)); one with threads always has, were it empty."""
-    return bool(libc.syscall(_KCMP, init, pid, _KCMP_SYSVSEM, 0, 0) > 0)
+    a list, unlike a thread of the kernel, can be seen (kcmp(2)): one with threads always has, were it empty,
+    and so has the first process of a restored sandbox, in which CRIU ran helpers of its own."""
+    without = KERNEL_THREAD if content(f"/proc/{KERNEL_THREAD}/comm") == b"kthreadd\n" else init
+    return pid != init and bool(libc.syscall(_KCMP, without, pid, _KCMP_SYSVSEM, 0, 0) > 0)
 
 
 Fact = tuple[str, str, str]
+KERNEL_THREAD = 2
+"""A process that has no list of semaphores, where it is the host's."""
 _KCMP, _KCMP_SYSVSEM = 312 if platform.machine() == "x86_64" else 272, 6
 FLAGS = {"ro", "nosuid", "nodev", "noexec"}
 """Of a mount: those that keep something in."""
@@ -118,10 +159,11 @@ def _process(
     shared: dict[str, str],
     names: dict[str, str],
     usual: ScheduledStood | None,
+    deleted: DeletedFolders,
 ) -> ProcessStood:
     status = dict(_pairs(content(f"/proc/{pid}/status").decode(errors="replace")))
     facts = [
-        *_identity(pid, inside, status),
+        *_identity(pid, inside, status, deleted),
         *_limits(content(f"/proc/{pid}/limits").decode()),
         *_posix_timers(content(f"/proc/{pid}/timers").decode()),
         *_descriptors(inside[pid], have, shared, names),
@@ -136,7 +178,9 @@ def _process(
     )
 
 
-def _identity(pid: int, inside: dict[int, int], status: dict[str, str]) -> Iterable[Fact]:
+def _identity(
+    pid: int, inside: dict[int, int], status: dict[str, str], deleted: DeletedFolders
+) -> Iterable[Fact]:
     yield ("processes", "parent", str(inside.get(int(status.get("PPid", "0")), 0)))
     for name, words in (("NSpgid", "process group"), ("NSsid", "session")):
         yield ("processes", words, status.get(name, "0").rpartition("\t")[2])
@@ -144,7 +188,8 @@ def _identity(pid: int, inside: dict[int, int], status: dict[str, str]) -> Itera
         yield ("processes", words, status.get(name, ""))
     yield ("threads", "threads", _threads(pid, inside[pid], status.get("Threads", "1")))
     for name, words in (("cwd", "working directory"), ("root", "root"), ("exe", "program")):
-        yield ("directories", words, _link(f"/proc/{pid}/{name}"))
+        path = f"/proc/{pid}/{name}"
+        yield ("directories", words, deleted.mark(path, _link(path)))
     environment = hashlib.blake2s(content(f"/proc/{pid}/environ"), digest_size=6).hexdigest()
     yield ("environment", "environment as it was started", environment)
 
@@ -214,11 +259,8 @@ def _whole(init: int) -> Iterable[Fact]:
         head, *lines = text.splitlines()
         for line in lines:
             of = dict(zip(head.split(), line.split(), strict=False))
-            yield (
-                "ipc",
-                f"System V {words} {of[columns[1]]}",
-                " ".join(f"{one} {of[one]}" for one in columns),
-            )
+            value = " ".join(f"{one} {of[one]}" for one in columns)
+            yield ("ipc", f"System V {words} {of[columns[1]]}", value)
 
 
 def _system_v() -> dict[str, str]:

@@ -13,7 +13,7 @@ import termios
 from collections.abc import Mapping
 
 from windtunnel.agents.sandbox.criu import connections
-from windtunnel.agents.sandbox.policy.standing import OUTSIDE, PEERLESS, UNACCEPTED, UNREAD
+from windtunnel.agents.sandbox.policy.standing import OUTSIDE, PEERLESS, UNACCEPTED, UNREAD, UNSENT
 from windtunnel.linux import namespaces
 
 FAMILIES = {
@@ -30,6 +30,7 @@ KINDS = {
     socket.SOCK_RAW: "raw",
 }
 _BY_FAMILY, _REQUEST_DUMP, _SHOW_PEER, _PEER = 20, 0x301, 4, 2
+_SIOCOUTQNSD = 0x894B
 _WAITING = struct.Struct("<24xI")
 """Where TCP_INFO has, for a socket that listens, the number of connections that nobody has accepted."""
 
@@ -116,6 +117,9 @@ def _state(plug: socket.socket) -> list[str]:
     if plug.family == socket.AF_UNIX:
         # CRIU brings connected ends back as a pair without names
         return ["connected"]
+    if plug.type == socket.SOCK_STREAM:
+        (unsent,) = struct.unpack("i", fcntl.ioctl(plug, _SIOCOUTQNSD, bytes(4)))
+        words += [f"({unsent} {UNSENT})"] if unsent else []
     return [*words, "from", _address(plug.getsockname()), "to", _address(other)]
 
 

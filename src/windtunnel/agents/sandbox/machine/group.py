@@ -87,6 +87,10 @@ class Group:
         """Only root can let it go before others."""
         return contextlib.nullcontext()
 
+    def roomy(self) -> contextlib.AbstractContextManager[None]:
+        """There is no limit of all processes together, and nothing to be restored."""
+        return contextlib.nullcontext()
+
     def exists(self) -> bool:
         return self.init() != 0
 

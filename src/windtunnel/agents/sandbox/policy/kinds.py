@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from windtunnel.agents.sandbox.model import Inventory, Lack, LackKind
 from windtunnel.agents.sandbox.policy.standing import (
     GIVEN_BACK,
+    IN_MEMORY,
     NAMELESS,
     PEERLESS,
+    TAKEN,
     UNACCEPTED,
     UNREAD,
+    UNSENT,
     table,
     who,
+    words,
 )
 
 
@@ -34,6 +38,13 @@ class Lost:
     lack: LackKind = "processes"
     fact: str = ""
 
+
+NEVER = (
+    "when a process began: /proc tells the moment of its restore (psutil takes the process for another one)",
+    "the CPU time that a process has used: its clocks begin at 0",
+    "device numbers of files: each restored or forked sandbox has its own",
+)
+"""What no restore brings back, of any process; a checkpoint does not count it as lacking."""
 
 LOST = (
     Lost(
@@ -53,6 +64,16 @@ LOST = (
         "ipc",
         re.escape(GIVEN_BACK),
     ),
+    Lost("tcp-not-sent", "a connection whose other end is full is reset", "sockets", UNSENT),
+    Lost(
+        "lock-by-device",
+        "files have another device number afterwards: a program that knows them by it, as SQLite does, opens "
+        "the file once more and loses the lock when it closes it",
+        "locks",
+        "POSIX lock",
+    ),
+    Lost("program-in-memory", "a program runs from a file in memory (memfd)"),
+    Lost("folder-made-anew", "it uses a deleted folder, and another has its name"),
     Lost("terminal-by-name", "/dev/tty is open beside another descriptor of the terminal"),
     Lost("posix-semaphore", "the name was given to a file whose first name is deleted"),
     Lost("deleted-name-of-two", "an open file lost the name by which it was opened, and has another"),
@@ -68,14 +89,31 @@ def beforehand(inventory: Inventory) -> tuple[Lack, ...]:
     found = list(_facts("the sandbox", inventory.facts))
     for stood in inventory.processes:
         found += _facts(who(stood), stood.facts)
+        for lock in stood.locks:
+            found += _lost(who(stood), "locks", words(lock), "")
     return tuple(found)
+
+
+def undumpable(inventory: Inventory) -> str:
+    """Why no restore would succeed, in words, where CRIU makes an image all the same; else empty."""
+    for stood in inventory.processes:
+        for (kind, name), value in table(stood.facts).items():
+            if kind == "directories" and name == "program" and value.startswith(IN_MEMORY):
+                return f"{who(stood)} runs from a file in memory (memfd), which CRIU does not bring back"
+            if value.endswith(TAKEN):
+                folder = value.partition(" (deleted)")[0]
+                return f"{who(stood)} uses the deleted folder {folder}, and another one has its name"
+    return ""
 
 
 def _facts(whose: str, facts: str) -> Iterator[Lack]:
     for (kind, name), value in table(facts).items():
-        what = f"{name}, {value}"
-        for one in LOST:
-            if one.fact and one.lack == kind and re.search(one.fact, what):
-                words = f"{whose}: {what}" if value else f"{whose}: {name}"
-                yield Lack(one.lack, words, f"CRIU does not bring it back ({one.why})")
-                break
+        yield from _lost(whose, kind, name, value)
+
+
+def _lost(whose: str, kind: str, name: str, value: str) -> Iterator[Lack]:
+    what = f"{name}, {value}" if value else name
+    for one in LOST:
+        if one.fact and one.lack == kind and re.search(one.fact, what):
+            yield Lack(one.lack, f"{whose}: {what}", f"CRIU does not bring it back ({one.why})")
+            break

@@ -28,6 +28,12 @@ GONE = "it is gone"
 OTHER = "they are not what they were"
 UNREAD = "bytes not read"
 """In the value of a descriptor that holds some which a restore does not bring back."""
+UNSENT = "bytes not sent"
+"""In the value of a connection whose other end is full: how many is the kernel's affair."""
+TAKEN = "(deleted), and its name is another's"
+"""What the value of a deleted folder ends with, where something else has its name."""
+IN_MEMORY = "/memfd:"
+"""What the name of a file begins with that lies in memory alone."""
 UNACCEPTED = "not accepted"
 """In the value of a socket that listens, with connections that a restore does not bring back."""
 NAMELESS = "of a deleted file"
@@ -36,6 +42,7 @@ PEERLESS = "connected (its peer is gone)"
 """In the value of a datagram socket that a restore brings back unconnected."""
 SEMAPHORES = "semaphores"
 GIVEN_BACK = "System V semaphores that are given back at its end (SEM_UNDO)"
+_UNSENT = re.compile(rf" \(\d+ {UNSENT}\)")
 _MORE = re.compile(rf", \d+ {UNREAD}$")
 """What a watch tells beside what it told: CRIU makes a deleted file anew while somebody watches it."""
 _COMMAND = 60
@@ -103,11 +110,15 @@ def _facts(whose: str, before: str, after: str) -> list[Lack]:
         current = now.get((kind, name))
         if current == value or (current is not None and value.endswith(OUTSIDE)):
             continue
-        if current is not None and _MORE.sub("", current) == value:
+        if current is not None and _steady(_MORE.sub("", current)) == _steady(value):
             continue
         what = f"{whose}: {name}, {value}" if value else f"{whose}: {name}"
         found.append(Lack(cast(LackKind, kind), what, GONE if current is None else f"it is {current} now"))
     return found
+
+
+def _steady(value: str) -> str:
+    return _UNSENT.sub("", value)
 
 
 def _timers(stood: ProcessStood, current: ProcessStood) -> list[Lack]:
