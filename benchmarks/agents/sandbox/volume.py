@@ -82,8 +82,7 @@ def _all(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> Bytes:
             seat = Seat.new(host, new_name("bytes"))
             replay(trace, seat, on_open=seat.save, on_turn=partial(_end, seat))
             for manifest in seat.box.log().checkpoints:
-                folder = host.home.checkpoints / manifest.id
-                total += bytes_of(manifest, sum(file.stat().st_size for file in folder.iterdir()))
+                total += bytes_of(manifest, host.context.manifests.stored_bytes(manifest.id))
     return total
 
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from support.waiting import until
 from windtunnel.agents.sandbox.place import Home
+from windtunnel.agents.sandbox.store import PageStore
 from windtunnel.linux import cgroup, mounts
 
 COUNTER = """cat > /workspace/count.sh <<'END'
@@ -60,6 +61,45 @@ def traces(home: Path) -> list[str]:
                 if (home_text in line or f"windtunnel-{tag}" in line) and "pytest" not in line:
                     found.append(f"process {entry.name}: {line}")
     return found
+
+
+def flip_in_place(path: Path, at: int, bits: int = 0x55) -> None:
+    """As ``dd conv=notrunc`` does it."""
+    file = os.open(path, os.O_RDWR)
+    (old,) = os.pread(file, 1, at)
+    os.pwrite(file, bytes([old ^ bits]), at)
+    os.close(file)
+
+
+def flip_image(store: PageStore, id: str, part: float = 0.5, *, test: bool = False) -> tuple[Path, int, int]:
+    """Flip bits of the last frame that an image uses, in the file; where, as `flip_in_place` takes it.
+    ``test``: only say where."""
+    store.database.settle(whole=True)
+    with store.database.reading() as db:
+        number = store.recipe(id).frames()[-1]
+        (data,) = db.execute("SELECT pages FROM frame WHERE id=?", (number,)).fetchone()
+    begin = int((len(data) - 24) * part)
+    at = store.database.path.read_bytes().find(data[begin : begin + 24]) + 12
+    assert at > 12, "it lies across two pages of the file"
+    place = store.database.path, at, 0x55
+    if not test:
+        flip_in_place(*place)
+    return place
+
+
+def flip_manifest(store: PageStore, id: str, part: float = 0.5) -> Callable[[], None]:
+    """Flip bits of the row of a manifest; returns what puts it right again."""
+    with store.database.writing() as db:
+        (right,) = db.execute("SELECT data FROM manifest WHERE id=?", (id,)).fetchone()
+        at = int((len(right) - 1) * part)
+        wrong = right[:at] + bytes([right[at] ^ 0x10]) + right[at + 1 :]
+        db.execute("UPDATE manifest SET data=? WHERE id=?", (wrong, id))
+
+    def put_right() -> None:
+        with store.database.writing() as db:
+            db.execute("UPDATE manifest SET data=? WHERE id=?", (right, id))
+
+    return put_right
 
 
 def checked(host: Any) -> None:

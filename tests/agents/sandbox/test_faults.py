@@ -6,14 +6,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hurt import COUNT, COUNTER, checked, fill, frozen, small_disk, wrapped_criu
+from hurt import COUNT, COUNTER, checked, fill, flip_image, flip_manifest, frozen, small_disk, wrapped_criu
 
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
@@ -76,12 +75,11 @@ def _after_room(box: Any) -> Any:
         return None
 
 
-@pytest.mark.parametrize("part", ["pages", "checkpoints"])
-def test_a_full_disk_beside_the_pool(own_home: Path, part: str) -> None:
-    """Where process images, manifests, or what lies between them is kept."""
+def test_a_full_disk_beside_the_pool(own_home: Path) -> None:
+    """Where process images and manifests are kept."""
     from windtunnel.agents.sandbox.host import Host
 
-    with small_disk(own_home / part, "24m") as disk, Host(own_home) as host:
+    with small_disk(own_home / "pages", "24m") as disk, Host(own_home) as host:
         box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; echo good > /workspace/f; X=1")
         good = box.tip
@@ -105,14 +103,6 @@ def test_a_full_disk_beside_the_pool(own_home: Path, part: str) -> None:
 # --- damage --------------------------------------------------------------------------------------------
 
 
-def flip(path: Path, at: float = 0.5) -> None:
-    """Change one bit of a file."""
-    data = bytearray(path.read_bytes())
-    data[int(len(data) * at)] ^= 0x10
-    path.chmod(0o600)
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("at", [0.1, 0.5, 0.95])
 def test_a_damaged_process_image(own_home: Path, at: float) -> None:
     from windtunnel.agents.sandbox.host import Host
@@ -123,8 +113,7 @@ def test_a_damaged_process_image(own_home: Path, at: float) -> None:
         good = box.tip
         turn(box, f"{COUNT}; X=2; head -c 300000 /dev/urandom > /dev/shm/random")
         bad = box.tip
-    flip(own_home / "pages" / "images" / f"{bad}.image", at)
-    shutil.rmtree(own_home / "pages" / "raw" / bad)
+        flip_image(host.context.pages, bad, at)
     with Host(own_home) as host:
         box = host.get("a")
         assert box.info().status == "running"
@@ -150,9 +139,9 @@ def test_damaged_manifests(own_home: Path) -> None:
             turn(box, f"X={number}; echo {number} > /workspace/f")
             ids.append(box.tip)
         host.create(SandboxSpec("b"))
+        flip_manifest(host.context.pages, ids[0])
+        flip_manifest(host.context.pages, ids[2], 0)
     seen: list[Any] = []
-    flip(own_home / "checkpoints" / ids[0] / "manifest.json")
-    (own_home / "checkpoints" / ids[2] / "manifest.json").write_bytes(b"")
     (own_home / "boxes" / "b" / "box.json").write_text("{")
     with Host(own_home, on_event=seen.append) as host:
         problems = [event.detail for event in seen if event.kind == "failed"]

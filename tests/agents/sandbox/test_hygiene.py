@@ -101,8 +101,8 @@ CHECKPOINT = "box.checkpoint(full=True)"
         "after 1 Pool sync",
         "before 1 Pages keep",
         "after 1 Pages keep",
-        "before 1 manifests write_new",
-        "before 1 atomic sync_folder",
+        "before 1 Manifests write",
+        "after 1 Manifests write",
         "before 1 records write",
     ],
 )

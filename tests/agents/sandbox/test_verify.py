@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hurt import flip_image, flip_manifest
 
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.verify import verify
@@ -46,15 +47,13 @@ def test_flipped_bytes_are_found_told_and_not_built_upon(host: Any, make: Callab
     whole = box.checkpoint(full=True)
     box.run(HOLDS.format(1_000_000) + READY)
     flipped = box.checkpoint(full=True)
-    (pack,) = (host.home.pages / "images").glob(f"{flipped.image.id}.*.pack")
-    assert pack.stat().st_size > 1_000_000, (flipped, whole)
-    write(pack, 20_000, bytes(8))
+    flip_image(host.context.pages, flipped.image.id)
 
     report = host.verify(box.name)
     assert {whole.id, flipped.id} <= set(report.checkpoints)
     (damage,) = report.damaged
     assert (damage.checkpoint, damage.box, damage.instead) == (flipped.id, box.name, whole.id)
-    assert pack.name in damage.what[0] and report.files == "checksums of btrfs"
+    assert "store.db is damaged" in damage.what[0] and report.files == "checksums of btrfs"
     assert host.verify(whole.id[:-2]).damaged == ()
     with pytest.raises(SandboxError, match=rf"{flipped.id}.* damaged.*{whole.id}, .* is whole"):
         box.restore()
@@ -97,13 +96,11 @@ def test_flipped_bytes_of_files_and_manifests_are_found(host: Any, make: Callabl
     assert (damage.checkpoint, damage.instead) == (made.id, before.id)
     assert damage.what == ("/workspace/file: Input/output error",)
 
-    manifest = host.home.checkpoints / made.id / "manifest.json"
-    right = manifest.read_bytes()
-    manifest.write_bytes(b"{}")
+    put_right = flip_manifest(host.context.pages, made.id)
     try:
         (damage,) = host.verify(made.id).damaged
         assert (damage.checkpoint, damage.box, damage.instead) == (made.id, "", "")
-        assert "manifest.json" in damage.what[0]
+        assert f"manifest {made.id}" in damage.what[0]
         assert made.id in {one.checkpoint for one in host.verify().damaged}
     finally:
-        manifest.write_bytes(right)  # what nobody can read keeps all that it might need
+        put_right()  # what nobody can read keeps all that it might need

@@ -94,7 +94,7 @@ class Host:
         self._rootless = launch.rootless()
         if self._rootless:
             admit(self.home)
-        for folder in (self.home.path, self.home.boxes, self.home.checkpoints):
+        for folder in (self.home.path, self.home.boxes):
             folder.mkdir(parents=True, exist_ok=True)
         self.home.path.chmod(0o700)
         self._lock_file = locked(self.home)
@@ -111,11 +111,12 @@ class Host:
                     if self._rootless or kernel.missing()
                     else Inspector()
                 )
+            pages = PageStore(self.home.pages)
             self.context = Context(
                 home=self.home,
                 pool=pool,
-                pages=PageStore(self.home.pages),
-                manifests=Manifests(self.home.checkpoints),
+                pages=pages,
+                manifests=Manifests(pages.database),
                 criu=found,
                 inspector=inspector,
                 engine=Engine(workers, decide=self._pick, chosen=self._picked),
@@ -316,6 +317,7 @@ class Host:
             if self.context.inspector is not None:
                 self.context.inspector.close()
             self.context.pool.close(unmount=not runs)
+            self.context.pages.close()
             self._boxes.clear()
             self._guard.close()
             self._lock_file.close()

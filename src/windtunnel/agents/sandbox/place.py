@@ -65,10 +65,6 @@ class Home:
     def pages(self) -> Path:
         return self.path / "pages"
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
     def box(self, name: str) -> Path:
         return self.boxes / name
 

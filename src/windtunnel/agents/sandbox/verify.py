@@ -1,8 +1,8 @@
 """Scrub checkpoints: is what lies on the disk still what was kept, and what can be restored where it is not?
 
-Everything is read past the page cache: manifests, every page of the packs of process images, and files (see
+Everything is read past the page cache: manifests, every page of process images, and files (see
 ``Pool.verify``). A damaged page serves no restore from then on, and the next checkpoint that needs it stores
-it anew (see ``images.scrub``).
+it anew.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ def whole_before(
 def _manifests(context: Context) -> tuple[dict[str, Manifest], dict[str, str]]:
     """All manifests as they are on the disk, and of those that cannot be read, why."""
     known, unreadable = {}, {}
+    context.manifests.forget()
     for id in context.manifests.ids():
         try:
-            known[id] = context.manifests.load(id, cold=True)
+            known[id] = context.manifests.load(id)
         except ObjectError as error:
             if id in context.manifests.ids():  # else it was dropped just now
                 unreadable[id] = str(error)

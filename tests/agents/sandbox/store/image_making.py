@@ -20,6 +20,7 @@ from windtunnel.agents.sandbox.model import (
     ShellState,
     TurnClass,
 )
+from windtunnel.agents.sandbox.store import PageStore
 
 
 def page(seed: int) -> bytes:
@@ -34,9 +35,20 @@ def made(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def packed(store: Path) -> int:
-    """Bytes of all packs of the page store in a folder."""
-    return sum(pack.stat().st_size for pack in (store / "images").glob("*.pack"))
+def stored(store: PageStore) -> int:
+    """Bytes of the store's file that hold something."""
+    with store.database.reading() as db:
+        return store.database.used(db)
+
+
+def frames(store: PageStore) -> int:
+    with store.database.reading() as db:
+        return int(db.execute("SELECT count(*) FROM frame").fetchone()[0])
+
+
+def cold(folder: Path) -> PageStore:
+    """The store as the next process opens it, which has no copies of images."""
+    return PageStore(folder)
 
 
 def image(folder: Path, *seeds: int) -> Path:

@@ -14,11 +14,13 @@ from image_making import manifest
 
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.store import Manifests, new_id
+from windtunnel.agents.sandbox.store.database import Database
 from windtunnel.agents.sandbox.store.manifests import _KIND as KIND
 from windtunnel.agents.sandbox.store.manifests import VERSION
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
 from windtunnel.store.objects import ObjectError
+from windtunnel.store.objects.chunks import compress
 from windtunnel.store.objects.manifest import seal, unseal
 
 
@@ -33,68 +35,63 @@ def test_every_field_comes_back(one: Manifest) -> None:
         assert unseal(Manifest, KIND, VERSION, data, "here") == one
 
 
-def test_a_manifest_is_written_once(tmp_path: Path) -> None:
-    manifests = Manifests(tmp_path / "m")
+@pytest.fixture
+def manifests(tmp_path: Path) -> Manifests:
+    return Manifests(Database(tmp_path))
+
+
+def put(manifests: Manifests, id: str, data: bytes) -> None:
+    with manifests._database.writing() as db:
+        db.execute("UPDATE manifest SET data=? WHERE id=?", (compress(data, 1), id))
+
+
+def test_a_manifest_is_written_once(manifests: Manifests, tmp_path: Path) -> None:
     one = manifest()
     manifests.write(one)
-    assert manifests.load(one.id) == Manifests(tmp_path / "m").find(one.id) == one
+    assert manifests.load(one.id) == Manifests(Database(tmp_path)).find(one.id) == one
     with pytest.raises(ObjectError, match="already"):
         manifests.write(replace(one, turn=9))
-    assert manifests.load(one.id) == one
+    assert manifests.load(one.id) == one and 0 < manifests.stored_bytes(one.id) < 2000
     manifests.remove(one.id)
     manifests.remove(one.id)
     assert manifests.all() == ([], [])
-    with pytest.raises(ObjectError, match="is missing"):
+    with pytest.raises(ObjectError, match="is not there"):
         manifests.load(one.id)
 
 
-def test_no_changed_byte_passes(tmp_path: Path) -> None:
-    manifests = Manifests(tmp_path)
-    manifests.write(manifest("a"))
-    manifests.write(manifest("b"))
-    path = tmp_path / "a" / "manifest.json"
-    data = path.read_bytes()
-    for at in range(len(data) - 1):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+def test_what_is_not_what_was_written_is_refused_by_name(manifests: Manifests) -> None:
+    for id in "ab":
+        manifests.write(manifest(id))
+    data = seal(KIND, VERSION, manifest("a"))
+    for at in range(0, len(data) - 1, 7):
+        put(manifests, "a", data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         good, problems = manifests.all()
         assert [one.id for one in good] == ["b"]
-        assert len(problems) == 1
-        assert str(path) in problems[0]
-    for size in range(0, len(data) - 1, 50):
-        path.write_bytes(data[:size])
-        with pytest.raises(ObjectError, match="damaged"):
+        assert len(problems) == 1 and problems[0].startswith("manifest a in ")
+    for wrong, words in (
+        (data[:-5], "damaged"),
+        (json.dumps({**json.loads(data), "version": VERSION + 1}).encode(), f"version {VERSION} is read"),
+        (seal(KIND, VERSION, manifest("c")), "another checkpoint, c"),
+    ):
+        put(manifests, "a", wrong)
+        with pytest.raises(ObjectError, match=words):
             manifests.load("a")
 
 
-def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
-    manifests = Manifests(tmp_path)
-    manifests.write(manifest("a"))
-    path = tmp_path / "a" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": VERSION + 1}))
-    with pytest.raises(ObjectError, match=f"has version {VERSION + 1}; version {VERSION} is read"):
-        manifests.load("a")
-
-
-def test_a_manifest_under_another_name_or_with_odd_fields(tmp_path: Path) -> None:
-    manifests = Manifests(tmp_path)
-    manifests.write(manifest("a"))
-    (tmp_path / "a").rename(tmp_path / "b")
-    with pytest.raises(ObjectError, match="another checkpoint, a"):
-        manifests.load("b")
+def test_odd_fields_are_refused() -> None:
     value = to_plain(manifest("c"))
-    for changed, told in (
+    for changed, words in (
         ({**value, "colour": 1}, "field colour"),
         ({key: one for key, one in value.items() if key != "turn"}, "field turn"),
         ({**value, "turn": "3"}, "turn is '3'"),
         ({**value, "turn_class": "most"}, "MOST"),
         ({**value, "spec": {**value["spec"], "network": "wifi"}}, "network is 'wifi'"),
     ):
-        with pytest.raises(ObjectError, match=told):
+        with pytest.raises(ObjectError, match=words):
             unseal(Manifest, KIND, VERSION, seal(KIND, VERSION, changed), "here")
 
 
-def test_find_by_prefix(tmp_path: Path) -> None:
-    manifests = Manifests(tmp_path)
+def test_find_by_prefix(manifests: Manifests) -> None:
     with pytest.raises(UserError, match="there is none yet"):
         manifests.find("x")
     for id in ("2026-aa", "2026-ab", "2026-a"):

@@ -2,22 +2,20 @@
 
 Layout below the URL:
 
-- ``packs/<name>.pack``: new pages of one process image and its recipe (see `packs`);
-- ``chunks/...``: pieces of streams of files, by content (see `store.objects.chunks`);
-- ``checkpoints/<id>.json``: the manifest, and names of all packs and chunks that the checkpoint needs, sealed
-  and written last. Without it there is no checkpoint.
+- ``chunks/...``: all data, by content (see `store.objects.chunks`). The pages of a process image in pieces of
+  up to 512, the digests of each piece, the recipe, and the stream of files;
+- ``checkpoints/<id>.json``: the manifest, and names of all chunks that the checkpoint needs, sealed and
+  written last. Without it there is no checkpoint.
 
-What is there already is not sent again. Pages of other sandboxes are never sent: a pack is made for the
-export, and holds only pages of this image. An import fetches and checks everything before any of it is
-visible: a place that lacks an object, or has a wrong one, leaves the host as it was.
+What is there already is not sent again. Pages of other sandboxes are never sent: pieces are made for the
+export, of pages of this image. An import fetches and checks everything before any of it is visible: a place
+that lacks an object, or has a wrong one, leaves the host as it was.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import re
 import secrets
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,41 +23,58 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, cast
 
+import numpy as np
+
 from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.model import Manifest
-from windtunnel.agents.sandbox.store import reader, writer
 from windtunnel.agents.sandbox.store.manifests import Manifests, new_id
-from windtunnel.agents.sandbox.store.packs import LEVEL, Pack, opened
+from windtunnel.agents.sandbox.store.pages import (
+    DIGEST,
+    LEVEL,
+    PAGE,
+    WINDOW,
+    Recipe,
+    digests_of,
+    page_count,
+    windows,
+)
 from windtunnel.agents.sandbox.store.store import PageStore
-from windtunnel.agents.sandbox.store.writer import Known
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import chunks
-from windtunnel.store.objects.files import BLOCK, Files, ObjectError, open_files, told
+from windtunnel.store.objects.files import Files, ObjectError, open_files, told
 from windtunnel.store.objects.manifest import seal, unseal
 
-VERSION = 2
+VERSION = 3
 TRANSFERS = 8
 FOLDER, SUFFIX = "checkpoints", ".json"
+PIECE = chunks.PIECE // PAGE
+"""Pages of a piece."""
 _KIND = "exported checkpoint of a sandbox"
-_PACK = re.compile(r"packs/[A-Za-z0-9][A-Za-z0-9._-]*\.pack")
 
 
 @dataclass(frozen=True)
-class PackFile:
-    """A pack that a checkpoint needs: its size and its SHA-256."""
+class Piece:
+    """Pages in a chunk of so many ``bytes``, and the chunk of their digests."""
 
-    name: str
+    chunk: str
     bytes: int
-    sha256: str
+    digests: str
+
+
+@dataclass(frozen=True)
+class ExportedImage:
+    """``recipe``: the chunk of a `Recipe` whose places count pages through all ``pieces``, from 1 on."""
+
+    pieces: tuple[Piece, ...]
+    recipe: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A checkpoint. ``packs``: the first is that of its image; ``files``: the chunks of the stream of files,
-    in order."""
+    """A checkpoint. ``files``: the chunks of the stream of files, in order."""
 
     manifest: Manifest
-    packs: tuple[PackFile, ...]
+    image: ExportedImage | None
     files: tuple[str, ...]
 
 
@@ -89,11 +104,11 @@ def export_checkpoint(manifest: Manifest, *, pool: Pool, pages: PageStore, url: 
         if manifest.id in _complete(place):
             return
         with ThreadPoolExecutor(TRANSFERS, "windtunnel-export") as jobs, pages.scratch() as work:
-            packs = _send_image(manifest.image.id, pages, place, work, jobs) if manifest.image else ()
+            image = _send_image(manifest.image.id, pages, place, work, jobs) if manifest.image else None
             files = _send_files(manifest.files.id, pool, place, jobs) if manifest.files else ()
         # the names of what it needs are durable before its own is
         place.settle()
-        place.write(_name(manifest.id), seal(_KIND, VERSION, Exported(manifest, packs, files)))
+        place.write(_name(manifest.id), seal(_KIND, VERSION, Exported(manifest, image, files)))
         place.settle()
 
 
@@ -112,10 +127,8 @@ def import_checkpoint(
         with files.open("wb") as out:
             for piece in chunks.get_all(place, found.files, TRANSFERS):
                 out.write(piece)
-        if found.packs:
-            for _ in chunks.in_order(lambda pack: _fetch(place, pack, work), found.packs, TRANSFERS):
-                pass
-            _put_together(work, _local(work, found.packs[0]))
+        if found.image is not None:
+            _fetch_image(place, found.image, work, work / "images")
         return _publish(found.manifest, files, work / "images", pool, pages, manifests, name, key_file)
 
 
@@ -129,15 +142,11 @@ def _name(id: str) -> str:
 
 
 def _exported(place: Files, id: str) -> Exported:
-    """What a checkpoint there consists of, checked. Names become paths, so they are accepted only in the form
-    that an export gives them."""
+    """What a checkpoint there consists of, checked."""
     where = f"{place.url}/{_name(id)}"
     found = unseal(Exported, _KIND, VERSION, place.read(_name(id)), where)
-    odd = [pack.name for pack in found.packs if not _PACK.fullmatch(pack.name)]
-    if odd:
-        raise ObjectError(f"{where} names {odd[0]!r}")
     own = found.manifest
-    if own.id != id or bool(own.image) != bool(found.packs) or bool(own.files) != bool(found.files):
+    if own.id != id or bool(own.image) != bool(found.image) or bool(own.files) != bool(found.files):
         raise ObjectError(f"{where} does not fit its manifest")
     return found
 
@@ -151,47 +160,108 @@ def _chosen(place: Files, wanted: str) -> str:
     return wanted if wanted in ids else ids[-1]
 
 
-def _send_image(
-    id: str, pages: PageStore, place: Files, work: Path, jobs: ThreadPoolExecutor
-) -> tuple[PackFile, ...]:
-    """Send the pages that are not there yet, and the recipe; returns all packs of the image."""
-    held: dict[str, PackFile] = {}
-    for other in _complete(place):
+def _there(place: Files) -> dict[bytes, tuple[Piece, int]]:
+    """Where each page that is at a place already lies: its piece, and its number in it."""
+    pieces: set[Piece] = set()
+    for id in _complete(place):
         # one that is damaged spoils no other: what only it could tell is sent again
         with contextlib.suppress(ObjectError):
-            held.update((pack.name, pack) for pack in _exported(place, other).packs)
-    known = Known(0)
-    for pack in held.values():
-        with contextlib.suppress(ObjectError, FileNotFoundError):
-            index = _remote_pack(place, pack).index()
-            known.add(_stem(pack), index.digests.tobytes(), index.numbers.tolist())
-    images, made = work / "images", work / "made"
-    made.mkdir()
+            image = _exported(place, id).image
+            pieces.update(image.pieces if image else ())
+    found: dict[bytes, tuple[Piece, int]] = {}
+    for piece in sorted(pieces, key=lambda piece: piece.chunk):
+        with contextlib.suppress(ObjectError):
+            if place.size(chunks.path(piece.chunk)) != piece.bytes:
+                place.remove(chunks.path(piece.chunk))
+                continue
+            sums = chunks.get(place, piece.digests)
+            found.update(
+                (sums[at : at + DIGEST], (piece, at // DIGEST)) for at in range(0, len(sums), DIGEST)
+            )
+    return found
+
+
+def _send_image(
+    id: str, pages: PageStore, place: Files, work: Path, jobs: ThreadPoolExecutor
+) -> ExportedImage:
+    """Send the pages that are not there yet, and the recipe."""
+    images, recipe = work / "images", pages.recipe(id)
     pages.materialise(id, images)
-    writer.keep(made, id, images, known, None, jobs)
-    (path,) = made.glob("*.pack")
-    with opened(path) as one:
-        recipe = one.recipe()
-    with path.open("rb") as file:
-        own = PackFile(
-            f"packs/{path.name}", path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
-        )
-    place.upload(own.name, path)
-    others = [held[f"packs/{other}.pack"] for other in recipe.packs[1:]]
-    for pack in others:
-        place.rely(pack.name)
-    return (own, *others)
+    known, held = _there(place), list(pages.digests(recipe))
+    used: dict[Piece, int] = {}
+    fresh: dict[bytes, int] = {}
+    where: list[tuple[Piece | None, int]] = []
+    loose, sums, sent = bytearray(), bytearray(), list[Future[Piece]]()
+
+    def send(data: bytes, digests: bytes) -> Piece:
+        name = chunks.put(place, data, LEVEL)
+        return Piece(name, place.size(chunks.path(name)) or 0, chunks.put(place, digests, LEVEL))
+
+    def cut() -> None:
+        sent.append(jobs.submit(send, bytes(loose), bytes(sums)))
+        loose.clear()
+        sums.clear()
+        if len(sent) > 2 * TRANSFERS:
+            sent[-2 * TRANSFERS].result()
+
+    for file, size, begin in recipe.begins():
+        for first, some in windows(images / file, size):
+            for row, page in enumerate(some):
+                key = held[begin + first + row].tobytes()
+                if not recipe.places[begin + first + row]:
+                    where.append((None, -1))
+                elif key in known:
+                    piece, number = known[key]
+                    used.setdefault(piece, len(used))
+                    where.append((piece, number))
+                else:
+                    if key not in fresh:
+                        fresh[key] = len(fresh)
+                        loose += page.tobytes()
+                        sums += key
+                        if len(sums) == PIECE * DIGEST:
+                            cut()
+                    where.append((None, fresh[key]))
+    if sums:
+        cut()
+    old, places = len(used) * PIECE, np.zeros(len(where), np.int64)
+    for at, (home, number) in enumerate(where):
+        base = used[home] * PIECE if home is not None else old
+        places[at] = base + number + 1 if number >= 0 else 0
+    for piece in used:
+        place.rely(chunks.path(piece.chunk))
+        place.rely(chunks.path(piece.digests))
+    packed = Recipe(recipe.files, places).pack("")
+    names = tuple(chunks.put(place, bytes(part)) for part in chunks.pieces(memoryview(packed)))
+    return ExportedImage((*used, *(job.result() for job in sent)), names)
 
 
-def _remote_pack(place: Files, pack: PackFile) -> Pack:
-    if place.size(pack.name) != pack.bytes:
-        raise ObjectError(f"{place.url}/{pack.name} is cut short")
-    return Pack(
-        f"{place.url}/{pack.name}",
-        pack.bytes,
-        lambda at, length: place.read(pack.name, at, length),
-        lambda: None,
-    )
+def _fetch_image(place: Files, image: ExportedImage, work: Path, into: Path) -> None:
+    """The process image from its pieces."""
+    recipe = Recipe.unpack("", b"".join(chunks.get_all(place, image.recipe, TRANSFERS)))
+    with (work / "pages").open("wb") as out:
+        out.write(bytes(PAGE))
+        names = [name for piece in image.pieces for name in (piece.chunk, piece.digests)]
+        found = chunks.get_all(place, names, TRANSFERS)
+        for number, (piece, data, sums) in enumerate(zip(image.pieces, found, found, strict=False)):
+            if digests_of(np.frombuffer(data, np.uint8).reshape(-1, PAGE)).tobytes() != sums:
+                raise ObjectError(f"{place.url}/{chunks.path(piece.chunk)} does not match its digests")
+            out.seek((1 + number * PIECE) * PAGE)
+            out.write(data)
+        out.truncate((1 + len(image.pieces) * PIECE) * PAGE)
+    held = np.memmap(work / "pages", np.uint8, "r").reshape(-1, PAGE)
+    if (
+        len(recipe.places) != sum(page_count(size) for _, size in recipe.files)
+        or ((recipe.places < 0) | (recipe.places >= len(held))).any()
+    ):
+        raise ObjectError(f"{place.url}: the recipe of an image contradicts itself")
+    into.mkdir()
+    for name, size, begin in recipe.begins():
+        with (into / name).open("xb") as file:
+            for at in range(0, page_count(size), WINDOW):
+                end = min(at + WINDOW, page_count(size))
+                file.write(held[recipe.places[begin + at : begin + end]].reshape(-1).data)
+            file.truncate(size)
 
 
 def _send_files(snapshot: str, pool: Pool, place: Files, jobs: ThreadPoolExecutor) -> tuple[str, ...]:
@@ -208,34 +278,6 @@ def _send_files(snapshot: str, pool: Pool, place: Files, jobs: ThreadPoolExecuto
     pool.send(snapshot, cast(IO[bytes], out))
     out.finish()
     return (*names, *[job.result() for job in waiting])
-
-
-def _stem(pack: PackFile) -> str:
-    return pack.name.removeprefix("packs/").removesuffix(".pack")
-
-
-def _local(work: Path, pack: PackFile) -> Path:
-    return work / f"{_stem(pack)}.pack"
-
-
-def _fetch(place: Files, pack: PackFile, work: Path) -> None:
-    found = hashlib.sha256()
-    with _local(work, pack).open("wb") as out:
-        for at in range(0, pack.bytes, BLOCK):
-            part = place.read(pack.name, at, min(BLOCK, pack.bytes - at))
-            found.update(part)
-            out.write(part)
-    if found.hexdigest() != pack.sha256:
-        raise ObjectError(f"{place.url}/{pack.name} is damaged: it does not match its checksum")
-
-
-def _put_together(work: Path, own: Path) -> None:
-    """The process image from its packs, which checks every page."""
-    with opened(own) as pack:
-        recipe = pack.recipe()
-    (work / "images").mkdir()
-    with ThreadPoolExecutor(TRANSFERS) as jobs:
-        reader.materialise(work, recipe, work / "images", jobs)
 
 
 def _publish(

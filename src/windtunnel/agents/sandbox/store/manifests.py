@@ -1,27 +1,26 @@
-"""Manifests of checkpoints on the disk, sealed and checked whenever they are read.
+"""Manifests of checkpoints: rows of the home's database, sealed and checked whenever they are read.
 
-``<folder>/<id>/manifest.json`` is a `model.Manifest` in the form of `store.objects.manifest`. It appears
-whole, by a link, and is never replaced: a checkpoint exists from the moment it is there.
+A manifest is a `model.Manifest` in the form of `store.objects.manifest`, compressed. A checkpoint exists from
+the moment its row is there, and the row is never replaced.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
-import shutil
+import sqlite3
 import time
-from pathlib import Path
+
+import zstandard
 
 from windtunnel.agents.sandbox.model import Manifest
-from windtunnel.base.atomic import sync_folder, write_new
+from windtunnel.agents.sandbox.store.database import Database
+from windtunnel.agents.sandbox.store.pages import LEVEL
 from windtunnel.base.errors import UserError
-from windtunnel.linux.system import opened
+from windtunnel.store.objects.chunks import compress, decompress
 from windtunnel.store.objects.files import ObjectError, checked, told
 from windtunnel.store.objects.manifest import seal, unseal
 
-VERSION = 2
-NAME = "manifest.json"
+VERSION = 3
 _KIND = "manifest of a sandbox"
 
 
@@ -31,43 +30,39 @@ def new_id() -> str:
 
 
 class Manifests:
-    """All manifests in ``folder``."""
+    """All manifests of a home."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def write(self, manifest: Manifest) -> None:
         """Make the checkpoint exist. On the disk on return; an older one is never replaced."""
-        path = self._path(manifest.id)
-        try:
-            path.parent.mkdir(exist_ok=True, mode=0o700)
-            sync_folder(self._folder)
-            write_new(path, seal(_KIND, VERSION, manifest), mode=0o600)
-        except FileExistsError:
-            raise ObjectError(
-                f"there is a manifest {manifest.id} already, and one is never replaced"
-            ) from None
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                path.parent.rmdir()
-            raise ObjectError(f"manifest {path} cannot be written: {error}") from error
-
-    def load(self, id: str, *, cold: bool = False) -> Manifest:
-        """The manifest of a checkpoint; ``cold``: as the disk has it, whatever the kernel remembers."""
-        path = self._path(id)
-        with told(f"manifest {path} cannot be read"):
+        id = checked(manifest.id)
+        data = compress(seal(_KIND, VERSION, manifest), LEVEL)
+        with told(f"manifest {id} cannot be written"), self._database.writing(durable=True) as db:
             try:
-                if cold:
-                    with opened(path) as given:
-                        os.posix_fadvise(given, 0, 0, os.POSIX_FADV_DONTNEED)
-                data = path.read_bytes()
-            except FileNotFoundError:
-                raise ObjectError(f"checkpoint {id} is not there: {path} is missing") from None
-        manifest = unseal(Manifest, _KIND, VERSION, data, str(path))
+                db.execute("INSERT INTO manifest VALUES(?,?)", (id, data))
+            except sqlite3.IntegrityError:
+                raise ObjectError(f"there is a manifest {id} already, and one is never replaced") from None
+
+    def load(self, id: str) -> Manifest:
+        """The manifest of a checkpoint."""
+        data = self._row(id)
+        if data is None:
+            raise ObjectError(f"checkpoint {id} is not there")
+        where = f"manifest {id} in {self._database.path}"
+        try:
+            plain = decompress(data, zstandard.frame_content_size(data))
+        except (zstandard.ZstdError, TypeError) as error:
+            raise ObjectError(f"{where} is damaged: {error}") from None
+        manifest = unseal(Manifest, _KIND, VERSION, plain, where)
         if manifest.id != id:
-            raise ObjectError(f"{path} is the manifest of another checkpoint, {manifest.id}")
+            raise ObjectError(f"{where} is the manifest of another checkpoint, {manifest.id}")
         return manifest
+
+    def stored_bytes(self, id: str) -> int:
+        """What the manifest of a checkpoint takes of the disk."""
+        return len(self._row(id) or b"")
 
     def find(self, prefix: str) -> Manifest:
         """The checkpoint whose id is ``prefix``, or the only one whose id begins with it."""
@@ -96,18 +91,21 @@ class Manifests:
         return good, problems
 
     def remove(self, id: str) -> None:
-        """Forget a checkpoint, if there is one: the manifest goes first, so never half of one is read."""
-        path = self._path(id)
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-            sync_folder(path.parent)
-        shutil.rmtree(path.parent, ignore_errors=True)
-
-    def _path(self, id: str) -> Path:
-        return self._folder / checked(id) / NAME
+        """Forget a checkpoint, if there is one."""
+        with told(f"manifest {id} cannot be removed"), self._database.writing() as db:
+            db.execute("DELETE FROM manifest WHERE id=?", (checked(id),))
 
     def ids(self) -> list[str]:
         """Of all that there are, readable or not, sorted."""
-        return sorted(
-            entry.name for entry in os.scandir(self._folder) if os.path.exists(os.path.join(entry.path, NAME))
-        )
+        with told("the manifests cannot be read"), self._database.reading() as db:
+            return [str(id) for (id,) in db.execute("SELECT id FROM manifest ORDER BY id")]
+
+    def forget(self) -> None:
+        """What is read next comes from the disk, whatever is remembered of it."""
+        with told("the manifests cannot be read"):
+            self._database.forget()
+
+    def _row(self, id: str) -> bytes | None:
+        with told(f"manifest {id} cannot be read"), self._database.reading() as db:
+            row = db.execute("SELECT data FROM manifest WHERE id=?", (checked(id),)).fetchone()
+        return row[0] if row else None

@@ -1,14 +1,14 @@
 """Process images, kept page by page: what an image shares with any earlier one is stored once.
 
-Each image is one file (see ``packs``): its new pages and its recipe. It is written beside, synced, renamed,
-and only then linked under its id, so a crash at any point leaves all earlier images and at most garbage,
-which ``collect`` removes. Readers and writers of new images share a file lock; only ``collect``, which
-removes and rewrites packs, holds it alone.
+An image is one transaction on the `Database`: its new pages, in compressed frames, and its recipe. So a crash
+at any point leaves all earlier images, and at most frames of a large one that nothing refers to, which
+``collect`` removes. ``collect`` also makes frames smaller of which less than half is needed: pages that are
+not become zeros, and those that stay keep their places.
 
 A page that equals the one in the same place of the image before (``like``) is not even hashed. The newest
-images also stay as they were written (see `RawImages`), within ``keep_raw`` bytes; what is restored from them
-is hashed all the same. Damage that was found is remembered (see ``scrub``): such pages are stored anew with
-the next image that has them.
+images also stay as they were written (see `RawImages`); what is restored from them is hashed all the same.
+Damage that was found is remembered: it serves no restore, and such pages are stored anew with the next image
+that has them.
 
 Source: Crab (arXiv 2604.28138), section 5, keeps whole dumps; pages addressed by content are ours.
 """
@@ -16,24 +16,49 @@ Source: Crab (arXiv 2604.28138), section 5, keeps whole dumps; pages addressed b
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import itertools
 import os
 import shutil
+import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.store import reader, writer
-from windtunnel.agents.sandbox.store.packs import Recipe, opened
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from windtunnel.agents.sandbox.store.database import Database
+from windtunnel.agents.sandbox.store.pages import (
+    DIGEST,
+    FRAME,
+    LEVEL,
+    PAGE,
+    WINDOW,
+    Digests,
+    Pages,
+    Places,
+    Recipe,
+    by_frame,
+    digests_of,
+    files_in,
+    keys_of,
+    page_count,
+    windows,
+    zeros,
+)
 from windtunnel.agents.sandbox.store.raw import RawImages
-from windtunnel.agents.sandbox.store.scrub import Damaged, Found, Unchanged, scrub
-from windtunnel.agents.sandbox.store.writer import Known
+from windtunnel.agents.sandbox.store.writing import Before, Writer
+from windtunnel.base.atomic import write_all
+from windtunnel.store.objects.chunks import compress, decompress
 from windtunnel.store.objects.files import ObjectError, checked, told
 
-IMAGE = ".image"
+_AHEAD = 32
+"""Frames that may be under way at once in a scrub: bounds memory."""
 
 
 @dataclass(frozen=True)
@@ -57,51 +82,44 @@ class Scrubbed:
 
 
 class PageStore:
-    """The images in ``folder``. Any method may be called from several threads and processes at once."""
+    """The images in ``folder``, which one process holds. Any method may be called from several threads."""
 
-    def __init__(self, folder: Path, *, keep_raw: int = 2 * 2**30, workers: int | None = None) -> None:
-        self._folder, self._work = folder / "images", folder / "work"
-        self._lock_path = folder / "lock"
+    def __init__(self, folder: Path) -> None:
         with told(f"the page store {folder} cannot be opened"):
-            for one in (self._folder, self._work, folder / "raw"):
-                one.mkdir(parents=True, exist_ok=True)
-            self._lock_path.touch()
-            self._raw = RawImages(folder / "raw", keep_raw)
-            for path in list(self._work.iterdir()):
-                # what a process that is gone has left
-                if not Path("/proc", path.name.split("-")[0]).exists():
-                    shutil.rmtree(path, ignore_errors=True)
-        self._jobs = ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1), "windtunnel-pages")
+            folder.mkdir(parents=True, exist_ok=True)
+            self.database = Database(folder)
+            self._raw = RawImages(folder / "raw")
+            self._work = folder / "work"
+            shutil.rmtree(self._work, ignore_errors=True)
+            self._work.mkdir()
+            with self.database.reading() as db:
+                (last,) = db.execute("SELECT max(id) FROM frame").fetchone()
+                damage = db.execute("SELECT frame, rows, why FROM damage").fetchall()
+        self._damaged: dict[int, tuple[bytes, str]] = {frame: (rows, why) for frame, rows, why in damage}
+        self._numbers = itertools.count((last or 0) + 1)
+        self._jobs = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "windtunnel-pages")
         self._young: set[str] = set()
-        self._known: Known | None = None
-        self._loading = threading.Lock()
-        self._damaged = Damaged(folder / "damaged.json")
-        self._unchanged = Unchanged(self._folder)
+        self._users = _Users()
 
     def keep(self, id: str, images: Path, *, like: str = "") -> StoredImage:
-        """Store the folder ``images`` under ``id``; on the disk on return. The folder stays the caller's.
+        """Store the folder ``images`` under ``id``; durable with the next manifest. The folder stays the
+        caller's.
 
         ``like``: an image that is probably much the same, best the one before of the same sandbox.
         """
-        path = self._path(checked(id))
-        if path.exists():
-            raise ObjectError(f"there is an image {id} already, and an image is never replaced")
-        with self._held(fcntl.LOCK_SH):
-            known = self._load()
-            self._look_at(known.packs)
-            known = self._load()
-            base = None
-            folder = self._raw.trusted(like) if like else None
+        with self._users.one(), told(f"image {checked(id)} cannot be kept"):
+            before: Before | None = None
+            folder = self._raw.folder(like) if like else None
             if folder is not None:
-                with contextlib.suppress(ObjectError), opened(self._path(like)) as pack:
-                    recipe = pack.recipe()
-                    base = None if self._damaged.hit(recipe) else (folder, recipe)
-            with told(f"image {id} cannot be kept"):
-                kept = writer.keep(self._folder, id, images, known, base, self._jobs)
+                with contextlib.suppress(ObjectError):
+                    before = folder, self.recipe(like)
+            if id in self.ids():
+                raise ObjectError(f"there is an image {id} already, and an image is never replaced")
+            writer = Writer(self.database, self._jobs, lambda: next(self._numbers), tuple(self._damaged))
+            size = writer.keep(id, images, before)
             self._young.add(id)
-            with contextlib.suppress(OSError):
-                self._raw.put(id, images)
-        return StoredImage(*kept)
+            self._raw.put(id, images)
+        return StoredImage(size, writer.bytes_new)
 
     def materialise(self, id: str, into: Path) -> None:
         """Write the files of an image into the folder ``into``, which must be empty or not there yet.
@@ -121,50 +139,46 @@ class PageStore:
 
         What is returned waits for it, and raises StaleCopy when they are not those that were kept.
         """
-        with self._held(fcntl.LOCK_SH), told(f"image {id} cannot be written to {into}"):
+        with self._users.one(), told(f"image {id} cannot be written to {into}"):
             recipe = self.recipe(id)
-            self._look_at(recipe.packs)
-            wrong = self._damaged.hit(recipe)
-            if wrong:
+            if wrong := self._hit(recipe):
                 raise ObjectError(f"image {id} is damaged: {'; '.join(wrong)}")
-            made = not into.exists()
+            missing = not into.exists()
             into.mkdir(parents=True, exist_ok=True)
             if any(into.iterdir()):
                 raise ObjectError(f"the folder {into} for image {id} is not empty")
+            if self._raw.give(id, into):
+                return self._jobs.submit(self._confirm, id, recipe, into).result
             try:
-                checked = self._recheck(recipe)
-                if self._raw.give(id, into):
-                    if checked:
-                        return lambda: None
-                    return self._jobs.submit(self._confirm, recipe, into).result
-                reader.materialise(self._folder, recipe, into, self._jobs)
-                self._raw.put(id, into)
+                self._write_out(recipe, into)
             except (OSError, ObjectError) as error:
                 for file in into.iterdir():
                     file.unlink()
-                if made:
+                if missing:
                     into.rmdir()
                 if isinstance(error, ObjectError):
-                    self._scrub(recipe.packs)
+                    self._scrub(recipe.frames())
                 raise
+            self._raw.put(id, into)
         return lambda: None
 
-    def recipe(self, id: str, *, cold: bool = False) -> Recipe:
-        """How an image is put together; ``cold``: as the disk has it."""
-        path = self._path(checked(id))
-        if not path.exists():
+    def recipe(self, id: str) -> Recipe:
+        """How an image is put together."""
+        with told(f"image {id} cannot be read"), self.database.reading() as db:
+            row = db.execute("SELECT recipe FROM image WHERE id=?", (checked(id),)).fetchone()
+        if row is None:
             raise ObjectError(f"there is no image {id}")
-        with opened(path, cold=cold) as pack:
-            return pack.recipe()
+        return Recipe.unpack(id, row[0])
 
     def ids(self) -> list[str]:
-        return sorted(name.removesuffix(IMAGE) for name in os.listdir(self._folder) if name.endswith(IMAGE))
+        with told("the page store cannot be read"), self.database.reading() as db:
+            return [str(id) for (id,) in db.execute("SELECT id FROM image ORDER BY id")]
 
     def drop(self, id: str) -> None:
         """Forget an image, if there is one. Its bytes go when ``collect`` finds that no other needs them."""
         self._young.discard(id)
-        with contextlib.suppress(FileNotFoundError):
-            self._path(checked(id)).unlink()
+        with told(f"image {id} cannot be dropped"), self.database.writing() as db:
+            db.execute("DELETE FROM image WHERE id=?", (checked(id),))
         self._raw.forget(id)
 
     def collect(self, needed: Iterable[str]) -> int:
@@ -173,111 +187,260 @@ class PageStore:
         Images that this process has kept stay until ``drop`` names them: what needs them may be about to be
         written. When a needed image cannot be read nothing is removed, since its pages are not known.
         """
-        with self._held(fcntl.LOCK_EX):
+        with self._users.alone(), told("the page store cannot be collected"):
             wanted = {*needed, *self._young}
             for id in self.ids():
                 if id not in wanted:
                     self.drop(id)
-            with told("the page store cannot be collected"):
-                self._advance()
-                freed = writer.sweep(self._folder)
-                self._unchanged.forget()
-                self._damaged.keep_only({path.stem for path in self._folder.glob("*.pack")})
-            self._raw.forget_all_but(set(self.ids()))
-            return freed
+            used = self._in_use()
+            with self.database.writing() as db:
+                before = self.database.used(db)
+                numbers = [number for (number,) in db.execute("SELECT id FROM frame")]
+                for number in numbers:
+                    self._thin(db, number, used.get(number, np.empty(0, np.int64)))
+                freed = before - self.database.used(db)
+            self.database.shrink()
+        return freed
 
     def verify(self, id: str) -> list[str]:
         """Read every page of an image from the disk; what is damaged, in words."""
         return self.scrub([id]).damage[id]
 
     def scrub(self, ids: Iterable[str]) -> Scrubbed:
-        """Read all that some images need from the disk, each pack once, and check every page.
+        """Read all that some images need from the disk, each frame once, and check every page.
 
         What is damaged serves no restore from now on, and later images store it anew.
         """
         damage: dict[str, list[str]] = {}
         recipes: dict[str, Recipe] = {}
-        with self._held(fcntl.LOCK_SH), told("the page store cannot be scrubbed"):
+        with self._users.one(), told("the page store cannot be scrubbed"):
+            self.database.forget()
             for id in ids:
                 try:
-                    recipes[id] = self.recipe(id, cold=True)
+                    recipes[id] = self.recipe(id)
                 except ObjectError as error:
                     damage[id] = [str(error)]
-            found = self._scrub(sorted({pack for recipe in recipes.values() for pack in recipe.packs}))
+            read = self._scrub(sorted({frame for recipe in recipes.values() for frame in recipe.frames()}))
             for id, recipe in recipes.items():
-                damage[id] = self._damaged.hit(recipe)
-        return Scrubbed(sum(one.bytes for one in found.values()), damage)
-
-    def _scrub(self, packs: Sequence[str]) -> dict[str, Found]:
-        """Look at packs and remember what is damaged; other processes then learn of it, too."""
-        found = {}
-        for pack in packs:
-            found[pack] = scrub(self._folder / f"{pack}.pack", self._jobs)
-            self._unchanged.see([pack])
-            # on a full disk this process remembers it all the same
-            with contextlib.suppress(OSError):
-                if self._damaged.note(pack, found[pack]):
-                    self._advance()
-        return found
-
-    def _look_at(self, packs: Sequence[str]) -> None:
-        """Check those packs that somebody else has changed."""
-        self._scrub(self._unchanged.suspects(packs))
-
-    def _confirm(self, recipe: Recipe, images: Path) -> None:
-        """Raises StaleCopy when the files of an image that came from the cache are not those kept."""
-        with self._held(fcntl.LOCK_SH), contextlib.suppress(ObjectError, OSError):
-            if reader.matches(self._folder, recipe, images):
-                return
-        self._raw.forget(recipe.id)
-        raise StaleCopy(f"the copy of image {recipe.id} in the cache is damaged")
+                damage[id] = self._hit(recipe)
+        return Scrubbed(read, damage)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A folder for the time being, on the disk of the store."""
         with told("the page store has no room to work in"):
-            folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self._work))
+            folder = Path(tempfile.mkdtemp(dir=self._work))
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _path(self, id: str) -> Path:
-        return self._folder / f"{id}{IMAGE}"
+    def close(self) -> None:
+        self._jobs.shutdown()
+        self.database.close()
 
-    def _recheck(self, recipe: Recipe) -> bool:
-        """Whether there is a raw image from before this process, and it is right; a wrong one is removed."""
-        folder = self._raw.untrusted(recipe.id)
-        if folder is None:
-            return False
-        with contextlib.suppress(ObjectError, OSError):
-            if reader.matches(self._folder, recipe, folder):
-                self._raw.trust(recipe.id)
-                return True
-        self._raw.forget(recipe.id)
-        return False
+    def digests(self, recipe: Recipe) -> Digests:
+        """The address of each page of an image, one a row; zeros for a page of zeros."""
+        found = np.zeros((len(recipe.places), DIGEST), np.uint8)
+        with self.database.reading() as db:
+            for number, which in by_frame(recipe.places):
+                row = db.execute("SELECT digests FROM frame WHERE id=?", (number,)).fetchone()
+                if row is None:
+                    raise ObjectError(f"frame {number} of {self.database.path} is missing")
+                held = np.frombuffer(row[0], np.uint8).reshape(-1, DIGEST)
+                found[which] = held[recipe.places[which] % FRAME]
+        return found
+
+    def _confirm(self, id: str, recipe: Recipe, images: Path) -> None:
+        """Raises StaleCopy when the files of an image that came from the cache are not those kept."""
+        with self._users.one(), contextlib.suppress(ObjectError, OSError, ValueError, IndexError):
+            if files_in(images) == list(recipe.files):
+                right = self.digests(recipe)
+                for name, size, begin in recipe.begins():
+                    for first, pages in windows(images / name, size):
+                        found = digests_of(pages)
+                        found[zeros(pages)] = 0
+                        if not np.array_equal(found, right[begin + first :][: len(pages)]):
+                            raise ObjectError(name)
+                return
+        self._raw.forget(id)
+        raise StaleCopy(f"the copy of image {id} in the cache is damaged")
+
+    def _write_out(self, recipe: Recipe, into: Path) -> None:
+        """Write every file of an image. While some pages are written the next are read."""
+        buffers = [np.empty((min(WINDOW, len(recipe.places)), PAGE), np.uint8) for _ in range(2)]
+        for name, _ in recipe.files:
+            os.close(os.open(into / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        written: list[Future[None]] = []
+        try:
+            for turn, first in enumerate(range(0, len(recipe.places), WINDOW)):
+                places = recipe.places[first : first + WINDOW]
+                pages = buffers[turn % 2][: len(places)]
+                pages[places == 0] = 0
+                reads = [self._jobs.submit(self._fill, *each, places, pages) for each in by_frame(places)]
+                wait(reads)
+                for job in (*reads, *written):
+                    job.result()
+                written = [self._jobs.submit(_spread, recipe, into, first, pages)]
+            for job in written:
+                job.result()
+        finally:
+            # the caller removes the folder after a failure; nothing may write to it then
+            wait(written)
+
+    def _fill(self, number: int, which: NDArray[np.intp], places: Places, pages: Pages) -> None:
+        """Put those of the ``pages`` that lie in a frame where they belong, each checked."""
+        with self.database.reading() as db:
+            held, digests = self._frame(db, number)
+        rows = places[which] % FRAME
+        if rows.max() >= len(held) or (digests_of(held[rows]) != digests[rows]).any():
+            raise ObjectError(f"frame {number} of {self.database.path} is damaged")
+        pages[which] = held[rows]
+
+    def _frame(self, db: sqlite3.Connection, number: int) -> tuple[Pages, Digests]:
+        """The pages of a frame, not yet checked against their digests."""
+        row = db.execute("SELECT digests, pages FROM frame WHERE id=?", (number,)).fetchone()
+        if row is None:
+            raise ObjectError(f"frame {number} of {self.database.path} is missing")
+        try:
+            digests = np.frombuffer(row[0], np.uint8).reshape(-1, DIGEST)
+            plain = decompress(row[1], len(digests) * PAGE)
+        except (ValueError, TypeError, zstandard.ZstdError) as error:
+            raise ObjectError(f"frame {number} of {self.database.path} is damaged: {error}") from None
+        return np.frombuffer(plain, np.uint8).reshape(-1, PAGE), digests
+
+    def _in_use(self) -> dict[int, Places]:
+        """Rows of each frame that images take pages from. Raises ObjectError where that cannot be known."""
+        with self.database.reading() as db:
+            for table in ("image", "manifest"):
+                (said,) = db.execute(f"PRAGMA quick_check({table})").fetchone()
+                if said != "ok":
+                    raise ObjectError(f"nothing is collected while {self.database.path} is damaged: {said}")
+        used = np.empty(0, np.int64)
+        for id in self.ids():
+            try:
+                used = np.union1d(used, self.recipe(id).places)
+            except ObjectError as error:
+                raise ObjectError(
+                    f"nothing is collected while an image that is needed is damaged: {error}"
+                ) from None
+        return {number: used[which] % FRAME for number, which in by_frame(used)}
+
+    def _thin(self, db: sqlite3.Connection, number: int, used: Places) -> None:
+        """Remove a frame of which nothing is used; make one smaller of which less than half is."""
+        (held,) = db.execute("SELECT digests FROM frame WHERE id=?", (number,)).fetchone()
+        digests = np.frombuffer(held[: len(held) // DIGEST * DIGEST], np.uint8).reshape(-1, DIGEST)
+        there = np.flatnonzero(digests.any(axis=1))
+        if 2 * len(used) > len(there):
+            return
+        if len(used) and number in self._damaged:
+            return  # what is still right in it can be read
+        gone = np.setdiff1d(there, used)
+        places = [number * FRAME + int(row) for row in gone]
+        keys = keys_of(digests[gone])
+        db.executemany("DELETE FROM page WHERE key=? AND place=?", zip(keys, places, strict=True))
+        if len(used):
+            try:
+                pages, digests = (each.copy() for each in self._frame(db, number))
+            except ObjectError:
+                return
+            pages[gone], digests[gone] = 0, 0
+            packed = compress(pages.reshape(-1).data, LEVEL)
+            db.execute("UPDATE frame SET digests=?, pages=? WHERE id=?", (digests.tobytes(), packed, number))
+        else:
+            db.execute("DELETE FROM frame WHERE id=?", (number,))
+            db.execute("DELETE FROM damage WHERE frame=?", (number,))
+            self._damaged.pop(number, None)
+
+    def _scrub(self, frames: list[int]) -> int:
+        """Check frames and remember what is damaged; returns bytes read."""
+        read = 0
+        waiting: deque[tuple[int, Future[tuple[int, bytes, str]]]] = deque()
+        for number in [*frames, *[0] * _AHEAD]:
+            if number:
+                waiting.append((number, self._jobs.submit(self._look, number)))
+            if waiting and (len(waiting) > _AHEAD or not number):
+                frame, job = waiting.popleft()
+                count, rows, why = job.result()
+                read += count
+                self._note(frame, rows, why)
+        return read
+
+    def _look(self, number: int) -> tuple[int, bytes, str]:
+        """Bytes of a frame, its rows that are damaged, and why."""
+        try:
+            with self.database.reading() as db:
+                pages, digests = self._frame(db, number)
+                (size,) = db.execute("SELECT length(pages) FROM frame WHERE id=?", (number,)).fetchone()
+        except (ObjectError, OSError) as error:
+            return 0, bytes(range(FRAME)), str(error)
+        wrong = np.flatnonzero((digests_of(pages) != digests).any(axis=1) & digests.any(axis=1))
+        count = f"frame {number} of {self.database.path} is damaged: {len(wrong)} of its pages do not match"
+        return int(size) + digests.size, bytes(wrong.tolist()), f"{count} their digests" if len(wrong) else ""
+
+    def _note(self, frame: int, rows: bytes, why: str) -> None:
+        if bool(rows) == (frame in self._damaged):
+            return
+        if rows:
+            self._damaged[frame] = rows, why
+        else:
+            del self._damaged[frame]
+        # on a full disk this process remembers it all the same
+        with contextlib.suppress(OSError), self.database.writing() as db:
+            db.execute("DELETE FROM damage WHERE frame=?", (frame,))
+            db.executemany("INSERT INTO damage VALUES(?,?,?)", [(frame, rows, why)] if rows else [])
+
+    def _hit(self, recipe: Recipe) -> list[str]:
+        """In words, what an image takes from damaged pages."""
+        found = []
+        for number in sorted(self._damaged.keys() & set(recipe.frames())) if self._damaged else []:
+            rows, why = self._damaged[number]
+            own = recipe.places[recipe.places // FRAME == number] % FRAME
+            count = int(np.isin(own, np.frombuffer(rows, np.uint8)).sum())
+            if count:
+                found.append(f"{count} of its pages: {why}")
+        return found
+
+
+class _Users:
+    """Any number of users at once, or one alone, who waits until the others are done."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self._alone = False
 
     @contextlib.contextmanager
-    def _held(self, kind: int) -> Iterator[None]:
-        """The lock of the store. A fresh descriptor each time: so threads exclude each other too."""
-        with self._lock_path.open("rb") as file:
-            fcntl.flock(file, kind)
+    def one(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._count += 1
+        try:
             yield
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify_all()
 
-    def _advance(self) -> None:
-        """Tell every process that what it knows of places is out of date: packs are about to go."""
-        self._known = None
-        count = self._epoch() + 1
-        with self._lock_path.open("r+b") as file:
-            file.write(count.to_bytes(8, "little"))
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone and not self._count)
+            self._alone = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
 
-    def _epoch(self) -> int:
-        return int.from_bytes(self._lock_path.read_bytes(), "little")
 
-    def _load(self) -> Known:
-        """Digests of all pages; read anew when some process has collected since."""
-        with self._loading:
-            epoch = self._epoch()
-            if self._known is None or self._known.epoch != epoch:
-                self._known = writer.load(self._folder, epoch, self._damaged)
-            return self._known
+def _spread(recipe: Recipe, into: Path, first: int, pages: Pages) -> None:
+    """Write some pages of the image, of which the first is number ``first``, to the files they belong to."""
+    for name, size, begin in recipe.begins():
+        low, high = max(begin, first), min(begin + page_count(size), first + len(pages))
+        if low < high:
+            at = (low - begin) * PAGE
+            with open(into / name, "r+b", buffering=0) as file:
+                file.seek(at)
+                write_all(file.fileno(), pages[low - first : high - first].reshape(-1).data[: size - at])

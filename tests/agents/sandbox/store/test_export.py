@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import sys
 import uuid
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from image_making import FolderPool, content, image, manifest, packed
+from image_making import FolderPool, content, image, manifest
 
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.store import (
@@ -24,7 +24,7 @@ from windtunnel.agents.sandbox.store import (
     import_checkpoint,
 )
 from windtunnel.base.errors import UserError
-from windtunnel.store.objects import LocalFiles, ObjectError
+from windtunnel.store.objects import LocalFiles, ObjectError, chunks
 
 IDS = ("20260101-000000-a", "20260101-000001-b")
 
@@ -36,7 +36,7 @@ class Side:
         self.folder = folder
         self.pool = FolderPool(folder / "pool")
         self.pages = PageStore(folder / "pages")
-        self.manifests = Manifests(folder / "checkpoints")
+        self.manifests = Manifests(self.pages.database)
 
     def export(self, one: Manifest, url: str) -> None:
         export_checkpoint(one, pool=self.pool, pages=self.pages, url=url)
@@ -126,9 +126,10 @@ def test_only_what_is_missing_is_sent(here: Side, url: str) -> None:
     added = {name: size for name, size in after.items() if name not in before}
     assert {name: after[name] for name in before} == before
     assert sum(before.values()) > 6_000_000
-    assert sum(size for name, size in added.items() if name.startswith("/packs")) < 4096 + 4000
-    # the first folder's time and the last file differ: the pieces with these, and no other
-    assert len([name for name in added if name.startswith("/chunks")]) <= 2
+    # of the image a page, its digest, the recipe; of the files the pieces with the first folder's time and
+    # the last file
+    assert len([name for name in added if name.startswith("/chunks")]) <= 5
+    assert len([size for size in added.values() if size > 10_000]) <= 2
 
 
 def test_pages_of_other_sandboxes_are_not_sent(here: Side, tmp_path: Path) -> None:
@@ -139,10 +140,9 @@ def test_pages_of_other_sandboxes_are_not_sent(here: Side, tmp_path: Path) -> No
     fresh.keep("other", folder)
     fresh.keep(IDS[1], tmp_path / IDS[1])
     export_checkpoint(here.manifests.load(IDS[1]), pool=here.pool, pages=fresh, url=str(tmp_path / "place"))
-    lone = PageStore(tmp_path / "lone", keep_raw=0)
-    lone.keep("x", tmp_path / IDS[1])
-    (sent,) = (tmp_path / "place" / "packs").iterdir()
-    assert abs(sent.stat().st_size - packed(tmp_path / "lone")) < 100
+    place = LocalFiles(str(tmp_path / "place"))
+    sent = [chunks.get(place, file.name) for file in (tmp_path / "place" / "chunks").rglob("*.zst")]
+    assert len(sent) > 5 and not any(b"another sandbox" in data for data in sent)
 
 
 def test_parts_older_than_the_checkpoint_stay_apart_from_it(here: Side, tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_damage_at_the_place_is_named_and_nothing_is_taken_in(here: Side, tmp_pa
 def test_what_is_damaged_there_is_not_built_upon(here: Side, tmp_path: Path) -> None:
     place = tmp_path / "place"
     here.export(here.manifests.load(IDS[0]), str(place))
-    (pack,) = (place / "packs").iterdir()
-    os.truncate(pack, 100)
+    pieces = json.loads((place / "checkpoints" / f"{IDS[0]}.json").read_text())["value"]["image"]["pieces"]
+    os.truncate(place / "chunks" / pieces[0]["chunk"][:2] / pieces[0]["chunk"], 100)
     here.export(here.manifests.load(IDS[1]), str(place))
     there = Side(tmp_path / "there")
     got = there.take_in(f"{place}#{IDS[1]}")
@@ -241,8 +241,8 @@ def test_an_export_that_breaks_off_is_no_checkpoint(
 def test_a_failure_of_this_host_undoes_the_import(here: Side, tmp_path: Path) -> None:
     here.export(here.manifests.load(IDS[0]), str(tmp_path / "place"))
     there = Side(tmp_path / "there")
-    shutil.rmtree(there.folder / "checkpoints")
-    (there.folder / "checkpoints").write_text("in the way")
+    with there.pages.database.writing() as db:
+        db.execute("DROP TABLE manifest")
     with pytest.raises(ObjectError, match="cannot be written"):
         there.take_in(str(tmp_path / "place"))
     assert there.pool.snapshots() == there.pages.ids() == []

@@ -1,0 +1,152 @@
+"""The SQLite file of a home: process images page by page, and the manifests of checkpoints.
+
+Writers follow one another in a write-ahead log, and readers wait for nobody. What is written becomes durable
+with the next manifest at the latest: the log is synced in order, so a manifest that is there after a loss of
+power has all that was written before it. A process that is killed leaves whole transactions only.
+
+One process at a time uses the file (a host holds its home); any number of its threads may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from windtunnel.base.errors import UserError
+
+NAME = "store.db"
+FORMAT = 3
+PAGE = 4096
+_LOG_BYTES = 8 << 20
+"""A log that is longer than this is brought into the file."""
+_SCHEMA = """
+CREATE TABLE image(id TEXT PRIMARY KEY, recipe BLOB NOT NULL);
+CREATE TABLE frame(id INTEGER PRIMARY KEY, digests BLOB NOT NULL, pages BLOB NOT NULL);
+CREATE TABLE page(key INTEGER PRIMARY KEY, place INTEGER NOT NULL);
+CREATE TABLE damage(frame INTEGER PRIMARY KEY, rows BLOB NOT NULL, why TEXT NOT NULL);
+CREATE TABLE manifest(id TEXT PRIMARY KEY, data BLOB NOT NULL);
+"""
+"""``image.recipe``: see `pages.Recipe`. ``frame``: up to 64 pages as one zstd frame, and 20 bytes of SHA-256
+of each. ``page``: where the page lies of whose digest ``key`` is the first 8 bytes. ``damage``: which pages
+of a frame are not what was written."""
+
+
+class Database:
+    """The file in ``folder``. Every method raises OSError with the name of the file."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError where ``folder`` holds what another version has written."""
+        self.path = folder / NAME
+        if (folder / "images").is_dir():
+            raise UserError(
+                f"sandbox: {folder.parent} was made by an earlier version, whose checkpoints are not read; "
+                "name another home (WINDTUNNEL_SANDBOX_HOME), or remove this one"
+            )
+        # closing any other descriptor of the file would drop the locks that SQLite holds through its own
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._idle: list[sqlite3.Connection] = []
+        self._writer = threading.Lock()
+        self._jobs = ThreadPoolExecutor(1, "windtunnel-store")
+        with self.reading() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version not in (0, FORMAT):
+            raise UserError(
+                f"sandbox: {self.path} has format {version}, and format {FORMAT} is read; name another home "
+                "(WINDTUNNEL_SANDBOX_HOME), or remove this one"
+            )
+        if not version:
+            with self.reading() as db:
+                db.executescript(
+                    f"PRAGMA page_size={PAGE}; PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL; "
+                    f"BEGIN; {_SCHEMA} PRAGMA user_version={FORMAT}; COMMIT"
+                )
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one thread; each statement sees what was committed when it began."""
+        with self._told():
+            db = self._idle.pop() if self._idle else self._connect()
+            try:
+                yield db
+            except BaseException:
+                db.close()
+                raise
+            self._idle.append(db)
+
+    @contextlib.contextmanager
+    def writing(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """One transaction. ``durable``: it, and all before it, is on the disk after the block."""
+        with self._writer, self.reading() as db:
+            db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+                raise
+        if durable:
+            self._jobs.submit(self.settle)
+
+    def used(self, db: sqlite3.Connection) -> int:
+        """Bytes of the file that hold something, as the connection sees it."""
+        (count,), (free,) = (
+            db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count")
+        )
+        return int(count - free) * PAGE
+
+    def settle(self, *, whole: bool = False) -> None:
+        """Bring the log into the file where it has become long. ``whole``: in any case, and to its end."""
+        with contextlib.suppress(FileNotFoundError):
+            if not whole and os.stat(f"{self.path}-wal").st_size < _LOG_BYTES:
+                return
+        with self.reading() as db:
+            db.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if whole else 'PASSIVE'})").fetchone()
+
+    def shrink(self) -> None:
+        """Give free pages back to the disk; in steps, since each needs room in the log."""
+        with self.reading() as db:
+            (free,) = db.execute("PRAGMA freelist_count").fetchone()
+        for _ in range(0, free, 1024):
+            with self._writer, self.reading() as db:
+                # a row without columns for each page: only a script is stepped to its end
+                db.executescript("PRAGMA incremental_vacuum(1024)")
+            self.settle()
+        self.settle(whole=True)
+
+    def forget(self) -> None:
+        """What is read next comes from the disk, whatever the kernel or SQLite remembers of it."""
+        with contextlib.suppress(OSError):  # where the disk is full, a part stays in the log
+            self.settle(whole=True)
+        while self._idle:
+            self._idle.pop().close()
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        self._jobs.shutdown()
+        while self._idle:
+            self._idle.pop().close()
+        os.close(self._file)
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, timeout=60, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA wal_autocheckpoint=0")
+        db.execute("PRAGMA cell_size_check=ON")
+        db.execute(f"PRAGMA journal_size_limit={4 * _LOG_BYTES}")
+        return db
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+            words = os.strerror(errno.ENOSPC) if full else str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, words, str(self.path)) from error

@@ -1,0 +1,207 @@
+"""A process that is killed at any statement and in the middle of any write, and a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hurt import fill
+from image_making import content, frames, image, manifest
+
+from windtunnel.agents.sandbox.store import Manifests, PageStore
+from windtunnel.store.objects import ObjectError
+
+
+def kept(folder: Path, id: str, images: Path) -> None:
+    """Closed again: no thread may be in SQLite while this process forks."""
+    store = PageStore(folder)
+    store.keep(id, images)
+    store.close()
+
+
+def killed(work: Callable[[], object], *, statement: int = 0, size: int = 0) -> bool:
+    """Run ``work`` in a child that is killed at its ``statement``-th statement, or in the write that makes a
+    file larger than ``size`` bytes; False when it came to its end before."""
+    child = os.fork()
+    if child == 0:
+        try:
+            real = sqlite3.connect
+            begun: list[str] = [""]
+
+            def count(words: str) -> None:
+                # the rows of one `executemany` are one
+                if words[:12] != begun[-1]:
+                    begun.append(words[:12])
+                if len(begun) == statement + 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            def connect(*arguments: Any, **named: Any) -> sqlite3.Connection:
+                db = real(*arguments, **named)
+                db.set_trace_callback(count)
+                return db
+
+            sqlite3.connect = connect
+            if size:
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    died = os.waitstatus_to_exitcode(status)
+    assert died in (0, -signal.SIGKILL, -signal.SIGXFSZ)
+    return died != 0
+
+
+def killed_everywhere(
+    root: Path, prepare: Callable[[Path], object], work: Callable[[Path], object], *, sizes: range
+) -> Iterator[tuple[Path, bool]]:
+    """The state that each kill of ``work`` leaves, and whether it was killed."""
+    kills = [*({"size": size} for size in sizes), *({"statement": step} for step in range(1, 100))]
+    prepare(root / "before")
+    for number, kill in enumerate(kills):
+        folder = shutil.copytree(root / "before", root / f"kill{number}")
+        died = killed(lambda folder=folder: work(folder), **kill)
+        yield folder, died
+        if not died and "statement" in kill:
+            return
+    raise AssertionError("the work has no end")
+
+
+def test_a_kill_while_a_checkpoint_is_written_costs_only_that_checkpoint(tmp_path: Path) -> None:
+    for name, seeds in (("a", (1, 2, 3)), ("new", (*range(20, 90), 1))):
+        image(tmp_path / name, *seeds)
+
+    def write(folder: Path, id: str) -> None:
+        store = PageStore(folder)
+        store.keep(id, tmp_path / id)
+        Manifests(store.database).write(manifest(id))
+        store.close()
+
+    there = []
+    sizes = range(70_000, 420_000, 35_000)
+    for state, died in killed_everywhere(
+        tmp_path, lambda folder: write(folder, "a"), lambda folder: write(folder, "new"), sizes=sizes
+    ):
+        store = PageStore(state)
+        found, problems = Manifests(store.database).all()
+        there.append([one.id for one in found])
+        assert problems == [] and there[-1] in (["a"], ["a", "new"]) and (died or there[-1] == ["a", "new"])
+        assert set(there[-1]) <= set(store.ids()), "a manifest has its image"
+        for id in store.ids():
+            assert store.verify(id) == []
+            store.materialise(id, state / f"out-{id}")
+            assert content(state / f"out-{id}") == content(tmp_path / id)
+        store.collect(["a"])
+        assert frames(store) == 1
+        store.keep("new", tmp_path / "new")
+        assert store.verify("new") == []
+        store.close()
+    assert there[0] == ["a"] and len(there) > len(sizes) + 8
+
+
+def test_a_kill_in_a_large_image_leaves_what_collect_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("windtunnel.agents.sandbox.store.writing._READY", 300_000)
+    monkeypatch.setattr("windtunnel.agents.sandbox.store.writing._WAITING", 1)
+    image(tmp_path / "a", 1)
+    image(tmp_path / "large", *range(1, 400))
+    left = set()
+    for state, _ in killed_everywhere(
+        tmp_path,
+        lambda folder: kept(folder, "a", tmp_path / "a"),
+        lambda folder: kept(folder, "large", tmp_path / "large"),
+        sizes=range(300_000, 1_500_000, 150_000),
+    ):
+        store = PageStore(state)
+        left.add(frames(store))
+        store.collect(["a"])
+        assert (store.ids(), frames(store)) == (["a"], 1)
+        store.close()
+    assert len(left) > 3
+
+
+def test_a_kill_while_the_store_is_collected_costs_nothing(tmp_path: Path) -> None:
+    image(tmp_path / "a", *range(1, 100))
+    image(tmp_path / "b", 4, 5, 200)
+    image(tmp_path / "c", 300)
+
+    def prepare(folder: Path) -> None:
+        for id in "abc":
+            kept(folder, id, tmp_path / id)
+
+    freed = []
+    for state, _ in killed_everywhere(
+        tmp_path, prepare, lambda folder: PageStore(folder).collect(["b"]), sizes=range(4096, 60_000, 7000)
+    ):
+        store = PageStore(state)
+        store.materialise("b", state / "out")
+        assert content(state / "out") == content(tmp_path / "b")
+        freed.append(store.collect(["b"]))
+        assert store.ids() == ["b"] and store.verify("b") == [] and frames(store) == 2
+        store.close()
+    assert freed[0] > freed[-1] == 0
+
+
+def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
+    """The kernel itself refuses, in the middle of a write."""
+    store = PageStore(tmp_path / "store")
+    store.keep("a", image(tmp_path / "a", 1, 2, 3))
+    image(tmp_path / "b", *range(1, 150))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        with pytest.raises(ObjectError, match="image b cannot be kept"):
+            store.keep("b", tmp_path / "b")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, old)
+    assert (store.ids(), frames(store), store.verify("a")) == (["a"], 1, [])
+    store.keep("b", tmp_path / "b")
+    assert store.verify("b") == []
+
+
+@pytest.mark.root
+def test_a_file_system_that_is_full(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    small = tmp_path / "small"
+    small.mkdir()
+    image(tmp_path / "a", *range(1, 80))
+    image(tmp_path / "b", *range(1000, 1900))
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs to mount a tmpfs")
+    try:
+        store = PageStore(small / "store")
+        store.keep("a", tmp_path / "a")
+        store.database.settle(whole=True)
+        with pytest.raises(ObjectError, match=r"No space left on device.*what was stored before is unharmed"):
+            store.keep("b", tmp_path / "b")
+        assert (store.ids(), store.verify("a")) == (["a"], [])
+        store.close()
+        store = PageStore(small / "store")
+        filling = fill(small)
+        with pytest.raises(ObjectError, match="No space left"):
+            store.materialise("a", small / "out")
+        assert not (small / "out").exists()
+        filling.unlink()
+        store.materialise("a", small / "out")
+        assert content(small / "out") == content(tmp_path / "a")
+        store.materialise("a", tmp_path / "out")
+        assert content(tmp_path / "out") == content(tmp_path / "a")
+        store.close()
+    finally:
+        subprocess.run(["umount", small], check=True)
