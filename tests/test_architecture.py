@@ -268,6 +268,7 @@ BROUGHT = {
     ("training.checkpoint", "accelerate"), ("training.checkpoint", "lightning"),
     ("training.checkpoint", "torchmetrics"), ("training.checkpoint", "transformers"),
     ("agents.sandbox", "ray"), ("network.aggregation", "torch"),
+    ("serving.vllm", "torch"), ("serving.vllm", "transformers"),
     ("data.embeddings", "torchrec"), ("data.ingest", "torchrec"), ("trust.gpu", "torch"),
 }  # fmt: skip
 

@@ -105,6 +105,10 @@ CAPABILITIES = (
         ("policy",), "serve", (), "serving", worlds_of="serving.engine",
     ),
     Capability(
+        "serving.vllm", "The engine's policies in the scheduler of a vLLM server",
+        ("live",), "vllm", (), "vllm", calibrates=True, worlds_of="serving.engine", flat=True,
+    ),
+    Capability(
         "serving.variants", "Requests say what they need, and variants of models answer (INFaaS)",
         ROOMS, "serve", ("variants",), "serving",
     ),

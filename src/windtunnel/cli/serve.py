@@ -72,6 +72,12 @@ def serve(
     log: Annotated[
         int, typer.Option(min=0, metavar="N", help="Log the decisions of every Nth step; 0: none.")
     ] = 10,
+    engine: Annotated[
+        str, typer.Option(help="own: Transformers' models; vllm: vLLM's server, scheduled by the policies.")
+    ] = "own",
+    vllm: Annotated[
+        str, typer.Option(metavar="WORDS", help="With --engine vllm: further words of 'vllm serve'.")
+    ] = "",
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -98,7 +104,7 @@ def serve(
         str, typer.Option(metavar="SPEC", help="Emulated: synthetic, as share=0.6,count=3-10,tokens=90.")
     ] = "",
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Emulated: a page with plots.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Emulated: print one JSON value.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
 ) -> None:
     """Serve a model over OpenAI's HTTP API until it is interrupted.
 
@@ -130,6 +136,26 @@ def serve(
             ttft=ttft, tpot=tpot, seed=seed, every=log,
         )  # fmt: skip
         return
+
+    def ready(url: str, number: str) -> None:
+        called = name or Path(str(model or config)).name
+        text = json.dumps({"url": f"{url}/v1", "model": called, "run": number})
+        typer.echo(text if as_json else f"Serving  {called} at {url}/v1\nRun      {number}")
+
+    if engine not in ("own", "vllm"):
+        raise UserError(f"serve: --engine {engine!r} is unknown; accepted are own, vllm")
+    if engine == "vllm":
+        from windtunnel.serving.vllm.serve import Server
+        from windtunnel.serving.vllm.serve import serve as serve_vllm
+        from windtunnel.serving.vllm.settings import Settings
+
+        if model is None:
+            raise UserError("serve: --engine vllm needs DIR, a model's directory or a name that vLLM knows")
+        settings = Settings(branching, admission, ttft, tpot, step_time, every=log)
+        serve_vllm(Server(str(model), name, host, port, vllm), settings, ready)
+        return
+    if vllm:
+        raise UserError("serve: --vllm is for --engine vllm")
     from windtunnel.serving.engine.live.serve import Served
     from windtunnel.serving.engine.live.serve import serve as run
 
@@ -141,12 +167,7 @@ def serve(
         str(prefix_disk or ""), bytes_of["--prefix-disk-kv"] or 16 << 30, device, threads, dtype,
         str(api_key_file or ""), seed, log, ttft, tpot, silent,
     )  # fmt: skip
-    run(
-        served,
-        lambda url, number: typer.echo(
-            f"Serving  {served.name or Path(served.model).name} at {url}/v1\nRun      {number}"
-        ),
-    )
+    run(served, ready)
 
 
 def _emulate(html: Path | None, as_json: bool, **asked: Any) -> None:

@@ -1,0 +1,186 @@
+"""Rows of the bench: see the package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from statistics import median
+
+import numpy as np
+
+from benchmarks.figures import figure
+from benchmarks.harness.measure import in_turn, quantile
+from benchmarks.harness.rows import Row
+from benchmarks.serving.vllm.servers import Answer, Asked, Live, prompts, servers
+from windtunnel import serving
+from windtunnel.base.plain import from_plain
+from windtunnel.serving.engine.model import Request
+from windtunnel.serving.engine.policy.step import Limits
+from windtunnel.serving.vllm.calibrate import fitted
+from windtunnel.serving.vllm.settings import Settings
+from windtunnel.store import eventlog
+
+LOADS = (0.8, 1.0, 1.2)
+PROMPT, TOKENS, TOGETHER = 96, 24, 8
+BRANCHES, TURNS = 6, 5
+
+
+def load() -> str:
+    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+
+
+def closed(count: int, temperature: float = 0.0, length: int = PROMPT, tokens: int = TOKENS) -> list[Asked]:
+    """So many requests at once, the same each time but for their prompts' first token."""
+    random = np.random.default_rng(1)
+    return [Asked(0.0, one, tokens, temperature=temperature) for one in prompts(count, length, random)]
+
+
+def speed_rows(quick: bool) -> Iterator[Row]:
+    """Tokens a second of both, and what the twin says of ours."""
+    count, repeats = (8, 3) if quick else (16, TURNS)
+    with servers({"vllm": None, "ours": Settings(admission="wait")}) as up:
+        same = [live.ask(closed(count), TOGETHER)[0] for live in up.values()]  # warm, too
+        same_tokens = [[one.tokens for one in answers] for answers in same]
+        fresh = iter(range(1, 1000))
+
+        def speed(live: Live) -> tuple[float, float]:
+            asked = [Asked(0.0, [next(fresh) % 4000 + 3, *one.prompt[1:]], TOKENS) for one in closed(count)]
+            before = live.spent()
+            answers, seconds = live.ask(asked, TOGETHER)
+            tokens = sum(one.count for one in answers)
+            return tokens / seconds, tokens / (live.spent() - before)
+
+        found = in_turn({name: lambda live=live: speed(live) for name, live in up.items()}, repeats)
+        for place, words in ((0, "tokens/s"), (1, "tokens a processor second")):
+            ours, own = (median(one[place] for one in found[name]) for name in ("ours", "vllm"))
+            yield figure("speed", f"ours against vLLM's own, {words}", "x", ours / own, ">= 0.97",
+                         note=f"{ours:.1f} against {own:.1f}; {load()}")  # fmt: skip
+        equal = sum(one == other for one, other in zip(*same_tokens, strict=True))
+        yield figure("speed", "requests with the same tokens", "", equal / count, "1")
+        yield from twin_rows(up["ours"], count)
+
+
+def twin_rows(live: Live, count: int) -> Iterator[Row]:
+    """A stretch of requests, and the twin given the steps that were measured before."""
+    time, error = fitted(eventlog.read(live.events))
+    random = np.random.default_rng(2)
+    _, seconds = live.ask(closed(count), TOGETHER)
+    gap = 1.5 * seconds / count
+    after = np.cumsum(random.exponential(gap, 2 * count))
+    asked = [
+        Asked(float(at), one, TOKENS)
+        for at, one in zip(after, prompts(len(after), PROMPT, random), strict=True)
+    ]
+    seen = len(eventlog.read(live.events))
+    live.ask(asked)
+    events = eventlog.read(live.events)
+    limits = from_plain(Limits, next(one["limits"] for one in events if one["kind"] == "engine"))
+    some = [one for one in events[seen:] if one["kind"] == "arrives"]
+    requests = [from_plain(Request, one["request"]) for one in some]
+    requests.sort(key=lambda one: one.arrival)
+    first, end = live_times(events[seen:], requests)
+    emulated = serving.emulated(requests, limits, time)
+    for name, measured, twin in (
+        ("TTFT", first - emulated.arrival, emulated.first - emulated.arrival),
+        ("TPOT", (end - first) / (TOKENS - 1), (emulated.end - emulated.first) / (TOKENS - 1)),
+    ):
+        for share in (0.5, 0.95):
+            one, other = (quantile(each.tolist(), share) for each in (measured, twin))
+            yield figure(
+                "speed", f"twin: {name} p{share * 100:g} in the scheduler", "s", one, "within 15 %",
+                emulated=other, met=abs(other / one - 1) <= 0.15,
+                note=f"step model {error:.0%} off on average; {load()}",
+            )  # fmt: skip
+
+
+def live_times(
+    events: Sequence[dict[str, object]], requests: Sequence[Request]
+) -> tuple[np.ndarray, np.ndarray]:
+    """When each request had its first and its last token, as the scheduler saw it."""
+    place = {one.id: at for at, one in enumerate(requests)}
+    left = [one.prompt for one in requests]
+    first, end = (np.full(len(requests), np.nan) for _ in range(2))
+    for event in events:
+        if event["kind"] != "step":
+            continue
+        for number, depth in event["admitted"]:  # type: ignore[attr-defined]
+            if number in place:
+                left[place[number]] -= depth
+        for number, _, tokens in event["computed"]:  # type: ignore[attr-defined]
+            if number in place:
+                at = place[number]
+                left[at] -= tokens
+                if left[at] <= 0:
+                    first[at] = np.fmin(first[at], event["ended"])
+                    end[at] = event["ended"]
+    return first, end
+
+
+def objective_rows(quick: bool) -> Iterator[Row]:
+    """Requests that come at their own pace, with objectives, around what the server can do."""
+    count, repeats = (16, 1) if quick else (24, 3)
+    with servers({"vllm": None, "ours": Settings(admission="refuse", ttft=1.0)}) as up:
+        for live in up.values():
+            live.ask(closed(count), TOGETHER)
+        seconds = median(up["vllm"].ask(closed(count), 16)[1] for _ in range(2))
+        capacity = count / seconds
+        ttft, tpot = 1.0, 1.0
+        for share in LOADS:
+            random = np.random.default_rng(int(10 * share))
+            after = np.cumsum(random.exponential(1 / (share * capacity), 2 * count))
+            asked = [
+                Asked(float(at), one, TOKENS)
+                for at, one in zip(after, prompts(len(after), PROMPT, random), strict=True)
+            ]
+            found = in_turn({name: partial(answers, live, asked) for name, live in up.items()}, repeats)
+            ours, own = (kept(found[name], ttft, tpot) for name in ("ours", "vllm"))
+            refused = sum(one.refused for turn in found["ours"] for one in turn)
+            yield figure(
+                "objectives", f"kept at {share:g} of capacity: ours against vLLM's own", "share", ours,
+                f">= {own:.2f}", note=f"{own:.2f} of vLLM's own; {refused} of {repeats * len(asked)} refused;"
+                f" {capacity:.2f} requests/s, first token within {ttft:g} s; {load()}",
+            )  # fmt: skip
+
+
+def kept(turns: Sequence[Sequence[Answer]], ttft: float, tpot: float) -> float:
+    return median(sum(one.kept(ttft, tpot) for one in answers) / len(answers) for answers in turns)
+
+
+def branch_rows(quick: bool) -> Iterator[Row]:
+    """Half of the requests have several answers: how many of them run in a step, by policy."""
+    count, repeats = (10, 1) if quick else (16, 3)
+    names = ("off", "eager", "taper")
+    base = closed(count)
+    with servers({"probe": None}) as up:
+        up["probe"].ask(base, 1)
+        alone = median(up["probe"].ask(closed(4), 1)[1] / 4 for _ in range(2)) / TOKENS
+    tpot = 2.5 * alone
+    with servers({name: Settings(name, "wait", tpot=tpot, ttft=60 * tpot) for name in names}) as up:
+        for live in up.values():
+            live.ask(base, TOGETHER)
+        seconds = median(up["eager"].ask(mixed(count, 0.0, 0), TOGETHER)[1] for _ in range(2))
+        for share in (0.4, 0.7, 1.0):
+            asked = mixed(count, seconds / share / count, int(10 * share))
+            found = in_turn({name: partial(answers, live, asked) for name, live in up.items()}, repeats)
+            shares = {name: kept(found[name], 60 * tpot, tpot) for name in names}
+            others = max(shares["off"], shares["eager"])
+            yield figure(
+                "branches", f"kept at {share:g} of capacity: taper", "share", shares["taper"],
+                f">= {others:.2f}", note=f"off {shares['off']:.2f}, eager {shares['eager']:.2f}; a token"
+                f" within {tpot * 1e3:.0f} ms; {load()}",
+            )  # fmt: skip
+
+
+def answers(live: Live, asked: Sequence[Asked]) -> list[Answer]:
+    return live.ask(asked)[0]
+
+
+def mixed(count: int, gap: float, seed: int) -> list[Asked]:
+    random = np.random.default_rng(seed)
+    after = np.cumsum(random.exponential(gap, count)) if gap else np.zeros(count)
+    answers = [BRANCHES if at % 2 else 1 for at in range(count)]
+    return [
+        Asked(float(at), one, TOKENS, many, 1.0 if many > 1 else 0.0)
+        for at, one, many in zip(after, prompts(count, PROMPT, random), answers, strict=True)
+    ]

@@ -1,0 +1,145 @@
+"""The servers of the bench, and clients that ask them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from math import inf, nan
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+import numpy as np
+import psutil
+
+from windtunnel.serving.vllm.calibrate import SHAPE, WORDS, build_model
+from windtunnel.serving.vllm.serve import Server, free_port, started
+from windtunnel.serving.vllm.settings import Settings
+
+EACH = 600.0
+"""Seconds in which a request is answered."""
+
+
+def missing() -> str:
+    return "" if find_spec("vllm") else "left out: vLLM is not installed (docs/vllm.md)"
+
+
+@dataclass
+class Answer:
+    """Of a request, seconds: when it was sent, its first token, its last one; the tokens of each answer.
+    ``refused``: it got none."""
+
+    sent: float
+    first: float = nan
+    end: float = nan
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    refused: bool = False
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.tokens.values()))
+
+    def kept(self, ttft: float, tpot: float) -> bool:
+        """Whether its first token and all others came as they were promised."""
+        most = max(map(len, self.tokens.values()), default=1)
+        late = self.first - self.sent > ttft or self.end - self.first > tpot * max(1, most - 1)
+        return not self.refused and not late
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: ``after`` so many seconds."""
+
+    after: float
+    prompt: Sequence[int]
+    tokens: int
+    answers: int = 1
+    temperature: float = 0.0
+
+
+@dataclass
+class Live:
+    """A server that is up."""
+
+    url: str
+    process: psutil.Process
+    events: Path
+
+    def spent(self) -> float:
+        """Processor seconds of all its processes."""
+        parts = [self.process, *self.process.children(recursive=True)]
+        return sum(sum(part.cpu_times()[:2]) for part in parts)
+
+    def ask(self, requests: Sequence[Asked], at_once: int = 1 << 30) -> tuple[list[Answer], float]:
+        """The answers, and seconds until the last one."""
+        return asyncio.run(_all(self.url, requests, at_once))
+
+
+@contextmanager
+def servers(settings: Mapping[str, Settings | None], words: str = WORDS) -> Iterator[dict[str, Live]]:
+    """A server for each name, all of one model; None: with vLLM's own scheduler."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        model = build_model(folder / "model")
+        running = {}
+        for name, one in settings.items():
+            port = free_port("127.0.0.1", 0)
+            events = folder / f"{name}.jsonl"
+            asked = replace(one or Settings(), events=str(events))
+            server = Server(str(model), "bench", port=port, more=words, scheduler=one is not None)
+            url = f"http://127.0.0.1:{port}"
+            log = stack.enter_context((folder / f"{name}.log").open("wb"))
+            process = stack.enter_context(started(server.command(asked), url, log.fileno()))
+            running[name] = Live(url, psutil.Process(process.pid), events)
+        yield running
+
+
+def prompts(count: int, length: int, random: np.random.Generator) -> list[list[int]]:
+    return random.integers(3, SHAPE["vocab_size"], (count, length)).tolist()
+
+
+async def _all(url: str, requests: Sequence[Asked], at_once: int) -> tuple[list[Answer], float]:
+    room = asyncio.Semaphore(at_once)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+    began = time.monotonic()
+    async with httpx.AsyncClient(timeout=EACH, limits=limits) as client:
+
+        async def one(request: Asked) -> Answer:
+            await asyncio.sleep(began + request.after - time.monotonic())
+            async with room:
+                return await _ask(client, url, request)
+
+        answers = await asyncio.gather(*map(one, requests))
+    return list(answers), time.monotonic() - began
+
+
+async def _ask(client: httpx.AsyncClient, url: str, request: Asked) -> Answer:
+    body = {
+        "model": "bench", "prompt": list(request.prompt), "max_tokens": request.tokens, "n": request.answers,
+        "temperature": request.temperature, "ignore_eos": True, "stream": True, "return_token_ids": True,
+    }  # fmt: skip
+    answer = Answer(time.monotonic())
+    async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            answer.refused = True
+            return answer
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                answer.refused = True
+                return answer
+            now = time.monotonic()
+            for choice in event["choices"]:
+                if choice.get("token_ids"):
+                    answer.first = min(now, answer.first if answer.first == answer.first else inf)
+                    answer.end = now
+                    answer.tokens.setdefault(choice["index"], []).extend(choice["token_ids"])
+    answer.refused = not answer.tokens
+    return answer

@@ -1,0 +1,2 @@
+from .scheduler import Scheduler as Scheduler
+from .settings import Settings as Settings

@@ -1,0 +1,191 @@
+"""vLLM's scheduler, asked by the policies of `windtunnel.serving.engine`.
+
+vLLM loads it by ``--scheduler-cls windtunnel.serving.vllm.Scheduler`` and reads `Settings` from
+``--additional-config``. It changes three things: which waiting sequences vLLM sees in a step, how many tokens
+of each running one it computes, and what it tells of the step. Blocks, batches and outputs are vLLM's own.
+Sequences that wait for something else (a grammar, further input, a transfer) are left to vLLM alone.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import create_request_queue
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.kv_cache_interface import MambaSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from windtunnel.base.errors import UserError
+from windtunnel.serving.engine import own
+from windtunnel.serving.engine.policy.step import Depths, Limits
+from windtunnel.serving.engine.profile import step_time
+from windtunnel.serving.vllm.controller import Arrival, Controller, Plan, events_note, tokens
+from windtunnel.serving.vllm.settings import Settings
+from windtunnel.store import eventlog
+from windtunnel.store.runs import Run, Store
+
+CHILD = re.compile(r"\d+_(.+)")
+"""What vLLM calls the n answers of one request."""
+TICK = 2**20
+"""Ticks a second: sums of such times are exact, in the twin, too."""
+
+
+class Scheduler(AsyncScheduler):
+    """See the module. Raises `UserError` where the settings or the policy cannot be used."""
+
+    need_mamba_block_aligned_split: bool
+    waiting: Any
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._settings = settings = Settings.read(self.vllm_config.additional_config)
+        # the hook through which vLLM asks how many tokens of a sequence it may compute
+        self._aligned, self.need_mamba_block_aligned_split = self.need_mamba_block_aligned_split, True
+        names, policies = own.chosen(settings.policy, settings.admission)
+        limits = self._limits(names)
+        self._run: Run | None = None
+        log = note = None
+        self._steps = 0
+        if settings.every:
+            log, note = events_note(self._log(), settings.every, lambda: self._steps)
+        known = step_time(settings.step_time).time if settings.step_time else None
+        self._plan, self._wall = Plan(), time.time() - time.monotonic()
+        self._refused: list[Request] = []
+        self._controller = Controller(
+            limits,
+            known,
+            block=self.block_size,
+            cached=self._cached,
+            overlaps=bool(self.scheduler_config.async_scheduling),
+            log=log,
+            note=note,
+            own=policies,
+        )
+
+    def _limits(self, names: dict[str, str]) -> Limits:
+        rows, budget = self.max_num_running_reqs, self.max_num_scheduled_tokens
+        if budget <= rows:
+            raise UserError(f"--max-num-batched-tokens {budget}: accepted is more than --max-num-seqs {rows}")
+        specs = [one.kv_cache_spec for one in self.kv_cache_config.kv_cache_groups]
+        states = sum(isinstance(one, MambaSpec) for one in specs)
+        blocks = (self.kv_cache_manager.block_pool.num_gpu_blocks - 1) // max(1, len(specs) - states)
+        return Limits(
+            rows, blocks * self.block_size, min(self._settings.chunk or budget, budget - rows),
+            # the last block of a sequence is its own, and so is every state
+            state=(1 + 2 * states) * self.block_size,
+            admission=names[own.ADMISSION], branching=names[own.BRANCHING],
+        )  # fmt: skip
+
+    def _log(self) -> eventlog.EventLog:
+        if self._settings.events:
+            return eventlog.EventLog(Path(self._settings.events))
+        inputs = {"command": "vllm serve", "model": self.vllm_config.model_config.model}
+        self._run = Store.open().begin("serving.vllm", {**inputs, **self._settings.additional()}, 0)
+        return eventlog.EventLog(self._run.directory / eventlog.NAME)
+
+    def _now(self) -> float:
+        return int(time.monotonic() * TICK) / TICK
+
+    # sequences come and go
+
+    def add_request(self, request: Request) -> None:
+        known = request.request_id in self.requests
+        super().add_request(request)
+        how = request.sampling_params
+        if known or request.status != RequestStatus.WAITING or request.resumable or how is None:
+            return
+        if how.seed is not None and current_platform.is_cpu():
+            return  # vLLM 0.32 ends on a CPU when it computes a part of a seeded prompt
+        asked = how.extra_args or {}
+        child = CHILD.fullmatch(request.request_id)
+        family = str(asked.get("branch_of") or "") or (child[1] if child else "")
+        if not self.cache_config.enable_prefix_caching or request.skip_reading_prefix_cache:
+            family = ""  # nothing is shared
+        most = min(request.max_tokens, self.max_model_len - request.num_prompt_tokens)
+        now = self._now()
+        came = min(now, request.arrival_time - self._wall)
+        self._controller.arrive(
+            Arrival(
+                request.request_id, request.prompt_token_ids or request.all_token_ids, most,
+                int(came * TICK) / TICK, self._settings.objective(asked), family,
+            ),
+            now,
+        )  # fmt: skip
+
+    def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Request]:
+        gone = super().finish_requests(request_ids, finished_status)
+        for request in gone:
+            self._controller.leave(request.request_id)
+        return gone
+
+    # a step
+
+    def schedule(self, *given: Any, **named: Any) -> SchedulerOutput:
+        controller = self._controller
+        now = self._now()
+        controller.done(now)
+        self._plan = plan = controller.plan(now)
+        if plan.refused:
+            self._refused += super().finish_requests(plan.refused, RequestStatus.FINISHED_ERROR)
+        held: list[Request] = []
+        if self.waiting:
+            every, self.waiting = list(self.waiting), create_request_queue(self.policy)
+            for request in every:
+                name = request.request_id
+                wait = controller.regulates(name) and name not in plan.ends and name not in plan.rows
+                held.append(request) if wait else self.waiting.add_request(request)
+        output = super().schedule(*given, **named)
+        for request in held:
+            self.waiting.add_request(request)
+        controller.scheduled(output.num_scheduled_tokens, self._reached)
+        return output
+
+    def _mamba_block_aligned_split(
+        self, request: Request, num_new_tokens: int, local: int = 0, external: int = 0
+    ) -> int:
+        """How many of ``num_new_tokens`` are computed in this step (0: none)."""
+        if self._aligned:
+            num_new_tokens = super()._mamba_block_aligned_split(request, num_new_tokens, local, external)
+        if not self._controller.regulates(request.request_id):
+            return num_new_tokens
+        start = request.num_computed_tokens + local + external
+        return tokens(self._plan, request.request_id, start, num_new_tokens)
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for name in scheduler_output.num_scheduled_tokens:
+            request = self.requests.get(name)
+            if request is None or request.is_finished():
+                self._controller.finish(name)
+        self._steps += 1
+        for request in self._refused:
+            outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(
+                EngineCoreOutput(
+                    request.request_id, [], finish_reason=request.get_finished_reason(),
+                    events=request.take_events(), trace_headers=request.trace_headers,
+                )
+            )  # fmt: skip
+        self._refused = []
+        return outputs
+
+    def _reached(self, name: str) -> int | None:
+        request = self.requests.get(name)
+        return request.num_computed_tokens if request is not None else None
+
+    def _cached(self, name: str) -> tuple[int, Depths]:
+        return self.kv_cache_manager.get_computed_blocks(self.requests[name])[1], ()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._run is not None:
+            self._run.finish({"steps": self._steps})
+            self._run = None

@@ -1,0 +1,77 @@
+"""What the scheduler in vLLM is asked for: the object ``windtunnel`` of vLLM's ``--additional-config``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from math import inf
+from typing import Any
+
+from windtunnel.base.errors import UserError
+from windtunnel.serving.engine.model import Objective
+
+KEY = "windtunnel"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``policy``: which branches take part in a step, a name of `branching.policy` or an own FILE.py;
+    ``admission``: what happens to late requests, a name of `engine.policy`. ``ttft`` and ``tpot``: seconds,
+    for requests that say nothing. ``step_time``: as of ``windtunnel serve --step-time``; "" learns it from
+    the steps. ``chunk``: prompt tokens of a step, 0 for what vLLM's budget leaves beside the rows.
+    ``events``: the event log, "" for one of a run of its own; ``every``: of so many steps one is logged (0:
+    none)."""
+
+    policy: str = "taper"
+    admission: str = "refuse"
+    ttft: float | None = None
+    tpot: float | None = None
+    step_time: str = ""
+    chunk: int = 0
+    events: str = ""
+    every: int = 1
+
+    @classmethod
+    def read(cls, additional: object) -> Settings:
+        """From vLLM's ``additional_config``.
+
+        Raises:
+            UserError: a field is unknown, or its value is not of the field's kind.
+        """
+        given = additional.get(KEY, {}) if isinstance(additional, Mapping) else {}
+        if not isinstance(given, Mapping):
+            raise UserError(f"--additional-config: `{KEY}` is {given!r}, accepted is an object")
+        known = {field.name: str(field.type) for field in fields(cls)}
+        for name, value in given.items():
+            if name not in known:
+                raise UserError(
+                    f"--additional-config: `{KEY}.{name}` is unknown; accepted are {', '.join(known)}"
+                )
+            if not _fits(known[name], value):
+                raise UserError(
+                    f"--additional-config: `{KEY}.{name}` is {value!r}, accepted is {known[name]}"
+                )
+        return cls(**given)
+
+    def objective(self, asked: Mapping[str, Any] | None) -> Objective:
+        """What a request is promised: what it asks for itself (``vllm_xargs``), else the defaults."""
+        seconds = {"ttft": self.ttft, "tpot": self.tpot}
+        for name in seconds:
+            value = (asked or {}).get(name)
+            if isinstance(value, int | float) and value > 0:
+                seconds[name] = float(value)
+        return Objective(**{name: inf if value is None else value for name, value in seconds.items()})
+
+    def additional(self) -> dict[str, Any]:
+        """The value for ``--additional-config``."""
+        return {KEY: asdict(self)}
+
+
+def _fits(kind: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    if kind == "str":
+        return isinstance(value, str)
+    if kind == "int":
+        return isinstance(value, int) and value >= 0
+    return value is None or (isinstance(value, int | float) and value > 0)
