@@ -85,7 +85,7 @@ def test_odd_fields_are_refused() -> None:
         ({key: one for key, one in value.items() if key != "turn"}, "field turn"),
         ({**value, "turn": "3"}, "turn is '3'"),
         ({**value, "turn_class": "most"}, "MOST"),
-        ({**value, "spec": {**value["spec"], "network": "wifi"}}, "network is 'wifi'"),
+        ({**value, "spec": {**value["spec"], "workdir": 7}}, "workdir is 7"),
     ):
         with pytest.raises(ObjectError, match=words):
             unseal(Manifest, KIND, VERSION, seal(KIND, VERSION, changed), "here")
