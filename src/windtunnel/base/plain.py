@@ -1,15 +1,17 @@
 """Dataclasses as JSON and back, strictly: what is read is exactly what was written, or an error.
 
 Unions of dataclasses carry the name of their class in the field ``is``. Tuples and frozensets become lists
-(frozensets sorted), enumerations the lower-case word of their member.
+(frozensets sorted), enumerations the lower-case word of their member, bytes base64.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import types
 import typing
+from collections.abc import Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -41,7 +43,7 @@ def to_plain(value: object, *, tag: bool = False) -> Any:
         return sorted(to_plain(one, tag=tag) for one in value)
     if isinstance(value, dict):
         return {str(to_plain(key)): to_plain(one, tag=tag) for key, one in value.items()}
-    return value
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def from_plain(kind: type[T] | types.UnionType, value: Any, *, foreign: bool = False) -> T:
@@ -102,9 +104,13 @@ def _read(kind: Any, value: Any, where: str, foreign: bool) -> Any:
         for one in rest:
             if isinstance(one, type) and type(value) is one:
                 return value
+            if typing.get_origin(one) in (list, Sequence) and isinstance(value, list):
+                return _read(one, value, where, foreign)
     elif origin is typing.Literal:
         if value in arguments:
             return value
+        accepted = ", ".join(map(str, arguments))
+        raise TypeError(f"{where} is {value!r}, which is not accepted; use {accepted}")
     elif origin is tuple and isinstance(value, list):
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return tuple(_read(arguments[0], one, where, foreign) for one in value)
@@ -113,7 +119,7 @@ def _read(kind: Any, value: Any, where: str, foreign: bool) -> Any:
             return tuple(_read(one, item, where, foreign) for one, item in pairs)
     elif origin is frozenset and isinstance(value, list):
         return frozenset(_read(arguments[0], one, where, foreign) for one in value)
-    elif origin is list and isinstance(value, list):
+    elif origin in (list, Sequence) and isinstance(value, list):
         return [_read(arguments[0], one, where, foreign) for one in value]
     elif origin is dict and isinstance(value, dict):
         made = {
@@ -123,6 +129,8 @@ def _read(kind: Any, value: Any, where: str, foreign: bool) -> Any:
         return made
     elif isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value) if foreign and not isinstance(value, str) else kind[value.upper()]
+    elif kind is bytes and isinstance(value, str):
+        return base64.b64decode(value, validate=True)
     elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     elif kind is Any or (isinstance(kind, type) and type(value) is kind):

@@ -53,8 +53,8 @@ class Certificates:
 
     paths: tuple[str, str, str]
     own: bytes = field(repr=False)
-    _server: ssl.SSLContext = field(repr=False, compare=False)
-    _client: ssl.SSLContext = field(repr=False, compare=False)
+    server: ssl.SSLContext = field(repr=False, compare=False)
+    client: ssl.SSLContext = field(repr=False, compare=False)
 
     @staticmethod
     def load(paths: Sequence[str]) -> Certificates:
@@ -90,8 +90,8 @@ class Certificates:
             UserError: the certificate is not from this CA, not valid now, or not for both sides.
         """
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = self._client.wrap_bio(back, there)
-        server = self._server.wrap_bio(there, back, server_side=True)
+        client = self.client.wrap_bio(back, there)
+        server = self.server.wrap_bio(there, back, server_side=True)
         for _ in range(2):
             for side in (client, server):
                 try:
@@ -111,7 +111,7 @@ class Certificates:
         Raises:
             OSError: it has ended already.
         """
-        return self._wrapped(sock, self._server)
+        return self._wrapped(sock, self.server)
 
     def connected(self, sock: socket.socket, timeout: float) -> Encrypted:
         """A connection that we have made, with its handshake; ``timeout`` stays on it.
@@ -120,7 +120,7 @@ class Certificates:
             Untrusted: the peer shows no certificate of the CA, or speaks no TLS.
             OSError: it ended, or took longer than ``timeout`` seconds.
         """
-        made = self._wrapped(sock, self._client)
+        made = self._wrapped(sock, self.client)
         try:
             made.settimeout(timeout)
             made.do_handshake()
@@ -133,7 +133,7 @@ class Certificates:
         return made
 
     def _wrapped(self, sock: socket.socket, context: ssl.SSLContext) -> Encrypted:
-        server = context is self._server
+        server = context is self.server
         try:
             made = context.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
         except BaseException:

@@ -1,4 +1,4 @@
-"""What a sandbox and a host are: equal methods here, through a daemon, awaitable, and in the tests' fake."""
+"""What a sandbox and a host are: equal methods here, through a daemon, and in the tests' fake."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from windtunnel.agents.sandbox.box import Box
-from windtunnel.agents.sandbox.client import (
-    AsyncBox,
-    AsyncClient,
-    AsyncPending,
-    Client,
-    RemoteBox,
-    RemotePending,
-)
+from windtunnel.agents.sandbox.client import Client, RemoteBox, RemotePending
 from windtunnel.agents.sandbox.engine import Pending
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.host import Host
@@ -43,9 +36,7 @@ def shape(method: Any) -> list[tuple[str, Any, Any]]:
     return [(one.name, one.kind, one.default) for one in given]
 
 
-def differences(
-    kind: type, protocol: type, awaitable: bool = False, instance: tuple[str, ...] = ()
-) -> list[str]:
+def differences(kind: type, protocol: type, instance: tuple[str, ...] = ()) -> list[str]:
     found = []
     for name, wanted in vars(protocol).items():
         if name.startswith("_") or not (callable(wanted) or isinstance(wanted, property)) or name in instance:
@@ -54,7 +45,7 @@ def differences(
         if have is None:
             found.append(f"{kind.__name__} has no {name}")
         elif isinstance(wanted, property):
-            if not isinstance(have, property) and not awaitable:
+            if not isinstance(have, property):
                 found.append(f"{kind.__name__}.{name} is no property")
         elif shape(wanted) != shape(have):
             found.append(
@@ -63,13 +54,9 @@ def differences(
     return found
 
 
-ASYNC_LACKS = ("cancel",)  # a task is cancelled instead
-
-
 def test_a_sandbox_is_the_same_here_and_elsewhere() -> None:
-    named = ("name",)
     assert differences(Box, AnySandbox) == []
-    assert differences(RemoteBox, AnySandbox, instance=named) == []
+    assert differences(RemoteBox, AnySandbox) == []
     assert differences(fakes().FakeBox, AnySandbox, instance=("name", "spec")) == []
 
 
@@ -81,14 +68,6 @@ def test_a_host_is_the_same_here_and_elsewhere() -> None:
 def test_a_checkpoint_under_way_is_the_same_here_and_elsewhere() -> None:
     for kind in (Pending, RemotePending, fakes().FakePending):
         assert differences(kind, PendingTurn) == []
-
-
-def test_what_is_awaited_has_the_same_methods() -> None:
-    assert differences(AsyncClient, AnyHost, awaitable=True) == []
-    assert differences(AsyncPending, PendingTurn, awaitable=True) == []
-    assert differences(AsyncBox, AnySandbox, awaitable=True, instance=("name", "run")) == []
-    wanted = [one for one in shape(AnySandbox.run) if one[0] not in ASYNC_LACKS]
-    assert shape(AsyncBox.run) == wanted
 
 
 @pytest.mark.parametrize("change", ["gone", "another default", "another name", "no keyword"])

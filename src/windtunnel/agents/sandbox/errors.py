@@ -7,6 +7,7 @@ A part's error is caught by the operation that asked the part, which puts everyt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from windtunnel.agents.sandbox.model import Lack, Manifest, RestoreReport
 from windtunnel.base.errors import HostError
@@ -14,6 +15,8 @@ from windtunnel.base.errors import HostError
 
 class SandboxError(HostError):
     """A fault of the machine or of a sandbox, in a sentence; earlier checkpoints are untouched."""
+
+    travels: ClassVar[dict[str, Any]] = {"details": str}
 
 
 class SandboxDied(SandboxError):
@@ -28,6 +31,9 @@ class LessError(SandboxError):
     """
 
     status = 3
+    travels: ClassVar[dict[str, Any]] = {
+        "lacks": tuple[Lack, ...], "manifest": Manifest | None, "report": RestoreReport | None
+    }  # fmt: skip
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """What a sandbox and a host of sandboxes are, wherever they run: equal methods, one family of errors.
 
 `Box` and `Host` are this in the process that holds them, `RemoteBox` and `Client` through a daemon, on this
-host or another one. `AsyncBox` and `AsyncClient` have the same methods, awaitable.
+host or another one; by its HTTP route, other languages call the same methods. A method is declared here, and
+nowhere else: arguments and answers travel by these type hints (see `windtunnel.base.calls`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO, Protocol
 
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
     Diff,
     Entry,
+    Facility,
     GcReport,
     Manifest,
     RestoreReport,
@@ -25,18 +27,15 @@ from windtunnel.agents.sandbox.model import (
     TurnResult,
     VerifyReport,
 )
+from windtunnel.base.calls import local
 
 
 @dataclass(frozen=True)
 class Log:
-    """The past of a sandbox: its checkpoints and those it was forked from, oldest first, and its turns.
-
-    ``tips``: from a daemon, the newest checkpoint of every sandbox of the host, so that forks can be told.
-    """
+    """The past of a sandbox: its checkpoints and those it was forked from, oldest first, and its turns."""
 
     checkpoints: tuple[Manifest, ...]
     turns: tuple[Turn, ...]
-    tips: dict[str, str] = field(default_factory=dict)
 
 
 class PendingTurn(Protocol):
@@ -99,6 +98,7 @@ class AnySandbox(Protocol):
 
     def listdir(self, path: str) -> list[Entry]: ...
 
+    @local
     def turn(self, request: str = "") -> AbstractContextManager[None]:
         """A turn: at the end of the block it is classified and its checkpoint starts."""
 
@@ -160,4 +160,26 @@ class AnyHost(Protocol):
     def verify(self, what: str = "") -> VerifyReport:
         """Read a checkpoint, all of a sandbox, or all there are from the disk, and check every byte."""
 
+    @local
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Health:
+    """A daemon that answers."""
+
+    pid: int
+    home: str
+    version: str
+
+
+class AnyDaemon(Protocol):
+    """The process that holds the sandboxes of a home."""
+
+    def health(self) -> Health: ...
+
+    def doctor(self) -> list[Facility]:
+        """What the host has or lacks, and what follows."""
+
+    def down(self) -> None:
+        """End the daemon; the sandboxes run on."""

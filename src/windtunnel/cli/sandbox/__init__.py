@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from windtunnel.cli import Lazy
+from windtunnel.cli.sandbox.common import Place
 
 BOXES, CHECKPOINTS, COMMANDS, DAEMON = (
     f"sandbox.{module}:" for module in ("boxes", "checkpoints", "commands", "daemon")
@@ -43,6 +44,7 @@ class Verbs(Lazy):
         "verify": CHECKPOINTS + "verify",
         "log": CHECKPOINTS + "log",
         "diff": CHECKPOINTS + "diff",
+        "mcp": DAEMON + "mcp",
         "emulate": "sandbox.emulate:emulate",
     }
 
@@ -72,14 +74,24 @@ def where(
         typer.Option(
             envvar="WINDTUNNEL_SANDBOX_URL",
             show_envvar=True,
-            help="A daemon that serves HTTP, instead of a home; the token is WINDTUNNEL_SANDBOX_TOKEN.",
+            help="A daemon at tcp://HOST:PORT, instead of a home; the token is WINDTUNNEL_SANDBOX_TOKEN.",
         ),
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate, for TCP and HTTP.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key; mode 600.")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(metavar="FILE", help="The CA of both sides.")] = None,
 ) -> None:
     # A home that is named on the command line means that home, also where the environment names a URL.
     source = context.get_parameter_source("home")
     named = source is not None and source.name == "COMMANDLINE"
-    context.obj = str(home) if home is not None and (named or not url) else url
+    tls: tuple[str, ...] = ()
+    if tls_cert or tls_key or tls_ca:
+        from windtunnel.base.tls import given
+
+        tls = given(tls_cert, tls_key, tls_ca)
+    context.obj = Place(str(home) if home is not None and (named or not url) else url, tls)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -293,7 +294,9 @@ def log(
 
     Example: windtunnel sandbox log demo --turns
     """
-    found = box(context, name).log()
+    with client(context) as daemon:
+        found = daemon.get(name).log()
+        tips = {one.name: one.tip for one in daemon.boxes()}
     if as_json:
         print_json(found)
     elif turns:
@@ -301,7 +304,7 @@ def log(
     elif not found.checkpoints:
         typer.echo(f"sandbox {name} has no checkpoint yet")
     else:
-        show(tree(name, found))
+        show(tree(name, found, tips))
 
 
 def diff(
@@ -331,8 +334,9 @@ def diff(
         typer.echo("no difference")
 
 
-def tree(name: str, found: Log) -> Tree:
-    """The checkpoints as a tree; a chain without branches stays on one level, so that it can be read."""
+def tree(name: str, found: Log, newest: Mapping[str, str]) -> Tree:
+    """The checkpoints as a tree; a chain without branches stays on one level, so that it can be read.
+    ``newest``: the newest checkpoint of every sandbox of the host."""
     from rich.tree import Tree
 
     known = {one.id for one in found.checkpoints}
@@ -341,7 +345,7 @@ def tree(name: str, found: Log) -> Tree:
         parent = one.parent if one.parent is not None and one.parent in known else ""
         children.setdefault(parent, []).append(one)
     tips: dict[str, list[str]] = {}
-    for owner, tip in found.tips.items():
+    for owner, tip in newest.items():
         tips.setdefault(tip, []).append(owner)
     root = Tree(f"[bold]{escape(name)}[/]", guide_style="dim")
 

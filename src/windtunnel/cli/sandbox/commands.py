@@ -124,20 +124,15 @@ def _run(
         outputs[stream].flush()
 
     try:
-        if not turn:
-            result = found.run(command, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output)
-            return result, None
-        result, pending, problem = found.run_turn(
-            command, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output
-        )
+        result = found.run(command, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output)
     except BrokenPipeError:
         # Whoever read the output has gone; the command was cancelled when its stream was closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(128 + signal.SIGPIPE) from None
+    if not turn or result.ended == "sandbox-died":
+        return result, None
     try:
-        if problem is not None:
-            raise problem
-        for lack in pending.wait().lacks if pending is not None else ():
+        for lack in found.end_turn().wait().lacks:
             _say(f"not kept: {lack}")
     except WindtunnelError as fault:
         return result, fault

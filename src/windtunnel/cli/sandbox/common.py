@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,40 +34,38 @@ AllowLess = Annotated[
 ]
 
 
-def needed(module: str) -> None:
-    """UserError, with what to install, where the extra that the sandbox needs is missing."""
-    from importlib.util import find_spec
+@dataclass(frozen=True)
+class Place:
+    """What the command line means: a home, or a URL (None: the default), and files for TLS."""
 
-    if find_spec(module) is None:
-        raise UserError(f"sandbox: {module} is missing; pip install 'windtunnel[agents]'")
+    where: str | None
+    tls: tuple[str, ...]
 
 
 def client(context: typer.Context, *, start: bool = True) -> Client:
     """The daemon that the command line means; it is started where none runs."""
-    needed("httpx")
-    needed("fastapi")
-    from windtunnel.agents.sandbox.client import connect
+    from windtunnel.agents.sandbox.client import Client
+    from windtunnel.agents.sandbox.daemon.launch import address
 
-    return connect(context.obj, start=start)
+    place: Place = context.obj
+    return Client(address(place.where, tls=place.tls or None), start=start)
 
 
 def box(context: typer.Context, name: str) -> RemoteBox:
     """The sandbox of that name. Whether it exists is found out by the first thing that is asked of it."""
     from windtunnel.agents.sandbox.client import RemoteBox
-    from windtunnel.agents.sandbox.place import checked_name
 
-    return RemoteBox(client(context), checked_name(name))
+    return RemoteBox(client(context)._link, name)
 
 
 def home_of(context: typer.Context) -> Path:
     """The home that the command line means; UserError where it means a URL."""
     from windtunnel.agents.sandbox.place import default_home
 
-    if "://" in (context.obj or ""):
-        raise UserError(
-            f"sandbox: this command is about a home of this host, not about {context.obj}; give --home"
-        )
-    return Path(context.obj).absolute() if context.obj else default_home()
+    where = context.obj.where or ""
+    if "://" in where:
+        raise UserError(f"sandbox: this command is about a home of this host, not about {where}; give --home")
+    return Path(where).absolute() if where else default_home()
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from windtunnel.base.errors import ScriptError, UserError
-from windtunnel.cli.sandbox.common import AsJson, client, escape, home_of, needed, print_json, show, table
+from windtunnel.cli.sandbox.common import AsJson, client, escape, home_of, print_json, show, table
 
 
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
@@ -26,7 +26,7 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     from windtunnel.agents.sandbox.record import leftovers
 
     found = examine()
-    left = leftovers(Home(home_of(context))) if "://" not in (context.obj or "") else []
+    left = leftovers(Home(home_of(context))) if "://" not in (context.obj.where or "") else []
     if as_json:
         kinds = {one.kind: one.why for one in LOST}
         return print_json({"facilities": found, "kinds": kinds, "never": NEVER, "leftovers": left})
@@ -70,49 +70,43 @@ def setup(
 
 def serve(
     context: typer.Context,
-    http: Annotated[
+    tcp: Annotated[
         str | None,
         typer.Option(
-            metavar="[ADDRESS:]PORT", help="Also serve HTTP, with a token; the address is 127.0.0.1."
+            metavar="[ADDRESS:]PORT", help="Also for --url tcp://…, with a token; the address is 127.0.0.1."
         ),
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="[ADDRESS:]PORT", help="Also by HTTP, for other languages, with a token."),
     ] = None,
     token: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File with the token; without it, WINDTUNNEL_SANDBOX_TOKEN."),
     ] = None,
-    home: Annotated[Path | None, typer.Option(help="The folder that holds the sandboxes.")] = None,
-    allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Let --http be an address that other machines reach.")
-    ] = False,
     print_unit: Annotated[
         bool, typer.Option("--print-unit", help="Print a unit for systemd that runs it so, and do nothing.")
     ] = False,
 ) -> None:
     """Run the daemon here until Ctrl-C. Sandboxes run on when it ends, and the next one takes them over.
 
-    Example: windtunnel sandbox serve --http 8080 --token token.txt
+    Example: windtunnel sandbox serve --tcp 8080 --token token.txt
     """
-    needed("fastapi")
-    needed("uvicorn")
-    place = home.absolute() if home is not None else home_of(context)
+    place = home_of(context)
     if print_unit:
         from windtunnel.agents.sandbox.daemon.unit import unit
 
-        options = [] if http is None else ["--http", http]
-        options += [] if token is None else ["--token", str(token.absolute())]
-        options += ["--allow-remote"] if allow_remote else []
-        return typer.echo(unit(place, options), nl=False)
-    from windtunnel.agents.sandbox.daemon.server import end, run
+        options = {"--tcp": tcp, "--http": http, "--token": token and token.absolute()}
+        words = [str(word) for option, value in options.items() if value for word in (option, value)]
+        return typer.echo(unit(place, context.obj.tls, words), nl=False)
+    from windtunnel.agents.sandbox.daemon.launch import certificates, checked_token
+    from windtunnel.agents.sandbox.daemon.server import Listening, end, run
 
-    run(
-        place,
-        http=_listen(http),
-        token=_token(token) if http is not None else "",
-        allow_remote=allow_remote,
-        ready=lambda where: typer.echo(
-            f"serving on {where}" + (f"  ({where}/openapi.json)" if "://" in where else "")
-        ),
+    given = checked_token(_token(token)) if tcp or http else ""
+    listening = Listening(
+        given, _listen("--tcp", tcp), _listen("--http", http), certificates(context.obj.tls)
     )
+    run(place, listening=listening, ready=lambda where: typer.echo(f"serving on {where}"))
     typer.echo("the daemon has ended; sandboxes run on")
     end(0)
 
@@ -122,9 +116,9 @@ def down(context: typer.Context) -> None:
 
     Example: windtunnel sandbox down
     """
-    from windtunnel.agents.sandbox.client.launch import answers
+    from windtunnel.agents.sandbox.daemon.launch import answers
 
-    home = home_of(context) if "://" not in (context.obj or "") else None
+    home = home_of(context) if "://" not in (context.obj.where or "") else None
     if home is not None and not answers(home):
         typer.echo(f"no daemon of {home} runs")
         return
@@ -134,23 +128,32 @@ def down(context: typer.Context) -> None:
     typer.echo(f"the daemon has ended; {running} running sandbox{'' if running == 1 else 'es'} run on")
 
 
-def _listen(text: str | None) -> tuple[str, int] | None:
+def mcp(context: typer.Context) -> None:
+    """Serve sandboxes to an agent by the Model Context Protocol, on standard input and output.
+
+    Example: windtunnel sandbox mcp
+    """
+    from windtunnel.agents.sandbox.adapters.mcp import serve as serve_tools
+
+    with client(context) as daemon:
+        serve_tools(daemon)
+
+
+def _listen(option: str, text: str | None) -> tuple[str, int] | None:
+    from windtunnel.agents.sandbox.daemon.launch import host_and_port
+
     if text is None:
         return None
-    address, colon, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535 or (colon and not address):
-        raise UserError(f"sandbox serve: --http {text!r} is not accepted; write PORT or ADDRESS:PORT")
-    return address or "127.0.0.1", int(port)
+    host, port = host_and_port(text if ":" in text else f"127.0.0.1:{text}")
+    if not host:
+        raise UserError(f"sandbox serve: {option} {text!r} is not accepted; write PORT or ADDRESS:PORT")
+    return host, port
 
 
 def _token(file: Path | None) -> str:
     if file is None:
-        token = os.environ.get("WINDTUNNEL_SANDBOX_TOKEN", "")
-    else:
-        try:
-            token = file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"sandbox serve: token file {file} cannot be read: {error}") from error
-    if not token.isascii() or any(one.isspace() for one in token):
-        raise UserError("sandbox serve: the token must be ASCII without spaces")
-    return token
+        return os.environ.get("WINDTUNNEL_SANDBOX_TOKEN", "")
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"sandbox serve: token file {file} cannot be read: {error}") from error

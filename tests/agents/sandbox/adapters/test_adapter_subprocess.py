@@ -80,7 +80,7 @@ def test_what_a_sandbox_has_not_is_refused_in_words(
         call(box)
 
 
-def test_popen_gives_output_while_it_runs(box: RemoteBox) -> None:
+def test_popen_gives_output_while_it_runs(client: Client, box: RemoteBox) -> None:
     with ours.Popen(
         box,
         "echo one; until [ -e go ]; do sleep 0.01; done; echo two; exit 5",
@@ -93,7 +93,7 @@ def test_popen_gives_output_while_it_runs(box: RemoteBox) -> None:
         with pytest.raises(real.TimeoutExpired):
             process.wait(0.05)
         # the lane of the sandbox is taken by the command, so the file comes from outside
-        home = box.client.place.home
+        home = client.place.home
         assert home is not None
         (home / "fake" / "a" / "files" / "go").touch()
         assert process.communicate() == ("two\n", None)

@@ -112,10 +112,11 @@ def test_commands_beside_the_sessions(runtime: SandboxRuntime) -> None:
     do(life())
 
 
-def test_files(runtime: SandboxRuntime, tmp_path: Path) -> None:
-    files = runtime.box.client.place.home
-    assert files is not None
-    root = files / "fake" / "a" / "files"  # the fake host has no root of its own, so paths here are absolute
+def test_files(client: Client, runtime: SandboxRuntime, tmp_path: Path) -> None:
+    assert client.place.home is not None
+    root = (
+        client.place.home / "fake" / "a" / "files"
+    )  # the fake host has no root of its own, so paths here are absolute
 
     async def life() -> None:
         await runtime.write_file(rex.WriteFileRequest(path="/f", content="ü\r\n"))

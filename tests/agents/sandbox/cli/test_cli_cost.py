@@ -59,8 +59,8 @@ LONG = "/tmp/" + "x" * 300
         ["get", "a", "/file", "/proc/nothing/file"],
         ["export", "a", ""],
         ["import", " ", "b"],
-        ["--url", "http://", "ls"],
-        ["--url", "http://127.0.0.1:99999", "ls"],
+        ["--url", "http://127.0.0.1:1", "ls"],
+        ["--url", "tcp://127.0.0.1:99999", "ls"],
     ],
 )
 def test_files_and_urls_that_cannot_be_are_refused_in_a_sentence(

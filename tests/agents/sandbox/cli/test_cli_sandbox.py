@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from support.preloaded import SANDBOX, Process, run
 from support.waiting import gone
-from windtunnel.agents.sandbox.client import Client, launch
+from windtunnel.agents.sandbox.client import Client
+from windtunnel.agents.sandbox.daemon import launch
 from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.base.errors import ScriptError, UserError
@@ -266,9 +267,11 @@ def test_checkpoints(client: Client, verb: Verb) -> None:
         (("put", "a", "/dev/null", "/x", "--mode", "999"), "--mode '999'"),
         (("serve", "--http", "x"), "PORT or ADDRESS:PORT"),
         (("serve", "--http", "8000"), "needs a token"),
+        (("serve", "--tcp", "0.0.0.0:1", "--token", "/dev/null"), "needs a token"),
+        (("--tls-cert", "x", "ls"), "--tls-key"),
         (("serve", "--http", "8000", "--token", "/no/such"), "token file /no/such cannot be read"),
-        (("--url", "http://127.0.0.1:1", "ls"), "needs a token"),
-        (("--url", "http://127.0.0.1:1", "serve"), "a home of this host"),
+        (("--url", "tcp://127.0.0.1:1", "ls"), "needs a token"),
+        (("--url", "tcp://127.0.0.1:1", "serve"), "a home of this host"),
     ],
 )
 def test_wrong_input_is_told_in_one_sentence(
@@ -349,7 +352,7 @@ def test_the_tree_shows_branches_below_what_they_come_from() -> None:
         made("d1", "c2", "b"),
         made("d2", "d1", "b"),
     ]
-    root = tree("a", Log(tuple(chain), (), {"a": "c3", "b": "d2"}))
+    root = tree("a", Log(tuple(chain), ()), {"a": "c3", "b": "d2"})
 
     def plain(node: Any) -> list[Any]:
         return [str(node.label).split()[0], *(plain(one) for one in node.children)]
@@ -357,7 +360,7 @@ def test_the_tree_shows_branches_below_what_they_come_from() -> None:
     assert plain(root)[1:] == [["c1"], ["c2", ["c3"], ["d1", ["d2"]]]]
     labels = {str(one.label).split()[0]: str(one.label) for one in _all(root)}
     assert "← tip[/]" in labels["c3"] and "tip of b" in labels["d2"] and "pinned" in labels["c2"]
-    assert tree("a", Log((made("c9", "forgotten"),), (), {})).children[0].label is not None
+    assert tree("a", Log((made("c9", "forgotten"),), ()), {}).children[0].label is not None
 
 
 def _all(node: Any) -> list[Any]:

@@ -21,12 +21,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from windtunnel.agents.sandbox.client.wire import TAIL, read
-from windtunnel.agents.sandbox.daemon.server import end, run
+from windtunnel.agents.sandbox.daemon.launch import certificates
+from windtunnel.agents.sandbox.daemon.server import Listening, end, run
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
@@ -50,9 +49,14 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
     from support.preloaded import Process
+
+
+TAIL = 64 * 2**10
+"""Bytes of each output that a result holds where the output was passed on."""
 
 
 class FakePending:
@@ -157,8 +161,10 @@ class FakeBox:
                             selector.unregister(key.fileobj)
                             continue
                         outputs[key.data] += data
-                        if on_output is not None:
-                            on_output(key.data, data)
+                        while on_output is not None:
+                            with contextlib.suppress(BlockingIOError):
+                                on_output(key.data, data)
+                                break
                     if ended == "exit":
                         if cancel is not None and cancel.is_set():
                             ended = "cancelled"
@@ -222,7 +228,7 @@ class FakeBox:
             turn = Turn(
                 number, TurnClass.FILES, TurnClass.FILES, ("modified /a",), "c", 1.0, 0.5, 0.1, 7, request
             )
-            self.save(turns=number, log=[*self.state()["log"], asdict(turn)])
+            self.save(turns=number, log=[*self.state()["log"], to_plain(turn)])
             self.host.report(Event("turn", self.name, str(number)))
             return FakePending(self, turn)
 
@@ -258,7 +264,7 @@ class FakeBox:
                 pinned=pin,
             )
             shutil.copytree(self.files, self.folder / "snapshots" / manifest.id)
-            self.save(checkpoints=[*checkpoints, asdict(manifest)])
+            self.save(checkpoints=[*checkpoints, to_plain(manifest)])
             if manifest.lacks and not allow_less:
                 raise LessError("odd is not kept", manifest.lacks, manifest=manifest)
             return manifest
@@ -284,8 +290,8 @@ class FakeBox:
     def log(self) -> Log:
         state = self.state()
         return Log(
-            tuple(read(Manifest, one) for one in state["checkpoints"]),
-            tuple(read(Turn, one) for one in state["log"]),
+            tuple(from_plain(Manifest, one) for one in state["checkpoints"]),
+            tuple(from_plain(Turn, one) for one in state["log"]),
         )
 
     def diff(self, older: str, newer: str = "") -> Diff:
@@ -304,7 +310,7 @@ class FakeHost:
         self._boxes: dict[str, FakeBox] = {}
         self.closed = False
         for file in self.folder.glob("*/spec.json"):
-            spec = read(SandboxSpec, json.loads(file.read_text()))
+            spec = from_plain(SandboxSpec, json.loads(file.read_text()))
             self._boxes[spec.name] = FakeBox(self, spec)
 
     def create(self, spec: SandboxSpec) -> FakeBox:
@@ -317,7 +323,7 @@ class FakeHost:
         box = FakeBox(self, spec)
         box.files.mkdir(parents=True)
         box.save(status="running", turns=0, checkpoints=[], log=[], base="")
-        (box.folder / "spec.json").write_text(json.dumps(asdict(spec)))
+        (box.folder / "spec.json").write_text(json.dumps(to_plain(spec)))
         self._boxes[spec.name] = box
         self.report(Event("created", spec.name, spec.image))
         return box
@@ -350,7 +356,7 @@ class FakeHost:
                     made = []
                     for number in range(count):
                         name = names[number] if names else f"{source.name}-{number + 1}"
-                        box = self.create(read(SandboxSpec, {**asdict(source.spec), "name": name}))
+                        box = self.create(from_plain(SandboxSpec, {**to_plain(source.spec), "name": name}))
                         shutil.copytree(
                             source.folder / "snapshots" / one["id"], box.files, dirs_exist_ok=True
                         )
@@ -411,7 +417,9 @@ def daemon(home: Path, *arguments: str) -> Iterator[Process]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--tcp", type=int)
     parser.add_argument("--http", type=int)
+    parser.add_argument("--tls", nargs=3)
     parser.add_argument("--token", default="")
     parser.add_argument("--idle", type=float)
     given = parser.parse_args()
@@ -420,8 +428,11 @@ def main() -> None:
     try:
         run(
             given.home,
-            http=None if given.http is None else ("127.0.0.1", given.http),
-            token=given.token,
+            listening=Listening(
+                given.token,
+                *(None if port is None else ("127.0.0.1", port) for port in (given.tcp, given.http)),
+                certificates(given.tls),
+            ),
             idle_seconds=given.idle,
             ready=lambda where: print(where, flush=True),
             open_host=opened,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from support.waiting import gone, until
-from windtunnel.agents.sandbox.client import connect, launch
+from windtunnel.agents.sandbox.client import connect
+from windtunnel.agents.sandbox.daemon import launch
 from windtunnel.agents.sandbox.daemon.server import held
 from windtunnel.agents.sandbox.errors import SandboxDied
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
@@ -23,11 +24,8 @@ def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
     with connect(own_home) as client:
         try:
             box = client.create(SandboxSpec("a"))
-            result, pending, problem = box.run_turn(
-                "echo $$; cd /tmp; export A='b c'; sleep 600 & exec 3>/tmp/log"
-            )
-            assert (result.exit_code, problem) == (0, None)
-            assert pending is not None and pending.wait(60).turn_class is TurnClass.FULL
+            assert box.run("echo $$; cd /tmp; export A='b c'; sleep 600 & exec 3>/tmp/log").exit_code == 0
+            assert box.end_turn().wait(60).turn_class is TurnClass.FULL
             assert box.run("printf '\\377\\0'; head -c 3000000 /dev/zero").stdout == b"\xff\0" + bytes(
                 3_000_000
             )

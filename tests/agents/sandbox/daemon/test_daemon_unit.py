@@ -1,4 +1,4 @@
-"""The unit that systemd is given, and the daemon under a watchdog in the foreground."""
+"""The unit that systemd is given."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     home = str(tmp_path / "a home")
     printed = CliRunner().invoke(app, ["sandbox", "--home", home, "serve", "--print-unit", "--http", "8080"])
     assert printed.exit_code == 0, printed.output
-    assert printed.output == unit(Path(home), ["--http", "8080"])
+    assert printed.output == unit(Path(home), (), ["--http", "8080"])
     assert f'"sandbox" "--home" "{home}" "serve" "--http" "8080"\n' in printed.output
     assert not Path(home).exists()
     if not shutil.which("systemd-analyze"):

@@ -33,7 +33,7 @@ try:
 except ImportError as missing:
     raise ImportError("the SWE-ReX adapter needs the package swe-rex: pip install swe-rex") from missing
 if TYPE_CHECKING:
-    from windtunnel.agents.sandbox.client import Client, RemoteBox
+    from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox
 
 LOG = logging.getLogger("windtunnel.sandbox.swerex")
 
@@ -41,7 +41,7 @@ LOG = logging.getLogger("windtunnel.sandbox.swerex")
 class SandboxRuntime(rex.AbstractRuntime):
     """Runs an agent's actions in a sandbox. ``turns``: each action is a turn."""
 
-    def __init__(self, box: RemoteBox, *, turns: bool = True) -> None:
+    def __init__(self, box: AnySandbox, *, turns: bool = True) -> None:
         self.box = box
         self.logger = LOG
         self._turns = turns
@@ -227,7 +227,7 @@ class SandboxDeployment(AbstractDeployment):
 
     def __init__(
         self,
-        host: Client | Callable[[], Client],
+        host: AnyHost | Callable[[], AnyHost],
         spec: SandboxSpec,
         *,
         keep: bool = False,
@@ -237,7 +237,7 @@ class SandboxDeployment(AbstractDeployment):
         self._open = host if callable(host) else lambda: host
         self._spec, self._keep, self._turns = spec, keep, turns
         self._hooks: list[Any] = []
-        self._host: Client | None = None
+        self._host: AnyHost | None = None
         self._made = False
         self._runtime: SandboxRuntime | None = None
 
@@ -280,7 +280,7 @@ class SandboxDeployment(AbstractDeployment):
     def __del__(self) -> None:
         """Nothing: a sandbox is made to outlive the program that made it; ``stop`` removes it."""
 
-    def _find(self) -> RemoteBox:
+    def _find(self) -> AnySandbox:
         self._host = self._open()
         known = {info.name: info for info in self._host.boxes()}
         found = known.get(self._spec.name)

@@ -1,5 +1,1 @@
-"""The daemon of one host: a Unix socket and, with a token, HTTP, in front of a ``Host``.
-
-Endpoints are thin: each is one call of the host on a thread, in the sandbox's order where it changes
-something.
-"""
+"""The process that holds the sandboxes of a home, and answers for them."""

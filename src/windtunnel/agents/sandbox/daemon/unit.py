@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from windtunnel.base.tls import OPTIONS
+
 UNIT = """\
 [Unit]
 Description=windtunnel sandboxes of {home}
@@ -31,16 +33,12 @@ WantedBy=multi-user.target
 """
 
 
-def serving(home: Path, options: Sequence[str]) -> list[str]:
-    """The command that is the daemon of ``home`` in the foreground, with ``options`` of ``serve``."""
+def unit(home: Path, tls: Sequence[str], options: Sequence[str]) -> str:
+    """The unit file of a daemon of ``home``, with the files of ``tls`` and ``options`` of ``serve``."""
+    before = [word for pair in zip(OPTIONS, tls, strict=False) for word in pair]
     program = Path(sys.executable).with_name("windtunnel")
-    return [str(program), "sandbox", "--home", str(home), "serve", *options]
-
-
-def unit(home: Path, options: Sequence[str]) -> str:
-    """The unit file of a daemon of ``home``."""
-    command = " ".join(map(_quoted, serving(home, options)))
-    return UNIT.format(home=str(home).replace("%", "%%"), command=command)
+    command = [str(program), "sandbox", "--home", str(home), *before, "serve", *options]
+    return UNIT.format(home=str(home).replace("%", "%%"), command=" ".join(map(_quoted, command)))
 
 
 def _quoted(word: str) -> str:

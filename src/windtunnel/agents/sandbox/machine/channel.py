@@ -342,8 +342,9 @@ class Outputs:
         """Whether it grows so fast that it has to be looked at more often."""
         return any(os.fstat(file).st_blocks * 512 > WHOLE // 4 for file in self._files.values())
 
-    def pass_on(self) -> None:
-        """Give what is new to the listener, in pieces; memory and the room in the channel stay bounded."""
+    def pass_on(self) -> bool:
+        """Give what is new to the listener, in pieces; memory and the room in the channel stay bounded.
+        False: the listener is slow, and gets the rest later."""
         for stream, file in self._files.items():
             end, begin = os.fstat(file).st_size, self._read[stream]
             if self._on_output is None:
@@ -354,10 +355,15 @@ class Outputs:
                 piece = os.pread(file, min(PIECE, end - self._read[stream]), self._read[stream])
                 if not piece:
                     break
+                try:
+                    self._on_output(stream, piece)
+                except BlockingIOError:
+                    punch_hole(file, begin, self._read[stream])
+                    return False
                 self._read[stream] += len(piece)
                 self._tails[stream] = (self._tails[stream] + piece)[-TAIL:]
-                self._on_output(stream, piece)
             punch_hole(file, begin, self._read[stream])
+        return True
 
     def _filled(self) -> bool:
         """Whether there is no room for more in the channel."""
@@ -376,7 +382,8 @@ class Outputs:
 
     def result(self) -> tuple[bytes, bytes, list[str], list[str]]:
         """Both outputs as they are now, notes on what is not in them, and `TurnResult.tails`."""
-        self.pass_on()
+        while not self.pass_on():
+            pass  # the listener has waited a moment each time
         notes: list[str] = []
         tails: list[str] = []
         found: list[bytes] = []

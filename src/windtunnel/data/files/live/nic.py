@@ -162,7 +162,9 @@ class Nic:
         self.ring = Ring(self.folder / "ring", self.spec.ring)
         for folder in (self.folder, self.folder.parent):  # the names of what was made now are on the disk
             atomic.sync_folder(folder)
-        server = await rpc.serve(HostCalls, self, self.spec.host.nic, secret=self.secret, errors=ERRORS)
+        server = await rpc.serve(
+            rpc.Service.of(HostCalls, self, ERRORS), self.spec.host.nic, secret=self.secret
+        )
         try:
             while True:
                 try:

@@ -131,7 +131,7 @@ class Server:
     async def run(self) -> None:
         """Until cancelled."""
         host = self.spec.host
-        server = await rpc.serve(FileCalls, self, host.server, secret=self.secret, errors=ERRORS)
+        server = await rpc.serve(rpc.Service.of(FileCalls, self, ERRORS), host.server, secret=self.secret)
         try:
             while True:
                 await self.look()

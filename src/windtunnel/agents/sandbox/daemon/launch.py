@@ -16,12 +16,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.place import default_home
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import HostError, UserError
 
-SOCKET = "daemon.sock"
+if TYPE_CHECKING:
+    from windtunnel.base.tls import Certificates
+
+ERRORS = (SandboxDied, LessError, SandboxError, HostError)
+"""What travels as what it is, the narrowest first."""
+Tls = Sequence[str] | None
+"""Files: a certificate, its key, the CA of both sides."""
 LONGEST = 107
 """Bytes that the kernel accepts as the path of a Unix socket."""
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "windtunnel.agents.sandbox.daemon.server")
@@ -32,20 +39,22 @@ READY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Address:
-    """``home``: the folder whose daemon is meant; None for one that is reached over HTTP at ``url``."""
+    """``home``: the folder whose daemon is meant; None for one that is reached over TCP at ``url``."""
 
     home: Path | None
     url: str
     token: str = field(default="", repr=False)
+    tls: Certificates | None = field(default=None, repr=False)
 
     @property
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+    def address(self) -> str:
+        """As `windtunnel.base.calls` has it."""
+        return f"unix:{socket_of(self.home)}" if self.home else f"tcp:{self.url.removeprefix('tcp://')}"
 
 
 def socket_of(home: Path) -> Path:
     """The Unix socket of a home; UserError where its path is too long for the kernel."""
-    path = home / SOCKET
+    path = home / "daemon.sock"
     if len(os.fsencode(path)) > LONGEST:
         raise UserError(
             f"sandbox: home {home} is too long: the path of its socket has {len(os.fsencode(path))} bytes, "
@@ -54,26 +63,63 @@ def socket_of(home: Path) -> Path:
     return path
 
 
-def address(where: str | os.PathLike[str] | None, token: str | None = None) -> Address:
+def address(where: str | os.PathLike[str] | None, token: str | None = None, tls: Tls = None) -> Address:
     """What ``where`` means: None is ``$WINDTUNNEL_SANDBOX_URL`` or else the default home.
 
     The token comes from the argument or ``$WINDTUNNEL_SANDBOX_TOKEN``.
     """
     if where is None:
         where = os.environ.get("WINDTUNNEL_SANDBOX_URL") or default_home()
-    if isinstance(where, str) and "://" in where:
-        scheme = where.split("://", 1)[0]
-        if scheme not in ("http", "https"):
-            raise UserError(
-                f"sandbox: URL {where!r} has scheme {scheme!r}; use http://HOST:PORT or https://…"
-            )
-        given = token or os.environ.get("WINDTUNNEL_SANDBOX_TOKEN", "")
-        if not given:
-            raise UserError(f"sandbox: {where} needs a token; set WINDTUNNEL_SANDBOX_TOKEN or give one")
-        if not given.isascii() or not given.isprintable() or " " in given:
-            raise UserError(f"sandbox: the token for {where} must be ASCII without spaces")
-        return Address(None, where.rstrip("/"), given)
-    return Address(Path(where).absolute(), "http://sandbox")
+    if not (isinstance(where, str) and "://" in where):
+        return Address(Path(where).absolute(), "")
+    host, port = host_and_port(where.partition("://")[2].rstrip("/"))
+    if not where.startswith("tcp://") or not host:
+        raise UserError(f"sandbox: URL {where!r} is not accepted; use tcp://HOST:PORT")
+    given = token or os.environ.get("WINDTUNNEL_SANDBOX_TOKEN", "")
+    if not given:
+        raise UserError(f"sandbox: {where} needs a token; set WINDTUNNEL_SANDBOX_TOKEN or give one")
+    if tls is None:
+        refuse_open(host, where)
+    return Address(None, f"tcp://{host}:{port}", checked_token(given), certificates(tls))
+
+
+def certificates(tls: Tls) -> Certificates | None:
+    """Raises UserError: they cannot be used."""
+    if not tls:
+        return None
+    from windtunnel.base.tls import Certificates
+
+    loaded = Certificates.load(tls)
+    loaded.verify()
+    return loaded
+
+
+def checked_token(token: str) -> str:
+    """Raises UserError: it is not one that an HTTP header could hold."""
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise UserError("sandbox: the token must be ASCII without spaces")
+    return token
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Of ``HOST:PORT``; an empty host where it is none."""
+    host, _, port = text.rpartition(":")
+    return (host, int(port)) if port.isdecimal() and int(port) < 65536 else ("", 0)
+
+
+def refuse_open(host: str, what: str) -> None:
+    """Raises UserError unless only this machine reaches ``host``: what travels there is not encrypted."""
+    from ipaddress import ip_address
+
+    try:
+        own = ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        own = host.lower() == "localhost"
+    if not own:
+        raise UserError(
+            f"sandbox: {what} is reached from other machines, which is accepted only with "
+            "--tls-cert, --tls-key and --tls-ca"
+        )
 
 
 def answers(home: Path) -> bool:
@@ -87,13 +133,13 @@ def answers(home: Path) -> bool:
         return True
 
 
-def ensure(home: Path, *, command: Sequence[str] | None = None, seconds: float = READY_SECONDS) -> bool:
-    """Make sure that a daemon of ``home`` runs; True when this call started it.
+def ensure(home: Path, *, command: Sequence[str] | None = None, seconds: float = READY_SECONDS) -> None:
+    """Make sure that a daemon of ``home`` runs.
 
     Raises SandboxError, with the end of the daemon's log, when it ends at once or does not answer in time.
     """
     if answers(home):
-        return False
+        return
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(home / "daemon.start", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -104,10 +150,8 @@ def ensure(home: Path, *, command: Sequence[str] | None = None, seconds: float =
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if answers(home):
-            return False
-        _start(home, command or COMMAND, seconds)
-        return True
+        if not answers(home):
+            _start(home, command or COMMAND, seconds)
     finally:
         os.close(lock)
 

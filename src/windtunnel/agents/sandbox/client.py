@@ -1,0 +1,263 @@
+"""Sandboxes from another process or host: what users hold.
+
+``connect()`` gives a `Client`, whose methods are those of `Host`; its sandboxes have those of `Box`. What
+they are is declared by `protocol` alone: each call goes to the daemon as it is. `connect_async` gives the
+same, awaitable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.agents.sandbox.daemon import launch
+from windtunnel.agents.sandbox.daemon.launch import ERRORS, Address
+from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.agents.sandbox.model import SandboxSpec
+from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, PendingTurn
+from windtunnel.base.calls import Link, Lost, Unanswered, forwards
+from windtunnel.base.errors import UserError
+
+if TYPE_CHECKING:  # they have the same methods, which type checkers read there
+    from windtunnel.agents.sandbox.box import Box as _Box
+    from windtunnel.agents.sandbox.engine import Pending as _Pending
+    from windtunnel.agents.sandbox.host import Host as _Host
+else:
+    _Box = _Pending = _Host = object
+
+Where = str | os.PathLike[str] | None
+
+
+class _Daemon(Link):
+    """The connections to the daemon at ``place``, with what goes wrong in a sentence."""
+
+    def __init__(self, place: Address, *, start: bool) -> None:
+        self.place = place
+        home = place.home
+        super().__init__(
+            place.address, secret=place.token.encode() or None, tls=place.tls, errors=ERRORS,
+            start=functools.partial(launch.ensure, home) if start and home is not None else None,
+            objects={
+                AnySandbox: functools.partial(RemoteBox, self),
+                PendingTurn: functools.partial(RemotePending, self),
+            },
+        )  # fmt: skip
+
+    def call(self, protocol: type, name: str, on: str, *args: Any, **kwargs: Any) -> Any:
+        with self._in_words():
+            return super().call(protocol, name, on, *args, **kwargs)
+
+    def connect(self) -> None:
+        with self._in_words():
+            super().connect()
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        place = self.place
+        try:
+            yield
+        except Unanswered as error:
+            what = f"no daemon of home {place.home} runs" if place.home else f"nobody answers at {place.url}"
+            raise UserError(f"sandbox: {what} ({error.__cause__ or error})") from error
+        except Lost as error:
+            raise SandboxError(
+                "sandbox: the daemon ended before it answered; whether it did what was asked is not known"
+            ) from error
+        except PermissionError as error:
+            if error.errno is not None:
+                raise
+            raise UserError(f"sandbox: the token for {place.url} is missing or wrong") from error
+
+
+@forwards(PendingTurn)
+class RemotePending(_Pending):
+    """The checkpoint of a turn, under way at the daemon."""
+
+    def __init__(self, link: Link, ticket: str) -> None:
+        self._link, self._on = link, ticket
+
+
+@forwards(AnySandbox)
+class RemoteBox(_Box):
+    """One sandbox, through the daemon. Any thread may use it."""
+
+    def __init__(self, link: Link, name: str) -> None:
+        self._link, self._on = link, name
+
+    @property
+    def name(self) -> str:
+        return self._on
+
+    def get(self, path: str) -> bytes:
+        """The bytes of a regular file of the sandbox; links are followed inside of it only."""
+        out = io.BytesIO()
+        self.get_to(path, out)
+        return out.getvalue()
+
+    @contextlib.contextmanager
+    def turn(self, request: str = "") -> Iterator[None]:
+        """A turn: at the end of the block it is classified and its checkpoint starts."""
+        yield
+        self.end_turn(request)
+
+
+@forwards(AnyDaemon)
+@forwards(AnyHost)
+class Client(_Host):
+    """The sandboxes of one host, through its daemon. Any thread may use it."""
+
+    _on = ""
+
+    def __init__(self, place: Address, *, start: bool = True) -> None:
+        self.place = place
+        self._link = _Daemon(place, start=start)
+
+    def down(self) -> None:
+        """End the daemon and wait until it has let go of its home; its sandboxes run on."""
+        self._link.call(AnyDaemon, "down", "")
+        if self.place.home is not None:
+            launch.wait_gone(self.place.home)
+
+    def close(self) -> None:
+        """Close the connections; the daemon and its sandboxes run on."""
+        self._link.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(
+    where: Where = None, token: str | None = None, *, tls: launch.Tls = None, start: bool = True
+) -> Client:
+    """A client of the daemon of a home folder, or of one at ``tcp://HOST:PORT`` (which needs a token).
+
+    Where no daemon of the home runs, one is started, unless ``start`` is false. ``tls``: files of a
+    certificate, its key and the CA of both sides; without, only this machine's own addresses are accepted.
+    """
+    client = Client(launch.address(where, token, tls), start=start)
+    if start:
+        client._link.connect()
+    return client
+
+
+class Sandbox(RemoteBox):
+    """A new sandbox on this host, or on the one that ``where`` is a URL of.
+
+        with Sandbox("demo") as box:
+            with box.turn():
+                box.run("echo hello > /workspace/a")
+        box = Sandbox.connect().get("demo")  # it runs on when the block, and when this process has ended
+
+    Args:
+        spec: its name, or all that it is to be.
+        where, token, tls, start: as `connect` has them.
+
+    Raises:
+        UserError: the name is taken, the image cannot be had, or no daemon answers at ``where``.
+        SandboxError: the host failed.
+    """
+
+    def __init__(
+        self, spec: str | SandboxSpec, *, where: Where = None, token: str | None = None,
+        tls: launch.Tls = None, start: bool = True,
+    ) -> None:  # fmt: skip
+        client = connect(where, token, tls=tls, start=start)
+        try:
+            name = client.create(spec if isinstance(spec, SandboxSpec) else SandboxSpec(spec)).name
+        except BaseException:
+            client.close()
+            raise
+        super().__init__(client._link, name)
+
+    @staticmethod
+    def connect(
+        where: Where = None, token: str | None = None, *, tls: launch.Tls = None, start: bool = True
+    ) -> Client:
+        """All sandboxes of a host; as `connect`."""
+        return connect(where, token, tls=tls, start=start)
+
+    def close(self) -> None:
+        """Close the connection; the sandbox runs on."""
+        self._link.close()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Awaitable:
+    """A `Client`, `RemoteBox` or `RemotePending` for asyncio: its methods, and its properties as methods.
+
+    Each call is made in a thread. A command whose task is cancelled is cancelled too; whatever else was begun
+    is finished.
+    """
+
+    def __init__(self, sync: Any, threads: Any) -> None:
+        self._sync, self._threads = sync, threads
+
+    @property
+    def name(self) -> str:
+        return str(self._sync.name)
+
+    def __getattr__(self, name: str) -> Any:
+        import asyncio
+
+        getattr(type(self._sync), name)  # raises AttributeError
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            cancel = threading.Event()
+            if name == "run":
+                kwargs.setdefault("cancel", cancel)
+
+            def work() -> Any:
+                value = getattr(self._sync, name)
+                return value(*args, **kwargs) if callable(value) else value
+
+            try:
+                answer = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            except asyncio.CancelledError:
+                cancel.set()
+                raise
+            several = isinstance(answer, list)
+            found = [
+                Awaitable(one, self._threads) if isinstance(one, RemoteBox | RemotePending) else one
+                for one in (answer if several else [answer])
+            ]
+            return found if several else found[0]
+
+        return call
+
+    @contextlib.asynccontextmanager
+    async def turn(self, request: str = "") -> Any:
+        """A turn: at the end of the block it is classified and its checkpoint starts."""
+        yield
+        await self.end_turn(request)
+
+    async def __aenter__(self) -> Awaitable:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+        self._threads.shutdown(wait=False)
+
+
+async def connect_async(
+    where: Where = None, token: str | None = None, *, tls: launch.Tls = None, start: bool = True
+) -> Awaitable:
+    """As `connect`, for asyncio."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    threads = ThreadPoolExecutor(512, thread_name_prefix="sandbox-client")
+    open_client = functools.partial(connect, where, token, tls=tls, start=start)
+    return Awaitable(await asyncio.get_running_loop().run_in_executor(threads, open_client), threads)

@@ -1,0 +1,494 @@
+"""Calls between processes, without asyncio: how they look on a connection, and a client for threads.
+
+    class Counter(Protocol):
+        def add(self, amount: int) -> int: ...
+
+    Blocking(Counter, "unix:/run/counter").add(2)  # served by `rpc.serve`; "tcp:HOST:PORT" needs a secret
+
+A method is declared once, in a Protocol; its type hints say how arguments and results travel (`plain`). A
+message is two lengths, a JSON object and raw bytes. What a hint makes of a parameter:
+
+* ``bytes``: it travels raw, as a result that is ``bytes`` does.
+* ``bytes | IO[bytes]``: the other side reads it a piece at a time, when it wants one.
+* ``IO[bytes]``: what the other side writes comes here as it is written.
+* ``Callable[[…, bytes], None]``: is called here when it is called there; the last argument travels raw.
+* ``threading.Event``: is set there when it is set here, or when this side goes away.
+* a Protocol that is served too, as a result: it stays there, and its name travels.
+
+An exception arrives as what it was where it is an `OSError` (by its number), a `UserError`, a TimeoutError,
+or of the classes that both sides name in ``errors``; any other as a `RemoteError`. ``travels`` of a class
+names the attributes that go with it, and their types. When a connection ends, calls on their way raise
+ConnectionError, and nobody knows whether they were performed.
+
+With a ``secret`` both sides prove that they know it (HMAC-SHA256 over a nonce of each) before the first call;
+with ``tls`` all of it is encrypted. TCP without a secret is refused: a Unix socket is guarded by its mode.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import functools
+import inspect
+import io
+import json
+import select
+import socket
+import struct
+import threading
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, TypeVar
+
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.plain import from_plain, to_plain
+
+if typing.TYPE_CHECKING:
+    from windtunnel.base.tls import Certificates
+
+T = TypeVar("T", bound=type)
+Errors = Sequence[type[Exception]]
+Message = dict[str, Any]
+LENGTHS = struct.Struct("!II")
+LARGEST = 1 << 28
+"""Bytes of either part of a message."""
+NONCE = PROOF = 32
+PATIENCE = 10.0
+"""Seconds for connecting and the proofs."""
+_CANCEL = 0.05  # seconds from one look at an event to the next
+
+
+class RemoteError(HostError):
+    """A method failed at the other side, with an exception that is none of those that travel."""
+
+
+class Lost(ConnectionError):
+    """The connection ended before the answer: nobody knows whether the call was performed."""
+
+
+class Unanswered(ConnectionError):
+    """Nobody answers there: nothing was performed."""
+
+
+def local(method: Any) -> Any:
+    """Of a Protocol's method: it is not served."""
+    method.is_local = True
+    return method
+
+
+# -- methods -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    """``kinds``: the type hints of its parameters; ``roles``: of those that do not travel as JSON, how they
+    do: raw, read, write, call or cancel."""
+
+    name: str
+    function: Any
+    is_property: bool
+    kinds: dict[str, Any]
+    roles: dict[str, str]
+    returns: Any
+
+    def named(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Arguments by name. Raises TypeError."""
+        given = inspect.signature(self.function).bind(None, *args, **kwargs).arguments
+        return dict(list(given.items())[1:])
+
+    def role(self, wanted: str) -> str:
+        """The parameter of that role, or ""."""
+        return next((name for name, role in self.roles.items() if role == wanted), "")
+
+
+@functools.cache
+def methods(protocol: type) -> dict[str, Any]:
+    """The names of what can be called of it, and their functions or properties."""
+    return {
+        name: member
+        for name, member in vars(protocol).items()
+        if not name.startswith("_")
+        and (inspect.isfunction(member) or isinstance(member, property))
+        and not hasattr(member, "is_local")
+    }
+
+
+@functools.cache
+def method(protocol: type, name: str) -> Method:
+    """Raises UserError: it has none of that name."""
+    member = methods(protocol).get(name)
+    if member is None:
+        accepted = ", ".join(methods(protocol))
+        raise UserError(f"method {name!r} of {protocol.__name__} is unknown; accepted are {accepted}")
+    function = member.fget if isinstance(member, property) else member
+    kinds = typing.get_type_hints(function)
+    returns = kinds.pop("return", type(None))
+    roles = {key: role for key, hint in kinds.items() if (role := _role(hint))}
+    return Method(name, function, isinstance(member, property), kinds, roles, returns)
+
+
+def _role(hint: Any) -> str:
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = [one for one in (typing.get_args(hint) if union else (hint,)) if one is not type(None)]
+    if IO[bytes] in parts:
+        return "read" if bytes in parts else "write"
+    if hint is bytes:
+        return "raw"
+    if threading.Event in parts:
+        return "cancel"
+    return "call" if typing.get_origin(parts[0]) is collections.abc.Callable else ""
+
+
+def referred(returns: Any, protocols: Sequence[type]) -> tuple[type | None, bool]:
+    """The protocol whose objects a result is, if it is one; and whether it is a sequence of them."""
+    inside = typing.get_args(returns)
+    several = len(inside) == 1 and inside[0] in protocols
+    if several:
+        return inside[0], True
+    return (returns if returns in protocols else None), False
+
+
+def result(kind: Any, value: Any, *, foreign: bool = False) -> Any:
+    """A value that came as JSON. ``foreign``: fields that are unknown here are left out."""
+    return None if kind is type(None) else from_plain(kind, value, foreign=foreign)
+
+
+# -- exceptions ----------------------------------------------------------------------------------------------
+
+_KNOWN: tuple[type[Exception], ...] = (UserError, TimeoutError)
+
+
+def error_message(error: Exception, errors: Errors) -> Message:
+    """An exception as JSON; one of ``errors`` by the first class there that it is one of."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return {"error": "OSError", "errno": error.errno, "text": error.strerror or str(error)}
+    kind = next((one for one in (*_KNOWN, *errors) if isinstance(error, one)), type(error))
+    message: Message = {"error": kind.__name__, "text": str(error) or kind.__name__}
+    if attributes := getattr(kind, "travels", {}):
+        message["with"] = {name: to_plain(getattr(error, name)) for name in attributes}
+    return message
+
+
+def error_of(message: Message, errors: Errors) -> Exception:
+    """The exception that a message tells."""
+    name, text = message["error"], message["text"]
+    if "errno" in message:
+        return OSError(message["errno"], text)
+    kind = next((one for one in (*_KNOWN, *errors) if one.__name__ == name), None)
+    if kind is None:
+        return RemoteError(f"{name}: {text}")
+    given = message.get("with", {})
+    attributes = getattr(kind, "travels", {}).items()
+    return kind(text, **{name: from_plain(hint, given[name], foreign=True) for name, hint in attributes})
+
+
+# -- messages ------------------------------------------------------------------------------------------------
+
+
+def packed(message: Message, data: bytes = b"") -> bytes:
+    head = json.dumps(message, separators=(",", ":")).encode()
+    return b"".join((LENGTHS.pack(len(head), len(data)), head, data))
+
+
+def lengths(head: bytes) -> tuple[int, int]:
+    """Raises ValueError: too long to be a message."""
+    sizes: tuple[int, int] = LENGTHS.unpack(head)
+    if max(sizes) > LARGEST:
+        raise ValueError(f"a message of {max(sizes)} bytes")
+    return sizes
+
+
+def unpacked(head: bytes) -> Message:
+    """Raises ValueError: it is none."""
+    message = json.loads(head)
+    if not isinstance(message, dict) or not isinstance(message.get("id"), int):
+        raise ValueError("no message")
+    return message
+
+
+def parsed(address: str, secret: bytes | None) -> tuple[str, str, int]:
+    """Kind, host or path, and port. Raises UserError: it is no address, or TCP without a secret."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix" and rest:
+        return kind, rest, 0
+    host, _, port = rest.rpartition(":")
+    if kind != "tcp" or not host or not port.isdigit() or int(port) > 65535:
+        raise UserError(f"address {address!r} is not accepted; accepted are unix:PATH and tcp:HOST:PORT")
+    if secret is None:
+        raise UserError(f"address {address!r} is TCP, which is accepted only with a secret")
+    return kind, host.strip("[]"), int(port)
+
+
+def proof(secret: bytes, role: bytes, own: bytes, other: bytes) -> bytes:
+    """That ``role`` (server or client), whose nonce is ``own``, knows the secret."""
+    import hmac  # with OpenSSL behind it, which a Unix socket does without
+
+    return hmac.digest(secret, role + own + other, "sha256")
+
+
+# -- a client for threads ------------------------------------------------------------------------------------
+
+
+class _Ours(Exception):
+    """Not the connection failed, but what the caller gave: a file, a function."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class _Connection:
+    """One call at a time; another thread may send meanwhile."""
+
+    def __init__(self, address: str, secret: bytes | None, tls: Certificates | None) -> None:
+        kind, host, port = parsed(address, secret)
+        self._sending = threading.Lock()
+        if kind == "unix":
+            self.socket = socket.socket(socket.AF_UNIX)
+            self._guarded(lambda: self.socket.connect(host))
+        else:
+            self.socket = socket.create_connection((host, port), PATIENCE)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is not None:
+                self.socket = tls.connected(self.socket, PATIENCE)
+        if secret is not None:
+            self._guarded(lambda: self._prove(secret))
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def _prove(self, secret: bytes) -> None:
+        import hmac
+        import secrets
+
+        self.socket.settimeout(PATIENCE)
+        own = secrets.token_bytes(NONCE)
+        self.socket.sendall(own)
+        theirs = self._exactly(NONCE)
+        self.socket.sendall(proof(secret, b"client", own, theirs))
+        with contextlib.suppress(EOFError):  # who does not take our proof hangs up
+            if hmac.compare_digest(self._exactly(PROOF), proof(secret, b"server", theirs, own)):
+                return
+        raise PermissionError("the peer does not know the secret")
+
+    def send(self, message: Message, data: bytes = b"") -> None:
+        with self._sending:
+            self.socket.sendall(packed(message, data))
+
+    def receive(self) -> tuple[Message, bytes]:
+        head, raw = lengths(self._exactly(LENGTHS.size))
+        both = self._exactly(head + raw)
+        return unpacked(both[:head]), both[head:]
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            size = self.socket.recv_into(view)
+            if not size:
+                raise EOFError
+            view = view[size:]
+        return bytes(data)
+
+    def readable(self, seconds: float) -> bool:
+        pending = getattr(self.socket, "pending", None)
+        return bool(pending and pending()) or bool(select.select([self.socket], [], [], seconds)[0])
+
+
+class Link:
+    """Connections to ``address``, one for each call at a time; any thread may use it.
+
+    ``timeout``: seconds after which a call without a result raises TimeoutError. ``start``: called where
+    nobody answers, before the only second try. ``objects``: makes what is returned for an object that stays
+    there.
+    """
+
+    def __init__(
+        self, address: str, *, secret: bytes | None = None, tls: Certificates | None = None,
+        errors: Errors = (), timeout: float | None = None, start: Callable[[], None] | None = None,
+        objects: dict[type, Callable[[str], Any]] | None = None,
+    ) -> None:  # fmt: skip
+        parsed(address, secret)
+        self.address, self._secret, self._tls = address, secret, tls
+        self._errors, self._timeout, self._start, self._objects = errors, timeout, start, objects or {}
+        self._idle: list[_Connection] = []
+        self._used: set[_Connection] = set()
+        self._lock = threading.Lock()
+
+    def call(self, protocol: type, name: str, on: str, *args: Any, **kwargs: Any) -> Any:
+        """The result of a method of the object ``on``.
+
+        Raises:
+            ConnectionError: nobody answers, or not any more.
+            PermissionError: the peer does not know the secret.
+        """
+        declared = method(protocol, name)
+        given = {key: value for key, value in declared.named(*args, **kwargs).items() if value is not None}
+        streams = {key: given.pop(key) for key in list(given) if declared.roles.get(key, "raw") != "raw"}
+        data = given.pop(declared.role("raw"), b"")
+        message = {
+            "id": 0, "do": f"{protocol.__name__}.{name}", "on": on, "with": to_plain(given),
+            "streams": sorted(streams),
+        }  # fmt: skip
+        with self._connected() as connection:
+            connection.send(message, data)
+            answer, raw = self._answer(connection, declared, streams)
+        if "error" in answer:
+            raise error_of(answer, self._errors)
+        if declared.returns is bytes:
+            return raw
+        kind, several = referred(declared.returns, tuple(self._objects))
+        if kind is not None:
+            make, value = self._objects[kind], answer["value"]
+            return [make(one) for one in value] if several else make(value)
+        return result(declared.returns, answer.get("value"), foreign=True)
+
+    def connect(self) -> None:
+        """Make sure that somebody answers. Raises as `call` does."""
+        with self._connected():
+            pass
+
+    def close(self) -> None:
+        """Close the connections that no call uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.socket.close()
+
+    def hang_up(self) -> None:
+        """End the calls under way: they raise ConnectionError."""
+        with self._lock:
+            for connection in self._used:
+                with contextlib.suppress(OSError):
+                    connection.socket.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[_Connection]:
+        """A connection; where the block is left by an exception, the call ends at the other side too."""
+        connection = self._taken()
+        with self._lock:
+            self._used.add(connection)
+        try:
+            connection.socket.settimeout(self._timeout)
+            yield connection
+        except BaseException as error:
+            connection.socket.close()
+            if isinstance(error, _Ours):
+                raise error.error from None
+            if isinstance(error, EOFError | ValueError | OSError) and not isinstance(error, TimeoutError):
+                raise Lost("the connection ended before the answer") from error
+            raise
+        finally:
+            with self._lock:
+                self._used.discard(connection)
+        with self._lock:
+            self._idle.append(connection)
+
+    def _taken(self) -> _Connection:
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                break
+            if not connection.readable(0):
+                return connection
+            connection.socket.close()  # whoever was there has gone
+        for last in (self._start is None, True):
+            try:
+                return _Connection(self.address, self._secret, self._tls)
+            except PermissionError:
+                raise
+            except (OSError, EOFError) as error:
+                if last:
+                    raise Unanswered(f"{self.address}: {error or 'no answer in time'}") from error
+                assert self._start is not None
+                self._start()
+        raise AssertionError  # the second try raises
+
+    def _answer(
+        self, connection: _Connection, declared: Method, streams: dict[str, Any]
+    ) -> tuple[Message, bytes]:
+        """What the call comes to, with what it asks for meanwhile."""
+        cancel: threading.Event | None = streams.get(declared.role("cancel"))
+        failed: list[Exception] = []
+        while True:
+            while cancel is not None and not connection.readable(_CANCEL):
+                if cancel.is_set():
+                    connection.send({"id": 0, "cancel": True})
+                    cancel = None
+            message, data = connection.receive()
+            if "read" in message:
+                source = streams[message["read"]]
+                source = io.BytesIO(source) if isinstance(source, bytes) else source
+                streams[message["read"]] = source
+                work = functools.partial(_send_piece, connection, source, message["size"], failed)
+                threading.Thread(target=work, name="rpc-read", daemon=True).start()
+            elif "to" in message:
+                stream = streams[message["to"]]
+                try:
+                    if declared.roles[message["to"]] == "call":
+                        stream(*message["with"], data)
+                    else:
+                        stream.write(data)
+                except Exception as error:
+                    raise _Ours(error) from error
+            else:
+                if failed:
+                    raise _Ours(failed[0])
+                return message, data
+
+
+def _send_piece(connection: _Connection, source: IO[bytes], size: int, failed: list[Exception]) -> None:
+    """Read a piece and send it, aside: what is written there goes on coming."""
+    try:
+        piece: bytes | None = source.read(size)
+    except Exception as error:
+        failed.append(error)
+        piece = None
+    with contextlib.suppress(OSError):
+        connection.send({"id": 0, "piece": piece is not None}, piece or b"")
+
+
+class Blocking:
+    """The object at an address, for threads: its methods are those of ``protocol`` (``options``: of
+    `Link`)."""
+
+    def __init__(self, protocol: type, address: str, **options: Any) -> None:
+        self._protocol, self._link = protocol, Link(address, **options)
+        self.close = self._link.close
+        self._link.connect()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_") or name not in methods(self._protocol):
+            raise AttributeError(name)
+        return functools.partial(self._link.call, self._protocol, name, "")
+
+
+def forwards(protocol: type) -> Callable[[T], T]:
+    """Gives a class the methods of ``protocol`` that it has not: they call the object ``_on`` over its
+    ``_link``."""
+
+    def fill(kind: T) -> T:
+        for name, member in methods(protocol).items():
+            if name in vars(kind):
+                continue
+            if isinstance(member, property):
+                setattr(kind, name, property(_forward(protocol, name, member.fget)))
+            else:
+                setattr(kind, name, _forward(protocol, name, member))
+        return kind
+
+    return fill
+
+
+def _forward(protocol: type, name: str, declared: Any) -> Any:
+    @functools.wraps(declared)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._link.call(protocol, name, self._on, *args, **kwargs)
+
+    return call

@@ -1,0 +1,157 @@
+"""Other languages, and other hosts: the HTTP route as a program of somebody else uses it, and TCP."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fakehost
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.certificates import Authority
+from windtunnel.agents.sandbox.client import connect
+from windtunnel.agents.sandbox.daemon.http import named_here
+from windtunnel.agents.sandbox.daemon.server import Listening
+from windtunnel.agents.sandbox.daemon.server import run as serve_home
+from windtunnel.agents.sandbox.model import SandboxSpec
+from windtunnel.base.errors import UserError
+
+TOKEN = "t0ken-of-the-test"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """URLs of a daemon for TCP and for HTTP."""
+    home = tmp_path_factory.mktemp("d")
+    with fakehost.daemon(home, "--tcp", "0", "--http", "0", "--token", TOKEN) as process:
+        assert process.stdout is not None
+        _, tcp, http = (process.stdout.readline().strip() for _ in range(3))
+        yield tcp, http
+
+
+def ask(url: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {TOKEN}", **headers}
+    return httpx.post(f"{url}/v1/{path}", json=body, headers=headers, trust_env=False, timeout=60)
+
+
+def test_the_life_of_a_sandbox_by_http(served: tuple[str, str]) -> None:
+    call = partial(ask, served[1])
+
+    def value(method: str, on: str = "", **given: Any) -> Any:
+        answer = call(method, {"on": on, "with": given})
+        assert answer.status_code == 200, answer.text
+        return answer.json()["value"]
+
+    assert value("daemon/health")["version"]
+    assert value("host/create", spec={"name": "h", "limits": {"cpus": 1.5}}) == "h"
+    result = value("sandbox/run", "h", command=["printf", "a b"], timeout=60)
+    assert (base64.b64decode(result["stdout"]), result["exit_code"]) == (b"a b", 0)
+    value("sandbox/put", "h", path="/f", data=base64.b64encode(b"\0\xff").decode())
+    assert base64.b64decode(value("sandbox/get", "h", path="/f")) == b"\0\xff"
+    assert value("sandbox/spec", "h")["limits"]["cpus"] == 1.5
+    turn = value("sandbox/end_turn", "h", request="r")
+    assert value("turn/wait", turn, timeout=60)["request"] == "r"
+    made = value("sandbox/checkpoint", "h", full=True)
+    assert made["turn_class"] == "full"
+    assert value("host/fork", checkpoint=made["id"], count=2, names=["i", "j"]) == ["i", "j"]
+    assert [one["name"] for one in value("host/boxes")] == ["h", "i", "j"]
+    value("sandbox/run", "h", command="echo watched > odd")
+    less = call("sandbox/checkpoint", {"on": "h"})
+    assert (less.status_code, less.json()["error"]) == (417, "LessError")
+    assert less.json()["with"]["lacks"][0]["what"] == "odd (process 7 inside)"
+    for name in "hij":
+        value("host/remove", name=name)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("host/create", {"with": {"spec": {"name": "b", "netwrok": "off"}}}, 400, "netwrok"),
+        ("host/create", {"with": {"spec": {"name": "b", "network": "wifi"}}}, 400, "off, host, proxy"),
+        ("host/create", {"with": {}}, 400, "spec"),
+        ("host/close", {}, 400, "unknown"),
+        ("host/_claimed", {}, 400, "unknown"),
+        ("host/boxes", {"with": {"x": 1}}, 400, "'x' is unknown"),
+        ("host/boxes", {"over": "a"}, 400, "body"),
+        ("host/boxes", [], 400, "body"),
+        ("sandbox/get_to", {"on": "a", "with": {"path": "/x", "out": "y"}}, 400, "not accepted"),
+        ("sandbox/info", {"on": "nope"}, 400, "unknown"),
+        ("turn/wait", {"on": "nope"}, 400, "no turn"),
+        ("nonsense/info", {}, 404, "accepted are"),
+    ],
+)
+def test_what_is_no_call_is_refused_in_words(
+    served: tuple[str, str], path: str, body: Any, status: int, words: str
+) -> None:
+    answer = ask(served[1], path, body)
+    assert answer.status_code == status and words in answer.json()["text"]
+
+
+def test_who_does_not_know_the_token_or_comes_under_a_foreign_name_is_refused(
+    served: tuple[str, str],
+) -> None:
+    for wrong in ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x"):
+        assert ask(served[1], "host/boxes", Authorization=wrong).status_code == 401
+    refused = ask(served[1], "host/boxes", Host="evil.example")
+    assert refused.status_code == 403 and "evil.example" in refused.json()["text"]
+    assert ask(served[1], "host/boxes", Host="localhost:1").status_code == 200
+
+
+@given(st.text("abcdefghijklmnopqrstuvwxyz0123456789-.", min_size=1, max_size=30), st.integers(1, 65535))
+def test_names_that_are_not_this_machine_are_known(name: str, port: int) -> None:
+    numeric = all(part.isdecimal() for part in name.strip(".").split("."))
+    if name.rstrip(".") != "localhost" and not numeric:
+        assert not named_here(f"{name}:{port}", "127.0.0.1")
+    assert named_here(f"localhost:{port}", "127.0.0.1") and named_here(f"[::1]:{port}", "::1")
+
+
+def test_tcp_needs_the_token(served: tuple[str, str]) -> None:
+    with connect(served[0], TOKEN) as client:
+        assert client.create(SandboxSpec("t")).run("echo hi").stdout == b"hi\n"
+        client.remove("t")
+    for wrong in ("nope", TOKEN + "x", TOKEN[:-1]):
+        with pytest.raises(UserError, match="is missing or wrong"):
+            connect(served[0], wrong)
+
+
+def test_a_connection_is_encrypted_between_those_with_certificates(daemon_home: Path, tmp_path: Path) -> None:
+    ours, theirs = (Authority(tmp_path / name).issue("host") for name in ("ours", "theirs"))
+    options = ["--tcp", "0", "--token", TOKEN, "--tls", *ours.paths]
+    with fakehost.daemon(daemon_home, *options) as process:
+        assert process.stdout is not None
+        url = [process.stdout.readline().strip() for _ in range(2)][1]
+        with connect(url, TOKEN, tls=ours.paths) as client:
+            assert client.health().pid == process.pid
+        for tls in (None, theirs.paths):
+            with pytest.raises(UserError, match="nobody answers"):
+                connect(url, TOKEN, tls=tls)
+
+
+def test_what_is_open_to_others_or_without_a_token_is_refused(
+    daemon_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WINDTUNNEL_SANDBOX_TOKEN", raising=False)
+    for listening, words in (
+        (Listening("", ("127.0.0.1", 0)), "--tcp needs a token"),
+        (Listening("", http=("127.0.0.1", 0)), "--http needs a token"),
+        (Listening(TOKEN, http=("0.0.0.0", 0)), "--tls-cert"),
+        (Listening(TOKEN, ("example.org", 0)), "--tls-cert"),
+    ):
+        with pytest.raises(UserError, match=words):
+            serve_home(daemon_home, listening=listening, open_host=fakehost.opened)
+    for url, token, words in (
+        ("http://127.0.0.1:1", TOKEN, "tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:x", TOKEN, "tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:1", None, "needs a token"),
+        ("tcp://10.0.0.1:1", TOKEN, "--tls-cert"),
+        ("tcp://127.0.0.1:1", "a b", "without spaces"),
+    ):
+        with pytest.raises(UserError, match=words):
+            connect(url, token)
+    assert not (daemon_home / "daemon.sock").exists()
