@@ -56,7 +56,10 @@ def resilience(
         float, typer.Option(min=0, max=1, help="Part of the host failures that takes a whole leaf switch.")
     ] = 0.0,
     replace: Annotated[str, typer.Option(metavar="TIME", help="Until a lost host is replaced.")] = "10min",
-    spares: Annotated[int, typer.Option(min=0, help="Hosts that wait idle.")] = 0,
+    spares: Annotated[
+        int | None,
+        typer.Option(min=0, help="Hosts that wait idle; by default none, compared with one."),
+    ] = None,
     detect: Annotated[str, typer.Option(metavar="TIME", help="Until a loss is noticed.")] = "1s",
     start: Annotated[str, typer.Option(metavar="TIME", help="For a new process until it can train.")] = "60s",
     storage: Annotated[

@@ -23,7 +23,6 @@ from windtunnel.training.goodput.advise import advise
 from windtunnel.training.goodput.model import RUN, Question
 from windtunnel.training.goodput.twin import templates as twin_templates
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
-from windtunnel.training.goodput.twin.replicas import ReplicaDrop, Rerouting
 from windtunnel.training.goodput.twin.restart import regroup_time
 from windtunnel.training.goodput.twin.simulate import simulate
 from windtunnel.training.goodput.twin.templates import Neighbourhood, Templates
@@ -93,7 +92,7 @@ def test_advice_names_copies_placement_and_the_way_to_go_on() -> None:
     trace = poisson(24, 3600.0, 10 * 86400.0, np.random.default_rng(0))
     advice = advise(question(), trace)
     assert advice.chosen.copies == 2 and advice.chosen.placement.kind == "domains"
-    assert {result.scheme for result in advice.results} >= {"templates", "peer memory", "rerouting"}
+    assert {result.scheme for result in advice.results} == set(RUN)
     by_name = {found.scheme: found.goodput for found in advice.results}
     # the spare is one host more than the others hold
     by_name["peer memory, a spare"] *= 24 / 25
@@ -182,8 +181,6 @@ def test_plan_prints_and_writes(tmp_path: Path) -> None:
     assert plain["origin"] == "emulated" and plain["copies"] >= 1
     assert plain["command"] in shown.output
     assert plain["scheme"] in RUN and {found["name"] for found in plain["schemes"]} == set(RUN)
-    forecast = {found["name"] for found in plain["forecast_only"]}
-    assert forecast == {"redundant computation", "rerouting", "replica drop"}
     again = json.loads(runner.invoke(app, [*ASKED, "--json"], catch_exceptions=False).output)
     assert plain == again
     costs = tmp_path / "costs.json"
@@ -222,8 +219,19 @@ def test_the_commands_are_taken_by_train(tmp_path: Path, monkeypatch: pytest.Mon
         assert memory.settings["persist_every"] == plain["persist_every"]
     storage = jobs["restart from storage"]
     assert storage.settings["every"] == storage.settings["persist_every"] < memory.settings["persist_every"]
+    program = shlex.split(plain["commands"]["templates"])[-4:]
+    assert program[:3] == ["--checkpoint", "checkpoints", "--checkpoint-every"] and int(program[3]) > 0
     shrinks = jobs["templates"].rules
     assert shrinks.shrinks and 1 < shrinks.minimum <= plain["job"]["stages"]
+
+
+@pytest.mark.parametrize("spares", [0, 2])
+def test_of_a_spare_that_nobody_wants_nothing_is_said(spares: int) -> None:
+    asked = [*ASKED, "--spares", str(spares), "--json"]
+    plain = json.loads(CliRunner().invoke(app, asked, catch_exceptions=False).output)
+    assert {found["name"] for found in plain["schemes"]} == set(RUN) - {"peer memory, a spare"}
+    assert not any("a spare" in reason.lower() for reason in plain["reasons"])
+    assert ("--spares 2" in plain["commands"]["peer memory"]) == (spares == 2)
 
 
 @pytest.mark.parametrize(
@@ -250,19 +258,16 @@ def test_wrong_questions_are_one_sentence(changed: list[str], said: str) -> None
 
 
 def test_overhead_stays_when_hosts_go() -> None:
-    with_overhead = replace(JOB, overhead=JOB.step_time / 2)
-    for scheme in (Templates, Rerouting, ReplicaDrop):
-        paces = []
-        for job in (JOB, with_overhead):
-            made = scheme(job, COSTS, 10**9)
-            whole = made.pace()[0]
-            for host in range(JOB.stages):
-                made.lost([host], False, 0.0)
-            paces.append((whole, made.pace()[0]))
-        (whole, fewer), (same, less) = paces
-        assert same == pytest.approx(whole)
-        assert less - whole == pytest.approx((fewer - whole) / 2)
-        assert fewer > whole or scheme is Rerouting  # there the bubbles take it
+    paces = []
+    for job in (JOB, replace(JOB, overhead=JOB.step_time / 2)):
+        scheme = Templates(job, COSTS, 10**9)
+        whole = scheme.pace()[0]
+        for host in range(JOB.stages):
+            scheme.lost([host], False, 0.0)
+        paces.append((whole, scheme.pace()[0]))
+    (whole, fewer), (same, less) = paces
+    assert same == pytest.approx(whole) and fewer > whole
+    assert less - whole == pytest.approx((fewer - whole) / 2)
 
 
 def test_time_is_not_read_by_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from windtunnel.traces.failures import Change, poisson
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
-from windtunnel.training.goodput.twin.replicas import Redundant, ReplicaDrop, Rerouting
 from windtunnel.training.goodput.twin.restart import PeerMemory, StorageRestart
 from windtunnel.training.goodput.twin.simulate import Scheme, Setback, simulate
+from windtunnel.training.goodput.twin.templates import Templates
 
 JOB = JobModel(hosts=12, step_time=7.0, state_bytes=12e9, stages=3, microbatches=48)
 COSTS = PhaseCosts(
@@ -24,9 +24,7 @@ COSTS = PhaseCosts(
 SCHEMES: dict[str, Callable[[JobModel, PhaseCosts], Scheme]] = {
     "storage": lambda job, costs: StorageRestart(job, costs, every=5),
     "memory": lambda job, costs: PeerMemory(job, costs, place(job.hosts, 2, "group"), storage_every=50),
-    "rerouting": lambda job, costs: Rerouting(job, costs, storage_every=50),
-    "redundant": lambda job, costs: Redundant(job, costs, storage_every=50),
-    "drop": lambda job, costs: ReplicaDrop(job, costs, storage_every=50),
+    "templates": lambda job, costs: Templates(job, costs, storage_every=50),
 }
 
 
@@ -149,11 +147,11 @@ def test_losses_in_a_recovery_take_back_no_more_steps(name: str) -> None:
 def test_a_host_that_comes_in_a_recovery_is_taken_in_after_it() -> None:
     costs = PhaseCosts(detect=3.0, regroup=1.0, regroup_growth=0.0, start=50.0, replace=40.0, join=5.0)
     trace = (Change(700.0, (0,)), Change(735.0, (5,), software=True))
-    for name in ("storage", "memory", "rerouting", "redundant", "drop"):
+    for name in ("storage", "memory", "templates"):
         scheme = SCHEMES[name](JOB, costs)
         result = simulate(scheme, JOB, costs, trace, 2000.0)
         assert result.failures == 2 and result.from_storage == (2 if name == "storage" else 0), name
-        joins = 0 if name in ("storage", "memory") else 2
+        joins = 1 if name == "templates" else 0
         assert result.phases["join"] == pytest.approx(5.0 * joins), name
 
 
@@ -162,7 +160,7 @@ def test_hosts_that_never_come_back() -> None:
     trace = (Change(700.0, (1,)),)
     stopped = simulate(StorageRestart(JOB, costs, 5), JOB, costs, trace, 2000.0)
     assert stopped.phases["wait"] == pytest.approx(1300.0)
-    going = simulate(Rerouting(JOB, costs, 50), JOB, costs, trace, 2000.0)
+    going = simulate(Templates(JOB, costs, 50), JOB, costs, trace, 2000.0)
     assert going.phases["wait"] == 0 and going.steps > stopped.steps
 
 

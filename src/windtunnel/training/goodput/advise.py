@@ -3,8 +3,7 @@
 Copies: as few as make the losses that memory does not cover rare enough, by the exact recovery probability of
 the placement and the time in which losses count as simultaneous. Intervals: to memory as often as the network
 replicates and the copy is worth, to storage as often as the failures that memory does not cover are worth
-(`checkpoint.policy.interval`). How to go on: every scheme goes through the same trace, and the best of those
-that this package runs is named; what other systems would do is a forecast beside it.
+(`checkpoint.policy.interval`). How to go on: every scheme goes through the same trace, and the best is named.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from windtunnel.training.checkpoint.policy.slots import explain, needed
 from windtunnel.training.goodput.coverage import failures, memory_falls, placed, template_falls
 from windtunnel.training.goodput.model import (
     MEMORY,
-    RUN,
     STORAGE,
     TEMPLATES,
     WITH_SPARE,
@@ -30,7 +28,6 @@ from windtunnel.training.goodput.model import (
     Question,
 )
 from windtunnel.training.goodput.reasons import reasons, worth
-from windtunnel.training.goodput.twin.replicas import Redundant, ReplicaDrop, Rerouting
 from windtunnel.training.goodput.twin.restart import (
     PeerMemory,
     StorageRestart,
@@ -77,28 +74,23 @@ def advise(
     held = failures(question, template_falls(question), 0.0)
     for_layers = storage_every(job, costs, held, question.longest)
     templates = Templates(job, costs, for_layers)
-    schemes: list[Callable[[], Scheme]] = [
-        lambda: StorageRestart(job, costs, to_storage, question.spares),
-        lambda: PeerMemory(job, costs, chosen.placement, chosen.storage_every, question.spares, chosen.every),
-        lambda: PeerMemory(
-            job, costs, chosen.placement, chosen.storage_every, 1, chosen.every, name=WITH_SPARE
-        ),
-        lambda: templates,
-        *([lambda: Redundant(job, costs, to_storage)] if job.stages > 1 else []),
-        lambda: Rerouting(job, costs, for_layers),
-        lambda: ReplicaDrop(job, costs, for_layers),
+    spares = question.spares or 0
+    memory = job, costs, chosen.placement, chosen.storage_every
+    schemes: list[Scheme] = [
+        StorageRestart(job, costs, to_storage, spares),
+        PeerMemory(*memory, spares, chosen.every),
+        templates,
     ]
+    if question.spares is None:
+        schemes.insert(2, PeerMemory(*memory, 1, chosen.every, name=WITH_SPARE))
     results = []
-    for index, make in enumerate(schemes):
-        scheme = make()
-        if scheme.name == WITH_SPARE and question.spares:
-            continue
+    for index, scheme in enumerate(schemes):
         if progress is not None:
             progress(scheme.name, index / len(schemes))
         results.append(simulate(scheme, job, costs, trace, question.horizon))
     intervals = {STORAGE: to_storage, TEMPLATES: for_layers}
     intervals |= dict.fromkeys((MEMORY, WITH_SPARE), chosen.storage_every)
-    best = max((found for found in results if found.scheme in RUN), key=lambda found: worth(found, job))
+    best = max(results, key=lambda found: worth(found, job))
     why = reasons(question, choices, chosen, intervals, results, best)
     if best.scheme == TEMPLATES:
         why += guarantee(templates.set, job.hosts).sentences

@@ -10,7 +10,7 @@ LISTEN = "0.0.0.0:29400"
 
 
 def commands(advice: Advice, question: Question, per_host: int, script: str, persist: str) -> dict[str, str]:
-    """``windtunnel train ..`` for each scheme that can be run and was emulated, the recommended one first.
+    """``windtunnel train ..`` for each scheme that was emulated, the recommended one first.
 
     Hosts come by ``windtunnel host``, with ``--domain`` where copies are placed across domains. ``per_host``:
     ranks of a host. ``persist``: URL of the storage.
@@ -24,7 +24,7 @@ def _command(name: str, advice: Advice, question: Question, per_host: int, scrip
     chosen = advice.chosen
     words = ["windtunnel", "train", "--external-hosts", "--listen", LISTEN]
     words += ["--hosts", str(question.job.hosts), "--per-host", str(per_host)]
-    spares = 1 if name == WITH_SPARE else 0 if name == TEMPLATES else question.spares
+    spares = 1 if name == WITH_SPARE else 0 if name == TEMPLATES else question.spares or 0
     if spares:
         words += ["--spares", str(spares)]
     if name == TEMPLATES:
@@ -35,6 +35,7 @@ def _command(name: str, advice: Advice, question: Question, per_host: int, scrip
         words += ["--on-loss", "restart", "--copies", "1"]
     if name in (MEMORY, WITH_SPARE):
         words += ["--copies", str(chosen.copies), "--placement", chosen.placement.kind]
-    if name != TEMPLATES:  # its program says where and how often layers are written
-        words += ["--every", str(every), "--persist", persist, "--persist-every", str(to_storage)]
+    if name == TEMPLATES:  # layers are written by the program itself, a PipelineTrainer
+        return shlex.join([*words, script, "--checkpoint", persist, "--checkpoint-every", str(to_storage)])
+    words += ["--every", str(every), "--persist", persist, "--persist-every", str(to_storage)]
     return shlex.join([*words, script])

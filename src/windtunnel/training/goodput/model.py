@@ -13,7 +13,7 @@ MEMORY = "peer memory"
 WITH_SPARE = "peer memory, a spare"
 TEMPLATES = "templates"
 RUN = (STORAGE, MEMORY, WITH_SPARE, TEMPLATES)
-"""The schemes that ``windtunnel train`` runs; any other is a forecast of what another system would do."""
+"""The schemes, all of which ``windtunnel train`` runs."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Question:
     bytes of a host that checkpoints may take. ``domains``: failure domain of every host. ``horizon``:
     seconds to look ahead. ``longest``: seconds between two checkpoints to storage at most. ``away``: mean
     seconds until a lost host is back, where ``costs.replace`` is infinite as the trace brings hosts itself.
+    ``spares``: hosts that wait idle; None: none, and what one would bring is looked at beside it.
     """
 
     job: JobModel
@@ -34,7 +35,7 @@ class Question:
     host_memory: float
     domains: tuple[str, ...]
     software: float = 0.0
-    spares: int = 0
+    spares: int | None = None
     domain_share: float = 0.0
     longest: float = 86400.0
     away: float | None = None
@@ -70,9 +71,8 @@ class Choice:
 class Advice:
     """What is recommended, why, and what the twin saw.
 
-    ``intervals``: steps between checkpoints to storage, for each scheme that can be run. ``smallest``: hosts
-    of the smallest pipeline of templates. ``results``: of all schemes; ``scheme``: the best one that can be
-    run.
+    ``intervals``: steps between checkpoints to storage, for each scheme. ``smallest``: hosts of the smallest
+    pipeline of templates. ``results``: of all schemes; ``scheme``: the best one.
     """
 
     chosen: Choice

@@ -42,7 +42,7 @@ class PlanRequest:
     software: float
     leaf_share: float
     replace: str
-    spares: int
+    spares: int | None
     detect: str
     start: str
     storage: str
@@ -112,7 +112,7 @@ def through(made: Plan, changes: Sequence[Change], measured: Mapping[str, float]
     question, chosen = made.question, made.advice.chosen
     costs = PhaseCosts(**{**asdict(question.costs), **measured})
     scheme = PeerMemory(
-        question.job, costs, chosen.placement, chosen.storage_every, question.spares, chosen.every
+        question.job, costs, chosen.placement, chosen.storage_every, question.spares or 0, chosen.every
     )
     return simulate(scheme, question.job, costs, changes, question.horizon)
 

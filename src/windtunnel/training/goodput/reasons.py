@@ -114,11 +114,7 @@ def _ways(
     if best.scheme == TEMPLATES:
         other = by_name.get(WITH_SPARE, by_name[MEMORY])
         said.append(
-            f"Templates need a program with a PipelineTrainer, given checkpoint_every="
-            f"{intervals[TEMPLATES]}; any other takes {other.scheme} ({other.goodput:.1%})."
+            "Templates need a program with a PipelineTrainer that takes --checkpoint and --checkpoint-every,"
+            f" as examples/train_pipeline.py; any other takes {other.scheme} ({other.goodput:.1%})."
         )
-    over = [f for f in results if f.scheme not in RUN and f.goodput > best.goodput + 0.001]
-    if over:
-        top = max(over, key=lambda result: result.goodput)
-        said.append(f"By forecast {top.scheme} would reach {top.goodput:.1%}; this package does not run it.")
     return said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.report.page import figure, heading, page, plot
-from windtunnel.training.goodput.model import RUN, Advice
+from windtunnel.training.goodput.model import Advice
 from windtunnel.training.goodput.planning import Plan
 from windtunnel.training.goodput.twin.model import PHASES, SimulationResult
 
@@ -102,8 +103,7 @@ def plain(plan: Plan) -> dict[str, Any]:
             name: None if value is None or math.isinf(value) else value
             for name, value in asdict(question.costs).items()
         },
-        "schemes": [_result(result) for result in advice.results if result.scheme in RUN],
-        "forecast_only": [_result(result) for result in advice.results if result.scheme not in RUN],
+        "schemes": [_result(result) for result in advice.results],
     }
 
 
@@ -156,10 +156,7 @@ def show(plan: Plan, console: Console) -> None:
         )
     console.print(table)
     days = f"{question.horizon / 86400:g} days (emulated)"
-    ours = [result for result in advice.results if result.scheme in RUN]
-    console.print(_ways(f"Ways to go on, {days}", ours, advice.scheme))
-    others = [result for result in advice.results if result.scheme not in RUN]
-    console.print(_ways(f"Forecast only, not run by windtunnel train, {days}", others, advice.scheme))
+    console.print(_ways(f"Ways to go on, {days}", advice.results, advice.scheme))
     console.print("Recommended", style="bold")
     for reason in advice.reasons:
         console.print(f"  • {reason}", highlight=False)
@@ -169,7 +166,7 @@ def show(plan: Plan, console: Console) -> None:
         console.print("  and on each host: windtunnel host HOST:29400 --domain ITS-LEAF", highlight=False)
 
 
-def _ways(title: str, found: list[SimulationResult], best: str) -> Table:
+def _ways(title: str, found: Sequence[SimulationResult], best: str) -> Table:
     from rich.table import Table
 
     results = Table(title=title)

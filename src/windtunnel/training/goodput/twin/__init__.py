@@ -1,4 +1,4 @@
-"""The emulated world of a job that loses hosts: days of failures on thousands of them, six ways to go on.
+"""The emulated world of a job that loses hosts: days of failures on thousands of them, four ways to go on.
 
 `cost` says what a decision of such a job (elastic, checkpoint, pipelines) costs by the twin's model.
 """
