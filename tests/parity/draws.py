@@ -191,7 +191,7 @@ def _template(rng: random.Random, hosts: int) -> Template:
 
 SHAPES = (87, 107, 193, 516, 735, 774, 880, 972)  # of jobs and networks that reach every rule of a plan
 
-STEPS = {"fp16": 1.02, "topk:0.01": 1.24}  # to a loss; of powersgd they are not known
+STEPS = {"fp16": 1.02, "dragonn:0.01": 1.24}  # to a loss; of zip they are not known
 
 
 def gradsync_drawn() -> Iterator[tuple[str, gradsync.Observation]]:
@@ -231,16 +231,15 @@ def _profile(rng: random.Random) -> Profile:
         for kind in ("allreduce", "reduce_scatter", "allgather", "alltoall")
     ]
     rows: list[tuple[str, Device, float, float, bool]] = [
-        ("fp16", "device", 0.5, 1e-11, True), ("topk:0.01", "host", 0.02, 2e-10, False),
-        ("topk:0.01", "device", 0.02, 1e-10, False), ("powersgd:1", "device", 0.01, 1e-10, True),
+        ("fp16", "device", 0.5, 1e-11, True), ("dragonn:0.01", "host", 0.02, 2e-10, False),
+        ("dragonn:0.01", "device", 0.02, 1e-10, False), ("zip:1", "device", 0.01, 1e-10, True),
     ]  # fmt: skip
     codecs = []
     for name, device, ratio, cost, summable in rows:
         points = tuple(
             CodecPoint(n, 1e-5 + n * cost, n * cost, n * cost, int(4 * n * ratio)) for n in (1 << 10, 1 << 20)
         )
-        sums_of = 2 if name.startswith("power") else 1
-        codecs.append(CodecCost(name, device, points, summable, sums=sums_of))
+        codecs.append(CodecCost(name, device, points, summable))
     sums = tuple(
         SumTime(one.name, scheme, rng.random()) for one in tensors if one.width for scheme in ("zen", "dense")
     )

@@ -17,7 +17,7 @@ def fusion_rows(quick: bool) -> Iterator[Row]:
     """One codec in its best groups, in single layers, and in DDP's buckets."""
     for name in [*JOBS][:2] if quick else JOBS:
         profile = paper_profile(name, load_cluster(CLUSTER))
-        for codec in ("topk:0.01", "sign"):
+        for codec in ("dragonn:0.01", "sign"):
             fused, layers, buckets = (
                 uniform_plan(profile, codec, most).forecasts[0].seconds for most in (None, 1, BUCKETS)
             )

@@ -31,7 +31,7 @@ from windtunnel.training.gradsync.policy.plan import make_plan, uniform_plan
 
 FABRICS = ((2, 50), (2, 100), (4, 50), (4, 100))
 """Ranks, and Mbit/s of each one's link."""
-CODECS = ("fp16", "int8", "sign", "topk:0.01", "dragonn:0.01", "randomk:0.01")
+CODECS = ("fp16", "int8", "sign", "dragonn:0.01")
 SIZES = (12, 14, 14, 14, 15, 15, 15, 15, 16, 16, 16, 16, 17, 17, 17, 18)
 """Elements of each layer's gradient, in the order of forward, as powers of two: 4.4 MB together."""
 FORWARD, BACKWARD = 0.05, 0.2

@@ -32,7 +32,7 @@ def profile(
     ),
     ranks: Ranks = 2,
     codecs: Annotated[
-        list[str] | None, typer.Option("--codec", help="A codec to measure, such as topk:0.01.")
+        list[str] | None, typer.Option("--codec", help="A codec to measure, such as dragonn:0.01.")
     ] = None,
 ) -> None:
     """Measure a script's gradients, codecs and collectives with real processes; the script ends with it.

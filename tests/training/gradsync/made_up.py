@@ -59,12 +59,12 @@ def codec(
 CODECS = (
     codec("fp16", 0.5, 1e-11, summable=True),
     codec("int8", 0.25, 3e-11),
-    codec("topk:0.01", 0.02, 2e-10),
-    codec("topk:0.01", 0.02, 5e-10, device="host"),
+    codec("dragonn:0.01", 0.02, 2e-10),
+    codec("dragonn:0.01", 0.02, 5e-10, device="host"),
 )
 
 
-STEPS = {"fp16": 1.0, "int8": 1.02, "topk:0.01": 2.0}
+STEPS = {"fp16": 1.0, "int8": 1.02, "dragonn:0.01": 2.0}
 """To a loss, over those without a codec."""
 
 

@@ -19,10 +19,7 @@ LAYOUTS: tuple[list[dict[str, int]], ...] = (
     [{"a": 700}, {"b": 33, "c": 1}],
     [{"c": 1, "b": 33, "a": 700}],
 )
-SPECS = (
-    "none", "fp16", "int8", "fp8", "terngrad", "qsgd:7", "sign", "onebit", "topk:0.02", "threshold:0.02",
-    "dragonn:0.02", "randomk:0.02",
-)  # fmt: skip
+SPECS = ("none", "fp16", "bf16", "int8", "sign", "dragonn:0.02")
 SIZES = {"a": 700, "b": 33, "c": 1}
 
 
@@ -33,15 +30,14 @@ def noise(numel: int, seed: int) -> Tensor:
 class Rank:
     """One that sends gradients, and knows what it made and sent by parameter."""
 
-    def __init__(self, layout: list[dict[str, int]], momentum: float = 0.0) -> None:
+    def __init__(self, layout: list[dict[str, int]]) -> None:
         self.made = {name: torch.zeros(numel) for name, numel in SIZES.items()}
         self.sent = {name: torch.zeros(numel) for name, numel in SIZES.items()}
-        self.momentum = momentum
         self.arrange(layout)
 
     def arrange(self, layout: list[dict[str, int]], state: State | None = None) -> None:
         """Begins anew with other groups, and the state that there was."""
-        self.layout, self.feedback = layout, Feedback(layout, momentum=self.momentum)
+        self.layout, self.feedback = layout, Feedback(layout)
         if state is not None:
             self.feedback.load_state_dict(state)
 
@@ -107,7 +103,7 @@ def test_nothing_waits_for_ever(spec: str) -> None:
     assert codec.feedback == (begun > 0)
 
 
-@pytest.mark.parametrize("spec", [*SPECS, "dgc:0.02"])
+@pytest.mark.parametrize("spec", SPECS)
 def test_a_gradient_that_is_no_number_is_seen_and_changes_nothing(spec: str) -> None:
     rank = Rank(LAYOUTS[0])
     rank.step(spec, gradients_of(1))
@@ -117,27 +113,24 @@ def test_a_gradient_that_is_no_number_is_seen_and_changes_nothing(spec: str) -> 
     rank.step(spec, spoilt, 1)
     assert not rank.sent["a"].isfinite().all() and not rank.sent["c"].isfinite().all()
     after = rank.feedback.state_dict()
-    assert before.keys() == after.keys()
-    for kind in ("residuals", "momenta"):
-        assert all(torch.equal(one, after[kind][name]) for name, one in before[kind].items())
+    assert all(torch.equal(one, after["residuals"][name]) for name, one in before["residuals"].items())
 
 
 @pytest.mark.parametrize(("former", "world"), [(4, 2), (4, 3), (2, 5), (3, 3), (5, 1)])
 def test_what_waits_survives_another_number_of_ranks(former: int, world: int) -> None:
-    ranks = [Rank(LAYOUTS[0], momentum=0.9) for _ in range(former)]
+    ranks = [Rank(LAYOUTS[0]) for _ in range(former)]
     for number, rank in enumerate(ranks):
-        rank.step("dgc:0.02", gradients_of(number))
+        rank.step("dragonn:0.02", gradients_of(number))
     states = [rank.feedback.state_dict() for rank in ranks]
-    others = [Rank(LAYOUTS[1], momentum=0.9) for _ in range(world)]
+    others = [Rank(LAYOUTS[1]) for _ in range(world)]
     for number, rank in enumerate(others):
         rank.arrange(LAYOUTS[1], redistributed(states, number, world))
-    for kind in ("residuals", "momenta"):
-        for name in SIZES:
-            before = sum(state[kind][name] for state in states)
-            found = [rank.feedback.state_dict()[kind].get(name) for rank in others]
-            after = sum(one for one in found if one is not None)
-            assert torch.allclose(before, after, atol=1e-6)  # type: ignore[arg-type]
-            assert name != "a" or before.any()
+    for name in SIZES:
+        before = sum(state["residuals"][name] for state in states)
+        found = [rank.feedback.state_dict()["residuals"].get(name) for rank in others]
+        after = sum(one for one in found if one is not None)
+        assert torch.allclose(before, after, atol=1e-6)  # type: ignore[arg-type]
+        assert name != "a" or before.any()
     # ranks that stay keep their own
     if world >= former:
         for number, state in enumerate(states):
@@ -145,28 +138,8 @@ def test_what_waits_survives_another_number_of_ranks(former: int, world: int) ->
             assert all(torch.equal(kept["residuals"][name], state["residuals"][name]) for name in SIZES)
 
 
-def test_dgc_corrects_momentum() -> None:
-    """Against the algorithm as it is written (Lin et al., algorithm 1 with momentum correction)."""
-    feedback, codec = Feedback([{"a": 50}], momentum=0.5), find("dgc:0.1")
-    u, v = torch.zeros(50), torch.zeros(50)
-    for step in range(20):
-        gradient = noise(50, step)
-        u = 0.5 * u + gradient
-        v = v + u
-        code = feedback.encode(0, gradient.clone(), codec, step)
-        out = torch.zeros(50)
-        codec.add(code, out)
-        sent = out != 0
-        assert 1 <= int(sent.sum()) <= 5 and torch.allclose(out[sent], v[sent], atol=1e-5)
-        v[sent] = 0.0
-        state = feedback.state_dict()
-        assert torch.allclose(state["residuals"]["a"], v, atol=1e-5)
-        assert torch.allclose(state["momenta"]["a"], u, atol=1e-5)
-        assert not out[sent].eq(0).any() and float(out[sent].abs().min()) >= float(v.abs().max())
-
-
 def test_gradients_of_half_precision_leave_a_residual_in_float32() -> None:
-    feedback, codec = Feedback([{"a": 100}]), find("topk:0.1")
+    feedback, codec = Feedback([{"a": 100}]), find("dragonn:0.1")
     gradient = noise(100, 1).to(torch.bfloat16)
     out = torch.zeros(100)
     codec.add(feedback.encode(0, gradient.view(10, 10), codec, 0), out)
@@ -199,7 +172,7 @@ def test_least_squares_reach_the_dense_loss_with_feedback_and_not_without() -> N
 
     def trained(spec: str, feedback: bool) -> float:
         codec, x = find(spec), torch.zeros(size)
-        ranks = [Feedback([{"x": size}], momentum=0.0) for _ in range(world)]
+        ranks = [Feedback([{"x": size}]) for _ in range(world)]
         for step in range(400):
             update = torch.zeros(size)
             for rank, (a, b) in enumerate(zip(data, goals, strict=True)):
@@ -213,6 +186,6 @@ def test_least_squares_reach_the_dense_loss_with_feedback_and_not_without() -> N
         return loss(x)
 
     dense = trained("none", True)
-    for spec in ("topk:0.02", "sign", "randomk:0.3", "dragonn:0.02"):
+    for spec in ("sign", "dragonn:0.02"):
         assert trained(spec, True) <= 1.02 * dense, spec
-    assert trained("topk:0.02", False) > 1.2 * dense and trained("sign", False) > 1.05 * dense
+    assert trained("dragonn:0.02", False) > 1.2 * dense and trained("sign", False) > 1.05 * dense

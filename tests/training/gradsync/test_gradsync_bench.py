@@ -62,11 +62,11 @@ def test_a_plan_is_judged_by_the_slowest_rank_against_the_best_choice() -> None:
 
 def test_a_uniform_plan_has_one_option_in_the_groups_that_are_asked_for() -> None:
     given = profile([1 << 10, 1 << 20, 1 << 20, 1 << 12], 1e8)
-    alone, pairs, fused = (uniform_plan(given, "topk:0.01", most) for most in (1, 1 << 21, None))
+    alone, pairs, fused = (uniform_plan(given, "dragonn:0.01", most) for most in (1, 1 << 21, None))
     assert [len(group.tensors) for group in alone.groups] == [1] * 4
     assert [len(group.tensors) for group in pairs.groups] == [2, 2]
     for plan in (alone, pairs, fused):
-        assert [one.codec for one in {group.option for group in plan.groups}] == ["topk:0.01"]
+        assert [one.codec for one in {group.option for group in plan.groups}] == ["dragonn:0.01"]
         assert fused.forecasts[0].seconds <= plan.forecasts[0].seconds * 1.01
 
 

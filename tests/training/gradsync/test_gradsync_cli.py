@@ -89,7 +89,7 @@ def test_a_codec_that_costs_steps_is_asked_for_and_told_in_seconds_to_a_loss(
     write(file, profile([1 << 20] * 4, 1e7))
     free, lossy = (plan_run(None, profile=file, lossy=one).plan for one in (False, True))
     plain, ours = free.forecasts[1], lossy.forecasts[0]
-    assert ours.to_loss == ours.seconds * steps()["topk:0.01"] < free.forecasts[0].to_loss < plain.to_loss
+    assert ours.to_loss == ours.seconds * steps()["dragonn:0.01"] < free.forecasts[0].to_loss < plain.to_loss
     assert gain(lossy) == pytest.approx(plain.seconds / ours.to_loss - 1)
     said = call("plan", "--lossy", "--profile", str(file))
     for words in (
@@ -98,8 +98,8 @@ def test_a_codec_that_costs_steps_is_asked_for_and_told_in_seconds_to_a_loss(
         f"{ours.steps:.3g} times the steps, {gain(lossy):+.1%} speed",
     ):
         assert words in " ".join(said.split())
-    with pytest.raises(UserError, match=r"`codecs` topk:0\.01: training needs .*; give `lossy`"):
-        plan_run(None, profile=file, codecs=["topk:0.01"])
+    with pytest.raises(UserError, match=r"`codecs` dragonn:0\.01: training needs .*; give `lossy`"):
+        plan_run(None, profile=file, codecs=["dragonn:0.01"])
 
 
 @pytest.mark.parametrize(

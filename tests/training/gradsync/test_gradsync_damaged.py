@@ -25,13 +25,13 @@ TABLE = replace(FEW.tensors[1], width=8, density=0.1, growth=(1.5, 2.0, 3.0))
 MIXED = replace(FEW, tensors=(FEW.tensors[0], TABLE, FEW.tensors[2]))
 FILES: dict[type, Any] = {Profile: to_plain(MIXED), Plan: to_plain(make_plan(FEW))}
 WORST: dict[type, tuple[tuple[tuple[Any, ...], Any], ...]] = {
-    Profile: ((("tensors", 0, "backward"), float("nan")), (("codecs", 0, "sums"), 2**31)),
+    Profile: ((("tensors", 0, "backward"), float("nan")), (("codecs", 0, "points"), [])),
     Plan: ((("hosts",), 0), (("groups",), [])),
 }
 BAD = st.sampled_from(
     [
-        None, True, "", "none", "topk:-1", "topk:nan", "zen", "a" * 10_000, "\ud800", "\x00", [], {}, [[]],
-        float("nan"), float("inf"), -1, 0, 1, 2, 1e-320, 1e308, 2**31, 2**63, 10**30, -(10**30),
+        None, True, "", "none", "dragonn:-1", "dragonn:nan", "zen", "a" * 10_000, "\ud800", "\x00", [], {},
+        [[]], float("nan"), float("inf"), -1, 0, 1, 2, 1e-320, 1e308, 2**31, 2**63, 10**30, -(10**30),
     ]
 )  # fmt: skip
 

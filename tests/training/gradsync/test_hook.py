@@ -49,7 +49,7 @@ def test_ranks_that_differ_are_refused_before_the_first_step() -> None:
             "names a gradient twice",
             "takes 1 collectives, the plan's order has others",
             "its order names group 99",
-            "the sum of two codes of topk:0.1 is no code",
+            "the sum of two codes of dragonn:0.1 is no code",
             "codec 'zip:2' is unknown",
             "'zap' is no scheme of a sparse sum",
             "needs several hosts of several ranks",

@@ -174,7 +174,7 @@ def test_a_fast_network_needs_no_compression_and_a_slow_one_does() -> None:
     sizes = [1 << 20] * 8
     fast, slow = make_plan(profile(sizes, 1e12)), make_plan(profile(sizes, 1e7))
     assert {group.option.codec for group in fast.groups} == {NONE}
-    assert {group.option.codec for group in slow.groups} == {"topk:0.01"}
+    assert {group.option.codec for group in slow.groups} == {"dragonn:0.01"}
     assert all(group.reason for group in (*fast.groups, *slow.groups))
 
 
@@ -231,15 +231,15 @@ def used(plan: Plan | Keep) -> set[str]:
 def test_codecs_are_those_that_are_allowed() -> None:
     job = profile([1 << 20] * 8, 1e7)
     assert used(decide(Wanted(job, ("fp16",), steps=STEPS))) == {"fp16"}
-    assert used(decide(Wanted(job, ("topk:0.01",), steps=STEPS))) == {NONE}
+    assert used(decide(Wanted(job, ("dragonn:0.01",), steps=STEPS))) == {NONE}
     for codec_, words in (
-        ("zip", "the profile has no cost of it; it has fp16, int8, topk:0.01, zip:9"),
-        ("zip:9", "how many steps training needs with it is not measured; accepted are fp16, int8, topk"),
-        ("topk:0.01", r"training needs \S+ times as many steps .* give `lossy`"),
+        ("zip", "the profile has no cost of it; it has dragonn:0.01, fp16, int8, zip:9"),
+        ("zip:9", "how many steps training needs with it is not measured; accepted are dragonn"),
+        ("dragonn:0.01", r"training needs \S+ times as many steps .* give `lossy`"),
     ):
         with pytest.raises(UserError, match=f"`codecs` {codec_}: {words}"):
             planned(replace(job, codecs=(*CODECS, codec("zip:9", 0.01, 1e-11))), codecs=["fp16", codec_])
-    assert used(planned(job, codecs=["topk:0.01"], lossy=True)) <= {NONE, "topk:0.01"}
+    assert used(planned(job, codecs=["dragonn:0.01"], lossy=True)) <= {NONE, "dragonn:0.01"}
     with pytest.raises(UserError, match="no tensors"):
         make_plan(profile([], 1e7))
 
@@ -250,14 +250,14 @@ def test_a_codec_that_costs_steps_is_used_only_where_that_is_allowed_and_pays() 
     job = profile([1 << 20] * 8, 1e7, codecs=(*CODECS, codec("zip", 0.001, 1e-11)))
     free = decide(Wanted(job, steps=STEPS))
     assert used(free) == {"int8"} and isinstance(free, Plan)
-    assert not any("topk" in one.choice or "zip" in one.choice for one in free.forecasts)
+    assert not any("dragonn" in one.choice or "zip" in one.choice for one in free.forecasts)
     lossy = decide(Wanted(job, steps=STEPS, lossy=True))
-    assert used(lossy) == {"topk:0.01"} and isinstance(lossy, Plan) and lossy.lossy and not free.lossy
+    assert used(lossy) == {"dragonn:0.01"} and isinstance(lossy, Plan) and lossy.lossy and not free.lossy
     ours = lossy.forecasts[0]
     assert (ours.steps, ours.to_loss) == (2.0, 2 * ours.seconds) and ours.to_loss < free.forecasts[0].seconds
     assert ours.to_loss <= min(one.to_loss for one in lossy.forecasts) * 1.01
     assert {one.steps for one in lossy.forecasts} == {1.0, 2.0}  # of zip nobody measured it
-    dear = decide(Wanted(job, steps={**STEPS, "topk:0.01": 20.0}, lossy=True))
+    dear = decide(Wanted(job, steps={**STEPS, "dragonn:0.01": 20.0}, lossy=True))
     assert used(dear) == {"int8"} and isinstance(dear, Plan)
     assert min(one.seconds for one in dear.forecasts) < dear.forecasts[0].seconds
 

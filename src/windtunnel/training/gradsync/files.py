@@ -114,8 +114,6 @@ def _wrong(one: Profile | Plan) -> str:
     if one.network.world > RANKS:
         return f"it is for more than {RANKS} ranks"
     for cost in one.codecs:
-        if cost.sums not in (1, 2):
-            return f"codecs: {cost.codec} is {cost.sums} sums; 1 or 2 are accepted"
         sizes = [0, *(point.numel for point in cost.points)]
         if len(sizes) < 2 or any(before >= after for before, after in pairwise(sizes)):
             return f"codecs: the sizes of {cost.codec} do not ascend"

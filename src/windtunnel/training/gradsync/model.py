@@ -67,17 +67,15 @@ class CodecPoint:
 
 @dataclass(frozen=True)
 class CodecCost:
-    """Costs of a codec (``topk:0.01``) on a processor, by size, ascending; between points they are
+    """Costs of a codec (``dragonn:0.01``) on a processor, by size, ascending; between points they are
     interpolated, beyond the last in proportion. ``summable``: the sum of codes is the code of the sum, so
-    that an all-reduce may add them, or ``sums`` of them one after the other. ``lossless``: decoding gives
-    what was encoded."""
+    that an all-reduce may add them. ``lossless``: decoding gives what was encoded."""
 
     codec: str
     device: Device
     points: tuple[CodecPoint, ...]
     summable: bool = False
     lossless: bool = False
-    sums: int = 1
 
     @cached_property
     def _known(self) -> dict[int, CodecPoint]:
@@ -209,7 +207,7 @@ class Option:
     device: Device = "device"
 
     def words(self) -> str:
-        """For a table: ``topk:0.01 allgather, plain inside, on host``."""
+        """For a table: ``dragonn:0.01 allgather, plain inside, on host``."""
         parts = [f"{self.codec} {self.scheme}"]
         if self.inside != "flat":
             parts.append(f"{self.inside} inside")

@@ -118,13 +118,13 @@ def plan_of(ddp: DistributedDataParallel, option: Option, size: int = 3) -> Plan
             groups[-1] = Group((*groups[-1].tensors, name), option)
         else:
             groups.append(Group((name,), option))
-    calls = 2 if option.scheme == "alltoall" or option.codec.startswith("powersgd") else 1
+    calls = 2 if option.scheme == "alltoall" else 1
     order = [(place, step) for place in range(len(groups)) for step in range(calls)]
     return Plan(tuple(groups), tuple(order), (Forecast("plan", 1.0, 0),), 1.0, dist.get_world_size(), 1)
 
 
 LOSSLESS = Option("none", device="host")
-LOSSY = (Option("topk:0.25", "alltoall"), Option("int8", "allgather"))
+LOSSY = (Option("dragonn:0.25", "alltoall"), Option("int8", "allgather"))
 
 
 def images() -> tuple[Tensor, ...]:
@@ -291,7 +291,9 @@ def drift() -> None:
     fast = Network(1, 2, tuple(costs))
     slow = replace(fast, collectives=tuple(replace(one, per_byte=1e-6) for one in costs))
     codec = CodecCost(
-        "topk:0.01", "device", (CodecPoint(1, 1e-5, 1e-5, 1e-5, 8), CodecPoint(8192, 1e-4, 1e-4, 1e-4, 6600))
+        "dragonn:0.01",
+        "device",
+        (CodecPoint(1, 1e-5, 1e-5, 1e-5, 8), CodecPoint(8192, 1e-4, 1e-4, 1e-4, 6600)),
     )
     profile = Profile(
         tuple(Gradient(name, named(ddp)[name].numel(), 1e-4) for name in names), (codec,), fast, 1e-3
@@ -319,7 +321,7 @@ def drift() -> None:
     steps(2)
     assert handle.check().keep
     assert not measured(slow).keep
-    assert "topk:0.01" in {one.option.codec for one in handle.plan.groups}
+    assert "dragonn:0.01" in {one.option.codec for one in handle.plan.groups}
     assert (handle.since, handle.pause, len(handle.seconds)) == (0, PAUSE, 0)
     shrunk(handle)
     again = measured(slow)
@@ -374,7 +376,7 @@ def checked(profile: Profile, ddp: DistributedDataParallel) -> None:
 def alone() -> None:
     """Nothing is sent, so nothing is lost, whatever the plan says."""
     plain = trained(ResNet, images, None, find_unused_parameters=True)
-    for option in (LOSSLESS, *LOSSY, Option("powersgd:2"), Option("topk:0.1", "alltoall", "plain")):
+    for option in (LOSSLESS, *LOSSY, Option("dragonn:0.1", "alltoall", "plain")):
         assert trained(ResNet, images, option, find_unused_parameters=True) == plain, option
     assert trained(Clicks, clicks, LOSSLESS) == trained(Clicks, clicks, None)
     ddp = DistributedDataParallel(ResNet(), find_unused_parameters=True)

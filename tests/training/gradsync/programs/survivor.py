@@ -21,8 +21,8 @@ def train(job: Job) -> None:
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)))
     optimizer = torch.optim.SGD(ddp.parameters(), 0.05, momentum=0.9)
     groups = (
-        Group(("2.bias", "2.weight"), Option("randomk:0.2")),
-        Group(("0.bias", "0.weight"), Option("topk:0.1", "alltoall")),
+        Group(("2.bias", "2.weight"), Option("fp16")),
+        Group(("0.bias", "0.weight"), Option("dragonn:0.1", "alltoall")),
     )
     order = ((0, 0), (1, 0), (1, 1))
     handle = apply(ddp, Plan(groups, order, (Forecast("plan", 1.0, 0),), 1.0, job.world, 1), deadline=20.0)

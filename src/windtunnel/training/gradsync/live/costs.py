@@ -10,7 +10,6 @@ import torch
 
 from windtunnel.training.gradsync.live.codecs import Codec, find
 from windtunnel.training.gradsync.live.feedback import Feedback
-from windtunnel.training.gradsync.live.lowrank import LowRank, square
 from windtunnel.training.gradsync.model import CodecCost, CodecPoint, Device
 
 REPEATS = 7
@@ -33,7 +32,7 @@ def measure(
         return tuple(
             CodecCost(
                 codec.spec, device, tuple(_point(codec, numel, on, repeats) for numel in sorted(set(numels))),
-                codec.summable, codec.lossless, 2 if codec.rank else 1,
+                codec.summable, codec.lossless,
             )
             for codec in codecs
         )  # fmt: skip
@@ -44,27 +43,13 @@ def measure(
 def _point(codec: Codec, numel: int, on: torch.device, repeats: int) -> CodecPoint:
     gradient = torch.randn(numel, generator=torch.Generator(on).manual_seed(numel), device=on)
     out, feedback = torch.zeros(numel, device=on), Feedback([{"": numel}])
-    if codec.rank:
-        low = LowRank(codec.rank, {"": square(numel)})
-        first = low.first(gradient)
-        second = low.second(gradient, first)
-
-        def encode() -> None:
-            corrected = feedback.corrected(0, gradient, codec)
-            one = low.first(corrected)
-            low.add(one, low.second(corrected, one), corrected, -1.0)
-
-        calls: list[Callable[[], object]] = [encode, lambda: low.add(first, second, out.zero_())]
-    else:
-        code = codec.encode(gradient, 0)
-        calls = [
-            lambda: feedback.encode(0, gradient, codec),
-            lambda: codec.decode(code, out),
-            lambda: codec.add(code, out),
-        ]
-    # sums of two are added up on the way
-    encoding, decoding, *adding = (_seconds(call, on, repeats) for call in calls)
-    return CodecPoint(numel, encoding, decoding, sum(adding), codec.nbytes(numel))
+    code = codec.encode(gradient, 0)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: feedback.encode(0, gradient, codec),
+        lambda: codec.decode(code, out),
+        lambda: codec.add(code, out),
+    )
+    return CodecPoint(numel, *(_seconds(call, on, repeats) for call in calls), codec.nbytes(numel))
 
 
 def _seconds(call: Callable[[], object], on: torch.device, repeats: int) -> float:

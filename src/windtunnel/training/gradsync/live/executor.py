@@ -35,7 +35,6 @@ from windtunnel.linux.sockets import Recorder
 from windtunnel.training.gradsync.live.codecs import Codec, find, seed_of
 from windtunnel.training.gradsync.live.exchange import Peers, scopes
 from windtunnel.training.gradsync.live.feedback import Feedback
-from windtunnel.training.gradsync.live.lowrank import LowRank, Shape
 from windtunnel.training.gradsync.live.sparse import reduce_with
 from windtunnel.training.gradsync.model import NONE, Option, Plan, Scope
 
@@ -49,8 +48,8 @@ ENDING = 1.0
 
 @dataclass
 class _Group:
-    """One of a plan's, at ``place`` in it. ``low``: for codecs of low rank. ``peers``: of a scope, for one
-    collective. ``seed``: the plan's. ``step``: how often it was synchronised.
+    """One of a plan's, at ``place`` in it. ``peers``: of a scope, for one collective.
+    ``seed``: the plan's. ``step``: how often it was synchronised.
 
     A code comes with the seed of the rank that made it. What the code of a *sum* leaves out waits on the rank
     that made it, as if it had been that rank's own gradient.
@@ -59,7 +58,6 @@ class _Group:
     place: int
     option: Option
     codec: Codec
-    low: LowRank | None
     peers: Callable[[Scope], Peers]
     feedback: Feedback
     seed: int
@@ -104,8 +102,6 @@ class _Group:
             if row.layout != torch.strided:
                 row.resize_as_(found)
             row.copy_(found)
-        elif self.low is not None:
-            yield from self._low_rank(scope, row, self.low)
         elif self.option.scheme == "allreduce":
             code = self.feedback.encode(self.place, row, codec, seed, at)
             yield lambda: self.peers(scope).all_reduce(code)
@@ -147,16 +143,6 @@ class _Group:
             self.codec.decode(one, out, seed)
         row.copy_(whole[: row.numel()])
 
-    def _low_rank(self, scope: Scope, row: Tensor, low: LowRank) -> Steps:
-        corrected = self.feedback.corrected(self.place, row, self.codec)
-        first = low.first(corrected)
-        yield lambda: self.peers(scope).all_reduce(first)
-        second = low.second(corrected, first)
-        yield lambda: self.peers(scope).all_reduce(second)
-        if corrected is not row:
-            low.add(first, second, corrected, -1 / self.peers(scope).size)
-        low.add(first, second, row.zero_())
-
     def _add_up(self, codes: Sequence[Tensor], out: Tensor, seed: int) -> None:
         for rank, code in enumerate(codes):
             self.codec.add(code, out, seed_of(seed, 0, 0, rank))
@@ -180,12 +166,11 @@ class _Run:
 
 
 class Executor:
-    """Runs a plan's groups. ``shapes``: of each group's parameters by name, in the order of its row.
-    ``deadline``: seconds that a collective may take. All ranks make it at once."""
+    """Runs a plan's groups. ``deadline``: seconds that a collective may take. All ranks make it at once."""
 
     def __init__(
-        self, plan: Plan, shapes: Sequence[Mapping[str, Shape]], device: torch.device, feedback: Feedback,
-        group: dist.ProcessGroup | None, deadline: float,
+        self, plan: Plan, device: torch.device, feedback: Feedback, group: dist.ProcessGroup | None,
+        deadline: float,
     ) -> None:  # fmt: skip
         self._plan, self._cuda, self._device = plan, device.type == "cuda", device
         hierarchical = any(one.option.inside != "flat" for one in plan.groups)
@@ -199,8 +184,7 @@ class Executor:
         self._groups = []
         for place, one in enumerate(plan.groups):
             codec = find(NONE if one.option.scheme == "sparse" else one.option.codec)
-            low = LowRank(codec.rank, shapes[place], plan.seed) if codec.rank else None
-            self._groups.append(_Group(place, one.option, codec, low, peers, feedback, plan.seed))
+            self._groups.append(_Group(place, one.option, codec, peers, feedback, plan.seed))
         # a sparse sum is one call, whatever it sends
         self._order = [
             group for group, step in plan.order if plan.groups[group].option.scheme != "sparse" or step == 0
@@ -234,20 +218,16 @@ class Executor:
             self._advance(run, None)
 
     def state(self) -> dict[str, Any]:
-        """How often each group was synchronised, by its parameters, and factors of low rank."""
+        """How often each group was synchronised, by its parameters."""
         steps: dict[str, int] = {}
-        factors: dict[str, Tensor] = {}
         for one, running in zip(self._plan.groups, self._groups, strict=True):
             steps |= dict.fromkeys(one.tensors, running.step)
-            factors |= running.low.state_dict() if running.low is not None else {}
-        return {"steps": steps, "factors": factors}
+        return {"steps": steps}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
         for one, running in zip(self._plan.groups, self._groups, strict=True):
             running.step = max(state.get("steps", {}).get(name, 0) for name in one.tensors)
-            if running.low is not None:
-                running.low.load_state_dict(state.get("factors", {}))
 
     def close(self) -> None:
         """End the threads and give up the groups. Between two steps that takes no time. In the midst of one,

@@ -7,11 +7,6 @@ Karimireddy et al. '19), with no share of it decaying. A gradient with NaN or in
 is, so that all ranks see it, and leaves the residual as it was: a step that a loss scaler skips loses
 nothing.
 
-For codecs ``dgc:R`` momentum is corrected as well (Deep Gradient Compression, section 3): u = m u +
-gradient, the residual gathers u. The optimizer must then be without momentum of its own. Its *masking*, by
-which elements that are sent lose their momentum, made large ones learn more slowly, so that trainings ended
-worse; its warm-up of the ratio changed nothing. Both are left out.
-
 The state is kept by parameter, so that other groups, buckets or plans find it again, and every rank has its
 own. Under gradient accumulation a step is one synchronisation: no backward in between asks for a code.
 """
@@ -28,24 +23,23 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live.codecs import Codec
 
 State = dict[str, dict[str, Tensor]]
-"""Of one rank, ``residuals``: what waits, by parameter; ``momenta``: for ``dgc``, likewise."""
+"""Of one rank, ``residuals``: what waits, by parameter."""
 
 
 class Feedback:
     """Residuals of one rank.
 
     ``groups``: of each group its parameters and their elements, in the order in which they lie in the group's
-    row. ``momentum``: for ``dgc``.
+    row.
 
     A ``gradient`` is a group's row, or the part of it that begins at element ``at``; it may go beyond the
     row's end, by zeros that make parts equal.
     """
 
-    def __init__(self, groups: Sequence[Mapping[str, int]], momentum: float = 0.9) -> None:
-        self._groups, self._momentum = [dict(one) for one in groups], momentum
+    def __init__(self, groups: Sequence[Mapping[str, int]]) -> None:
+        self._groups = [dict(one) for one in groups]
         # rows of groups; a group has none until something waits in it
         self._residuals: dict[int, Tensor] = {}
-        self._momenta: dict[int, Tensor] = {}
 
     def encode(self, group: int, gradient: Tensor, codec: Codec, seed: int = 0, at: int = 0) -> Tensor:
         """The code of the gradient and of what waits; what it leaves out waits from now on."""
@@ -61,16 +55,13 @@ class Feedback:
         infinity, another, and nothing is to be subtracted."""
         if not (codec.feedback or group in self._residuals) or not _finite(gradient):
             return gradient
-        flat, waits = gradient.detach().reshape(-1), self._part(self._residuals, group, gradient, at)
+        flat, waits = gradient.detach().reshape(-1), self._part(group, gradient, at)
         if not codec.feedback:
-            self._momenta.pop(group, None)
             found = flat + waits
             waits.zero_()
             if waits.numel() == self._residuals[group].numel():
                 del self._residuals[group]
             return found.to(gradient.dtype)
-        if codec.family == "dgc":
-            flat = self._part(self._momenta, group, gradient, at).mul_(self._momentum).add_(flat)
         return waits.add_(flat)
 
     def left_out(
@@ -81,10 +72,11 @@ class Feedback:
         if codec.feedback and _finite(total):
             rest = total.detach().float().clone()
             codec.add(code, rest, seed, -1.0)
-            self._part(self._residuals, group, total, at).add_(rest, alpha=times)
+            self._part(group, total, at).add_(rest, alpha=times)
 
-    def _part(self, rows: dict[int, Tensor], group: int, gradient: Tensor, at: int) -> Tensor:
-        """What lies in a group's row where ``gradient`` does; beyond the row's end nothing waits."""
+    def _part(self, group: int, gradient: Tensor, at: int) -> Tensor:
+        """What waits in a group's row where ``gradient`` lies; beyond the row's end nothing does."""
+        rows = self._residuals
         numel, end = sum(self._groups[group].values()), at + gradient.numel()
         if group not in rows or len(rows[group]) < end:
             grown = torch.zeros(max(numel, end), device=gradient.device)
@@ -100,7 +92,13 @@ class Feedback:
 
     def state_dict(self) -> State:
         """A copy, by parameter, on the processor."""
-        return {"residuals": self._by_name(self._residuals), "momenta": self._by_name(self._momenta)}
+        found = {}
+        for group, row in self._residuals.items():
+            begin = 0
+            for name, numel in self._groups[group].items():
+                found[name] = row[begin : begin + numel].cpu().clone()
+                begin += numel
+        return {"residuals": found}
 
     def load_state_dict(self, state: State, device: torch.device | str = "cpu") -> None:
         """The inverse of `state_dict`, whatever the groups were there; parameters that it lacks have nothing
@@ -109,19 +107,7 @@ class Feedback:
         Raises:
             UserError: it has parameters, or sizes of them, that are not in the groups.
         """
-        found = [self._by_group(state[kind], device) for kind in ("residuals", "momenta")]
-        self._residuals, self._momenta = found
-
-    def _by_name(self, rows: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        found = {}
-        for group, row in rows.items():
-            begin = 0
-            for name, numel in self._groups[group].items():
-                found[name] = row[begin : begin + numel].cpu().clone()
-                begin += numel
-        return found
-
-    def _by_group(self, named: Mapping[str, Tensor], device: torch.device | str) -> dict[int, Tensor]:
+        named = state["residuals"]
         sizes = {name: numel for group in self._groups for name, numel in group.items()}
         for name, one in named.items():
             if sizes.get(name) != one.numel():
@@ -134,19 +120,18 @@ class Feedback:
             if group.keys() & named.keys():
                 rows = [named.get(name, torch.zeros(numel)) for name, numel in group.items()]
                 found[place] = torch.cat([one.reshape(-1).float() for one in rows]).to(device)
-        return found
+        self._residuals = found
 
 
 def redistributed(states: Sequence[State], rank: int, world: int) -> State:
     """What ``rank`` of ``world`` goes on with, from the states of all ranks that were before: its own, and
     those of ranks that are no more, dealt out evenly. The sum over ranks stays what it was; ranks beyond the
     former ones begin with nothing."""
-    total: State = {"residuals": {}, "momenta": {}}
+    total: dict[str, Tensor] = {}
     for state in states[rank::world]:
-        for kind, found in total.items():
-            for name, one in state[kind].items():
-                found[name] = found[name] + one if name in found else one.clone()
-    return total
+        for name, one in state["residuals"].items():
+            total[name] = total[name] + one if name in total else one.clone()
+    return {"residuals": total}
 
 
 def _finite(gradient: Tensor) -> bool:

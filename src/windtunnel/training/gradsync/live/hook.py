@@ -17,7 +17,6 @@ An *iteration* is from one synchronised backward to the next, with all micro-bat
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import weakref
@@ -101,14 +100,12 @@ class Handle:
         self._stop()
         self.plan, self._executor, ddp = plan, None, self.ddp
         self._group_of = {name: place for place, one in enumerate(plan.groups) for name in one.tensors}
-        shapes = [{name: tuple(self._parameters[name].shape) for name in one.tensors} for one in plan.groups]
         ddp._comm_hooks.clear()
         _lay_out(ddp, [sum(self._parameters[name].nbytes for name in one.tensors) for one in plan.groups])
         if any(one.option != PLAIN for one in plan.groups):
-            self._feedback = Feedback([{name: math.prod(one[name]) for name in one} for one in shapes])
-            self._executor = Executor(
-                plan, shapes, self._device, self._feedback, ddp.process_group, self.deadline
-            )
+            sizes = {name: one.numel() for name, one in self._parameters.items()}
+            self._feedback = Feedback([{name: sizes[name] for name in one.tensors} for one in plan.groups])
+            self._executor = Executor(plan, self._device, self._feedback, ddp.process_group, self.deadline)
             ddp.register_comm_hook(self, _hook)
         else:
             self._feedback = Feedback([{name: one.numel()} for name, one in self._parameters.items()])
@@ -352,7 +349,7 @@ def _cannot_run(plan: Plan) -> str:
             return f"group {place}: {option.codec!r} is no scheme of a sparse sum"
         if option.inside != "flat" and not 1 < plan.hosts < plan.world:
             return f"group {place}: {option.words()} needs several hosts of several ranks"
-        takes = 2 if codec.rank or option.scheme == "alltoall" else 1
+        takes = 2 if option.scheme == "alltoall" else 1
         takes += 2 * (option.inside != "flat")
         if turns.pop(place, 0) != takes and option.scheme != "sparse":
             return f"group {place}: {option.words()} takes {takes} collectives, the plan's order has others"

@@ -1,21 +1,18 @@
-"""Sparse codecs: the elements of largest magnitude, or random ones; the others wait in the residual.
+"""The sparse codec: the elements of largest magnitude, the others wait in the residual.
 
 A code has room for a fixed number of elements, so that the codes of all ranks are of one size: their indices,
 then their values; an unused place has the index -1. Codes add up by scatter-*add*, so that an index which
 several ranks chose keeps the sum of their values.
 
-*topk* is exact. *threshold* takes what reaches a threshold that a sample gives (Deep Gradient Compression,
-Lin et al., ICLR '18), *dragonn* the same by hashing (Wang et al., ICML '22): each element that reaches it
-writes its index to a random place of a table four times as large as the code, where a later one may
-overwrite it. That replaces the prefix sum which compaction takes on a parallel device. On a processor
-both are one compiled pass that appends: hashing would only cost there. The pass begins at a random place,
-so that what finds no room is a different part each time. *randomk* takes the elements that the seed gives,
-the same on all ranks, one out of each of as many even slices; only values are sent, and their sums are the
-code of the sum.
+What reaches a threshold is taken that a sample gives (Deep Gradient Compression, Lin et al., ICLR '18), by
+hashing (DRAGONN, Wang et al., ICML '22): each element that reaches it writes its index to a random place of
+a table four times as large as the code, where a later one may overwrite it. That replaces the prefix sum
+which compaction takes on a parallel device. A processor has one compiled pass instead that appends: hashing
+would only cost there. The pass begins at a random place, so that what finds no room is a different part each
+time.
 
 A magnitude is compared by its bits as an integer: they order as magnitudes do, with infinity above all
-numbers and NaN above infinity. So both are chosen, one at least, and sent as they are. Random elements would
-miss them: there all values become NaN where the tensor has one.
+numbers and NaN above infinity. So both are chosen, one at least, and sent as they are.
 """
 
 from __future__ import annotations
@@ -49,39 +46,18 @@ def parts(code: Tensor) -> tuple[Tensor, Tensor]:
     return code[:half].view(torch.int32), code[half:].view(torch.float32)
 
 
-def encode_largest(row: Tensor, seed: int, ratio: float) -> Tensor:
-    """Exactly the largest. On a processor, what reaches a threshold of half as many again are candidates,
-    almost always enough and few; else all elements are."""
-    room = kept(len(row), ratio)
-    indices, values = None, row
-    if row.is_cpu and 4 * room < len(row):
-        count, code = _appended(row, room + room // 2, seed, 3 * room)
-        if room <= count < 3 * room:
-            indices, values = (one[:count] for one in parts(code))
-    largest = torch.topk(values.abs(), room, sorted=False).indices
-    chosen = largest.int() if indices is None else indices[largest]
-    return _joined(chosen, values[largest])
-
-
-def encode_reached(row: Tensor, seed: int, ratio: float, hashed: bool) -> Tensor:
-    """Those that reach the sampled threshold; ``hashed`` matters where the device is parallel."""
-    room = kept(len(row), ratio)
-    if row.is_cpu:
-        return _appended(row, room, seed, room)[1]
-    indices = chosen_by_torch(row, room, seed, hashed)
-    return _joined(indices, torch.where(indices >= 0, row[indices.clamp(min=0)], 0.0))
-
-
-def _joined(indices: Tensor, values: Tensor) -> Tensor:
-    return torch.cat([indices.view(torch.uint8), values.view(torch.uint8)])
-
-
-def _appended(row: Tensor, wanted: int, seed: int, room: int) -> tuple[int, Tensor]:
-    """How many of about ``wanted`` there are, up to ``room``, and their code."""
-    code = torch.empty(8 * room, dtype=torch.uint8)
-    bits, least = row.numpy().view(np.uint32), int(_enough(row, wanted, seed))
+def encode(row: Tensor, seed: int, ratio: float) -> Tensor:
+    """The code of those that reach the sampled threshold."""
+    code = torch.empty(8 * kept(len(row), ratio), dtype=torch.uint8, device=row.device)
     indices, values = parts(code)
-    return append(bits, least, seed % len(row), indices.numpy(), values.numpy().view(np.uint32)), code
+    if row.is_cpu:
+        least = int(_enough(row, len(indices), seed))
+        bits = row.numpy().view(np.uint32)
+        append(bits, least, seed % len(row), indices.numpy(), values.numpy().view(np.uint32))
+    else:
+        indices.copy_(chosen_by_hash(row, len(indices), seed))
+        values.copy_(torch.where(indices >= 0, row[indices.clamp(min=0)], 0.0))
+    return code
 
 
 def _enough(row: Tensor, room: int, seed: int) -> Tensor:
@@ -97,9 +73,9 @@ def _enough(row: Tensor, room: int, seed: int) -> Tensor:
 
 
 @jit
-def append(bits: Words, least: int, start: int, indices: NDArray[np.int32], found: Words) -> int:
+def append(bits: Words, least: int, start: int, indices: NDArray[np.int32], found: Words) -> None:
     """Elements whose magnitude is ``least`` or more, going around from ``start`` until there is no room
-    (of one place at least); how many. Unused places get -1 and 0. What is no number takes the first
+    (of one place at least). Unused places get -1 and 0. What is no number takes the first
     place where it comes when there is no room.
 
     Within a block that has any, each index is written, and its place kept if it was wanted: a loop without a
@@ -133,22 +109,20 @@ def append(bits: Words, least: int, start: int, indices: NDArray[np.int32], foun
                         indices[0], found[0] = first + i, block[i]
     indices[count:] = -1
     found[count:] = 0
-    return count
 
 
-def chosen_by_torch(row: Tensor, room: int, seed: int, hashed: bool) -> Tensor:
-    """The same on any device and without waiting for it: indices of those that reach the threshold, -1 behind
-    them, in ``room`` places. ``hashed``: of those that meet in one place of the table one is chosen, and the
-    prefix sum goes over the table only."""
+def chosen_by_hash(row: Tensor, room: int, seed: int) -> Tensor:
+    """On any device and without waiting for it: indices of those that reach the threshold, -1 behind them, in
+    ``room`` places. Of those that meet in one place of the table one is chosen, and the prefix sum goes over
+    the table only."""
     magnitude = row.view(torch.int32) & MAGNITUDE
-    reached, numbers = magnitude >= _enough(row, room, seed), torch.arange(len(row), device=row.device)
-    if hashed:
-        generator = torch.Generator(row.device).manual_seed(seed)
-        places = torch.randint(TABLE * room, row.shape, generator=generator, device=row.device)
-        # those that do not reach it all meet in one place more, which is then left out
-        places = torch.where(reached, places, TABLE * room)
-        numbers = numbers.new_full((TABLE * room + 1,), -1).scatter_(0, places, numbers)[:-1]
-        reached = numbers >= 0
+    numbers = torch.arange(len(row), device=row.device)
+    generator = torch.Generator(row.device).manual_seed(seed)
+    places = torch.randint(TABLE * room, row.shape, generator=generator, device=row.device)
+    # those that do not reach it all meet in one place more, which is then left out
+    places = torch.where(magnitude >= _enough(row, room, seed), places, TABLE * room)
+    numbers = numbers.new_full((TABLE * room + 1,), -1).scatter_(0, places, numbers)[:-1]
+    reached = numbers >= 0
     upto, first = reached.cumsum(0), seed % len(row) % len(reached)
     place = (upto - 1 - upto[first] + reached[first].long()) % upto[-1].clamp(min=1)
     place = torch.where(reached & (place < room), place, room)
@@ -159,25 +133,7 @@ def chosen_by_torch(row: Tensor, room: int, seed: int, hashed: bool) -> Tensor:
     return indices
 
 
-def add_chosen(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
+def add(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
     """Adds ``alpha`` times each value at its index."""
     indices, values = parts(code)
     out.index_add_(0, indices.clamp(min=0), torch.where(indices >= 0, values, 0.0), alpha=alpha)
-
-
-def drawn(numel: int, room: int, seed: int, device: torch.device) -> Tensor:
-    """Of each of ``room`` even slices one index, ascending; the same for a ``seed`` on every device."""
-    ends = torch.arange(room + 1) * numel // room
-    share = torch.rand(room, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return (ends[:-1] + (share * ends.diff()).long()).to(device)
-
-
-def encode_drawn(row: Tensor, seed: int, ratio: float) -> Tensor:
-    """Values at random indices, the same for the same seed: a tensor of float32 that ranks may add up."""
-    indices = drawn(len(row), kept(len(row), ratio), seed, row.device)
-    return row[indices] + row.sum() * 0.0
-
-
-def add_drawn(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
-    """Adds ``alpha`` times the values of the (summed) code."""
-    out.index_add_(0, drawn(len(out), len(code), seed, out.device), code, alpha=alpha)

@@ -89,10 +89,8 @@ def tasks(option: Option, numel: int, profile: Profile) -> list[Task]:
         mine = scatter("inside", numel)
     match option.scheme:
         case "allreduce":
-            sums = 1 if cost is None else cost.sums
             encode(mine)
-            for _ in range(sums):
-                call(scope, "allreduce", nbytes(mine) / sums)
+            call(scope, "allreduce", nbytes(mine))
             decode(mine)
         case "allgather":
             gather(scope, mine)
