@@ -17,7 +17,6 @@ from windtunnel.training.emulate.sweep.spec import (
     expand,
     holds,
     names,
-    parse,
     split_arguments,
 )
 
@@ -92,42 +91,34 @@ conditions = st.recursive(
 @given(conditions, numbers, numbers)
 def test_conditions_mean_what_they_mean_in_python(text: str, tp: int, pp: int) -> None:
     values = {"tp": tp, "pp": pp}
-    tree = parse(text)
     try:
         truth = eval(text, {"__builtins__": {}}, dict(values))
     except ZeroDivisionError:
         with pytest.raises(ValueError):
-            holds(tree, values)
+            holds(text, values)
     else:
-        assert holds(tree, values) is truth
-    assert set(names(tree)) <= {"tp", "pp"}
+        assert holds(text, values) is truth
+    assert set(names(text)) <= {"tp", "pp"}
 
 
 def test_conditions_on_words() -> None:
-    assert holds(parse("ac in ['none', 'full'] and schedule != 'gpipe'"), {"ac": "full", "schedule": "1f1b"})
-    assert not holds(parse("1 < tp <= 4"), {"tp": 8})
-    assert holds(parse("compile"), {"compile": True})
+    assert holds("ac in ['none', 'full'] and schedule != 'gpipe'", {"ac": "full", "schedule": "1f1b"})
+    assert not holds("1 < tp <= 4", {"tp": 8})
+    assert holds("compile", {"compile": True})
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "__import__('os')", "tp.real > 0", "tp ** 9 > 1", "[x for x in (1, 2)]", "tp[0] > 1",
-        "lambda: 1", "tp >", "f'{tp}' == '1'", "(tp := 1) > 0", "1j > 0", "tp > 1 if pp else 2", "",
-        "(" * 600, "tp > " + "1" * 600,
+        "__import__('os')", "tp.__class__ == 1", "tp ** 9 > 1", "1 << tp > 1", "lambda: 1", "tp >",
+        "(tp := 1) > 0",
+        "", "(" * 600, "ac > 1", "tp * pp", "tp / 0 > 1", "tp in 5", "'x' * 999999 * 999999 == ac",
     ],
 )  # fmt: skip
-def test_what_is_no_condition_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="accepted"):
-        parse(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["ac > 1", "ac * 2 == 'xx'", "tp * pp", "tp / 0 > 1", "tp in 5", "flag + 1 > 1"]
-)
 def test_what_cannot_be_said_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):
-        holds(parse(text), {"ac": "x", "tp": 2, "pp": 3, "flag": True})
+        names(text)
+        holds(text, {"ac": "x", "tp": 2, "pp": 3})
 
 
 @given(

@@ -128,7 +128,7 @@ def test_cluster_files_lie_beside_the_sweep(tmp_path: Path) -> None:
         (GOOD + "grid: [1]\n", "field grid is [1], accepted is a mapping of options to lists"),
         (GOOD + "grid: {--a: [1], --b: [1]}\nwhere: a > 1\n", "leaves none of the 1 points"),
         (GOOD + "where: tq > 1\n", "field where has 'tq > 1': 'tq' is unknown, accepted are cluster"),
-        (GOOD + "where: open('x')\n", "Call is not known here"),
+        (GOOD + "where: open('x')\n", "'open'"),
         (GOOD + "where: hosts\n", "it gives 1; accepted is what is true or false"),
         (GOOD + "price_per_device_hour: -1\n", "field price_per_device_hour is -1, accepted is a number"),
         (GOOD + "price_per_device_hour: {h200: 1}\n", "names 'h200', accepted are the devices"),

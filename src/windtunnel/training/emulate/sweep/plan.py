@@ -10,10 +10,11 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
@@ -33,7 +34,6 @@ from windtunnel.training.emulate.sweep.spec import (
     holds,
     name_of,
     names,
-    parse,
     read_spec,
     split_arguments,
 )
@@ -42,6 +42,7 @@ from windtunnel.training.emulate.twin.job import parse_slow
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 
 MOST_POINTS = 10_000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -198,26 +199,24 @@ class _Conditions:
 
     def __init__(self, path: Path, texts: Sequence[str]) -> None:
         self.path = path
-        self.trees = []
-        for text in texts:
-            try:
-                self.trees.append((text, parse(text)))
-            except ValueError as error:
-                raise self._wrong(text, str(error)) from None
+        self.names = {text: self._said(text, partial(names, text)) for text in texts}
 
     def hold(self, cluster: Cluster, arguments: dict[str, Value]) -> bool:
         values: dict[str, Value] = arguments | {
             "cluster": cluster.name, "device": cluster.host.device.name, "hosts": cluster.hosts,
             "devices_per_host": cluster.devices_per_host, "world_size": cluster.world_size,
         }  # fmt: skip
-        return all(self._holds(text, tree, values) for text, tree in self.trees)
+        return all(self._holds(text, values) for text in self.names)
 
-    def _holds(self, text: str, tree: Any, values: dict[str, Value]) -> bool:
-        for name in names(tree):
+    def _holds(self, text: str, values: dict[str, Value]) -> bool:
+        for name in self.names[text]:
             if name not in values:
                 raise self._wrong(text, f"{name!r} is unknown, accepted are {', '.join(sorted(values))}")
+        return self._said(text, partial(holds, text, values))
+
+    def _said(self, text: str, answer: Callable[[], T]) -> T:
         try:
-            return holds(tree, values)
+            return answer()
         except ValueError as error:
             raise self._wrong(text, str(error)) from None
 
