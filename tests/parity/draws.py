@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from windtunnel.training.checkpoint import policy as checkpoint
-from windtunnel.training.checkpoint.model import Commit, Copy, Log, Persisted, Twins
+from windtunnel.training.checkpoint.model import Commit, Copy, Log, Persisted
 from windtunnel.training.checkpoint.policy.restore import BadCopy, StoredShard, StoredStep
 from windtunnel.training.elastic.policy import rules
 from windtunnel.training.emulate import policy as emulate
@@ -136,7 +136,7 @@ def _inventory(rng: random.Random) -> checkpoint.Inventory:
         StoredStep(step, 2, False, 1, whole[: rng.choice([1, 2, 2])], rng.choice(["", "", "torn"]), "check")
         for step in (2, 3, 4) if rng.random() < 0.5
     )  # fmt: skip
-    known = tuple(Commit(step, course, rng.random() < 0.7) for step in (4, 5) for course in (1, 2))
+    known = tuple(Commit(step, course) for step in (4, 5) for course in (1, 2))
     log = Log(
         tuple(one for one in known if rng.random() < 0.7),
         tuple(Persisted(step, 1, "check") for step in (2, 3) if rng.random() < 0.7), rng.choice([-1, 5]),
@@ -145,10 +145,7 @@ def _inventory(rng: random.Random) -> checkpoint.Inventory:
         BadCopy(place, shard, step)
         for place in (0, None) for shard in ("", "rank1") for step in (4, 5) if rng.random() < 0.1
     )  # fmt: skip
-    twins = rng.choice(
-        [(), (Twins("l", (0, 0)),), (Twins("l", (0, -1)),), (Twins("l", (0, 0)), Twins("m", (0,)))]
-    )
-    return checkpoint.Inventory(copies, stored, bad, rng.choice([None, log, log]), rng.random() < 0.5, twins)
+    return checkpoint.Inventory(copies, stored, bad, rng.choice([None, log, log]), rng.random() < 0.5)
 
 
 def pipelines_drawn() -> Iterator[tuple[str, pipelines.Observation]]:

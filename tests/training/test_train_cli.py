@@ -57,7 +57,6 @@ WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
         (["--persist", "/proc/none"], "--persist /proc/none: nothing can be written there"),
         (["--persist", "nothing://x"], "Protocol not known"),
         (["--on-no-checkpoint", "hope"], "--on-no-checkpoint hope: accepted are fail, restart"),
-        (["--start-from", "/proc/none"], "--start-from /proc/none: there is no whole checkpoint in it"),
     ],
 )
 def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
@@ -116,7 +115,7 @@ def test_storage_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> Non
     storage.complete_step(str(url), 4, **about)
     found = CliRunner().invoke(app, ["train", "--persist", str(url), str(script(tmp_path, ""))])
     assert isinstance(found.exception, UserError)
-    assert "step 4 of another run is in it; give --start-from" in str(found.exception)
+    assert "step 4 of another run is in it; storage without checkpoints" in str(found.exception)
 
 
 def test_an_option_that_is_not_there(tmp_path: Path) -> None:

@@ -33,9 +33,7 @@ WIDTH, QUICK_WIDTH = 768, 128
 REPLICA_WIDTH = 512  # 50 MB with AdamW's moments, on every rank
 ARMS: Mapping[str, Any] = {
     "none": None, "concurrent": {}, "blocking": {"mode": "blocking"},
-    "beside the next step": {"overlap": True},
 }  # fmt: skip
-QUICK_ARMS = ("none", "concurrent", "blocking")
 ALLOWED = 0.10
 """Of "concurrent": share of the time of a step without checkpoints."""
 ROUNDS, STEPS, SETTLE = 4, 16, 4
@@ -88,7 +86,7 @@ def ran(folder: Path, quick: bool, *, replicas: bool) -> dict[str, Any]:
     """
     plan = {
         "width": QUICK_WIDTH if quick else REPLICA_WIDTH if replicas else WIDTH, "replicas": replicas,
-        "arms": {arm: ARMS[arm] for arm in (QUICK_ARMS if quick else ARMS)},
+        "arms": ARMS,
         "rounds": 1 if quick else ROUNDS, "steps": STEPS // 2 if quick else STEPS, "settle": SETTLE,
     }  # fmt: skip
     program, options = PROGRAMS / "cost_trainer.py", {"hosts": RANKS, "frozen_after": 5.0, "lease": 5.0}
@@ -107,12 +105,11 @@ def time_rows(arm: str, of: dict[str, Any], none: dict[str, Any], kind: str) -> 
         target=f"at most {ALLOWED:.0%} over none" if judged else "", met=over <= ALLOWED if judged else None,
         note=f"{over:+.1%} over none; p95 {units.seconds(quantile(times, 0.95))}",
     )  # fmt: skip
-    if arm in ("concurrent", "blocking"):
-        yield row(
-            f"stall of a step, {arm}{kind}", "s", measured=median(of["stalls"]),
-            published=0.0 if judged else None,
-            source=f"{SOURCE}: no loss of throughput, with accelerators" if judged else "",
-        )  # fmt: skip
+    yield row(
+        f"stall of a step, {arm}{kind}", "s", measured=median(of["stalls"]),
+        published=0.0 if judged else None,
+        source=f"{SOURCE}: no loss of throughput, with accelerators" if judged else "",
+    )  # fmt: skip
 
 
 def memory_rows(used: dict[str, int], kind: str) -> Iterator[Row]:

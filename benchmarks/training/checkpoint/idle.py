@@ -6,9 +6,8 @@ few cores are free for what is measured: in a cluster the device computes, not t
 the product's own path: `PeerCheckpointer`, agents, memory services, the control plane.
 
 Images are given as the time that the link needs for them over the network's idle time in a step. What a step
-contains: the call of the checkpointer; the copy into the slot and its checksum run beside the next step
-(``overlap``), as they would beside a device's work. The first steps of each phase (idle: its profile) do not
-count.
+contains: the call of the checkpointer, with the copy into the slot and its checksum. The first steps of each
+phase (idle: its profile) do not count.
 """
 
 from __future__ import annotations
@@ -52,9 +51,7 @@ class Phase:
     def plain(self, number: int) -> dict[str, Any]:
         """For the program, as its phase ``number``."""
         settle = SETTLE[self.mode]
-        options = None
-        if self.mode != "none":
-            options = {"mode": self.mode, "overlap": self.mode != "blocking"}
+        options = None if self.mode == "none" else {"mode": self.mode}
         # Each phase has slots of its own: by their size.
         nbytes = self.nbytes + 4096 * number
         return {"options": options, "nbytes": nbytes, "steps": settle + self.steps, "settle": settle}

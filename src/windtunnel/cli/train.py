@@ -68,12 +68,6 @@ def train(
     ] = None,
     persist: Annotated[str, typer.Option(metavar="URL", help="Storage for checkpoints (fsspec).")] = "",
     persist_every: Annotated[int, typer.Option(help="Steps between checkpoints that go to storage.")] = 100,
-    start_from: Annotated[
-        str,
-        typer.Option(
-            metavar="URL", help="Storage of another run whose newest checkpoint this one starts from."
-        ),
-    ] = "",
     on_no_checkpoint: Annotated[
         str, typer.Option(help="When every committed step is lost: fail (status 3), or restart at step 0.")
     ] = "fail",
@@ -188,7 +182,6 @@ def train(
             budget=budget,
             persist=persist,
             persist_every=persist_every,
-            start_from=start_from,
             on_no_checkpoint=on_no_checkpoint,
             network=network,
             rate=rate,

@@ -78,7 +78,6 @@ class Request:
     budget: float | None
     persist: str
     persist_every: int
-    start_from: str
     on_no_checkpoint: str
     network: str
     rate: str
@@ -176,22 +175,20 @@ class Request:
             settings["domains"] = list(domains)
         if self.persist:
             settings |= {"persist": writable(self.persist), "persist_every": self.persist_every}
-        if self.start_from:
-            settings["start_from"] = _whole_steps(self.start_from)
         return settings
 
     def require_own_storage(self) -> None:
         """Storage with checkpoints of another run is not taken for this one's, nor silently passed over.
 
         Raises:
-            UserError: there are some, and the user did not say what to do with them.
+            UserError: there are some.
         """
-        if self.persist and not self.start_from:
+        if self.persist:
             url, steps = writable(self.persist), stored_steps(self.persist, "--persist")
             if steps:
                 raise UserError(
-                    f"--persist {url}: step {steps[-1]} of another run is in it; give --start-from {url} "
-                    "to go on from there, or storage without checkpoints"
+                    f"--persist {url}: step {steps[-1]} of another run is in it; storage without checkpoints"
+                    " is accepted, and --resume goes on with that run"
                 )
 
 
@@ -516,19 +513,6 @@ def stored_steps(url: str, option: str) -> list[int]:
         return [one.step for one in storage.steps(url) if not one.bad]
     except (ObjectError, OSError) as error:
         raise UserError(f"{option} {url}: it cannot be read ({error})") from error
-
-
-def _whole_steps(url: str) -> str:
-    """``url``, absolute where it is a path, if there is a whole checkpoint.
-
-    Raises:
-        UserError: there is none.
-    """
-    if "://" not in url:
-        url = str(Path(url).absolute())
-    if not stored_steps(url, "--start-from"):
-        raise UserError(f"--start-from {url}: there is no whole checkpoint in it")
-    return url
 
 
 def read_standbys(text: str) -> tuple[str, ...]:

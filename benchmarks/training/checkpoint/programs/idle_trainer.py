@@ -49,8 +49,6 @@ def measure(job: Job, gradient: torch.Tensor, phase: dict[str, Any], first: int)
             dist.all_reduce(gradient)
             time.sleep(PLAN["compute"])
         gradient.fill_(1.0)
-        if saver is not None:
-            saver.before_update()
         with torch.no_grad():
             model.weights[:1024] += 1.0
         if saver is not None:

@@ -60,11 +60,10 @@ class Source:
 @dataclass(frozen=True)
 class Commit:
     """The supervisor's log says that all copies of ``step`` were complete. ``course``: the generation that
-    its copies carry. ``alike``: what all ranks should hold alike beside the shared shard was so then."""
+    its copies carry."""
 
     step: int
     course: int
-    alike: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,23 +87,11 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Twins:
-    """What the layout of this digest says of the ranks: ``twins[r]`` is the lowest rank with the same pieces
-    as ``r``, -1 where ``r`` has something of its own that no other shard holds."""
-
-    layout: str
-    twins: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class RestorePlan:
     """The step to go on from, and for every shard of it the sources to try, in this order.
 
     ``step`` is None where nothing can be restored: the job begins at the beginning, or, where ``failed``
     says why, it ends. ``ignored``: whole steps that were passed over since no log knows of them.
-    ``stand_ins``: ranks whose shard is lost, each with the rank whose shard stands in for it; their
-    generators are seeded anew. ``newer``: committed steps in memory that were passed over since shards of
-    ranks are lost: what their layouts say of twins may help.
     """
 
     step: int | None
@@ -112,8 +99,6 @@ class RestorePlan:
     sources: tuple[tuple[str, tuple[Source, ...]], ...] = ()
     reason: str = ""
     ignored: tuple[str, ...] = ()
-    stand_ins: tuple[tuple[int, int], ...] = ()
-    newer: tuple[int, ...] = ()
     failed: str = ""
 
 

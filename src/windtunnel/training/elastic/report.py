@@ -208,15 +208,9 @@ def summary(events: list[Event]) -> dict[str, Any]:
 
 
 def _restored(events: list[Event]) -> list[dict[str, Any]]:
-    """What each generation went on from; ``reseeded``: the ranks whose random states were lost."""
-    found: dict[int, dict[str, Any]] = {}
-    for event in events:
-        if event["kind"] == "restored":
-            one = {"generation": event["generation"], "step": event["step"], "reseeded": []}
-            one = found.setdefault(event["generation"], one)
-            if event.get("reseeded"):
-                one["reseeded"] = sorted({*one["reseeded"], event["rank"]})
-    return list(found.values())
+    """What each generation went on from."""
+    found = {event["generation"]: event["step"] for event in events if event["kind"] == "restored"}
+    return [{"generation": generation, "step": step} for generation, step in found.items()]
 
 
 def stored(events: list[Event]) -> dict[str, list[int]]:
@@ -236,9 +230,6 @@ def guarantee(events: list[Event]) -> str:
     worlds = [len(one["membership"]["hosts"]) * one["membership"]["per_host"] for one in _formed(events)]
     if len(set(worlds)) > 1 and not all(event["any_world"] for event in said):
         reasons["the number of ranks changed ({})".format(", ".join(map(str, dict.fromkeys(worlds))))] = None
-    reseeded = sorted({rank for one in _restored(events) for rank in one["reseeded"]})
-    if reseeded:
-        reasons[f"the random states of {_ranks(reseeded)} were lost and seeded anew"] = None
     if not said:
         reasons = {"no step was saved by a PeerCheckpointer": None}
     return f"not sure to be bit-identical: {'; '.join(reasons)}" if reasons else "bit-identical"

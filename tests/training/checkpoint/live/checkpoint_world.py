@@ -100,7 +100,7 @@ class FakeMemory:
             return Slot.open(path)
         return Slot.create(path, shard, self.cluster.world, size)
 
-    def saved(self, shard: str, index: int, step: int, replicate: bool = True, alike: str = "") -> None:
+    def saved(self, shard: str, index: int, step: int, replicate: bool = True) -> None:
         header = slots.read_header(self.slots[shard][index].path)
         assert header is not None and header.complete and header.step == step
         if not replicate or not self.cluster.replicate:

@@ -40,9 +40,7 @@ def test_saved_shards_reach_their_holders_and_are_committed(cluster: Callable[..
     assert [c.holders(f"rank{r}", 4) for r in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [m.committed() for m in c.ranks] == [4] * 4
     assert c.decided == [f"checkpoint/{step}/1.0" for step in range(5)]
-    assert {tuple(value) for value in c.posts["checkpoint/4/1.0"].values()} == {
-        ("holders", "course", "alike")
-    }
+    assert {tuple(value) for value in c.posts["checkpoint/4/1.0"].values()} == {("holders", "course")}
     health = c.ranks[3].health()
     assert (health.committed, health.replication, health.wanted) == (4, 2, 2)
     assert health.nbytes == 4 * (N + HEADER) and health.age is not None

@@ -17,7 +17,6 @@ from windtunnel.training.checkpoint.policy.restore import (
     local_first,
     needed_shards,
     plan_restore,
-    starts_elsewhere,
 )
 
 
@@ -155,13 +154,6 @@ def test_a_job_that_had_a_checkpoint_does_not_begin_anew_unasked() -> None:
     assert not plan_restore(left, [], log=Log(), restart=False).failed
     assert not plan_restore(left, [], restart=False).failed
     assert plan_restore([], [], log=log, restart=False).failed.endswith("(no host and no storage has a copy)")
-
-
-def test_another_runs_storage_is_the_start_of_a_run_without_a_checkpoint_alone() -> None:
-    assert starts_elsewhere(Log(), []) and starts_elsewhere(None, [StoredStep(5, bad="torn")])
-    assert not starts_elsewhere(Log((Commit(0, 1),), newest=0), [])
-    assert not starts_elsewhere(Log(persisted=(Persisted(3, 1, "c"),)), [])
-    assert not starts_elsewhere(None, [stored(3)])
 
 
 def test_courses_are_not_mixed() -> None:

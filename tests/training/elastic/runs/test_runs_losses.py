@@ -14,7 +14,6 @@ from support.certificates import Authority
 from support.waiting import until
 from windtunnel.training.elastic import faults
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.elastic.report import summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
 
@@ -142,22 +141,6 @@ def test_forged_newer_checkpoints_are_ignored_and_named(tmp_path: Path) -> None:
         notes = " ".join(note["text"] for note in of(launched, "note"))
     assert "not restored: step 50 in memory (3 of 3 shards) is not in the run's log as committed" in notes
     assert "not restored: step 60 in storage is not in the run's log as written by it" in notes
-
-
-@pytest.mark.conformance
-def test_only_random_states_are_lost_with_a_copy_set(tmp_path: Path) -> None:
-    """Both hosts of a group go. DDP: model, optimizer, schedule and cursor stand on the others."""
-    with running(tmp_path, "--gates", 5, kind="ddp") as launched:
-        at_gate(launched, 5)
-        launched.kill_host(0)
-        launched.kill_host(1)
-        open_gate(launched, 5)
-        results = end_well(launched)
-        assert len({tuple(result["weights"]) for result in results.values()}) == 1
-        assert [event["step"] for event in of(launched, "step")] == [*range(12)]
-        assert summary(launched.events())["restored"] == [{"generation": 2, "step": 4, "reseeded": [0, 1]}]
-        (note,) = [one["text"] for one in of(launched, "note") if "bit-identical" in one["text"]]
-    assert "every copy of the shards of ranks 0, 1 is lost" in note
 
 
 def test_what_is_lost_ends_the_job_or_is_begun_anew_where_that_was_asked_for(tmp_path: Path) -> None:

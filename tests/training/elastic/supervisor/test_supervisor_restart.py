@@ -93,11 +93,11 @@ def test_what_is_committed_and_stored_is_the_logs_to_say(tmp_path: Path) -> None
         run.formed(1)
         for agent in agents:
             for kind in ("committed", "persisted"):
-                forged = {"step": 99, "course": 1, "alike": True, "check": "x", "key": "persist/99/1"}
+                forged = {"step": 99, "course": 1, "check": "x", "key": "persist/99/1"}
                 agent.say("event", kind=kind, generation=1, **forged)
         for key, posts in (
-            ("checkpoint/7/1", [{"holders": {}, "course": 1, "alike": "a"}] * 2),
-            ("checkpoint/8/1", [{"holders": {}, "course": 1, "alike": a} for a in "ab"]),
+            ("checkpoint/7/1", [{"holders": {}, "course": 1}] * 2),
+            ("checkpoint/8/1", [{"holders": {}, "course": 1}] * 2),
             ("checkpoint/9/1", [{"holders": {}, "course": course} for course in (1, 2)]),
             ("checkpoint/x/1", ["nonsense", 7]),
             ("persist/7/1", [None, None]),
@@ -111,7 +111,7 @@ def test_what_is_committed_and_stored_is_the_logs_to_say(tmp_path: Path) -> None
         for epoch in (1, 2):
             agents[1].say("ask", generation=1, key="record/checkpoints")
             (answer,) = until(lambda e=epoch: agents[1].of("answer", epoch=e), "an answer")  # type: ignore[misc]
-            known = [{"step": step, "course": 1, "alike": step == 7} for step in (7, 8)]
+            known = [{"step": step, "course": 1} for step in (7, 8)]
             stored = [{"step": 7, "course": 1, "check": "c"}]
             assert answer["values"] == {"0": {"committed": known, "persisted": stored, "newest": 8}}
             restart(run)

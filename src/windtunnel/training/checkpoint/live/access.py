@@ -40,18 +40,12 @@ class MemoryLost(ConnectionError):
     for this as for a peer that is lost, and the other copies serve."""
 
 
-class Changed(MemoryLost):
-    """The program changed its state while it was being copied, so the copy is of no step. All ranks go back
-    to the one before."""
-
-
 class Access:
     """This rank's slots, and all that can be read. ``memory``: a `LocalMemory`."""
 
     def __init__(self, job: Any, settings: Settings, memory: Any) -> None:
         self.memory = memory
         self._job, self._settings = job, settings
-        self.start_from = settings.start_from
         self._stored = Stored(settings.persist)
         self._slots: dict[str, list[Any]] = {}
 
@@ -140,9 +134,9 @@ class Access:
                 slots[index].relabel(kept.generation)
             self.saved(kept.shard, index, step, kept.shard != SHARED)
 
-    def saved(self, shard: str, slot: int, step: int, replicate: bool, alike: str = "") -> None:
+    def saved(self, shard: str, slot: int, step: int, replicate: bool) -> None:
         try:
-            self.memory.saved(shard, slot, step, replicate, alike)
+            self.memory.saved(shard, slot, step, replicate)
         except CopyError as error:
             raise MemoryLost(str(error)) from error
 
@@ -167,10 +161,6 @@ class Access:
     def stored(self) -> Sequence[StoredStep]:
         """What storage holds."""
         return self._stored.stored()
-
-    def start_elsewhere(self) -> None:
-        """Storage is that of another run from now on, as far as it is read."""
-        self._stored = Stored(self.start_from)
 
     def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
         """The layout of that digest.
@@ -208,11 +198,8 @@ class Access:
 class Stored:
     """What can be read where there is no agent: storage. Methods as those of `Access`."""
 
-    def __init__(self, url: str | None, start_from: str | None = None) -> None:
-        self._url, self.start_from = url or "", start_from
-
-    def start_elsewhere(self) -> None:
-        self._url = self.start_from or ""
+    def __init__(self, url: str | None) -> None:
+        self._url = url or ""
 
     def copies(self) -> Sequence[Copy]:
         return []

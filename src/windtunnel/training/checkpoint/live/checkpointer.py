@@ -10,11 +10,6 @@ background, by the host's agent, which outlives this process. A step is committe
 ranks' shards are complete. A slot is overwritten only when a newer step than the one in it is committed
 (`policy.slots`), so whatever is lost, the newest committed step is still whole.
 
-With ``overlap`` `step` only reads the state, for its checksum: it is copied beside the next step's forward
-and backward pass, and the optimizer's step waits for the end of that. If what was copied does not have that
-checksum, the program changed it meanwhile: all ranks go back a step, and from then on copies are made at
-once. It pays where the host's cores are idle in these passes, and costs a second reading where they are not.
-
 Tensors that all ranks hold alike (a DDP replica) are found once, by agreement on their content, and then lie
 in the shard "shared" of every host's memory, without being sent. They are compared again now and then;
 what differs from then on is saved for each rank, and the run's events say so.
@@ -30,15 +25,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from windtunnel.store import eventlog
-from windtunnel.training.checkpoint.live import kinds, objects, snapshot, spans
 from windtunnel.training.checkpoint.live import loader as loaders
+from windtunnel.training.checkpoint.live import objects, snapshot, spans
 from windtunnel.training.checkpoint.live.access import (
     Access,
-    Changed,
     MemoryLost,
     Stored,
     attach,
@@ -83,20 +76,16 @@ class PeerCheckpointer:
         self._access: Access | None = attach(job, self.settings)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="windtunnel-checkpoint")
         self._pending: Future[None] | None = None
-        self._copied: Future[None] | None = None
         self._plan: snapshot.Plan | None = None
         self._shared: frozenset[str] | None = None
-        self._kinds: kinds.Kinds | None = None
         self._held: list[int] = []
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
-        self._hooked: dict[int, Any] = {}
         self._begun = False
         self._ended = False
         self._base = -1  # what all went back to, where copies of it are still to be made
         self._due = EMPTY  # the newest step that is to go to storage
         self._calls = 0  # of `step` that saved or should have: alike on all ranks
         self._restores = 0
-        self._beside = False  # copies are made beside the next step
         self._told = False  # that nothing is kept
         self._idle: spans.IdleSender | None = None
         self._cadence: Learner | None = None
@@ -119,13 +108,13 @@ class PeerCheckpointer:
         """
         loaders.follow_all(state)
         self._restores += 1
-        if self._access is None and not (self.settings.persist or self.settings.start_from):
+        if self._access is None and not self.settings.persist:
             return 0
         with self._current():
             self._settle()  # the slots are about to be used otherwise
             found = restore(
                 self.job,
-                self._access or Stored(self.settings.persist, self.settings.start_from),
+                self._access or Stored(self.settings.persist),
                 state,
                 key=f"{self._serial}.{self._restores}",
                 rng=self.settings.rng,
@@ -150,8 +139,7 @@ class PeerCheckpointer:
         return loaders.follow(loader)
 
     def step(self, step: int, state: State) -> None:
-        """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this host's memory
-        (with ``overlap``, earlier: `before_update` waits for it, which the optimizers in ``state`` call).
+        """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this host's memory.
 
         Raises:
             UserError: the state cannot be saved, or the memory for it is not there.
@@ -183,9 +171,6 @@ class PeerCheckpointer:
         tensors: snapshot.Tensors = found
         packed = objects.pack(others)
         self._prepare(state, tensors, others, packed)
-        alike = ""
-        if self._kinds is not None:
-            alike = kinds.digest(self._kinds, self.job.rank, tensors, others, self._shared)
         self._calls += 1
         self.job.guarantee(self._doubts(state))
         if not self._ready(step):
@@ -196,27 +181,14 @@ class PeerCheckpointer:
         self._held[slot] = EMPTY
         self._access.begin(self._plan, slot, step)
         self._put_objects(packed, slot)
-        if self._beside:
-            self._hook(state)
-            tensors = _still(tensors, state)
-            ahead = self._checksums_ahead(tensors, slot)
-            self._copied = Future()
-            self._pending = self._pool.submit(self._save, tensors, slot, step, alike, ahead, self._copied)
-        else:
-            checksums = self._copy(tensors, slot, step)
-            self._pending = self._pool.submit(self._finish, slot, step, alike, checksums)
+        checksums = self._copy(tensors, slot, step)
+        self._pending = self._pool.submit(self._finish, slot, step, checksums)
         learning = self._idle is not None and self._idle.learning
         if chosen.mode == "blocking" or learning:
             self._settle()
             self._wait_committed(step)
         if self._idle is not None and learning:
             self._idle.resume()
-
-    def before_update(self) -> None:
-        """Wait until the state is copied: the program is about to change it."""
-        if self._copied is not None:
-            self._copied.result(self.settings.patience)
-            self._copied = None
 
     def committed(self) -> int:
         """The newest step whose copies are all known to be there, in this generation; -1 for none yet."""
@@ -292,38 +264,22 @@ class PeerCheckpointer:
         shared = self._shared
         known = self._calls and not shared  # that there is nothing
         again = self._calls <= 1 or (self.settings.verify and not self._calls % _RECHECK)
-        key, told = f"{self._serial}.{self._calls}", self._kinds
-        if not self._calls:
-            self._beside = self._may_go_beside(key)
-        if self.job.world > 1 and again:
-            if not known:
-                shared = agree_alike(self.job, program, tensors, self._shared, key)
-            told = kinds.agree(self.job, program, tensors, others, shared, key)
-        if fits and (shared, told) == (self._shared, self._kinds):
+        if self.job.world > 1 and again and not known:
+            shared = agree_alike(self.job, program, tensors, self._shared, f"{self._serial}.{self._calls}")
+        if fits and shared == self._shared:
             return
         assert self._access is not None
         if plan is None:
             objects.check(others)
-        self._shared, self._kinds = shared, told
+        self._shared = shared
         self._views.clear()
-        about = (told.twins, told.random, told.seed) if told is not None else ((), (), 0)
-        self._plan = snapshot.plan(
-            tensors, tuple(others), len(packed), shared, self.job.world, self.job.rank, about
-        )
+        self._plan = snapshot.plan(tensors, tuple(others), len(packed), shared, self.job.world, self.job.rank)
         self._held = self._access.reserve(self._plan)
         if self.job.rank == 0:
             self._tell_needs(self._access.memory.needs)
         if self.settings.mode == "idle" and self._idle is None:
             own = self._plan.layouts[f"rank{self.job.rank}"]
             self._idle = spans.IdleSender(self.job, self._access.memory, self.settings, own.nbytes)
-
-    def _may_go_beside(self, key: str) -> bool:
-        """Whether copies are made beside the next step; not once a rank has seen its state change meanwhile.
-        All ranks call it."""
-        if not self.settings.overlap:
-            return False
-        mine = bool(self.job.keep("checkpoint", dict).get("beside", True))
-        return mine if self.job.world == 1 else all(self.job.agree(f"beside/{key}", mine).values())
 
     def _tell_needs(self, needs: str) -> None:
         kept = self.job.keep("checkpoint", dict)
@@ -405,43 +361,6 @@ class PeerCheckpointer:
             if layout.tail and self._access.writes(shard):
                 snapshot.put_objects(packed, layout.tail, self._access.data(shard, slot))
 
-    def _checksums_ahead(self, tensors: snapshot.Tensors, slot: int) -> dict[str, str | None]:
-        """Of each shard as it is to be in the slot; None where nobody can tell."""
-        assert self._access is not None and self._plan is not None
-        return {
-            shard: snapshot.checksum_ahead(
-                tensors, layout, self._plan.moves[shard], self._access.data(shard, slot)
-            )
-            for shard, layout in self._plan.layouts.items()
-            if self._access.writes(shard)
-        }
-
-    def _save(
-        self,
-        tensors: snapshot.Tensors,
-        slot: int,
-        step: int,
-        alike: str,
-        ahead: dict[str, str | None],
-        copied: Future[None],
-    ) -> None:
-        try:
-            checksums = self._copy(tensors, slot, step)
-            torn = [shard for shard, known in ahead.items() if known not in (None, checksums[shard])]
-            if torn:
-                self.job.keep("checkpoint", dict)["beside"] = False
-                told = (
-                    f"step {step}: the program changed {torn[0]} while it was copied beside the next step; "
-                    "it is copied at once from now on"
-                )
-                self.job.event("note", text=told)
-                raise Changed(told)
-        except BaseException as error:
-            copied.set_exception(error)
-            raise
-        copied.set_result(None)
-        self._finish(slot, step, alike, checksums)
-
     def _copy(self, tensors: snapshot.Tensors, slot: int, step: int) -> dict[str, str]:
         """The tensors into their places; the shards' checksums."""
         assert self._access is not None and self._plan is not None
@@ -457,7 +376,7 @@ class PeerCheckpointer:
             checksums[shard] = snapshot.copy_hashed(tensors, layout, moves, self._views[shard, slot], data)
         return checksums
 
-    def _finish(self, slot: int, step: int, alike: str, checksums: dict[str, str]) -> None:
+    def _finish(self, slot: int, step: int, checksums: dict[str, str]) -> None:
         """Headers, and word to the agent; what all ranks hold alike first, so that a rank's word for its own
         shard vouches for it, too."""
         assert self._access is not None
@@ -467,7 +386,7 @@ class PeerCheckpointer:
         self.job.at("after_local_write", step)
         self.job.at("before_commit", step)
         for shard in written:
-            self._access.saved(shard, slot, step, shard != SHARED, alike)
+            self._access.saved(shard, slot, step, shard != SHARED)
         self._held[slot] = step
         if self._idle is not None:
             self._idle.saved(step)
@@ -497,7 +416,6 @@ class PeerCheckpointer:
     def _settle(self) -> None:
         """The save before is complete in this host's memory; what went wrong in its thread is raised."""
         pending, self._pending = self._pending, None
-        self._copied = None
         if pending is not None:
             pending.result(self.settings.patience)
 
@@ -552,32 +470,13 @@ class PeerCheckpointer:
         stored = bool(chosen.persist) and not (step + 1) % chosen.persist_every
         return bool((step + 1) % self._interval()) or (learns and not stored)
 
-    def _hook(self, program: State) -> None:
-        for value in program.values():
-            if isinstance(value, Optimizer) and id(value) not in self._hooked:
-                self._hooked[id(value)] = value.register_step_pre_hook(lambda *_: self.before_update())
-
     def _end(self) -> None:
         """Let go of the slots; nothing of this object writes any more."""
         self._ended = True
         self._pool.shutdown(wait=True)
-        for hook in self._hooked.values():
-            hook.remove()
-        self._hooked.clear()
         if self._idle is not None:
             self._idle.close()
             self._idle = None
         self._views.clear()
         if self._access is not None:
             self._access.close()
-
-
-def _still(tensors: snapshot.Tensors, program: State) -> snapshot.Tensors:
-    """Copies of what a forward or backward pass may change: all but parameters and optimizers' state."""
-    items = [name for name, value in program.items() if isinstance(value, Optimizer)]
-    return [
-        (name, tensor)
-        if isinstance(tensor, torch.nn.Parameter) or any(name.startswith(f"{i}/state/") for i in items)
-        else (name, tensor.detach().clone())
-        for name, tensor in tensors
-    ]

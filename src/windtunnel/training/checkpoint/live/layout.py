@@ -54,8 +54,7 @@ class Layout:
     """One shard: ``shard`` its name, ``world`` the job's size, ``nbytes`` its size, ``tail`` how much of its
     beginning is for objects (bytes), their names, and its tensors.
 
-    ``shared``: whether a shard ``"shared"`` belongs to the same checkpoint. What the ranks agreed on of kinds
-    (see `kinds`): ``twins``, ``random`` and ``seed``; () and 0 where they did not.
+    ``shared``: whether a shard ``"shared"`` belongs to the same checkpoint.
     """
 
     shard: str
@@ -65,9 +64,6 @@ class Layout:
     tail: int
     entries: tuple[Entry, ...]
     objects: tuple[str, ...] = ()
-    twins: tuple[int, ...] = ()
-    random: tuple[str, ...] = ()
-    seed: int = 0
 
     def blob(self) -> bytes:
         """The layout as text; equal layouts give equal bytes."""
@@ -80,9 +76,6 @@ class Layout:
             "nbytes": self.nbytes,
             "tail": self.tail,
             "objects": self.objects,
-            "twins": self.twins,
-            "random": self.random,
-            "seed": self.seed,
             "entries": [_row(entry) for entry in self.entries],
         }
         return json.dumps(plain, separators=(",", ":")).encode()
@@ -108,7 +101,6 @@ class Layout:
                 f"checkpoint layout: field version is {plain.get('version')!r}; {VERSION} is accepted"
             )
         fields = {"shard": str, "world": int, "shared": bool, "nbytes": int, "tail": int, "objects": list}
-        fields |= {"twins": list, "random": list, "seed": int}
         for field, kind in {**fields, "entries": list}.items():
             if not isinstance(plain.get(field), kind):
                 raise UserError(
@@ -138,9 +130,6 @@ def arrange(
     entries: list[tuple[Entry, Hashable]],
     tail: int,
     objects: tuple[str, ...],
-    twins: tuple[int, ...] = (),
-    random: tuple[str, ...] = (),
-    seed: int = 0,
 ) -> Layout:
     """The layout of a shard with these tensors; those of one identity (tied ones) lie once."""
     at = aligned(tail)
@@ -152,7 +141,7 @@ def arrange(
             at = aligned(at + entry.nbytes)
         placed.append(replace(entry, offset=offsets[identity]))
     nbytes = max(at, ALIGNMENT)
-    return Layout(shard, world, shared, nbytes, aligned(tail), tuple(placed), objects, twins, random, seed)
+    return Layout(shard, world, shared, nbytes, aligned(tail), tuple(placed), objects)
 
 
 def digest(blob: bytes) -> str:

@@ -208,16 +208,6 @@ def tensor_of(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
-def reseed(value: Any, seed: int) -> None:
-    """Have a generator begin anew from ``seed``."""
-    if isinstance(value, torch.Generator):
-        value.manual_seed(seed >> 1)
-    elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = type(value.bit_generator)(seed).state
-    elif isinstance(value, random.Random):
-        value.seed(seed)
-
-
 def put_generators(states: dict[str, Any], reseed: int | None) -> None:
     """The inverse of `generators`; with ``reseed`` they begin anew from that number."""
     if reseed is not None:

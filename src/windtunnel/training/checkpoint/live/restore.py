@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import xxhash
 
 from windtunnel.base.errors import LessError, UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
-from windtunnel.training.checkpoint.live import kinds, objects, snapshot, state
+from windtunnel.training.checkpoint.live import snapshot, state
 from windtunnel.training.checkpoint.live.layout import (
     Entry,
     Layout,
@@ -33,23 +34,20 @@ from windtunnel.training.checkpoint.live.layout import (
     room_for,
     view_of,
 )
-from windtunnel.training.checkpoint.live.slot import CopyError, checksum_of
+from windtunnel.training.checkpoint.live.slot import CopyError
 from windtunnel.training.checkpoint.model import (
     SHARED,
     Copy,
     Log,
-    Persisted,
     RestorePlan,
     Source,
     Tier,
-    Twins,
 )
 from windtunnel.training.checkpoint.policy import Inventory, decide
 from windtunnel.training.checkpoint.policy.restore import (
     BadCopy,
     StoredStep,
     local_first,
-    starts_elsewhere,
 )
 
 if TYPE_CHECKING:
@@ -86,9 +84,7 @@ class Restored:
 
 @dataclass
 class _Loaded:
-    """What a rank needs, in scratch memory: pieces by name, shapes of the wholes, objects, its shards.
-    ``near``: the layouts of the rank's own shard (or of what stands in for it), and of what all hold alike.
-    """
+    """What a rank needs, in scratch memory: pieces by name, shapes of the wholes, objects, its shards."""
 
     pieces: dict[str, torch.Tensor]
     wholes: dict[str, tuple[int, ...]]
@@ -96,7 +92,6 @@ class _Loaded:
     tier: Tier
     reseed: int | None
     shards: tuple[Kept, ...] | None
-    near: tuple[Layout, ...]
 
 
 @dataclass
@@ -114,37 +109,25 @@ class _Missing(Exception):
 
 @dataclass(frozen=True)
 class _There:
-    """What all ranks said. ``elsewhere``: what is stored is of another run, from which this one starts."""
+    """What all ranks said. ``seed``: of the run, as rank 0 has it."""
 
     copies: list[Copy]
     stored: list[StoredStep]
     log: Log | None
-    elsewhere: bool
+    seed: int
 
 
 def _inventory(job: Any, reader: Access | Stored, key: str) -> _There:
     """What there is to go on from, alike on all ranks."""
     said: dict[str, Any] = {"copies": to_plain(reader.copies()) if job.local_rank == 0 else []}
     if job.rank == 0:
-        log = job.checkpoints()
-        stored = reader.stored()
-        known = None if log is None else from_plain(Log, log)
-        elsewhere = bool(reader.start_from) and starts_elsewhere(known, stored)
-        if elsewhere:
-            reader.start_elsewhere()
-            stored = reader.stored()
-        said |= {"stored": to_plain(stored), "log": log, "elsewhere": elsewhere}
+        said |= {"stored": to_plain(reader.stored()), "log": job.checkpoints(), "seed": torch.initial_seed()}
     all_said = job.agree(f"inventory/{key}", said)
     first = all_said[0]
     copies = [from_plain(Copy, copy) for rank in sorted(all_said) for copy in all_said[rank]["copies"]]
     there = [from_plain(StoredStep, step) for step in first["stored"]]
     log = None if first["log"] is None else from_plain(Log, first["log"])
-    if first["elsewhere"]:
-        if job.rank:
-            reader.start_elsewhere()
-        if log is not None:  # the user named that storage
-            log = Log(persisted=tuple(Persisted(one.step, one.generation, one.check) for one in there))
-    return _There(copies, there, log, first["elsewhere"])
+    return _There(copies, there, log, int(first["seed"]))
 
 
 def restore(
@@ -170,17 +153,11 @@ def restore(
     all_there = _inventory(job, reader, key)
     copies, there = all_there.copies, all_there.stored
     bad: frozenset[BadCopy] = frozenset()
-    twins: tuple[Twins, ...] | None = None
     reason = ""
     for attempt in range(len(copies) + sum(len(step.shards) for step in there) + 2):
-        about = (tuple(copies), tuple(there), tuple(_sorted(bad)), all_there.log, restart)
-        plan = decide(Inventory(*about, twins or ()))
+        inventory = Inventory(tuple(copies), tuple(there), tuple(_sorted(bad)), all_there.log, restart)
+        plan = decide(inventory)
         assert isinstance(plan, RestorePlan)
-        if plan.newer and twins is None:
-            twins = _twins(job, reader, copies, plan.newer, key)
-            plan = decide(Inventory(*about, twins))
-            assert isinstance(plan, RestorePlan)
-        inventory = Inventory(*about, twins or ())
         reason = plan.reason
         if job.rank == 0:  # all decide alike
             job.event("decision", **eventlog.decided("training.checkpoint", "newest", inventory, plan))
@@ -193,9 +170,7 @@ def restore(
                 job.event("note", text=f"{plan.reason}; the job begins at the beginning")
             return None
         sizes = _sizes(copies, there, plan)
-        load = _Load(job, reader, program, local_first(plan, job.place), sizes, rng)
-        if all_there.elsewhere:
-            load.course = job.generation  # the other run's are not ours
+        load = _Load(job, reader, program, local_first(plan, job.place), sizes, rng, all_there.seed)
         loaded, error = None, None
         job.at("restoring", plan.step)
         try:
@@ -230,60 +205,11 @@ def restore(
         loaded.objects,
         rng=rng,
         reseed=loaded.reseed,
-        random=loaded.near[0].random,
     )
-    shards, stood_in = loaded.shards, job.rank in dict(plan.stand_ins)
-    if stood_in and shards is not None:
-        shards = (_made_anew(job, program, loaded, load.course, rng), *shards)
-    if plan.stand_ins and job.rank == 0:
-        ranks = ", ".join(str(rank) for rank, _ in plan.stand_ins)
-        told = (
-            f"step {plan.step}: every copy of the shards of ranks {ranks} is lost. Model, optimizer and what "
-            "else all ranks hold alike is restored whole; the random states of these ranks are seeded anew "
-            "from (run's seed, rank, step), so the run is not bit-identical to one without failures any more"
-        )
-        job.event("note", text=told)
-    if all_there.elsewhere and job.rank == 0:
-        told = f"this run starts from step {plan.step} of another one, in {reader.start_from}"
-        job.event("note", text=told)
     seconds = time.monotonic() - begin
-    how = {"tier": loaded.tier, "seconds": seconds, "reason": plan.reason, "reseeded": stood_in}
+    how = {"tier": loaded.tier, "seconds": seconds, "reason": plan.reason}
     job.event("restored", step=plan.step, read=load.read, **how)
-    return Restored(plan.step, shards)
-
-
-def _twins(
-    job: Any, reader: Access | Stored, copies: Sequence[Copy], steps: Sequence[int], key: str
-) -> tuple[Twins, ...]:
-    """What the layouts of ``steps`` say of ranks whose shards can stand in for each other."""
-    mine: dict[str, tuple[int, ...]] = {}
-    for copy in copies:
-        if job.local_rank == 0 and copy.place == job.place and copy.step in steps and copy.layout not in mine:
-            try:
-                blob = reader.layout(Source("memory", job.place), copy.step, copy.shard, copy.layout)
-                mine[copy.layout] = Layout.of(blob).twins
-            except (CopyError, UserError):
-                continue
-    said = job.agree(f"twins/{key}", mine)
-    found = {digest: tuple(table) for rank in sorted(said) for digest, table in said[rank].items()}
-    return tuple(Twins(digest, table) for digest, table in sorted(found.items()))
-
-
-def _made_anew(job: Any, program: state.State, loaded: _Loaded, course: int, rng: bool) -> Kept:
-    """The shard of a rank whose own was lost, from the state as it was put together."""
-    tensors, others = state.walk(program, rng)
-    like, *more = loaded.near
-    shared = frozenset(entry.name for entry in more[0].entries) if more else None
-    packed, shard = objects.pack(others), f"rank{job.rank}"
-    told = (like.twins, like.random, like.seed)
-    made = snapshot.plan(tensors, tuple(others), len(packed), shared, job.world, job.rank, told)
-    layout, moves = made.layouts[shard], made.moves[shard]
-    data = memoryview(bytearray(layout.nbytes))
-    snapshot.put_objects(packed, layout.tail, data)
-    snapshot.copy(tensors, moves, snapshot.views(layout, moves, data))
-    return Kept(
-        shard, data, checksum_of(data), made.blobs[shard], job.world, bool(more), course, at_home=False
-    )
+    return Restored(plan.step, loaded.shards)
 
 
 class _Load:
@@ -297,13 +223,14 @@ class _Load:
         plan: RestorePlan,
         sizes: _Sizes,
         rng: bool,
+        seed: int,
     ) -> None:
         assert plan.step is not None
         self.bad: list[BadCopy] = []
         self._job, self._reader, self._program, self._rng = job, reader, program, rng
+        self._seed = seed
         self._step, self._world, self._sizes = plan.step, plan.world, sizes
         self._sources = {shard: list(sources) for shard, sources in plan.sources}
-        self._stand_ins = dict(plan.stand_ins)
         # Copies of several courses may serve if they agree, but that is seen only while they overlap.
         self.course = max(sizes[shard, s.place][3] for shard, sources in plan.sources for s in sources)
         self._layouts: dict[str, Layout] = {}
@@ -318,8 +245,7 @@ class _Load:
         _Missing: a shard could not be had; ``bad`` says what was tried.
         """
         rank = self._job.rank
-        place = rank % self._world
-        primary = f"rank{self._stand_ins.get(place, place)}"
+        primary = f"rank{rank % self._world}"
         near = [primary, *([SHARED] if SHARED in self._sources else [])]
         far = [shard for shard in self._sources if shard not in near]
         for shard in near:
@@ -350,10 +276,9 @@ class _Load:
                 if shard not in self._kept:
                     self._fetch(shard)
             shards = tuple(self._kept[shard] for shard in mine)
-        layouts = tuple(self._layouts[shard] for shard in near)
-        another = rank >= self._world or place in self._stand_ins
-        reseed = kinds.seed_for(layouts[0].seed, rank, self._step) if another else None
-        return _Loaded(pieces, needs.wholes, others, self._tier, reseed, shards, layouts)
+        # the generators of `primary` go on in its own rank, not in this one as well
+        reseed = seed_for(self._seed, rank, self._step) if rank >= self._world else None
+        return _Loaded(pieces, needs.wholes, others, self._tier, reseed, shards)
 
     def _choose(self, shards: Sequence[str]) -> _Needs:
         layouts = [self._layouts[shard] for shard in shards if shard in self._layouts]
@@ -440,6 +365,11 @@ class _Load:
     def _strike(self, source: Source, shard: str) -> None:
         self.bad.append(BadCopy(source.place, shard, self._step))
         self._sources[shard].remove(source)
+
+
+def seed_for(run: int, rank: int, step: int) -> int:
+    """From which the generators of a rank begin that has none to go on with."""
+    return xxhash.xxh3_64_intdigest(f"{run}/{rank}/{step}".encode())
 
 
 def _sizes(copies: Sequence[Copy], there: Sequence[StoredStep], plan: RestorePlan) -> _Sizes:

@@ -28,17 +28,14 @@ class Settings:
     """``copies``: of every shard, the one at home counted. ``placement``: where the others go ("mixed" is
     "group" where the copies divide the places); with ``domains`` (a name for each place) no two of them into
     one. ``mode``: when they are sent. ``slots``: steps that every shard has room for. ``persist``: URL of
-    storage, written every ``persist_every`` steps. ``start_from``: URL of storage of another run, whose
-    newest checkpoint a job goes on from as long as it has none of its own. ``on_no_checkpoint``: what becomes
-    of a job whose committed steps are all lost: "fail", or "restart" from the beginning. ``every``: steps
-    between checkpoints. ``budget``: the share of a step's time that they may cost on the average; how many
+    storage, written every ``persist_every`` steps. ``on_no_checkpoint``: what becomes of a
+    job whose committed steps are all lost: "fail", or "restart" from the beginning. ``every``: steps between
+    checkpoints. ``budget``: the share of a step's time that they may cost on the average; how many
     steps lie between them is then measured, ``every`` at least. ``late``: what to do with a step while the
     one before is not committed: "wait" up to ``patience`` (s), or "skip" the checkpoint (then all ranks agree
-    on it at every checkpoint).
-    ``stored``: seconds that the end of a job waits for what is being written to storage. ``verify``: compare
-    what all ranks should hold alike now and then, and check every copy.
-    ``overlap``: copy the state in a thread while the next step's forward and backward run; a state that
-    changes meanwhile is found out. ``rng``: save and restore the global generators. For idle mode,
+    on it at every checkpoint). ``stored``: seconds that the end of a job waits for what is being written to
+    storage. ``verify``: compare what all ranks should hold alike now and then, and check every copy. ``rng``:
+    save and restore the global generators. For idle mode,
     ``profile``: steps to observe first, ``bandwidth`` (bytes/s, measured where it is None), ``startup`` (s a
     chunk), ``buffer`` (bytes) in ``parts`` parts, ``safety``: the share of an idle span that is used.
     """
@@ -50,7 +47,6 @@ class Settings:
     slots: int = 2
     persist: str | None = None
     persist_every: int = 100
-    start_from: str | None = None
     on_no_checkpoint: str = "fail"
     every: int = 1
     budget: float | None = None
@@ -58,7 +54,6 @@ class Settings:
     patience: float = 60.0
     stored: float = 60.0
     verify: bool = True
-    overlap: bool = False
     rng: bool = True
     profile: int = 5
     bandwidth: float | None = None

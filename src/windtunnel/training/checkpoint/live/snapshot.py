@@ -8,7 +8,6 @@ processor's cache still holds what was written: memory is read once and written 
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -57,10 +56,9 @@ def plan(
     shared: frozenset[str] | None,
     world: int,
     rank: int,
-    told: tuple[tuple[int, ...], tuple[str, ...], int] = ((), (), 0),
 ) -> Plan:
     """Where everything goes. ``packed``: bytes of the objects now; ``shared``: tensors alike on all ranks;
-    None: there is no shard for such. ``told``: of kinds, for the layouts: twins, random items, seed."""
+    None: there is no shard for such."""
     own = f"rank{rank}"
     tail = max(4096, (2 * packed + plain.LENGTH + 4095) // 4096 * 4096)
     by_shard: dict[str, list[int]] = {own: [], **({} if shared is None else {SHARED: []})}
@@ -73,7 +71,7 @@ def plan(
         ]
         mine = shard == own
         layouts[shard] = arrange(
-            shard, world, SHARED in by_shard, entries, tail if mine else 0, objects if mine else (), *told
+            shard, world, SHARED in by_shard, entries, tail if mine else 0, objects if mine else ()
         )
         first: dict[int, tuple[int, int]] = {}  # tied tensors are copied once
         for at, number in enumerate(numbers):
@@ -136,24 +134,6 @@ def copy_hashed(
         if into:
             torch._foreach_copy_(into, out)
     whole.update(data[hashed:])
-    return whole.hexdigest()
-
-
-def checksum_ahead(
-    tensors: Tensors, layout: Layout, moves: Sequence[tuple[int, int]], data: memoryview
-) -> str | None:
-    """What `copy_hashed` returns if nobody changes the tensors before it is done with them; None where that
-    cannot be told without a copy (a tensor on a device, or one that does not lie in one piece)."""
-    at, whole = 0, xxhash.xxh3_128()
-    for number, place in moves:
-        source, entry = state.local(tensors[number][1]), layout.entries[place]
-        if source.is_cuda or not source.is_contiguous():
-            return None
-        if entry.offset > at:
-            whole.update(data[at : entry.offset])
-        whole.update((ctypes.c_char * entry.nbytes).from_address(source.data_ptr()))
-        at = entry.offset + entry.nbytes
-    whole.update(data[at:])
     return whole.hexdigest()
 
 

@@ -149,14 +149,13 @@ def put(
     *,
     rng: bool = True,
     reseed: int | None = None,
-    random: tuple[str, ...] = (),
 ) -> None:
     """Write what was loaded into ``state``.
 
     ``tensor(name)``: the piece that `wants` asked for, on the CPU; ``whole(name)``: the shape of the whole.
     ``others``: objects by name. ``reseed``: the state that was saved is another rank's: the global generators
-    are seeded anew from this number, and so are the items ``random`` of ``state``. Plain values in ``state``
-    are replaced in it (dictionaries and lists also in place).
+    are seeded anew from this number. Plain values in ``state`` are replaced in it (dictionaries and lists
+    also in place).
     """
     owners = _owners(state)
     with torch.no_grad():
@@ -169,9 +168,6 @@ def put(
                 local(value).copy_(tensor(item))
             else:
                 plain.put_saved(state, item, value, plain.flesh(others[item], lambda n: tensor(n).clone()))
-        if reseed is not None:
-            for number, item in enumerate(name for name in random if name in state):
-                plain.reseed(state[item], reseed + 1 + number)
         if rng and RNG in others:
             plain.put_generators(plain.flesh(others[RNG], lambda n: tensor(n).clone()), reseed)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from windtunnel.training.checkpoint.model import Copy, Log, Placement, RestorePlan, Twins
+from windtunnel.training.checkpoint.model import Copy, Log, Placement, RestorePlan
 from windtunnel.training.checkpoint.policy.cadence import every_for
 from windtunnel.training.checkpoint.policy.pacing import (
     Allowance,
@@ -47,7 +47,7 @@ __all__ = [
 @dataclass(frozen=True)
 class Inventory:
     """What is there to go on from: ``copies`` in the memory of all reachable hosts, steps ``stored`` in
-    storage, and those that turned out ``bad`` while they were read. ``log``, ``restart``, ``twins``: as
+    storage, and those that turned out ``bad`` while they were read. ``log``, ``restart``: as
     in `plan_restore`."""
 
     copies: tuple[Copy, ...]
@@ -55,7 +55,6 @@ class Inventory:
     bad: tuple[BadCopy, ...] = ()
     log: Log | None = None
     restart: bool = True
-    twins: tuple[Twins, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,8 @@ def decide(observation: Observation) -> Decision:
     """The newest step that every shard has a good copy of, the slot to write to, how often to save, where
     copies lie, and when they are sent."""
     match observation:
-        case Inventory(copies, stored, bad, log, restart, twins):
-            return plan_restore(copies, stored, frozenset(bad), log, restart, twins)
+        case Inventory(copies, stored, bad, log, restart):
+            return plan_restore(copies, stored, frozenset(bad), log, restart)
         case SlotWanted(slots, step, held, committed, base):
             free = committed >= base and may_overwrite(slots, step, held, committed)
             return Slot(slot_for(slots, step, held), free)

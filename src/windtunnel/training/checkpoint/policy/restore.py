@@ -14,11 +14,6 @@ Where the supervisor keeps a log, it is the authority: a step that it does not c
 written by this run) is never restored, however new and whole it is. So nobody who can write to memory or
 storage can push a job forward. When all copies of a step were complete and only the record of it was lost,
 the job goes back to the step before.
-
-A rank's shard that is lost in all copies can be stood in for by a *twin*'s, that holds the same pieces (see
-`model.Twins`), where the log says that what all ranks should hold alike was so at that commit: only the
-random state of the rank is lost then. Such a step is taken unless the newest whole one is in memory: that
-costs a step or two, and the job goes on bit for bit.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from windtunnel.training.checkpoint.model import SHARED, Copy, Log, RestorePlan, Source, Twins
+from windtunnel.training.checkpoint.model import SHARED, Copy, Log, RestorePlan, Source
 
 
 @dataclass(frozen=True)
@@ -102,28 +97,21 @@ def plan_restore(
     bad: frozenset[BadCopy] = frozenset(),
     log: Log | None = None,
     restart: bool = True,
-    twins: Sequence[Twins] = (),
 ) -> RestorePlan:
     """The newest step that can be restored, and the sources of each of its shards.
 
     ``copies``: what all reachable hosts list. ``stored``: what storage lists; steps with ``bad`` are
     passed over. ``bad``: found out while restoring; plan again with what failed added. ``log``: what the
     supervisor's log knows; None where there is no supervisor, and all is believed. ``restart``: whether the
-    job may begin anew where it had a committed step that is lost; else the plan has ``failed``. ``twins``: by
-    layout, as far as it is known.
+    job may begin anew where it had a committed step that is lost; else the plan has ``failed``.
 
-    Sources in memory
-    have the tier ``"peer"`` and are ordered so that first choices are spread evenly over the holders; the
-    reader puts its own place first with `local_first`. Storage comes last. The order of the arguments does
-    not matter.
+    Sources in memory have the tier ``"peer"`` and are ordered so that first choices are spread evenly over
+    the holders; the reader puts its own place first with `local_first`. Storage comes last. The order of the
+    arguments does not matter.
     """
     known, there, unknown = _believed(copies, stored, log)
     kinds = _kinds(known, there, bad)
-    alike = {(one.step, one.course) for one in log.committed if one.alike} if log is not None else set()
-    tables = {one.layout: one.twins for one in twins}
     passed: list[str] = []
-    newer: list[int] = []
-    part: RestorePlan | None = None
     for kind in sorted(kinds, key=lambda k: (k.step, _newest(kinds[k]), k.world, k.has_shared), reverse=True):
         shards = needed_shards(kind.world, kind.has_shared)
         lacking = ""
@@ -132,26 +120,10 @@ def plan_restore(
             missing = [shard for shard in shards if not chosen[shard]]
             if not missing:
                 told, ignored = _told_unknown(unknown, kind.step)
-                if part is not None and (part.step or 0) > kind.step and not _in_memory(chosen):
-                    return part
                 reason = _reason(kind, chosen, [*told, *passed], bad)
-                more = tuple(newer) if part is None else ()
-                return RestorePlan(kind.step, kind.world, _sources(chosen), reason, ignored, newer=more)
+                return RestorePlan(kind.step, kind.world, _sources(chosen), reason, ignored)
             lacking = lacking or _lacking(kind, missing, family)
-            if part is None and all((kind.step, e.generation) in alike for e in family):
-                newer.append(kind.step)
-                stand_ins = _stand_ins(kind, chosen, tables)
-                if stand_ins:
-                    told, ignored = _told_unknown(unknown, kind.step)
-                    ranks = ", ".join(str(rank) for rank, _ in stand_ins)
-                    left = {shard: entries for shard, entries in chosen.items() if entries}
-                    reason = f"the random states of ranks {ranks} are lost; {_reason(kind, left, told, bad)}"
-                    part = RestorePlan(
-                        kind.step, kind.world, _sources(left), reason, ignored, stand_ins=stand_ins
-                    )
         passed.append(lacking)
-    if part is not None:
-        return part
     torn = [f"step {one.step} in storage is unusable: {one.bad}" for one in stored if one.bad]
     told, ignored = _told_unknown(unknown, -1)
     words = "; ".join(_short([*told, *passed, *torn]))
@@ -161,41 +133,7 @@ def plan_restore(
         failed = f"step {log.newest} was committed, and no whole checkpoint is left" + (
             f" ({words})" if words else " (no host and no storage has a copy)"
         )
-    return RestorePlan(None, reason=reason, ignored=ignored, newer=tuple(newer), failed=failed)
-
-
-def _in_memory(chosen: dict[str, list[_Entry]]) -> bool:
-    return all(any(entry.place is not None for entry in entries) for entries in chosen.values())
-
-
-def _stand_ins(
-    kind: _Kind, chosen: dict[str, list[_Entry]], tables: dict[str, tuple[int, ...]]
-) -> tuple[tuple[int, int], ...]:
-    """The lowest twin that is left, for each rank whose shard is lost; () where one of them has none."""
-    if kind.has_shared and not chosen[SHARED]:
-        return ()
-    found = {tables.get(entry.layout, ()) for entries in chosen.values() for entry in entries}
-    table = next(iter(found), ())
-    if len(found) != 1 or len(table) != kind.world:
-        return ()
-    left = [rank for rank in range(kind.world) if chosen[f"rank{rank}"]]
-    out = []
-    for rank in range(kind.world):
-        if rank in left:
-            continue
-        twin = next((other for other in left if table[rank] >= 0 and table[other] == table[rank]), None)
-        if twin is None:
-            return ()
-        out.append((rank, twin))
-    return tuple(out)
-
-
-def starts_elsewhere(log: Log | None, stored: Sequence[StoredStep]) -> bool:
-    """Whether a run to which the user named another run's storage starts from there: as long as it has no
-    checkpoint of its own."""
-    if log is None:
-        return all(one.bad for one in stored)
-    return log.newest < 0 and not log.persisted
+    return RestorePlan(None, reason=reason, ignored=ignored, failed=failed)
 
 
 def local_first(plan: RestorePlan, place: int) -> RestorePlan:

@@ -35,13 +35,13 @@ V = TypeVar("V")
 
 @dataclass
 class Checkpoints:
-    """``committed``: by step and course (the generation that its copies carry), whether what all ranks should
-    hold alike was so; ``persisted``: by the same, the checksum of the manifest in storage. ``newest``: that
+    """``committed``: steps with their courses (the generation that copies carry), the newest last;
+    ``persisted``: by the same, the checksum of the manifest in storage. ``newest``: that
     was ever committed. ``storing``: steps whose shards are all in storage, and whose manifest may be written.
     ``wanted``: the last step that is to be in storage; ``failed``: why a step is not.
     """
 
-    committed: OrderedDict[tuple[int, int], bool] = field(default_factory=OrderedDict)
+    committed: OrderedDict[tuple[int, int], None] = field(default_factory=OrderedDict)
     persisted: OrderedDict[tuple[int, int], str] = field(default_factory=OrderedDict)
     newest: int = -1
     storing: OrderedDict[str, None] = field(default_factory=OrderedDict)
@@ -57,11 +57,11 @@ class Checkpoints:
         step, posts = key.split("/")[1], list(values.values())
         if not step.isdigit() or not all(isinstance(post, dict) for post in posts):
             return None
-        courses, alike = ({post.get(name) for post in posts} for name in ("course", "alike"))
+        courses = {post.get("course") for post in posts}
         course = next(iter(courses))
         if len(courses) != 1 or not isinstance(course, int):
             return None
-        return {"step": int(step), "course": course, "alike": len(alike) == 1 and bool(alike - {"", None})}
+        return {"step": int(step), "course": course}
 
     def written(self, key: str) -> bool:
         """Whether the step of ``key``, whose manifest is in storage now, may be believed to be: once."""
@@ -80,8 +80,7 @@ class Checkpoints:
         at = step, int(event["course"])
         if kind == "committed":
             self.newest = max(self.newest, at[0])
-            alike = bool(event["alike"]) or self.committed.get(at, False)  # it is saved again as it was
-            _keep(self.committed, at, alike, KEPT_COMMITTED)
+            _keep(self.committed, at, None, KEPT_COMMITTED)
         else:
             _keep(self.persisted, at, str(event["check"]), KEPT_PERSISTED)
 
@@ -101,10 +100,7 @@ class Checkpoints:
     def plain(self) -> dict[str, Any]:
         """As values of JSON; fields as in `training.checkpoint.model.Log`."""
         return {
-            "committed": [
-                {"step": step, "course": course, "alike": alike}
-                for (step, course), alike in self.committed.items()
-            ],
+            "committed": [{"step": step, "course": course} for step, course in self.committed],
             "persisted": [
                 {"step": step, "course": course, "check": check}
                 for (step, course), check in self.persisted.items()

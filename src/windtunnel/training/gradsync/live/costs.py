@@ -44,12 +44,13 @@ def _point(codec: Codec, numel: int, on: torch.device, repeats: int) -> CodecPoi
     gradient = torch.randn(numel, generator=torch.Generator(on).manual_seed(numel), device=on)
     out, feedback = torch.zeros(numel, device=on), Feedback([{"": numel}])
     code = codec.encode(gradient, 0)
-    calls: tuple[Callable[[], object], ...] = (
-        lambda: feedback.encode(0, gradient, codec),
-        lambda: codec.decode(code, out),
-        lambda: codec.add(code, out),
+    return CodecPoint(
+        numel,
+        _seconds(lambda: feedback.encode(0, gradient, codec), on, repeats),
+        _seconds(lambda: codec.decode(code, out), on, repeats),
+        _seconds(lambda: codec.add(code, out), on, repeats),
+        codec.nbytes(numel),
     )
-    return CodecPoint(numel, *(_seconds(call, on, repeats) for call in calls), codec.nbytes(numel))
 
 
 def _seconds(call: Callable[[], object], on: torch.device, repeats: int) -> float:

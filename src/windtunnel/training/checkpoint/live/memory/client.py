@@ -112,9 +112,8 @@ class LocalMemory:
             for shard, paths in answer["paths"].items()
         }
 
-    def saved(self, shard: str, slot: int, step: int, replicate: bool = True, alike: str = "") -> int:
+    def saved(self, shard: str, slot: int, step: int, replicate: bool = True) -> int:
         """Slot number ``slot`` of ``shard`` holds ``step``: it is sent to its holders (``replicate``).
-        ``alike``: a digest of what all ranks should hold alike in it, for the record of the commit.
 
         If the slot was not completed the service makes the checksum. Returns the newest committed step.
 
@@ -126,7 +125,6 @@ class LocalMemory:
             "slot": slot,
             "step": step,
             "replicate": replicate,
-            "alike": alike,
         }
         return int(self._ask("saved", **about)["committed"])
 

@@ -214,12 +214,11 @@ class Owner:
                 one.complete(slots.checksum_of(data))
             header = one.header
             assert header is not None
-        alike = str(message.get("alike", ""))
         alone = not message["replicate"] or shard in spec.alone
         holders = () if alone else spec.holders
         with state.changed:
             if state.generation == message["generation"]:
-                state.ledger.saved(rank, step, shard, state.host.id, holders, header.generation, alike)
+                state.ledger.saved(rank, step, shard, state.host.id, holders, header.generation)
                 for host in holders:
                     self._send(host, self._delivery(one, header, spec.slots, rank, shelf))
         self._post_if_done(rank, step)

@@ -34,7 +34,6 @@ class _Shard:
     has: set[int]
     lacks: set[int]
     course: int
-    alike: str
 
 
 @dataclass
@@ -44,12 +43,10 @@ class Ledger:
     _steps: dict[tuple[int, int], dict[str, _Shard]] = field(default_factory=dict)
     _posted: set[tuple[int, int]] = field(default_factory=set)
 
-    def saved(
-        self, rank: int, step: int, shard: str, host: int, wanted: Iterable[int], course: int, alike: str
-    ) -> None:
+    def saved(self, rank: int, step: int, shard: str, host: int, wanted: Iterable[int], course: int) -> None:
         """``host`` (this one) has ``shard``, of the generation ``course``; the hosts ``wanted`` are to get
-        it. ``alike``: a digest of what all ranks should hold alike in it."""
-        self._steps.setdefault((rank, step), {})[shard] = _Shard({host}, set(wanted) - {host}, course, alike)
+        it."""
+        self._steps.setdefault((rank, step), {})[shard] = _Shard({host}, set(wanted) - {host}, course)
         # Only the newest steps of a rank can still be committed.
         for old in [key for key in self._steps if key[0] == rank and key[1] < step - 8]:
             del self._steps[old]
@@ -73,10 +70,8 @@ class Ledger:
         return {shard: sorted(entries[shard].has) for shard in shards}
 
     def about(self, rank: int, step: int) -> dict[str, Any]:
-        """For the record of the commit: the generation that the copies of the rank's shards carry, and what
-        should be alike on all ranks, in short."""
-        entries = self._steps[rank, step].values()
-        return {"course": max(e.course for e in entries), "alike": max(e.alike for e in entries)}
+        """For the record of the commit: the generation that the copies of the rank's shards carry."""
+        return {"course": max(entry.course for entry in self._steps[rank, step].values())}
 
     def missing(self) -> int:
         """Copies that are still to arrive."""
