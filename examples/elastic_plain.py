@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader  # elastic: it was DataLoader
 
 from text_data import TEXT, Bytes
 from windtunnel.training.checkpoint import PeerCheckpointer  # elastic
@@ -28,7 +28,7 @@ def train(job: Job) -> None:  # elastic: it was main(), and made its process gro
     dataset = Bytes(TEXT, CONTEXT, STEPS * BATCH)
 
     mine = [list(range(s * BATCH + job.rank, (s + 1) * BATCH, job.world)) for s in range(STEPS)]
-    loader = DataLoader(dataset, batch_sampler=mine)
+    loader = StatefulDataLoader(dataset, batch_sampler=mine)
 
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}  # elastic
     checkpointer = PeerCheckpointer(job)  # elastic

@@ -1,5 +1,5 @@
-"""Five loops that others wrote (plain DDP, torchdata's StatefulDataLoader, Hugging Face's Trainer, Lightning,
-Accelerate), killed at random steps: do they end as if nothing had happened, and how soon do they go on?
+"""Four loops that others wrote (plain DDP, Hugging Face's Trainer, Lightning, Accelerate), killed at random
+steps: do they end as if nothing had happened, and how soon do they go on?
 
 Two emulated hosts of one rank each, gloo on CPU. One run of each loop is undisturbed. In another one hosts
 (their memory with them) and processes alone are killed in turn, at steps that a seed chooses; it must end
@@ -29,8 +29,7 @@ PROGRAM = Path(__file__).parent / "programs" / "foreign_loop.py"
 SEED = 29
 STEPS = 48  # four epochs
 LOOPS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "ddp": ("plain DDP", ()),
-    "stateful": ("StatefulDataLoader", ("torchdata.stateful_dataloader",)),
+    "ddp": ("plain DDP", ("torchdata.stateful_dataloader",)),
     "hf": ("Hugging Face's Trainer", ("transformers", "accelerate")),
     "lightning": ("Lightning", ("lightning",)),
     "accelerate": ("Accelerate", ("accelerate",)),

@@ -1,4 +1,4 @@
-"""One small model in five loops: two of plain PyTorch, three that frameworks run, each made elastic by the
+"""One small model in four loops: one of plain PyTorch, three that frameworks run, each made elastic by the
 lines that its page says. Everything that a continuation can get wrong is in them: shuffled data, dropout,
 accumulated gradients, a schedule, an end in the middle of an epoch.
 """
@@ -48,11 +48,13 @@ def tools(model: nn.Module, steps: int) -> tuple[torch.optim.Optimizer, Any]:
     return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
 
-def plain(job: Job, model: Model, steps: int, loader_of: Any = DataLoader) -> None:
-    """DDP and a loop of one's own."""
+def plain(job: Job, model: Model, steps: int) -> None:
+    """DDP and a loop of one's own, with torchdata's loader."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
     wrapped = DistributedDataParallel(model)
     optimizer, scheduler = tools(wrapped, steps)
-    loader = loader_of(Rows(), BATCH, sampler=DistributedSampler(Rows(), job.world, job.rank))
+    loader = StatefulDataLoader(Rows(), BATCH, sampler=DistributedSampler(Rows(), job.world, job.rank))
     state: dict[str, Any] = {"model": wrapped, "optimizer": optimizer, "scheduler": scheduler}
     state |= {"loader": loader, "epoch": 0}
     checkpointer = PeerCheckpointer(job)
@@ -70,13 +72,6 @@ def plain(job: Job, model: Model, steps: int, loader_of: Any = DataLoader) -> No
             job.step(step, lr=scheduler.get_last_lr()[0])
             step += 1
         state["epoch"] += 1
-
-
-def stateful(job: Job, model: Model, steps: int) -> None:
-    """The same with torchdata's loader."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    plain(job, model, steps, StatefulDataLoader)
 
 
 def hf(job: Job, model: Model, steps: int) -> None:
@@ -139,13 +134,13 @@ def accelerate(job: Job, model: Model, steps: int) -> None:
                 optimizer.zero_grad()
 
 
-LOOPS = {"ddp": plain, "stateful": stateful, "hf": hf, "lightning": lightning, "accelerate": accelerate}
+LOOPS = {"ddp": plain, "hf": hf, "lightning": lightning, "accelerate": accelerate}
 
 
 def train(job: Job, loop: str, steps: int) -> str:
     torch.manual_seed(3)
     model = Model()
-    torch.manual_seed(100 + job.rank if loop in ("ddp", "stateful") else 3)
+    torch.manual_seed(100 + job.rank if loop == "ddp" else 3)
     LOOPS[loop](job, model, steps)
     weights = torch.cat([one.detach().flatten() for one in model.parameters()])
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()

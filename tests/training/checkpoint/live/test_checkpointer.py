@@ -13,6 +13,7 @@ import torch
 from checkpoint_world import Cluster, FakeJob, together
 from torch import nn
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
@@ -321,7 +322,7 @@ def test_a_loader_is_in_the_state_or_its_absence_is_told(folder: Path) -> None:
         cluster.regroup(1)
         cluster.events.clear()
         state = program()
-        loader = DataLoader(samples, shuffle=True)
+        loader = (StatefulDataLoader if inside else DataLoader)(samples, shuffle=True)
         ck = PeerCheckpointer(FakeJob(cluster, 0))
         ck.restore(state | {"loader": loader} if inside else state)
         for step, _ in enumerate(loader):
@@ -335,18 +336,15 @@ def test_a_loader_is_in_the_state_or_its_absence_is_told(folder: Path) -> None:
     assert "a loader that is not in the state" in told
 
 
-def test_a_loader_that_comes_late_is_given_to_the_checkpointer(folder: Path) -> None:
-    cluster = Cluster(folder, world=1)
+def test_a_plain_loader_in_the_state_is_refused_by_both(folder: Path) -> None:
     samples: Any = range(6)
     state = program()
-    ck = PeerCheckpointer(FakeJob(cluster, 0))
+    ck = PeerCheckpointer(FakeJob(Cluster(folder, world=1), 0))
     ck.restore(state)
     state["loader"] = DataLoader(samples, shuffle=True)
-    with pytest.raises(UserError, match=r"state loader: .* `PeerCheckpointer\.loader`"):
-        ck.step(0, state)
-    assert ck.loader(state["loader"]) is state["loader"]
-    ck.step(0, state)
-    ck.close()
+    for call in (lambda: ck.step(0, state), lambda: ck.restore(state)):
+        with pytest.raises(UserError, match=r"state loader: .* StatefulDataLoader"):
+            call()
 
 
 @pytest.mark.parametrize("stretch", [1, 3, 7])

@@ -1,16 +1,15 @@
-"""A plain loop as people have it: DDP without a flag, a data loader that shuffles from the global generator,
-workers with random augmentations, dropout, epochs. Prints what the parameters are in the end."""
+"""A plain loop as people have it: DDP without a flag, a data loader that shuffles, with a worker, dropout,
+epochs. Prints what the parameters are in the end."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.elastic import Job, run
@@ -24,7 +23,7 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         image = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(index))
-        return image.flip(2) if torch.rand(()) < 0.5 else image, index % 5
+        return image, index % 5
 
 
 def build() -> nn.Module:
@@ -33,20 +32,11 @@ def build() -> nn.Module:
     return nn.Sequential(convolution, nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), head)
 
 
-def loaded(kind: str) -> DataLoader[Any]:
-    if kind == "plain":
-        return DataLoader(Images(), BATCH, shuffle=True, num_workers=2)
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    made: DataLoader[Any] = StatefulDataLoader(Images(), BATCH, shuffle=True, num_workers=1)
-    return made
-
-
-def train(job: Job, kind: str) -> str:
+def train(job: Job) -> str:
     torch.manual_seed(1 + job.rank)
     model = DistributedDataParallel(build())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    loader = loaded(kind)
+    loader = StatefulDataLoader(Images(), BATCH, shuffle=True, num_workers=1)
     state = {"model": model, "optimizer": optimizer, "loader": loader, "epoch": 0}
     checkpointer = PeerCheckpointer(job)
     step = checkpointer.restore(state)
@@ -68,7 +58,4 @@ def train(job: Job, kind: str) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--loader", choices=("plain", "stateful"), default="plain")
-    options = parser.parse_args()
-    run(lambda job: train(job, options.loader))
+    run(train)

@@ -19,15 +19,13 @@ TRAINER = Path(__file__).with_name("foreign_trainer.py")
 STEPS = EPOCHS * SAMPLES // BATCH
 
 
-@pytest.mark.parametrize("kind", ["plain", "stateful"])
-def test_killed_at_random_steps(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_at_random_steps(tmp_path: Path, seed: int) -> None:
     """Four ranks on two hosts: of two ranks, any layout of DDP's buckets gives the same sums."""
-    if kind == "stateful":
-        pytest.importorskip("torchdata.stateful_dataloader")
-    undisturbed = run_ranks([TRAINER, "--loader", kind], 4)
+    undisturbed = run_ranks([TRAINER], 4)
     assert undisturbed.returncode == 0, undisturbed.stderr
     ends = dict(re.findall(r"rank (\d) ends with (\w+) after", undisturbed.stdout))
-    drawn = random.Random(kind)
+    drawn = random.Random(seed)
     first, second, third = sorted(drawn.sample(range(1, STEPS - 1), 3))
     place, rank, last = drawn.randrange(2), drawn.randrange(4), drawn.randrange(4)
     strikes = (
@@ -35,8 +33,9 @@ def test_killed_at_random_steps(tmp_path: Path, kind: str) -> None:
         f"kill:rank={rank},step={second}",
         f"kill:rank={last},step={third}",
     )
-    with running(tmp_path, "--loader", kind, script=TRAINER, hosts=2, per_host=2, faults=strikes) as launched:
+    with running(tmp_path, script=TRAINER, hosts=2, per_host=2, faults=strikes) as launched:
         results = end_well(launched)
         assert {event["fault"] for event in of(launched, "injected")} == set(strikes)
         assert {str(one): digest for one, digest in results.items()} == ends
-        assert guarantee(launched.events()) == "bit-identical"
+        doubt = "loader loader: what its workers draw at random is drawn anew after a failure"
+        assert guarantee(launched.events()) == f"not sure to be bit-identical: {doubt}"

@@ -26,7 +26,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.checkpoint.live.loader import draw_again, drawn
+from windtunnel.training.checkpoint.live import objects
 
 Drawn = bytes  # the states of all generators at one moment
 Place = dict[str, Any]  # what `Cursor.place` gives
@@ -39,7 +39,7 @@ class Cursor(BatchSampler):
     fetches them from an `IterableDataset` and drops them, they are only counted.
     """
 
-    keeps_place = True  # what reads by it is no loader whose place nobody saves (`live.loader.doubts`)
+    keeps_place = True  # what reads by it is no loader whose place nobody saves (`live.loader.read_outside`)
 
     def __init__(self, loader: DataLoader[Any], inside: Any) -> None:
         self.loader = loader
@@ -117,6 +117,38 @@ class Cursor(BatchSampler):
         if name == "_inside":
             raise AttributeError(name)
         return getattr(self._inside, name)
+
+
+def drawn(loader: Any) -> Drawn:
+    """The states of the global generators, and of those that ``loader`` (or None) and its samplers have."""
+    own = [objects.saved_of(generator) for generator in _generators(loader)]
+    found, names = objects.generators() | {"own": own}, []
+    bare = objects.skeleton(found, "", lambda name, tensor: names.append((name, objects.bytes_of(tensor))))
+    return objects.pack({"states": bare, "tensors": dict(names)})
+
+
+def draw_again(loader: Any, states: Drawn) -> None:
+    """The inverse of `drawn`."""
+    plain = objects.unpack(states)
+    found = objects.flesh(plain["states"], lambda name: objects.tensor_of(plain["tensors"][name]))
+    for generator, state in zip(_generators(loader), found.pop("own"), strict=False):  # some are made late
+        objects.put_saved({}, "", generator, state)
+    objects.put_generators(found, None)
+
+
+def _generators(loader: Any) -> list[Any]:
+    """Generators that are the loader's or its samplers' own, each once, in an order that stays."""
+    made = getattr(loader, "generator", None)
+    found: dict[int, Any] = {} if made is None else {id(made): made}
+    owners: list[Any] = [loader]
+    for owner in owners:  # which grow
+        values = vars(owner) if owner is not loader else {}
+        found |= {id(one): one for _, one in sorted(values.items()) if objects.is_generator(one)}
+        inner = [getattr(owner, name, None) for name in ("batch_sampler", "sampler", "_inside")]
+        owners += [
+            one for one in inner if hasattr(one, "__dict__") and not any(one is other for other in owners)
+        ]
+    return list(found.values())
 
 
 def place_in(loader: Any) -> Cursor | None:

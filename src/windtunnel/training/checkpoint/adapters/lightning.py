@@ -39,8 +39,7 @@ from torchmetrics import Metric
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
-from windtunnel.training.checkpoint.adapters.cursor import Cursor, place_in, require_world
-from windtunnel.training.checkpoint.live.loader import draw_again, drawn
+from windtunnel.training.checkpoint.adapters.cursor import Cursor, draw_again, drawn, place_in, require_world
 
 _OF_FIT = ("on_advance_start", "_load_combined_loader_states")
 _OF_EPOCH = ("reset", "on_run_start", "on_advance_end")

@@ -25,7 +25,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import loader as loaders
@@ -86,6 +85,7 @@ class PeerCheckpointer:
         self._due = EMPTY  # the newest step that is to go to storage
         self._calls = 0  # of `step` that saved or should have: alike on all ranks
         self._restores = 0
+        self._outside: set[str] = set()  # doubts about loaders that are not in the state
         self._told = False  # that nothing is kept
         self._idle: spans.IdleSender | None = None
         self._cadence: Learner | None = None
@@ -96,8 +96,8 @@ class PeerCheckpointer:
         """Put the newest state that all ranks can have into ``state``; the step to go on with, 0 if there was
         nothing.
 
-        ``state``: name to module, optimizer, data loader (its next iteration is the rest of the epoch that
-        it was in), anything with ``state_dict`` and ``load_state_dict``, tensor,
+        ``state``: name to module, optimizer, `StatefulDataLoader` (its next iteration is the rest of the
+        epoch that it was in), anything with ``state_dict`` and ``load_state_dict``, tensor,
         or plain value (which is replaced in ``state``). All ranks call it.
 
         Raises:
@@ -106,7 +106,7 @@ class PeerCheckpointer:
             UserError: what was saved is of another state; nothing was changed.
             Regroup: the membership changed meanwhile.
         """
-        loaders.follow_all(state)
+        loaders.require_stateful(state)
         self._restores += 1
         if self._access is None and not self.settings.persist:
             return 0
@@ -129,15 +129,6 @@ class PeerCheckpointer:
                 self._base = step
         return step + 1
 
-    def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """``loader`` itself, which from now on knows where it is: for one that is put into the state after
-        `restore` was called. Those that are in it then need no call.
-
-        Raises:
-            UserError: its class cannot be followed.
-        """
-        return loaders.follow(loader)
-
     def step(self, step: int, state: State) -> None:
         """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this host's memory.
 
@@ -145,7 +136,7 @@ class PeerCheckpointer:
             UserError: the state cannot be saved, or the memory for it is not there.
             Regroup: the membership changed.
         """
-        loaders.require_followed(state)
+        loaders.require_stateful(state)
         with self._current():
             self._step(step, state)
 
@@ -288,7 +279,10 @@ class PeerCheckpointer:
             self.job.event("note", text=f"checkpoints take memory on each host: {needs}; {WHY}")
 
     def _doubts(self, state: State) -> list[str]:
-        return loaders.doubts(state) + ([] if self.settings.rng else ["rng=False: no generator is saved"])
+        if self._calls <= 2:  # in the first step a loop may still be about to begin its epoch
+            self._outside |= set(loaders.read_outside(state))
+        more = [] if self.settings.rng else ["rng=False: no generator is saved"]
+        return [*loaders.doubts(state), *sorted(self._outside), *more]
 
     def _ready(self, step: int) -> bool:
         """Whether a slot may be overwritten, waiting for it within bounds; False: this step is not saved."""

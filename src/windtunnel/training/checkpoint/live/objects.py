@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from windtunnel.base.errors import UserError
+from windtunnel.training.checkpoint.live import loader
 
 LENGTH = 8  # bytes of the length before the pickled objects
 
@@ -164,6 +166,8 @@ def saved_of(value: Any) -> Any:
         return value.bit_generator.state
     if isinstance(value, random.Random):
         return value.getstate()
+    if isinstance(value, DataLoader):
+        return loader.state_of(value)
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return value.state_dict()
     return value
@@ -177,6 +181,8 @@ def put_saved(state: dict[str, Any], item: str, value: Any, new: Any) -> None:
         value.bit_generator.state = new
     elif isinstance(value, random.Random):
         value.setstate(new)
+    elif isinstance(value, DataLoader):
+        loader.go_on(value, new)
     elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         value.load_state_dict(new)
     elif isinstance(value, dict) and isinstance(new, dict):

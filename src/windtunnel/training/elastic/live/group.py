@@ -46,10 +46,6 @@ from windtunnel.linux.sockets import Recorder, appeared, sockets_now
 from windtunnel.linux.sockets import ports as _ports
 from windtunnel.training.elastic.model import Membership
 
-# A lost answer costs 1 s and not 5 s where we have to wait for it after all. Read by the C library when it
-# first looks something up.
-os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:3")
-
 _lock = threading.Lock()
 _ready: dict[str, tuple[TCPStore, Recorder]] = {}  # by "host:port"
 _at_work: set[str] = set()

@@ -84,6 +84,7 @@ def environment(
     host, _, port = store.rpartition(":")
     return {
         "OMP_NUM_THREADS": "1",
+        "RES_OPTIONS": "timeout:1 attempts:3",  # of the C library: a lost answer of a name costs 1 s, not 5
         **os.environ,
         **config.env,
         "RANK": str(rank),
