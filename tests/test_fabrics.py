@@ -14,7 +14,7 @@ from windtunnel.cluster.model import Cluster
 from windtunnel.fabrics import alternatives
 from windtunnel.training.emulate.emulation import Options, capture, simulate
 from windtunnel.training.emulate.graph import Alternative, Collective, Group
-from windtunnel.training.emulate.live.session import Function
+from windtunnel.training.emulate.program import Function
 from windtunnel.training.emulate.run import Fabrics, emulate
 from windtunnel.training.emulate.summary import Summary
 from windtunnel.training.emulate.twin.costs.collectives import (

@@ -25,8 +25,8 @@ from windtunnel.store.database import hidden
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate import run as emulation
 from windtunnel.training.emulate.emulation import CAPABILITY, EmulationResult, Options, Progress, no_progress
-from windtunnel.training.emulate.live.module import Module
 from windtunnel.training.emulate.policy.search import parse_ranks
+from windtunnel.training.emulate.program import Module
 from windtunnel.training.emulate.summary import CollectiveFacts, OperatorFacts, RankFacts, Summary, WaitFacts
 from windtunnel.training.emulate.sweep.execute import run_sweep
 from windtunnel.training.emulate.sweep.plan import Sweep, load_sweep

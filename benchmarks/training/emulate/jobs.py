@@ -25,7 +25,8 @@ import numpy as np
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import EventKind, Slice
-from windtunnel.training.emulate.live.session import Script, Session
+from windtunnel.training.emulate.live.session import Session
+from windtunnel.training.emulate.program import Script
 from windtunnel.training.emulate.twin.costs.collectives import full_bytes
 
 PACKAGE = "benchmarks.training.emulate"

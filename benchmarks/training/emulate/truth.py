@@ -32,9 +32,9 @@ from windtunnel.cluster.catalogue import device, device_names
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import Options, costs_of, simulate
 from windtunnel.training.emulate.graph import Slice
-from windtunnel.training.emulate.live.session import Script
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
+from windtunnel.training.emulate.program import Script
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, read_profile
 from windtunnel.training.emulate.twin.emulate import Timing, replay_world
 

@@ -25,7 +25,7 @@ from benchmarks.training.emulate.jobs import BenchJob, example, launch, run_for_
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import EmulationResult, Options, simulate
 from windtunnel.training.emulate.hybrid import HybridFacts, run_live
-from windtunnel.training.emulate.live.session import Script
+from windtunnel.training.emulate.program import Script
 
 STEPS = 13
 WITHIN = 0.02

@@ -17,9 +17,9 @@ from benchmarks.figures import figure
 from benchmarks.harness.rows import Row
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import Options, capture, costs_of
-from windtunnel.training.emulate.live.session import Function, Script
 from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.policy.stitch import stitch
+from windtunnel.training.emulate.program import Function, Script
 from windtunnel.training.emulate.twin.emulate import replay_world
 from windtunnel.trust.gpu.schemes import SCHEMES, Scheme
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import EventKind, Slice
-from windtunnel.training.emulate.live.session import Script, Session
+from windtunnel.training.emulate.live.session import Session
+from windtunnel.training.emulate.program import Script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -19,7 +19,8 @@ from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import main
 from windtunnel.cluster.load import load_cluster
 from windtunnel.store.runs import Store
-from windtunnel.training.emulate.live.session import Script, Session
+from windtunnel.training.emulate.live.session import Session
+from windtunnel.training.emulate.program import Script
 
 NAMES = re.findall(r"^def case_(\w+)", (SCRIPTS / "faulty.py").read_text(), re.MULTILINE)
 SAID = {

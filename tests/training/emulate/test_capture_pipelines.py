@@ -13,7 +13,8 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.live import session
 from windtunnel.training.emulate.live.chunks import ALIKE
-from windtunnel.training.emulate.live.session import Script, Session
+from windtunnel.training.emulate.live.session import Session
+from windtunnel.training.emulate.program import Script
 from windtunnel.training.emulate.run import emulate
 
 OF_THE_RUN = {

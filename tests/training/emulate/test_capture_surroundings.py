@@ -11,9 +11,10 @@ import pytest
 from windtunnel.base.errors import ScriptError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import Slice
-from windtunnel.training.emulate.live.session import Script, Session
+from windtunnel.training.emulate.live.session import Session
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
+from windtunnel.training.emulate.program import Script
 from windtunnel.training.emulate.run import emulate
 
 MESH = """

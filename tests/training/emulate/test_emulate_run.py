@@ -16,9 +16,9 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.cli.main import main
 from windtunnel.store.eventlog import NAME, decisions
 from windtunnel.store.runs import Store
-from windtunnel.training.emulate.live.session import Function
 from windtunnel.training.emulate.operators import joules
 from windtunnel.training.emulate.policy import POLICIES, Capture, Decision, Known, Observation, decide
+from windtunnel.training.emulate.program import Function
 from windtunnel.training.emulate.run import Emulation, emulate
 from windtunnel.training.emulate.summary import Summary
 from windtunnel.training.emulate.twin import cost

@@ -10,7 +10,8 @@ from benchmarks.training.emulate.jobs import peak_bytes
 from support.ranks import run_ranks
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import Category, EventKind, Slice
-from windtunnel.training.emulate.live.session import Script, Session
+from windtunnel.training.emulate.live.session import Session
+from windtunnel.training.emulate.program import Script
 
 SCRIPT = """
 import torch, torch.distributed as dist

@@ -20,7 +20,7 @@ from windtunnel.linux.processes import descendants
 from windtunnel.training.emulate import hybrid
 from windtunnel.training.emulate.emulation import EmulationResult, Options, simulate
 from windtunnel.training.emulate.hybrid import RECORD, HybridFacts, check_live, run_live
-from windtunnel.training.emulate.live.session import Script
+from windtunnel.training.emulate.program import Script
 
 WORLD, STEPS = 4, 10
 JOB = """

@@ -11,7 +11,7 @@ import pytest
 import windtunnel as wt
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import main
-from windtunnel.training.emulate.live.module import Module
+from windtunnel.training.emulate.program import Module
 
 TRAIN = """
     import os, sys

@@ -12,7 +12,7 @@ from support import quick
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import EmulationResult, Options, capture, simulate
-from windtunnel.training.emulate.live.session import Function
+from windtunnel.training.emulate.program import Function
 from windtunnel.training.emulate.summary import Summary, summarise
 from windtunnel.trust.gpu import SCHEMES
 from windtunnel.trust.gpu.schemes import messages, scheme_of

@@ -1,4 +1,4 @@
 from .emulation import Options as Options
-from .live.steps import step as step
+from .steps import step as step
 from .summary import Summary as Summary
 from .twin.job import Slow as Slow

@@ -33,11 +33,12 @@ from windtunnel.training.emulate.graph import (
 )
 from windtunnel.training.emulate.live import native_library
 from windtunnel.training.emulate.live.conditions import conditions
-from windtunnel.training.emulate.live.session import Program, Session
+from windtunnel.training.emulate.live.session import Session
 from windtunnel.training.emulate.policy import Decision, Observation, decide
 from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.search import name_of
 from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
+from windtunnel.training.emulate.program import Program
 from windtunnel.training.emulate.twin.compiler import compiled
 from windtunnel.training.emulate.twin.costs.collectives import collective_seconds, full_bytes
 from windtunnel.training.emulate.twin.costs.operators import host_table, operator_seconds

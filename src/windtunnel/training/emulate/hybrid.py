@@ -36,8 +36,9 @@ from windtunnel.training.emulate.coordinate import Coordinator, LiveRank, LiveSt
 from windtunnel.training.emulate.emulation import EmulationResult, Options, costs_of
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.progress import kill_tree
-from windtunnel.training.emulate.live.session import FUNCTION, LOG_LINES, Function, what
+from windtunnel.training.emulate.live.session import LOG_LINES
 from windtunnel.training.emulate.policy.search import parse_ranks
+from windtunnel.training.emulate.program import FUNCTION, Function, what
 from windtunnel.training.emulate.twin.hybrid import Virtual, expected
 from windtunnel.training.emulate.twin.job import build, parse_slow, slowness
 

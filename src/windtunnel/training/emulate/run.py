@@ -25,10 +25,9 @@ from windtunnel.training.emulate.emulation import (
 )
 from windtunnel.training.emulate.graph import Alternative
 from windtunnel.training.emulate.hybrid import check_live, run_live
-from windtunnel.training.emulate.live.module import Module
-from windtunnel.training.emulate.live.session import Function, Program, Script
 from windtunnel.training.emulate.operators import write_operators
 from windtunnel.training.emulate.pictures import write_pictures
+from windtunnel.training.emulate.program import Function, Module, Program, Script
 from windtunnel.training.emulate.summary import Summary, summarise
 from windtunnel.training.emulate.verdict import FailOn
 

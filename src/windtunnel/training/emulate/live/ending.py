@@ -26,7 +26,7 @@ from windtunnel.training.emulate.graph import OUTLINED, Note, NoteKind, Slice
 from windtunnel.training.emulate.live.ahead import Ahead
 from windtunnel.training.emulate.live.observe import Observer
 from windtunnel.training.emulate.live.seldom import seldom
-from windtunnel.training.emulate.live.steps import find_period
+from windtunnel.training.emulate.steps import find_period
 
 FURTHER = 2
 """Steps that are run at most as they are beyond those that were needed to see the period."""

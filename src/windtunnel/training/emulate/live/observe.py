@@ -22,6 +22,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from windtunnel.training.emulate import steps
 from windtunnel.training.emulate.graph import (
     EVENT,
     Category,
@@ -35,7 +36,7 @@ from windtunnel.training.emulate.graph import (
     Slice,
     TensorMeta,
 )
-from windtunnel.training.emulate.live import failure, steps
+from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.collector import Collector
 from windtunnel.training.emulate.live.loops import Loops
 from windtunnel.training.emulate.live.world import WorldView

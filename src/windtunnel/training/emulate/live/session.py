@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import marshal
 import os
 import pickle
 import re
-import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from windtunnel.base.errors import HangError, ScriptError, UserError
 from windtunnel.cluster.model import Cluster
 from windtunnel.training.emulate.graph import Place, Slice
 from windtunnel.training.emulate.live import failure
-from windtunnel.training.emulate.live.module import Module
 from windtunnel.training.emulate.live.progress import kill_tree
+from windtunnel.training.emulate.program import FUNCTION, Function, Program, what
 
 WORKER_LOG = "worker.txt"
-FUNCTION = "function.pkl"
 MESSAGE = re.compile(r"-?\d+-[0-9a-f]{16}-\d+")
 """The name of a message's file, see `mailbox.path_of`."""
 LOG_LINES = 120
@@ -38,108 +33,6 @@ STEPS = {"gpu": 32, "cpu": 5}
 not there computes nothing."""
 TEMPLATES = True
 """Micro-batches that are like others are not all run; False, to hold the one against the other."""
-
-
-def run_program(script: str, module: str, arguments: list[str], paths: list[str], directory: Path) -> None:
-    """Run the user's program in this process: a script, a module, or else the function that was pickled."""
-    if script:
-        path = Path(script).resolve()
-        sys.argv = [str(path), *arguments]
-        sys.path.insert(0, str(path.parent))
-        runpy.run_path(str(path), run_name="__main__")
-    elif module:
-        sys.argv = [module, *arguments]  # runpy puts the file's path in the first place
-        sys.path.insert(0, os.getcwd())
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = arguments
-        sys.path.extend(place for place in paths if place not in sys.path)
-        call, values = pickle.loads((directory / FUNCTION).read_bytes())
-        call(*values)
-
-
-@dataclass(frozen=True)
-class Script:
-    """The user's program: a path and its arguments."""
-
-    path: Path
-    arguments: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    def check(self) -> None:
-        """Raises:
-        UserError: the file does not exist or is no file.
-        """
-        if not self.path.exists():
-            raise UserError(f"script {str(self.path)!r} does not exist")
-        if not self.path.is_file():
-            raise UserError(f"script {str(self.path)!r} is not a file")
-
-
-@dataclass(frozen=True)
-class Function:
-    """The user's program as a function: called in the process of each rank, with these arguments.
-
-    It goes there by cloudpickle, so it may also be defined in a notebook or in ``__main__``; a function of a
-    module is imported there, from this process's ``sys.path``.
-    """
-
-    call: Callable[..., Any]
-    arguments: tuple[Any, ...] = ()
-
-    @property
-    def name(self) -> str:
-        module, name = getattr(self.call, "__module__", None), getattr(self.call, "__qualname__", None)
-        return f"{module}.{name}" if module and name else repr(self.call)
-
-    def check(self) -> None:
-        """Raises:
-        UserError: what is given cannot be called, or cannot be sent to another process.
-        """
-        if not callable(self.call):
-            raise UserError(f"{self.call!r} is no function")
-        self.pickled()
-
-    def pickled(self) -> bytes:
-        """The function and its arguments, for the worker."""
-        from cloudpickle import CloudPickler
-
-        class Pickler(CloudPickler):  # type: ignore[misc]
-            """Code goes whole: some versions of cloudpickle leave out the name of its file."""
-
-            dispatch_table = CloudPickler.dispatch_table.new_child({CodeType: _code})
-
-        data = io.BytesIO()
-        try:
-            Pickler(data).dump((self.call, self.arguments))
-            return data.getvalue()
-        except Exception as error:
-            raise UserError(
-                f"{self.name} cannot be sent to the process that emulates it: {type(error).__name__}: {error}"
-            ) from None
-
-
-def _code(code: CodeType) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-    """How code is pickled for the same Python."""
-    return marshal.loads, (marshal.dumps(code),)
-
-
-Program = Script | Module | Function
-
-
-def what(program: Program) -> dict[str, Any]:
-    """A program as a process is told of it."""
-    told: dict[str, Any]
-    if isinstance(program, Script):
-        told = {"script": str(program.path), "arguments": list(program.arguments)}
-    elif isinstance(program, Module):
-        told = {"module": program.module, "arguments": list(program.arguments)}
-    else:
-        told = {"arguments": [program.name], "paths": [path for path in sys.path if path]}
-    return {"script": "", "module": "", "paths": []} | told
 
 
 class Session:

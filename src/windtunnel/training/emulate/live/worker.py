@@ -32,7 +32,7 @@ from windtunnel.base.importing import uncollected
 from windtunnel.linux.processes import descendants
 from windtunnel.training.emulate.graph import NoteKind, Slice
 from windtunnel.training.emulate.live import failure, native_library, progress
-from windtunnel.training.emulate.live.session import run_program
+from windtunnel.training.emulate.program import run_program
 
 if TYPE_CHECKING:
     from windtunnel.training.emulate.live.mailbox import Want

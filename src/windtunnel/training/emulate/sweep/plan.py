@@ -21,8 +21,8 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster, Device
 from windtunnel.store.database import versions
 from windtunnel.training.emulate.emulation import Options
-from windtunnel.training.emulate.live.session import Script
 from windtunnel.training.emulate.policy.search import parse_ranks
+from windtunnel.training.emulate.program import Script
 from windtunnel.training.emulate.sweep.spec import (
     OptionsSpec,
     SweepSpec,

@@ -31,12 +31,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from windtunnel.linux.system import end_with_parent
-from windtunnel.training.emulate.live import failure, machine, objects, steps, world
+from windtunnel.training.emulate import steps
+from windtunnel.training.emulate.live import failure, machine, objects, world
 from windtunnel.training.emulate.live.host import Held
 from windtunnel.training.emulate.live.hybrid.group import Group, LiveWorld
 from windtunnel.training.emulate.live.hybrid.link import Clock, Link, cpu_seconds, cuda_seconds
 from windtunnel.training.emulate.live.mailbox import Mailbox, Want
-from windtunnel.training.emulate.live.session import run_program
+from windtunnel.training.emulate.program import run_program
 
 FOLLOWED = 2
 """Steps in which tensor memory is counted."""

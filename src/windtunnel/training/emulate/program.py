@@ -1,0 +1,174 @@
+"""The user's program: a script, a module as ``python -m`` runs it, or a function; and how a rank runs it."""
+
+from __future__ import annotations
+
+import io
+import marshal
+import os
+import pickle
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from windtunnel.base.errors import UserError
+
+FUNCTION = "function.pkl"
+"""The file in the directory of a run with the function that was pickled, and its arguments."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """The user's program: a path and its arguments."""
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def check(self) -> None:
+        """Raises:
+        UserError: the file does not exist or is no file.
+        """
+        if not self.path.exists():
+            raise UserError(f"script {str(self.path)!r} does not exist")
+        if not self.path.is_file():
+            raise UserError(f"script {str(self.path)!r} is not a file")
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module's name, ``train`` or ``package.train``, and its arguments; a package is run by its
+    ``__main__``."""
+
+    module: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"-m {self.module}"
+
+    def check(self) -> None:
+        """Look whether there is such a module, without importing anything of the user's.
+
+        Raises:
+            UserError: there is none, or it is a package that cannot be run.
+        """
+        here = f"from {Path.cwd()}"
+        parts = self.module.split(".")
+        is_file = parts[-1] == "py"
+        if is_file or not all(part.isidentifier() for part in parts):
+            instead = " (give its name, not its file)" if is_file else ""
+            raise UserError(f"-m: {self.module!r} is not the name of a module{instead}")
+        places: list[str] | None = [str(Path.cwd()), *sys.path]
+        spec: ModuleSpec | None = None
+        for place in range(len(parts)):
+            name = ".".join(parts[: place + 1])
+            if places is None:
+                raise UserError(f"-m: {'.'.join(parts[:place])!r} is not a package, so it has no {name!r}")
+            spec = _find(name, places)
+            if spec is None:
+                raise UserError(f"-m: there is no module {name!r} to be imported {here}")
+            inside = spec.submodule_search_locations
+            places = None if inside is None else list(inside)
+        if places is not None and _find(f"{self.module}.__main__", places) is None:
+            raise UserError(f"-m: {self.module!r} is a package without a __main__.py, which cannot be run")
+
+
+@dataclass(frozen=True)
+class Function:
+    """The user's program as a function: called in the process of each rank, with these arguments.
+
+    It goes there by cloudpickle, so it may also be defined in a notebook or in ``__main__``; a function of a
+    module is imported there, from this process's ``sys.path``.
+    """
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+    @property
+    def name(self) -> str:
+        module, name = getattr(self.call, "__module__", None), getattr(self.call, "__qualname__", None)
+        return f"{module}.{name}" if module and name else repr(self.call)
+
+    def check(self) -> None:
+        """Raises:
+        UserError: what is given cannot be called, or cannot be sent to another process.
+        """
+        if not callable(self.call):
+            raise UserError(f"{self.call!r} is no function")
+        self.pickled()
+
+    def pickled(self) -> bytes:
+        """The function and its arguments, for the worker."""
+        from cloudpickle import CloudPickler
+
+        class Pickler(CloudPickler):  # type: ignore[misc]
+            """Code goes whole: some versions of cloudpickle leave out the name of its file."""
+
+            dispatch_table = CloudPickler.dispatch_table.new_child({CodeType: _code})
+
+        data = io.BytesIO()
+        try:
+            Pickler(data).dump((self.call, self.arguments))
+            return data.getvalue()
+        except Exception as error:
+            raise UserError(
+                f"{self.name} cannot be sent to the process that emulates it: {type(error).__name__}: {error}"
+            ) from None
+
+
+def _code(code: CodeType) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+    """How code is pickled for the same Python."""
+    return marshal.loads, (marshal.dumps(code),)
+
+
+Program = Script | Module | Function
+
+
+def what(program: Program) -> dict[str, Any]:
+    """A program as a process is told of it."""
+    told: dict[str, Any]
+    if isinstance(program, Script):
+        told = {"script": str(program.path), "arguments": list(program.arguments)}
+    elif isinstance(program, Module):
+        told = {"module": program.module, "arguments": list(program.arguments)}
+    else:
+        told = {"arguments": [program.name], "paths": [path for path in sys.path if path]}
+    return {"script": "", "module": "", "paths": []} | told
+
+
+def run_program(script: str, module: str, arguments: list[str], paths: list[str], directory: Path) -> None:
+    """Run the user's program in this process: a script, a module, or else the function that was pickled."""
+    if script:
+        path = Path(script).resolve()
+        sys.argv = [str(path), *arguments]
+        sys.path.insert(0, str(path.parent))
+        runpy.run_path(str(path), run_name="__main__")
+    elif module:
+        sys.argv = [module, *arguments]  # runpy puts the file's path in the first place
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.extend(place for place in paths if place not in sys.path)
+        call, values = pickle.loads((directory / FUNCTION).read_bytes())
+        call(*values)
+
+
+def _find(name: str, places: list[str]) -> ModuleSpec | None:
+    """As the import system would find it; only what was installed with a finder of its own is asked for by
+    name."""
+    found = PathFinder.find_spec(name, places)
+    for finder in sys.meta_path if found is None else ():
+        ask = getattr(finder, "find_spec", None)
+        found = ask(name, places) if ask is not None else None
+        if found is not None:
+            break
+    return found
