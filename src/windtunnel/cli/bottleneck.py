@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,12 @@ def bottleneck(
     hosts: Annotated[
         str, typer.Option(metavar="N,N", help="Other numbers of hosts, each emulated by itself.")
     ] = "",
+    live: Annotated[
+        str, typer.Option(metavar="N,N", help="Run it here, too: so many ranks, over gloo (needs root).")
+    ] = "",
+    live_rates: Annotated[
+        str, typer.Option(metavar="R,R", help="Gb/s of the links between ranks that run here.")
+    ] = "0.1,0.25,0.5,1",
     page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
 ) -> None:
@@ -55,11 +62,15 @@ def bottleneck(
         raise UserError(f"`rules` {rules!r}; accepted are windtunnel, netai20")
     if what is None and rules == "windtunnel":
         raise UserError("bottleneck: a SCRIPT or a RUN is needed; --rules netai20 has models of its own")
-    counts = _counts(hosts)
+    counts, ranks, rates = _numbers("hosts", hosts), _numbers("live", live), _rates(live_rates)
+    if ranks and rules == "netai20":
+        raise UserError("`live` is compared with the rules windtunnel, not with netai20")
     program, words = what or "", arguments or []
     if what is not None and not Path(what).exists() and not words:
         program, words, known = run.read_run(what)
         cluster = cluster or known
+    if ranks and cluster is None:
+        cluster = f"cpu:{max(ranks)}x1"
     if program and cluster is None:
         raise UserError("`cluster` is needed to emulate a script")
     console = Console(highlight=False)
@@ -68,7 +79,10 @@ def bottleneck(
             rows = run.paper_rows(program or None, words, cluster, progress=progress)
         else:
             assert cluster is not None
-            analysis = run.analyse(program, words, cluster=cluster, hosts=counts, progress=progress)
+            analysis = run.analyse(
+                program, words, cluster=cluster, hosts=counts, live=ranks,
+                live_rates=[rate * run.GBIT for rate in rates], progress=progress,
+            )  # fmt: skip
     if rules == "netai20":
         if as_json:
             typer.echo(json.dumps({"rules": rules, "source": "simulated", "rows": rows}))
@@ -81,14 +95,26 @@ def bottleneck(
         typer.echo(json.dumps(analysis.plain()))
         return
     console.print(report.table(analysis))
+    if analysis.live:
+        console.print(report.live_table(analysis))
     console.print(analysis.sentence(), *report.needs(analysis), sep="\n", soft_wrap=True)
 
 
-def _counts(text: str) -> list[int]:
+def _numbers(option: str, text: str) -> list[int]:
     try:
         counts = [int(part) for part in text.split(",") if part.strip()]
         if any(count < 2 for count in counts):
             raise ValueError
     except ValueError:
-        raise UserError(f"`hosts` {text!r}; accepted are numbers from 2 up, such as 2,4,8") from None
+        raise UserError(f"`{option}` {text!r}; accepted are numbers from 2 up, such as 2,4,8") from None
     return counts
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",")]
+        if not all(0 < rate < math.inf for rate in rates):
+            raise ValueError
+    except ValueError:
+        raise UserError(f"`live_rates` {text!r}; accepted are Gb/s above 0, such as 0.1,1") from None
+    return rates

@@ -1,3 +1,4 @@
+from .measure import LivePoint as LivePoint
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Observation as Observation

@@ -30,6 +30,22 @@ def table(analysis: Analysis) -> Table:
     return rows
 
 
+def live_table(analysis: Analysis) -> Table:
+    """A row for each run on this machine."""
+    from rich.table import Table
+
+    rows = Table(
+        "ranks", "links", "step, nothing sent", "iteration", "scaling factor", "emulated, as fast alone",
+        title="measured",
+    )  # fmt: skip
+    for one in analysis.live:
+        rows.add_row(
+            f"{one.ranks}", gigabits(one.rate), seconds(one.alone), seconds(one.iteration),
+            share(one.measured), share(one.emulated),
+        )  # fmt: skip
+    return rows
+
+
 def needs(analysis: Analysis) -> list[str]:
     """A line for each target."""
     return [

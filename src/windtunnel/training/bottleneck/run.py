@@ -11,9 +11,11 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
+from windtunnel.linux import network
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
 from windtunnel.training.bottleneck import twin
+from windtunnel.training.bottleneck.measure import LivePoint, compare
 from windtunnel.training.bottleneck.policy import TARGET, Decision, Observation, decide
 from windtunnel.training.bottleneck.twin import Workload, netai20, published
 from windtunnel.training.emulate.emulation import (
@@ -30,6 +32,7 @@ from windtunnel.training.emulate.run import program_of
 
 CAPABILITY = "training.bottleneck"
 GBIT = 1e9 / 8
+LIVE_RATES = tuple(value * GBIT for value in (0.1, 0.25, 0.5, 1))
 BANDWIDTHS = tuple(value * GBIT for value in (1, 2.5, 5, 10, 25, 40, 50, 100, 200, 400, 800))
 RATIOS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 COMPUTE = (2.0, 4.0, 8.0)
@@ -62,13 +65,14 @@ class Point:
 @dataclass
 class Analysis:
     """``needs``: the bandwidth of a NIC and the ratio of a free compression for each target, None where
-    neither helps. All of it is emulated."""
+    neither helps. All of it is emulated, but for ``live``."""
 
     run: str
     cluster: str
     points: list[Point]
     verdict: Decision
     needs: dict[str, Need] = field(default_factory=dict)
+    live: list[LivePoint] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
         """As values of JSON."""
@@ -95,20 +99,25 @@ def gigabits(bandwidth: float) -> str:
 
 def analyse(
     program: Any, arguments: Sequence[str] = (), *, cluster: str, hosts: Sequence[int] = (),
-    progress: Progress = lambda *_: None,
+    live: Sequence[int] = (), live_rates: Sequence[float] = LIVE_RATES, progress: Progress = lambda *_: None,
 ) -> Analysis:  # fmt: skip
     """Emulate ``program`` (a script's path, or a function) on ``cluster`` (its file, or a name), and replay
-    it on other networks. ``hosts``: other numbers of hosts, each emulated by itself.
+    it on other networks. ``hosts``: other numbers of hosts, each emulated by itself. ``live``: numbers of
+    ranks with which it runs on this machine for real, over links of each of ``live_rates`` in bytes/s.
 
     Raises:
-        UserError: program or cluster is wrong, or the job does not leave one host.
+        UserError: program or cluster is wrong, the job does not leave one host, or it cannot run here.
         ScriptError: the program failed.
     """
     script, where = program_of(program, arguments), load_cluster(cluster)
     script.check()
+    if live and (why := network.missing()):
+        raise UserError(f"`live`: {why}")
     if where.hosts == 1:
         raise UserError(f"`cluster` {cluster}: no network is used by one host; two or more are accepted")
     inputs = {"script": script.name, "args": [*arguments], "cluster": where.name, "hosts": [*hosts]}
+    if live:
+        inputs |= {"live": [*live], "live_rates": [*live_rates]}
     run = Store.open().begin(CAPABILITY, inputs, 0)
     with run.failing(), closing(EventLog(run.directory / NAME)) as log:
         result = simulate(script, where, Options(), progress)
@@ -119,6 +128,9 @@ def analyse(
         verdict = decide(observation)
         log.decision(CAPABILITY, "bottleneck", observation, verdict)
         analysis = Analysis(run.id, where.name, points, verdict, needs)
+        for measured in compare(script, live, live_rates, progress) if live else ():
+            log.append("live", **to_plain(measured))
+            analysis.live.append(measured)
         now = points[0]
         run.finish(
             {"verdict": analysis.sentence(), "iteration_time_s": now.iteration, "scaling": now.scaling}
