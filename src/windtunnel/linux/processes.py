@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import select
 import signal
 import time
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from windtunnel.linux.system import checked, libc
 
 TICKS = os.sysconf("SC_CLK_TCK")
 _STANDS = frozenset("TtZX")
@@ -253,3 +256,9 @@ def reap(pids: set[int]) -> set[int]:
             if os.waitpid(pid, os.WNOHANG)[0]:
                 reaped.add(pid)
     return reaped
+
+
+def disk_priority(thread: int) -> int:
+    """As ioprio_get(2) has it, of a thread by its id on this host. Raises OSError when it is gone."""
+    of_thread, call = 1, 252 if platform.machine() == "x86_64" else 31
+    return checked(libc.syscall(call, of_thread, thread), "ioprio_get")

@@ -69,6 +69,8 @@ class ProcessEffect:
     writes: int | None = 0
     cpu: float = 0.0
     descriptors_changed: bool = False
+    settings_changed: bool = False
+    """Its limits, priority, CPUs or what else another process may set for it."""
 
 
 class Part(Enum):

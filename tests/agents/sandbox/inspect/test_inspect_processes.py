@@ -16,7 +16,9 @@ import pytest
 from inspect_cell import Cell
 
 from support.waiting import until
-from windtunnel.agents.sandbox.inspect import Inspector, memory
+from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel, memory
+from windtunnel.agents.sandbox.model import References, TurnClass
+from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.linux.processes import command_line, state
 
 pytestmark = pytest.mark.root
@@ -62,6 +64,35 @@ def test_a_process_that_started_or_ended(cell: Cell, inspector: Inspector) -> No
     effects = inspector.effects(cell.name)
     assert cell.child(effects, "sleep").ended
     assert not any(process.started for process in effects.processes), "what came and went does not count"
+
+
+CHANGES = {
+    "prlimit": "prlimit --nofile=50:50 --pid $P",
+    "renice": "renice -n 17 -p $P",
+    "taskset": "taskset -p 1 $P",
+    "ionice": "ionice -c 3 -p $P",
+    "oom_score_adj": "echo 500 > /proc/$P/oom_score_adj",
+    "timer slack": "echo 70000 > /proc/$P/timerslack_ns",
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+@pytest.mark.parametrize("kind", ["ebpf", "comparison"])
+def test_what_one_process_sets_for_another_is_told(kind: str, case: str, cell: Cell) -> None:
+    """Though the other one does not run."""
+    if kind == "ebpf" and (reason := kernel.missing()):
+        pytest.skip(reason)
+    images = kind == "comparison"
+    one = DiffInspector(lambda _: cell.pids(), lambda _: [], images=images) if images else Inspector()
+    cell.watch(one)
+    cell.run("sleep 1000 & P=$!; while ! grep -q sleep /proc/$P/comm; do :; done")
+    cell.settled()
+    one.rebase(cell.name, files=True, processes=True)
+    assert "failed" not in cell.run(f"{{ {CHANGES[case]}; }} 2>&1 >/dev/null")
+    effects = one.effects(cell.name)
+    one.close()
+    assert cell.child(effects, "sleep").settings_changed
+    assert class_of(effects, References())[0] is TurnClass.FULL
 
 
 def test_another_program_in_the_same_process_is_a_start(cell: Cell, inspector: Inspector) -> None:

@@ -42,6 +42,9 @@ class Alive:
     command: str
     cpu: float
     ran: tuple[int, ...]
+    settings: tuple[object, ...] = ()
+    """What another process may set for it, without that it runs: priority, CPUs, place in the order of those
+    that end when memory is short, and last its limits, which a shell's own state keeps."""
 
 
 def _read(path: str) -> bytes:
@@ -63,10 +66,18 @@ def alive(pid: int) -> Alive | None:
         ran = [int(words[11]), int(words[12]), len(threads)]
         for thread in threads:
             ran.extend(_ran(pid, thread))
+        settings = (*words[15:17], *words[37:39], *_settings(pid, threads))
     except (OSError, ValueError, IndexError):
         return None
     cpu = (int(words[11]) + int(words[12])) / processes.TICKS
-    return Alive(pid, int(words[19]), command, cpu, tuple(ran))
+    return Alive(pid, int(words[19]), command, cpu, tuple(ran), settings)
+
+
+def _settings(pid: int, threads: list[str]) -> tuple[object, ...]:
+    cpus = tuple(frozenset(os.sched_getaffinity(int(thread))) for thread in threads)
+    files = ("coredump_filter", "timerslack_ns", "oom_score_adj", "limits")
+    disk = tuple(processes.disk_priority(int(thread)) for thread in threads)
+    return cpus, disk, *(_read(f"/proc/{pid}/{name}") for name in files)
 
 
 def _ran(pid: int, thread: str) -> list[int]:
@@ -313,7 +324,7 @@ class Tasks:
             base = self._base.get(key)
             if base is None:
                 found.append(ProcessEffect(one.pid, one.command, started=True, shell=key[0] in shells))
-            elif base.alive.ran != one.ran:
+            elif base.alive.ran != one.ran or base.alive.settings != one.settings:
                 found.append(self._effect(key, one, base, key[0] in shells))
         return tuple(found)
 
@@ -340,6 +351,8 @@ class Tasks:
             writes=writes,
             cpu=one.cpu - base.alive.cpu,
             descriptors_changed=self._descriptors(key[0], shell) != base.descriptors,
+            settings_changed=one.settings[: -1 if shell else None]
+            != base.alive.settings[: -1 if shell else None],
         )
 
     def _memory(self, key: Key) -> tuple[int | None, int]:

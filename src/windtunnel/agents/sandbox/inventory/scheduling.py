@@ -16,7 +16,7 @@ from windtunnel.agents.sandbox.model import ScheduledStood
 from windtunnel.linux import processes
 from windtunnel.linux.system import checked, libc
 
-_SET, _GET = (251, 252) if platform.machine() == "x86_64" else (30, 31)
+_SET = 251 if platform.machine() == "x86_64" else 30
 _OF_THREAD = 1
 
 
@@ -35,7 +35,7 @@ def scheduled(pid: int, usual: ScheduledStood | None) -> tuple[ScheduledStood, .
 def of_thread(host: int, *, thread: int) -> ScheduledStood | None:
     """What holds for the thread with that id on the host, as that of ``thread``; None when it is gone."""
     try:
-        disk = checked(libc.syscall(_GET, _OF_THREAD, host), "ioprio_get")
+        disk = processes.disk_priority(host)
         with open(f"/proc/{host}/timerslack_ns", "rb") as file:
             slack = int(file.read())
         return ScheduledStood(thread, tuple(sorted(os.sched_getaffinity(host))), disk, slack)

@@ -96,6 +96,8 @@ def process_changed(process: ProcessEffect, rules: Rules = DEFAULT) -> str:
         return f"{who} ended"
     if process.descriptors_changed:
         return f"{who} opened or closed descriptors"
+    if process.settings_changed:
+        return f"{who} got other limits, another priority or other CPUs"
     if process.shell:
         return ""
     unknown_memory = process.dirty_pages is None
