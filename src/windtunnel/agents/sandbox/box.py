@@ -173,6 +173,12 @@ class Box:
     def listdir(self, path: str) -> list[Entry]:
         return self.machine().listdir(path)
 
+    def port(self, port: int) -> str:
+        """The URL of this host's loopback that leads to a TCP port inside; a restore leaves it as it is."""
+        with self._lock:
+            self.machine()
+            return self._context.proxy.ports.open(self.name, port)
+
     # --- turns
 
     @contextlib.contextmanager

@@ -98,6 +98,9 @@ class AnySandbox(Protocol):
 
     def listdir(self, path: str) -> list[Entry]: ...
 
+    def port(self, port: int) -> str:
+        """The URL of this host's loopback that leads to a TCP port inside; a restore leaves it as it is."""
+
     @local
     def turn(self, request: str = "") -> AbstractContextManager[None]:
         """A turn: at the end of the block it is classified and its checkpoint starts."""

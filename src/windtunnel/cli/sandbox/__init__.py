@@ -31,6 +31,7 @@ class Verbs(Lazy):
         "rm": BOXES + "remove",
         "put": BOXES + "put",
         "get": BOXES + "get",
+        "port": BOXES + "port",
         "exec": COMMANDS + "execute",
         "shell": COMMANDS + "interact",
         "checkpoint": CHECKPOINTS + "checkpoint",

@@ -248,6 +248,18 @@ def get(
         found.get_to(path, out)
 
 
+def port(
+    context: typer.Context,
+    name: Name,
+    number: Annotated[int, typer.Argument(metavar="PORT", help="A TCP port that is listened on inside.")],
+) -> None:
+    """Print the URL of this host that leads to a port of a sandbox. A restore leaves it as it is.
+
+    Example: windtunnel sandbox port demo 8000
+    """
+    typer.echo(box(context, name).port(number))
+
+
 def _list_files(context: typer.Context, name: str, path: str, as_json: bool) -> None:
     found = box(context, name).listdir(path)
     if as_json:

@@ -217,6 +217,9 @@ class FakeBox:
             for one in sorted(self.path(path).iterdir())
         ]
 
+    def port(self, port: int) -> str:
+        return f"http://127.0.0.1:{port}"
+
     @contextlib.contextmanager
     def turn(self, request: str = "") -> Iterator[None]:
         yield

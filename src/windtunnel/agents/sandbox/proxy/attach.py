@@ -21,6 +21,7 @@ from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy import egress
 from windtunnel.agents.sandbox.proxy.gate import Turning
 from windtunnel.agents.sandbox.proxy.loop import LoopThread
+from windtunnel.agents.sandbox.proxy.ports import Ports
 from windtunnel.agents.sandbox.proxy.upstream import Upstream, read_key, split_base
 from windtunnel.base.errors import UserError
 
@@ -87,6 +88,7 @@ class HostProxy:
         self._home = home
         self._egress: dict[str, egress.Egress] = {}
         self._loop: LoopThread | None = None
+        self.ports = Ports(home, self.loop)
         self._proxy: ModelProxy | None = None
         self._journal: Journal | None = None
         self._lock = threading.Lock()
@@ -110,8 +112,8 @@ class HostProxy:
             return self._proxy
 
     def serve(self, box: Turning, spec: SandboxSpec, netns: Path) -> None:
-        """Be the model API, or the way out, of a sandbox that has just begun to run, or to run again, in that
-        namespace.
+        """Be the model API, the way out and the ports of a sandbox that has just begun to run, or to run
+        again, in that namespace.
 
         Requests that were at the model when it died go on: their replies answer the agent when it asks again.
         """
@@ -130,6 +132,7 @@ class HostProxy:
             names = socket_inside(netns, "receive on", egress.DNS_PORT)
             self.loop().call(way.listen(listener, names))
             self._egress[box.name] = way
+        self.ports.serve(box.name)
 
     def _end_egress(self, name: str) -> None:
         way = self._egress.pop(name, None)
@@ -146,6 +149,7 @@ class HostProxy:
     def forget(self, name: str) -> None:
         """The sandbox is removed: another of its name is another one."""
         self._end_egress(name)
+        self.ports.forget(name)
         if self._proxy is not None:
             self._proxy.forget(name)
         if (self._home.path / JOURNAL).exists():
@@ -168,6 +172,7 @@ class HostProxy:
         """Answer what is under way, then end."""
         for name in list(self._egress):
             self._end_egress(name)
+        self.ports.close()
         with self._lock:
             if self._loop is not None:
                 self._loop.close()

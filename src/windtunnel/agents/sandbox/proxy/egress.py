@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from windtunnel.agents.sandbox.proxy.loop import copy_stream
 from windtunnel.base.errors import UserError
 
 PROXY_PORT, DNS_PORT = 3128, 53
@@ -241,11 +242,11 @@ class Egress(asyncio.DatagramProtocol):
             with contextlib.closing(to_host):
                 if head.sent:
                     to_host.write(head.sent)
-                    await _copy(reader, to_host, head.length)
-                    await _copy(from_host, writer)
+                    await copy_stream(reader, to_host, head.length)
+                    await copy_stream(from_host, writer)
                 else:
                     writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                    await asyncio.gather(_copy(reader, to_host), _copy(from_host, writer))
+                    await asyncio.gather(copy_stream(reader, to_host), copy_stream(from_host, writer))
         except Refused as refusal:
             self._log.info("refused: %s: %s", what, refusal)
             _refuse(writer, refusal.status, str(refusal))
@@ -318,19 +319,6 @@ class Egress(asyncio.DatagramProtocol):
             reply += struct.pack(">HHHIH", 0xC00C, kind, 1, TIME_TO_LIVE, len(one.packed)) + one.packed
         if self._names is not None:
             self._names.sendto(reply, address)
-
-
-async def _copy(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, length: int | None = None
-) -> None:
-    """All that comes, and its end; or ``length`` bytes. Raises OSError."""
-    left = length
-    while left != 0 and (data := await reader.read(min(left or 2**16, 2**16))):
-        left = None if left is None else left - len(data)
-        writer.write(data)
-        await writer.drain()
-    if left is None and writer.can_write_eof():
-        writer.write_eof()
 
 
 def _refuse(writer: asyncio.StreamWriter, status: int, words: str) -> None:

@@ -37,3 +37,16 @@ class LoopThread:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+
+async def copy_stream(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, length: int | None = None
+) -> None:
+    """All that comes, and its end; or ``length`` bytes. Raises OSError."""
+    left = length
+    while left != 0 and (data := await reader.read(min(left or 2**16, 2**16))):
+        left = None if left is None else left - len(data)
+        writer.write(data)
+        await writer.drain()
+    if left is None and writer.can_write_eof():
+        writer.write_eof()

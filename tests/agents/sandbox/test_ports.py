@@ -1,0 +1,63 @@
+"""A port of a sandbox has a URL on the host, which stays the same whatever happens to the sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from windtunnel.agents.sandbox.host import Host
+from windtunnel.agents.sandbox.model import SandboxSpec
+from windtunnel.base.errors import UserError
+
+pytestmark = pytest.mark.root
+SERVE = (
+    "mkdir -p /srv/page && echo %s > /srv/page/index.html && cd /srv/page && "
+    "(python3 -m http.server 8000 --bind 127.0.0.1 >/dev/null 2>&1 &) && "
+    "until (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null; do :; done"
+)
+
+
+def page(url: str) -> str:
+    with urlopen(url, timeout=60) as answer:
+        return str(answer.read().decode().strip())
+
+
+def test_a_url_survives_a_restore_and_a_fork_has_its_own(host: Any, make: Callable[..., Any]) -> None:
+    box = make()
+    assert box.run(SERVE % "first", timeout=60).exit_code == 0
+    url = box.port(8000)
+    assert page(url) == "first"
+    box.checkpoint()
+    box.run("echo second > /srv/page/index.html")
+    assert page(url) == "second"
+    box.restore()
+    assert (box.port(8000), page(url)) == (url, "first")
+    (fork,) = host.fork(box.name, 1)
+    other = fork.port(8000)
+    fork.run("echo third > /srv/page/index.html")
+    assert other != url
+    assert (page(other), page(url)) == ("third", "first")
+    with contextlib.suppress(http.client.HTTPException, OSError):
+        page(box.port(8001))
+        pytest.fail("nobody listens there")
+    with pytest.raises(UserError, match="port 0 is not accepted"):
+        box.port(0)
+
+
+def test_the_next_host_has_the_same_url(own_home: Path) -> None:
+    with Host(own_home, pool_size=8 * 2**30) as host:
+        box = host.create(SandboxSpec("served"))
+        box.run(SERVE % "first", timeout=60)
+        url = box.port(8000)
+        assert page(url) == "first"
+    with Host(own_home) as host:
+        assert page(url) == "first"
+        host.remove("served")
+        with pytest.raises(OSError, match="refused"):
+            page(url)
