@@ -22,7 +22,7 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +49,7 @@ from windtunnel.agents.sandbox.policy import Keep, Settle
 from windtunnel.agents.sandbox.policy.kinds import NEVER, beforehand
 from windtunnel.agents.sandbox.policy.standing import differences
 from windtunnel.linux.processes import in_vfork
+from windtunnel.linux.snapshot import Process, read_snapshot
 from windtunnel.store.objects import ObjectError
 
 FREEZE_TIMEOUT = 10.0
@@ -296,8 +297,8 @@ def _full(
     if inspector is not None:
         inspector.arm(name)
 
-    def look() -> References:
-        found = inspector.references(name) if inspector is not None else References()
+    def look(snapshot: Sequence[Process]) -> References:
+        found = inspector.references(name, snapshot) if inspector is not None else References()
         context.pool.snapshot(name, order.id)
         channel.append(machine.kept_channel())
         return found
@@ -306,7 +307,8 @@ def _full(
         with ThreadPoolExecutor(1) as beside, frozen(machine.cgroup) as freeze:
             _past_vfork(machine.cgroup)
             before = machine.cgroup.pids()
-            found = inventory.inventory(before, machine.pid)
+            snapshot = read_snapshot(before)
+            found = inventory.inventory(snapshot, machine.pid)
             inventory.refuse_undumpable(found)
             lacking = beforehand(found)
             if lacking and (settle := order.refused(tries, lacking)).answer == "retry":
@@ -314,7 +316,7 @@ def _full(
             stood.alone = processes_alone(machine)
             only = (*stood.alone.values(), *alone_beside(machine, shells))
             # both only read what stands still, so the snapshot is made while CRIU works
-            looked = beside.submit(look)
+            looked = beside.submit(look, snapshot)
             try:
                 try:
                     criu.dump(machine.pid, folder, machine.externals)
@@ -368,7 +370,7 @@ def _broken(machine: Machine, stood: Inventory | None, *, doubtful: bool) -> lis
     if doubtful:
         now = replace(stood, processes=tuple(replace(one, facts="") for one in stood.processes))
     else:
-        now = inventory.inventory(machine.cgroup.pids(), machine.pid)
+        now = inventory.inventory(read_snapshot(machine.cgroup.pids()), machine.pid)
     lost = differences(stood, now)
     return [one for one in lost if one.kind == "sockets" and CONNECTED.search(one.what)]
 

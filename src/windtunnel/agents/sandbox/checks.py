@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from windtunnel.agents.sandbox.machine.channel import opened
+from windtunnel.agents.sandbox.machine.channel import open_beneath
 from windtunnel.agents.sandbox.model import NETWORKS, Limits, SandboxSpec
 from windtunnel.agents.sandbox.place import checked_name
 from windtunnel.agents.sandbox.proxy.egress import parse_allowed
@@ -127,7 +127,7 @@ def need_shell(root: Path, image: str) -> None:
     """Raises UserError where the root of an image has no shell that could run a command."""
     for shell in SHELLS:
         try:
-            with held(root) as folder, opened(folder, shell, os.O_PATH) as file:
+            with held(root) as folder, open_beneath(folder, shell, os.O_PATH) as file:
                 mode = os.fstat(file).st_mode
         except OSError:
             continue

@@ -1,14 +1,13 @@
-"""What is read without CRIU: its log, its statistics, the kernel's table of connections, the ladder."""
+"""What is read without CRIU: its log, the kernel's table of connections, the ladder."""
 
 from __future__ import annotations
 
 import os
 import socket
-import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.criu import find_criu, ladder, rung
@@ -21,7 +20,6 @@ from windtunnel.agents.sandbox.criu.connections import (
 from windtunnel.agents.sandbox.criu.doctor import LADDER
 from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore, real_errors
 from windtunnel.agents.sandbox.criu.find import default_prefix
-from windtunnel.agents.sandbox.criu.run import read_stats
 from windtunnel.agents.sandbox.model import Facility
 
 RLIMIT = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
@@ -62,31 +60,6 @@ def test_a_failed_restore_names_what_does_not_fit(line: str, words: str) -> None
 def test_any_log_gives_one_sentence(noise: str, pid: int) -> None:
     for said in (explain_dump(f"Error (x): {noise}", pid), explain_restore(f"Error (x): {noise}")):
         assert said.startswith("process ")
-
-
-def varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out += bytes([value & 127 | 128])
-        value >>= 7
-    return out + bytes([value])
-
-
-@settings(max_examples=20)
-@given(frozen=st.integers(0, 2**32 - 1), pages=st.integers(0, 2**64 - 1), unknown=st.integers(0, 2**20))
-def test_statistics_are_read_as_written(
-    tmp_path_factory: pytest.TempPathFactory, frozen: int, pages: int, unknown: int
-) -> None:
-    fields = ((2, frozen), (7, pages), (30, unknown))
-    body = b"".join(varint(number << 3) + varint(value) for number, value in fields)
-    message = varint(1 << 3 | 2) + varint(len(body)) + body
-    file = tmp_path_factory.getbasetemp() / "stats-dump"
-    content = struct.pack("<III", 1, 2, len(message)) + message
-    file.write_bytes(content)
-    assert read_stats(file) == {"frozen_us": frozen, "pages_written": pages}
-    for cut in range(len(content)):
-        file.write_bytes(content[:cut])
-        read_stats(file)
 
 
 def test_only_ends_without_their_mirror_are_orphans() -> None:

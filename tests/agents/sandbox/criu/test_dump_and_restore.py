@@ -70,12 +70,9 @@ def test_a_shell_comes_back_with_its_state_born_in_its_cgroup(
     box.start("/bin/sh", "-c", SHELL)
     until(lambda: len(box.pids()) == 2 and box.path("/workspace/in").exists(), "shell")
     box.freeze(True)
-    stats = criu.dump(box.pid, tmp_path / "images", box.externals)
+    criu.dump(box.pid, tmp_path / "images", box.externals)
     assert (box.cgroup / "cgroup.freeze").read_text() == "1\n"
     box.freeze(False)
-    assert stats.pages > 0
-    assert stats.bytes >= stats.pages * 4096
-    assert stats.frozen_seconds > 0
     before = {file.name: file.read_bytes() for file in (tmp_path / "images").iterdir()}
     for _ in range(2):
         box.kill()

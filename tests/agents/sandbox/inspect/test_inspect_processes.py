@@ -20,6 +20,7 @@ from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel, 
 from windtunnel.agents.sandbox.model import References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.linux.processes import command_line, state
+from windtunnel.linux.snapshot import read_snapshot
 
 pytestmark = pytest.mark.root
 
@@ -217,7 +218,7 @@ def test_references(cell: Cell, inspector: Inspector) -> None:
         "mkdir d; echo x > d/open; echo x > d/lost; cd d; (exec sleep 1000 < open 9< lost) & cd ..; while ! grep -q sleep /proc/$!/comm; do :; done; rm d/lost"
     )
     cell.watch(inspector)
-    references = inspector.references(cell.name)
+    references = inspector.references(cell.name, read_snapshot(cell.pids()))
     assert {"/workspace/d/open", "/workspace/d/lost", "/workspace/d", "/usr/bin/sleep"} <= references.paths
     assert "/usr/bin/bash" in references.mapped and references.mapped <= references.paths
     assert not any(path.startswith(("/dev", "/proc", str(cell.root))) for path in references.paths)

@@ -3,11 +3,10 @@
 from windtunnel.agents.sandbox.criu.doctor import Rung, doctor, ladder, rung
 from windtunnel.agents.sandbox.criu.find import find_criu
 from windtunnel.agents.sandbox.criu.install import setup
-from windtunnel.agents.sandbox.criu.run import Criu, DumpStats
+from windtunnel.agents.sandbox.criu.run import Criu
 
 __all__ = [
     "Criu",
-    "DumpStats",
     "Rung",
     "doctor",
     "find_criu",

@@ -70,7 +70,7 @@ def held(pids: Iterable[int]) -> list[Connection]:
     They are asked one by one: the kernel's table of a network is read by going through that of all networks,
     which takes ten milliseconds where there is much memory.
     """
-    found = [connection(plug) for _, plug in sockets(_opened(pids))]
+    found = [connection(plug) for _, plug in sockets(_links(pids))]
     return [one for one in found if one is not None]
 
 
@@ -78,7 +78,7 @@ def leave_repair(pids: Iterable[int]) -> int:
     """Take the TCP sockets of these processes out of the state into which a CRIU that was killed has put
     them; how many were. Else every later read fails, and a later dump keeps them so."""
     left = 0
-    for _, plug in sockets(_opened(pids)):
+    for _, plug in sockets(_links(pids)):
         with contextlib.suppress(OSError):  # no TCP socket
             if plug.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
                 plug.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
@@ -86,7 +86,7 @@ def leave_repair(pids: Iterable[int]) -> int:
     return left
 
 
-def _opened(pids: Iterable[int]) -> Iterator[tuple[int, Mapping[int, str]]]:
+def _links(pids: Iterable[int]) -> Iterator[tuple[int, Mapping[int, str]]]:
     return ((pid, processes.descriptors(pid)) for pid in pids)
 
 

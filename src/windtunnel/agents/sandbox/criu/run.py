@@ -11,9 +11,6 @@ outside (the host's model proxy, another host) only the inner end comes back, wh
 ``connections``). A file that was deleted under the name by which it is open while another name remains makes
 the dump fail: CRIU's stand-in for it (``--link-remap``) exists only while it dumps, so no snapshot of files
 would hold it.
-
-CRIU's own statistics are two small files beside its log, each two magic numbers, a length and one protobuf
-message of unsigned varints, so a few lines read them without generated code (CRIU, images/stats.proto).
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ import contextlib
 import os
 import re
 import shutil
-import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,57 +34,11 @@ from windtunnel.linux import cgroup
 from windtunnel.linux.cgroup import pids_of
 
 T = TypeVar("T")
-DUMP = {
-    1: "freezing_us", 2: "frozen_us", 3: "memdump_us", 4: "memwrite_us", 5: "pages_scanned",
-    7: "pages_written", 12: "shared_pages_scanned", 14: "shared_pages_written",
-}  # fmt: skip
-RESTORE = {1: "pages_compared", 2: "pages_skipped", 3: "forking_us", 4: "restore_us", 5: "pages_restored"}
-
-
-def read_stats(file: Path) -> dict[str, int]:
-    """The counters of a ``stats-dump`` or ``stats-restore`` file by name; empty when it cannot be read."""
-    try:
-        content = file.read_bytes()
-        (length,) = struct.unpack_from("<I", content, 8)
-        key, body = _varint(content[12 : 12 + length])
-        size, body = _varint(body)
-        body = body[:size]
-        names = DUMP if key >> 3 == 1 else RESTORE
-        found = {}
-        while body:
-            key, body = _varint(body)
-            value, body = _varint(body)
-            if key >> 3 in names:
-                found[names[key >> 3]] = value
-    except (OSError, struct.error, IndexError):
-        return {}
-    return found
-
-
-def _varint(content: bytes) -> tuple[int, bytes]:
-    value = 0
-    for place in range(10):
-        byte = content[place]
-        value |= (byte & 127) << (7 * place)
-        if byte < 128:
-            return value, content[place + 1 :]
-    raise IndexError("a varint has at most ten bytes")
-
-
 COMMON = ("-o", "log", "-v1", "--no-default-config", "--manage-cgroups=ignore", "--file-locks")
 NETWORK = ("--network-lock", "skip", "--skip-in-flight")
 CONNECTION_FAILED = re.compile(r"soccr|criu/sk-tcp|tcp-stream|Cannot assign requested address")
 COLLECT_SECONDS = 10
 """How long CRIU may try to stop all processes of a tree."""
-
-
-@dataclass(frozen=True)
-class DumpStats:
-    """What a dump took. ``frozen_seconds``: how long CRIU itself held the processes."""
-
-    frozen_seconds: float
-    pages: int
-    bytes: int
 
 
 def _nothing(_: int) -> None:
@@ -116,16 +66,16 @@ class Criu:
         *,
         leave_running: bool = True,
         timeout: float = 60,
-    ) -> DumpStats:
+    ) -> None:
         """Write the images of the tree of ``pid`` into the folder ``into``, which must not hold any yet."""
         refuse_traced(pids_of(externals.freezer))
         arguments = ["--freeze-cgroup", str(externals.freezer), *NETWORK]
         for inside, key, _ in externals.mounts:
             arguments += ["--external", f"mnt[{inside}]:{key}"]
 
-        def attempt(option: str) -> DumpStats:
+        def attempt(option: str) -> None:
             try:
-                return self.dump_tree(
+                self.dump_tree(
                     pid,
                     into,
                     [*arguments, option],
@@ -138,7 +88,7 @@ class Criu:
                 raise
 
         with _freezer_kept(externals.freezer):
-            return _with_connections(attempt)
+            _with_connections(attempt)
 
     def dump_tree(
         self,
@@ -150,7 +100,7 @@ class Criu:
         leave_running: bool = True,
         timeout: float = 60,
         own_mounts: bool = True,
-    ) -> DumpStats:
+    ) -> None:
         """``dump`` with options given one by one, for a tree that is no sandbox."""
         made = not into.exists()
         into.mkdir(parents=True, exist_ok=True)
@@ -174,14 +124,10 @@ class Criu:
                     )
                 if ended.code != 0:
                     raise CriuError(explain_dump(ended.log, pid), ended.log)
-                stats = read_stats(work / "stats-dump")
-            size = sum(entry.stat().st_size for entry in os.scandir(into))
             complete = True
         finally:
             if not complete:
                 _clear(into, remove=made)
-        pages = stats.get("pages_written", 0) + stats.get("shared_pages_written", 0)
-        return DumpStats(stats.get("frozen_us", 0) / 1e6, pages, size)
 
     def restore(
         self,

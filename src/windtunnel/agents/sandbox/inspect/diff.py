@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from windtunnel.agents.sandbox.inspect import memory
 from windtunnel.agents.sandbox.inspect.paths import Root
 from windtunnel.agents.sandbox.inspect.tasks import Tasks, references
 from windtunnel.agents.sandbox.model import Doubt, Effects, FileChange, Part, References
+from windtunnel.linux.snapshot import Process
 
 LISTED = 4096
 Elsewhere = dict[bytes, tuple[int, int, int]]
@@ -90,10 +91,9 @@ class DiffInspector:
             watched.tasks.rebase()
             watched.elsewhere = self._elsewhere(watched)
 
-    def references(self, box: str) -> References:
-        """While the sandbox is frozen: the paths inside that its processes refer to."""
-        watched = self._watched(box)
-        return references(watched.tasks, watched.root.seen) if self._images else References()
+    def references(self, box: str, snapshot: Sequence[Process]) -> References:
+        """The paths inside to which the processes of the frozen sandbox refer, by a look at them."""
+        return references(snapshot, self._watched(box).root.seen) if self._images else References()
 
     def effects(self, box: str) -> Effects:
         """What the sandbox did since its newest checkpoint."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from windtunnel.agents.sandbox.inspect.syscalls import DOUBTS
 from windtunnel.agents.sandbox.inspect.tasks import Tasks, references
 from windtunnel.agents.sandbox.model import Doubt, Effects, Part, References
 from windtunnel.linux.cgroup import pids_of
+from windtunnel.linux.snapshot import Process
 
 
 @dataclass
@@ -169,10 +170,9 @@ class Inspector:
         """The host itself changed a path inside (put a file there, say): nobody else would tell."""
         self._watched(box).window.touched(path.encode(errors="surrogateescape"))
 
-    def references(self, box: str) -> References:
-        """While the sandbox is frozen: the paths inside that its processes refer to."""
-        watched = self._watched(box)
-        return references(watched.tasks, watched.root.seen)
+    def references(self, box: str, snapshot: Sequence[Process]) -> References:
+        """The paths inside to which the processes of the frozen sandbox refer, by a look at them."""
+        return references(snapshot, self._watched(box).root.seen)
 
     def _watched(self, box: str) -> _Watched:
         try:

@@ -11,9 +11,8 @@ import stat
 import termios
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.inspect import memory
@@ -21,7 +20,8 @@ from windtunnel.agents.sandbox.inspect.kernel import Count
 from windtunnel.agents.sandbox.model import ProcessEffect, References
 from windtunnel.agents.sandbox.place import CHANNEL
 from windtunnel.linux import processes
-from windtunnel.linux.system import copied_descriptor
+from windtunnel.linux.snapshot import Process
+from windtunnel.linux.system import copied_descriptor, process_handle
 
 _CHANNEL = f"/{CHANNEL}/"
 ARM_SECONDS = 0.5
@@ -89,26 +89,21 @@ def _ran(pid: int, thread: str) -> list[int]:
         return [int(line.split()[1]) for line in lines if b"ctxt_switches" in line]
 
 
-def opened(pid: int, seen: Callable[[str], str], *, positions: bool = False) -> Descriptors:
+def read_descriptors(pid: int, seen: Callable[[str], str], *, positions: bool = False) -> Descriptors:
     """What a process has open: number and target of each descriptor, with the bytes that wait in a pipe or
     socket and, on request, the position in a regular file. The channel's own files do not count."""
     found: list[tuple[str, str, int]] = []
-    with contextlib.suppress(OSError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    target = seen(os.readlink(f"/proc/{pid}/fd/{number}"))
-                    if target.startswith(_CHANNEL):
-                        continue
-                    waiting = 0
-                    if target.startswith(("pipe:", "socket:")):
-                        waiting = _waiting(pidfd, int(number))
-                    elif positions and target.startswith("/") and not target.startswith("/dev/"):
-                        waiting = _position(pid, number)
-                    found.append((number, target, waiting))
-        finally:
-            os.close(pidfd)
+    with contextlib.suppress(OSError), process_handle(pid) as handle:
+        for number, link in processes.descriptors(pid).items():
+            target, waiting = seen(link), 0
+            if target.startswith(_CHANNEL):
+                continue
+            with contextlib.suppress(OSError):
+                if target.startswith(("pipe:", "socket:")):
+                    waiting = _waiting(handle, number)
+                elif positions and target.startswith("/") and not target.startswith("/dev/"):
+                    waiting = _position(pid, str(number))
+                found.append((str(number), target, waiting))
     return frozenset(found)
 
 
@@ -147,45 +142,22 @@ def shared(pid: int, seen: Callable[[str], str]) -> list[str]:
     return found
 
 
-def referred(pid: int, seen: Callable[[str], str]) -> tuple[set[str], set[str]]:
-    """All paths inside that a process refers to, and those whose size a restore insists on.
+def references(snapshot: Sequence[Process], seen: Callable[[str], str]) -> References:
+    """The paths inside that processes refer to, and among them those whose size a restore insists on.
 
     These are the mapped ones, and open regular files, except those that are open for appending alone (CRIU,
     files-reg.c: the size is compared for whoever may read, or write at a position).
     """
-    mapped: set[str] = set()
     others: set[str] = set()
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
-        mapped = {line[at:] for line in text.splitlines() if (at := line.find("/")) > 0}
-        folder = f"/proc/{pid}/fd"
-        links = [f"{folder}/{number}" for number in os.listdir(folder)]
-        for link in (*links, f"/proc/{pid}/cwd", f"/proc/{pid}/exe", f"/proc/{pid}/root"):
-            with contextlib.suppress(OSError):
-                others.add(path := os.readlink(link))
-                if link in links and path.startswith("/") and not _appends_or_other(pid, link):
-                    mapped.add(path)
-    mapped_inside = _inside({_plain(path) for path in mapped}, seen)
-    return mapped_inside | _inside(others, seen), mapped_inside
-
-
-def references(tasks: Tasks, seen: Callable[[str], str]) -> References:
-    """The paths inside that processes refer to, while they stand still."""
-    paths: set[str] = set()
     mapped: set[str] = set()
-    for pid, _ in tasks.alive():
-        some, of_memory = referred(pid, seen)
-        paths |= some
-        mapped |= of_memory
-    return References(frozenset(paths), frozenset(mapped))
-
-
-def _appends_or_other(pid: int, link: str) -> bool:
-    """Whether a descriptor is no regular file, or one that is open for appending alone."""
-    if not stat.S_ISREG(os.stat(link).st_mode):
-        return True
-    flags = int(_read(f"/proc/{pid}/fdinfo/{link.rpartition('/')[2]}").split(b"flags:")[1].split()[0], 8)
-    return flags & os.O_ACCMODE == os.O_WRONLY and bool(flags & os.O_APPEND)
+    for process in snapshot:
+        mapped |= process.maps
+        others.update(process.links.values())
+        for descriptor in process.descriptors.values():
+            appends = descriptor.flags & os.O_ACCMODE == os.O_WRONLY and descriptor.flags & os.O_APPEND
+            (mapped if descriptor.regular and not appends else others).add(descriptor.link)
+    inside = _inside(mapped, seen)
+    return References(frozenset(inside | _inside(others, seen)), frozenset(inside))
 
 
 def _inside(paths: set[str], seen: Callable[[str], str]) -> set[str]:
@@ -198,10 +170,6 @@ def _inside(paths: set[str], seen: Callable[[str], str]) -> set[str]:
         if not path.startswith(("/dev/", "/proc/", "/sys/", "/memfd:", "/SYSV", _CHANNEL))
         and path not in ("/dev", "/proc", "/sys")
     }
-
-
-def _plain(path: str) -> str:
-    return path.replace("\\012", "\n") if "\\012" in path else path
 
 
 @dataclass(frozen=True)
@@ -290,7 +258,7 @@ class Tasks:
 
     def _descriptors(self, pid: int, shell: bool) -> Descriptors:
         # a shell's memory is not looked at, so where it stands in its files has to be
-        return opened(pid, self._seen, positions=shell) if pid != self._init else frozenset()
+        return read_descriptors(pid, self._seen, positions=shell) if pid != self._init else frozenset()
 
     def rebase_files(self) -> None:
         """What was until now is covered by a snapshot of files: remember who can write to mapped files."""

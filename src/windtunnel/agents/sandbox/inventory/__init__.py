@@ -11,6 +11,7 @@ from windtunnel.agents.sandbox.model import Inventory, Lack
 from windtunnel.agents.sandbox.policy.kinds import undumpable
 from windtunnel.agents.sandbox.policy.standing import differences
 from windtunnel.linux.cgroup import pids_of
+from windtunnel.linux.snapshot import read_snapshot
 
 __all__ = ["alarms", "inventory", "put_right", "refuse_undumpable"]
 
@@ -25,4 +26,4 @@ def put_right(before: Inventory, freezer: Path, init: int) -> tuple[Lack, ...]:
     """Mend what can be mended of a restored sandbox that stands in its freezer; what is still not as it was.
     ``init``: its first process."""
     mend(before, freezer)
-    return differences(before, inventory(pids_of(freezer), init))
+    return differences(before, inventory(read_snapshot(pids_of(freezer)), init))

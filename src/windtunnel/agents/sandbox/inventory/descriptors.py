@@ -17,10 +17,12 @@ import re
 import select
 import struct
 import termios
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from windtunnel.agents.sandbox.model import LockStood, TimerStood
 from windtunnel.agents.sandbox.policy.standing import UNREAD
+from windtunnel.linux.snapshot import Descriptor
 from windtunnel.linux.system import checked, copied, libc, process_handle
 
 GHOST = re.compile(r"\.cr(\.[0-9a-f]+\.ghost|_link)(?= \(deleted\)$)")
@@ -37,7 +39,7 @@ ANONYMOUS = ("pipe:[", "socket:[")
 
 
 @dataclass
-class Opened:
+class Described:
     """The descriptors of one process: link and further words of each, by number."""
 
     links: dict[int, str] = field(default_factory=dict)
@@ -48,48 +50,22 @@ class Opened:
     """Each inotify watch: its descriptor, and how /proc tells it."""
 
 
-def content(path: str) -> bytes:
-    """A whole file of /proc; empty when it, or the process, is gone."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        found = os.read(descriptor, 1 << 16)
-        while found and (more := os.read(descriptor, 1 << 20)):
-            found += more
-        return found
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
-
-
-def opened(pid: int) -> Opened:
-    """All that a process has open; nothing of one that is gone."""
-    found = Opened()
-    folder = f"/proc/{pid}/fd"
-    try:
-        numbers = sorted(map(int, os.listdir(folder)))
-    except OSError:
-        return found
-    for number in numbers:
-        try:
-            link = os.readlink(f"{folder}/{number}")
-        except OSError:
-            continue
-        found.links[number] = GHOST.sub("", link)
-        _add(found, number, link, content(f"/proc/{pid}/fdinfo/{number}").decode())
+def describe(pid: int, descriptors: Mapping[int, Descriptor]) -> Described:
+    """What a process has open, in words."""
+    found = Described()
+    for number, descriptor in descriptors.items():
+        found.links[number] = GHOST.sub("", descriptor.link)
+        _add(found, number, descriptor.link, descriptor.info)
     watches = [number for number, link in found.links.items() if link == "anon_inode:inotify"]
     if watches:
         _unread_events(pid, found, watches)
     waiting = [timer for timer in found.timers if timer.interval and timer.ticks and not timer.value]
     if waiting:
-        _look_again(pid, found, waiting)
+        _ask_timers(pid, found, waiting)
     return found
 
 
-def _unread_events(pid: int, found: Opened, watches: list[int]) -> None:
+def _unread_events(pid: int, found: Described, watches: list[int]) -> None:
     """How much an inotify descriptor has told that nobody has read."""
     with contextlib.suppress(OSError), process_handle(pid) as handle:
         for number in watches:
@@ -98,7 +74,7 @@ def _unread_events(pid: int, found: Opened, watches: list[int]) -> None:
                     found.words[number] += f", {unread} {UNREAD}"
 
 
-def _look_again(pid: int, found: Opened, waiting: list[TimerStood]) -> None:
+def _ask_timers(pid: int, found: Described, waiting: list[TimerStood]) -> None:
     """A periodic timer that expired waits to be read, or to be asked, before it goes on: asked, it tells
     whether it does."""
     with contextlib.suppress(OSError), process_handle(pid) as handle:
@@ -110,7 +86,7 @@ def _look_again(pid: int, found: Opened, waiting: list[TimerStood]) -> None:
                 found.timers[found.timers.index(timer)] = replace(timer, value=value)
 
 
-def _add(found: Opened, number: int, link: str, info: str) -> None:
+def _add(found: Described, number: int, link: str, info: str) -> None:
     words: list[str] = []
     timer: dict[str, str] = {}
     for line in info.splitlines():

@@ -31,11 +31,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from windtunnel.agents.sandbox.inventory.descriptors import SECOND, Times, opened
+from windtunnel.agents.sandbox.inventory.descriptors import SECOND, Times, describe
 from windtunnel.agents.sandbox.inventory.scheduling import schedule
 from windtunnel.agents.sandbox.model import Inventory, LockStood, TimerStood
 from windtunnel.agents.sandbox.policy.standing import table
 from windtunnel.linux import cgroup, inject, namespaces, processes
+from windtunnel.linux.snapshot import read_descriptors
 from windtunnel.linux.system import checked, copied, libc, process_handle
 
 SECONDS = 5.0
@@ -66,7 +67,7 @@ def mend(before: Inventory, freezer: Path) -> None:
             for timer in stood.timers:
                 _arm(handle, timer, before.taken)
             if stood.locks:
-                held = opened(pid).locks
+                held = describe(pid, read_descriptors(pid)).locks
                 wanted = [lock for lock in stood.locks if lock not in held]
                 for lock in wanted:
                     _lock(handle, lock)

@@ -12,18 +12,18 @@ import platform
 import signal
 import stat
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from windtunnel.agents.sandbox.inventory.descriptors import ANONYMOUS, GHOST, Opened, content, opened
+from windtunnel.agents.sandbox.inventory.descriptors import ANONYMOUS, GHOST, Described, describe
 from windtunnel.agents.sandbox.inventory.scheduling import of_thread, scheduled
 from windtunnel.agents.sandbox.inventory.sockets import sockets
 from windtunnel.agents.sandbox.inventory.watches import mark_nameless
-from windtunnel.agents.sandbox.model import Inventory, ProcessStood, ScheduledStood
+from windtunnel.agents.sandbox.model import Inventory, ProcessStood
 from windtunnel.agents.sandbox.policy.standing import GIVEN_BACK, OUTSIDE, SEMAPHORES, TAKEN
 from windtunnel.linux import namespaces, processes
 from windtunnel.linux.mounts import table
+from windtunnel.linux.snapshot import Process, read_file, read_status
 from windtunnel.linux.system import libc
 
 DELETED = " (deleted)"
@@ -50,11 +50,10 @@ SYSTEM_V = {
 """By the name in /proc/sysvipc: the columns that stay the same, and words."""
 
 
-def inventory(pids: Iterable[int], init: int) -> Inventory:
-    """What stands of the processes ``pids`` (the host's) of the sandbox whose first one is ``init``."""
-    inside = {pid: inner for pid in pids if (inner := processes.inner_pid(pid))}
-    ordered = sorted(inside, key=inside.__getitem__)
-    have = {pid: opened(pid) for pid in ordered}
+def inventory(snapshot: Sequence[Process], init: int) -> Inventory:
+    """What stands of a sandbox, by a look at its processes, whose first one is ``init`` on the host."""
+    inside = {process.pid: process.inner for process in snapshot}
+    have = {process.pid: describe(process.pid, process.descriptors) for process in snapshot}
     deleted = DeletedFolders(init)
     for pid, of in have.items():
         for number, link in of.links.items():
@@ -64,12 +63,28 @@ def inventory(pids: Iterable[int], init: int) -> Inventory:
     names = sockets({pid: of.links for pid, of in have.items()})
     usual = of_thread(init, thread=0)
     whole = list(_whole(init))
-    stood = [_process(pid, inside, have[pid], shared, names, usual, deleted) for pid in ordered]
-    if any(SEMAPHORES in name for _, name, _ in whole) and _operated(init):
-        for at, pid in enumerate(ordered):
-            if _gives_back(pid, init):
-                facts = f"{stood[at].facts}\nipc\t{GIVEN_BACK}\t"
-                stood[at] = replace(stood[at], facts=facts)
+    undo = any(SEMAPHORES in name for _, name, _ in whole) and _operated(init)
+    stood = []
+    for process in snapshot:
+        pid, of = process.pid, have[process.pid]
+        facts = [
+            *_identity(process, inside, deleted),
+            *_limits(read_file(f"/proc/{pid}/limits").decode()),
+            *_posix_timers(read_file(f"/proc/{pid}/timers").decode()),
+            *_descriptors(process.inner, of, shared, names),
+        ]
+        if undo and _gives_back(pid, init):
+            facts.append(("ipc", GIVEN_BACK, ""))
+        stood.append(
+            ProcessStood(
+                process.inner,
+                processes.command_line(pid),
+                _lines(facts),
+                tuple(of.timers),
+                tuple(of.locks),
+                scheduled(pid, usual),
+            )
+        )
     return Inventory(tuple(stood), _lines(whole), time.time())
 
 
@@ -103,8 +118,7 @@ def alarms(pids: Iterable[int]) -> tuple[int, ...]:
     CRIU reads the signals of a process before its timers: an alarm that rings in between is in no image.
     """
     found = []
-    for pid in pids:
-        status = dict(_pairs(content(f"/proc/{pid}/status").decode(errors="replace")))
+    for status in map(read_status, pids):
         if int(status.get("ShdPnd", "0"), 16) >> (signal.SIGALRM - 1) & 1:
             found.append(int(status["NSpid"].split()[-1]))
     return tuple(found)
@@ -121,7 +135,7 @@ def _gives_back(pid: int, init: int) -> bool:
     """Whether a process may have a list of semaphores that the kernel gives back at its end. Only that it has
     a list, unlike a thread of the kernel, can be seen (kcmp(2)): one with threads always has, were it empty,
     and so has the first process of a restored sandbox, in which CRIU ran helpers of its own."""
-    without = KERNEL_THREAD if content(f"/proc/{KERNEL_THREAD}/comm") == b"kthreadd\n" else init
+    without = KERNEL_THREAD if read_file(f"/proc/{KERNEL_THREAD}/comm") == b"kthreadd\n" else init
     return pid != init and bool(libc.syscall(_KCMP, without, pid, _KCMP_SYSVSEM, 0, 0) > 0)
 
 
@@ -142,7 +156,7 @@ def _lines(facts: list[Fact]) -> str:
     return "\n".join(lines)
 
 
-def _shared(have: dict[int, Opened], inside: dict[int, int]) -> dict[str, str]:
+def _shared(have: dict[int, Described], inside: dict[int, int]) -> dict[str, str]:
     """Pipes and sockets by the first descriptor that they stand behind."""
     found: dict[str, str] = {}
     for pid, of in have.items():
@@ -152,45 +166,18 @@ def _shared(have: dict[int, Opened], inside: dict[int, int]) -> dict[str, str]:
     return found
 
 
-def _process(
-    pid: int,
-    inside: dict[int, int],
-    have: Opened,
-    shared: dict[str, str],
-    names: dict[str, str],
-    usual: ScheduledStood | None,
-    deleted: DeletedFolders,
-) -> ProcessStood:
-    status = dict(_pairs(content(f"/proc/{pid}/status").decode(errors="replace")))
-    facts = [
-        *_identity(pid, inside, status, deleted),
-        *_limits(content(f"/proc/{pid}/limits").decode()),
-        *_posix_timers(content(f"/proc/{pid}/timers").decode()),
-        *_descriptors(inside[pid], have, shared, names),
-    ]
-    return ProcessStood(
-        inside[pid],
-        processes.command_line(pid),
-        _lines(facts),
-        tuple(have.timers),
-        tuple(have.locks),
-        scheduled(pid, usual),
-    )
-
-
-def _identity(
-    pid: int, inside: dict[int, int], status: dict[str, str], deleted: DeletedFolders
-) -> Iterable[Fact]:
+def _identity(process: Process, inside: dict[int, int], deleted: DeletedFolders) -> Iterable[Fact]:
+    status, pid = process.status, process.pid
     yield ("processes", "parent", str(inside.get(int(status.get("PPid", "0")), 0)))
     for name, words in (("NSpgid", "process group"), ("NSsid", "session")):
         yield ("processes", words, status.get(name, "0").rpartition("\t")[2])
     for name, words in STATUS.items():
         yield ("processes", words, status.get(name, ""))
-    yield ("threads", "threads", _threads(pid, inside[pid], status.get("Threads", "1")))
+    yield ("threads", "threads", _threads(pid, process.inner, status.get("Threads", "1")))
     for name, words in (("cwd", "working directory"), ("root", "root"), ("exe", "program")):
-        path = f"/proc/{pid}/{name}"
-        yield ("directories", words, deleted.mark(path, _link(path)))
-    environment = hashlib.blake2s(content(f"/proc/{pid}/environ"), digest_size=6).hexdigest()
+        link = GHOST.sub("", process.links[name])
+        yield ("directories", words, deleted.mark(f"/proc/{pid}/{name}", link))
+    environment = hashlib.blake2s(read_file(f"/proc/{pid}/environ"), digest_size=6).hexdigest()
     yield ("environment", "environment as it was started", environment)
 
 
@@ -200,7 +187,9 @@ def _limits(text: str) -> Iterable[Fact]:
         yield ("limits", line[:26].strip(), soft if soft == hard else f"{soft} of {hard}")
 
 
-def _descriptors(inner: int, have: Opened, shared: dict[str, str], names: dict[str, str]) -> Iterable[Fact]:
+def _descriptors(
+    inner: int, have: Described, shared: dict[str, str], names: dict[str, str]
+) -> Iterable[Fact]:
     for number, link in have.links.items():
         words, name, kind = have.words[number], link, "descriptors"
         if link.startswith("socket:["):
@@ -214,27 +203,13 @@ def _descriptors(inner: int, have: Opened, shared: dict[str, str], names: dict[s
         yield (kind, f"descriptor {number}", name if name.endswith(OUTSIDE) else f"{name}, {words}")
 
 
-def _pairs(text: str) -> Iterable[tuple[str, str]]:
-    for line in text.split("\n"):
-        name, _, value = line.partition(":")
-        yield name, value.strip()
-
-
-def _link(path: str) -> str:
-    try:
-        return GHOST.sub("", os.readlink(path))
-    except OSError:
-        return ""
-
-
 def _threads(pid: int, inner: int, count: str) -> str:
     """The ids inside of all threads."""
     if count == "1":
         return str(inner)
     found = []
     for thread in os.listdir(f"/proc/{pid}/task"):
-        of = dict(_pairs(content(f"/proc/{pid}/task/{thread}/status").decode(errors="replace")))
-        found.append(int(of.get("NSpid", "0").split()[-1]))
+        found.append(int(read_status(pid, thread).get("NSpid", "0").split()[-1]))
     return " ".join(map(str, sorted(found)))
 
 
@@ -264,4 +239,4 @@ def _whole(init: int) -> Iterable[Fact]:
 
 
 def _system_v() -> dict[str, str]:
-    return {name: content(f"/proc/sysvipc/{name}").decode() for name in SYSTEM_V}
+    return {name: read_file(f"/proc/sysvipc/{name}").decode() for name in SYSTEM_V}

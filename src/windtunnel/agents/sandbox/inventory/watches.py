@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from windtunnel.agents.sandbox.inventory.descriptors import Opened
+from windtunnel.agents.sandbox.inventory.descriptors import Described
 from windtunnel.agents.sandbox.policy.standing import NAMELESS
 from windtunnel.linux.mounts import table
 from windtunnel.linux.system import checked, libc
@@ -24,7 +24,7 @@ from windtunnel.linux.system import checked, libc
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def mark_nameless(have: Iterable[Opened], init: int) -> None:
+def mark_nameless(have: Iterable[Described], init: int) -> None:
     """Add to the words of each descriptor which of its watches are of deleted files, for the sandbox whose
     first process is ``init``. One whose file system cannot be reached stays as it is."""
     watching = [of for of in have if of.watches]

@@ -43,7 +43,7 @@ from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open
 
 
 @contextlib.contextmanager
-def opened(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN_ROOT) -> Iterator[int]:
+def open_beneath(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN_ROOT) -> Iterator[int]:
     """`open_inside`, closed at the end."""
     descriptor = open_inside(root, path, flags, mode, resolve=resolve)
     try:

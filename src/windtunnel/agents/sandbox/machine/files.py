@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import IO, Literal
 
-from windtunnel.agents.sandbox.machine.channel import opened
+from windtunnel.agents.sandbox.machine.channel import open_beneath
 from windtunnel.agents.sandbox.model import Entry
 from windtunnel.base.atomic import write_all
 from windtunnel.base.errors import UserError
@@ -53,7 +53,10 @@ def put(root: int, path: str, data: bytes | IO[bytes], mode: int) -> None:
 def get_to(root: int, path: str, out: IO[bytes], limit: int | None = None) -> int:
     """Copy a file's bytes to ``out``; returns how many. Links are followed inside the sandbox."""
     _split(path)
-    with _told(path), opened(root, path, os.O_RDONLY | os.O_NONBLOCK, resolve=IN_ROOT | NO_XDEV) as file:
+    with (
+        _told(path),
+        open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK, resolve=IN_ROOT | NO_XDEV) as file,
+    ):
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode):
             raise UserError(f"sandbox path {path!r} is no regular file")
@@ -76,7 +79,7 @@ def get_to(root: int, path: str, out: IO[bytes], limit: int | None = None) -> in
 def listdir(root: int, path: str) -> list[Entry]:
     """What a folder holds, by name."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
-    with _told(path), opened(root, path, flags, resolve=IN_ROOT | NO_XDEV) as folder:
+    with _told(path), open_beneath(root, path, flags, resolve=IN_ROOT | NO_XDEV) as folder:
         entries = []
         for name in sorted(os.listdir(folder)):
             with contextlib.suppress(FileNotFoundError):
