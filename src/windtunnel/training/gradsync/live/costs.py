@@ -12,7 +12,8 @@ from windtunnel.training.gradsync.live.codecs import Codec, find
 from windtunnel.training.gradsync.live.feedback import Feedback
 from windtunnel.training.gradsync.model import CodecCost, CodecPoint, Device
 
-REPEATS = 7
+REPEATS, LARGE, FEW = 7, 1 << 20, 3
+"""Calls of each, and how many there are of ``LARGE`` elements and more, whose times vary little."""
 
 
 def measure(
@@ -31,7 +32,10 @@ def measure(
     try:
         return tuple(
             CodecCost(
-                codec.spec, device, tuple(_point(codec, numel, on, repeats) for numel in sorted(set(numels))),
+                codec.spec, device, tuple(
+                    _point(codec, numel, on, repeats if numel < LARGE else min(FEW, repeats))
+                    for numel in sorted(set(numels))
+                ),
                 codec.summable, codec.lossless,
             )
             for codec in codecs

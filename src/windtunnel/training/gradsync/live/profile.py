@@ -38,7 +38,9 @@ CODECS = ("fp16", "bf16", "int8", "sign", "dragonn:0.01")
 random k of so few diverges, and exact top k is dearer."""
 SIZES = (1 << 6, 1 << 15, 1 << 17, 1 << 19, 1 << 20, 1 << 22)
 """Of collectives, up to that of all gradients; the first four in any case. The first is what a call takes."""
-CALLS = 4
+CALLS, LONG = 4, 0.2
+"""Of each size; a larger one than the first four is left out where those of the last took so many seconds: on
+a link that is so slow a call's own time no longer counts."""
 STEPS = 5
 HANDED, LARGE, PAUSE = 16, 1 << 16, 0.01
 """Gradients whose handing over is timed, their elements and seconds of backward at most."""
@@ -235,8 +237,10 @@ def _line(
     group: dist.ProcessGroup, deadline: float, scope: Scope, kind: Kind, nbytes: Sequence[int],
     device: torch.device,
 ) -> CollectiveCost:  # fmt: skip
-    members, times = group.size(), []
+    members, slowest = group.size(), list[float]()
     for size in nbytes:
+        if len(slowest) >= 4 and CALLS * slowest[-1] > LONG:
+            break
         part = torch.zeros(-(-size // 4 // members), device=device)
         whole = torch.zeros(part.numel() * members, device=device)
         peers = Peers(group, deadline)
@@ -253,8 +257,9 @@ def _line(
             if device.type == "cuda":
                 torch.cuda.synchronize()
             marks.append(time.perf_counter())
-        times.append(median(after - before for before, after in pairwise(marks)))
-    sizes, seconds = np.array(nbytes, float), np.max(Peers(group, deadline).told(times), axis=0)
+        mine = median(after - before for before, after in pairwise(marks))
+        slowest.append(max(Peers(group, deadline).told(mine)))
+    sizes, seconds = np.array(nbytes[: len(slowest)], float), np.array(slowest)
     fixed = float(seconds[0])
     (per_byte,) = least_squares([sizes[1:]], np.maximum(0.0, seconds[1:] - fixed))
     error = float(np.sum(np.abs(fixed + per_byte * sizes - seconds)) / np.sum(seconds))
