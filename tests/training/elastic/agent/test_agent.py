@@ -292,6 +292,22 @@ os._exit(0)
     assert played.hear("done")["result"] == 9  # once more: the one before may not have written it down
 
 
+def test_what_was_decided_is_posted_again_to_the_next_supervisor(play: Any) -> None:
+    """The one before may have told some hosts only, or have died before it heard what follows from it."""
+    said = '\nsay(op="post", generation=1, key="k", rank=0, value=1)\nwire.receive(sock)\nsock.recv(1)\n'
+    played = play(SPEAKER + said)
+    played.accept()
+    played.member(1)
+    played.hear("post")
+    played.say(op="decided", generation=1, key="k", values={"0": 1})
+    played.sock.close()
+    hello = played.accept()
+    assert hello["posts"] == [{"generation": 1, "key": "k", "rank": 0, "value": 1}]
+    played.member(2)
+    played.sock.close()
+    assert played.accept()["posts"] == []
+
+
 def test_workers_that_speak_go_on_and_others_are_replaced(play: Any) -> None:
     played = play()
     played.accept()

@@ -86,6 +86,28 @@ def test_open_posts_and_durable_agreements_come_over(tmp_path: Path) -> None:
             assert answer[0]["values"] == values
 
 
+def test_a_supervisor_that_dies_while_a_step_is_made_whole_in_storage(tmp_path: Path) -> None:
+    """It knew that all shards are there; the next one hears it from the agents, and then that it is whole."""
+    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
+        agents = run.add(2)
+        run.formed(1)
+        key = "persist/7/1"
+        for agent in agents:
+            agent.post(key, agent.place, None)
+            agent.outstanding = [{"generation": 1, "key": key, "rank": agent.place, "value": None}]
+        until(lambda: agents[0].of("decided", key=key), key)
+        whole = {"kind": "persisted", "key": key, "step": 7, "course": 1, "check": "c", "generation": 1}
+        for epoch in (2, 3):  # the second one hears again what is in the log
+            restart(run)
+            back(run, agents)
+            until(lambda e=epoch: agents[0].of("decided", key=key, epoch=e), key)  # type: ignore[misc]
+            agents[0].say("event", **whole)
+            agents[0].say("ask", generation=1, key="record/storage/7")
+            (answer,) = until(lambda e=epoch: agents[0].of("answer", epoch=e), "an answer")  # type: ignore[misc]
+            assert answer["values"] == {"0": "durable"}
+        assert len(run.events("persisted")) == 1
+
+
 def test_what_is_committed_and_stored_is_the_logs_to_say(tmp_path: Path) -> None:
     """Nobody else writes it; and the next supervisor knows it, too."""
     with a_run(tmp_path, 2, deadlines=PATIENT) as run:

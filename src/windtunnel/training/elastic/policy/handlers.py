@@ -222,6 +222,8 @@ def _persisted(core: Core, host: LiveHost, fields: Message) -> None:
     if core.place_of(host) != 0 or not core.checkpoints.written(str(fields.pop("key", ""))):
         return
     known = {"step": int(fields["step"]), "course": int(fields["course"]), "check": str(fields["check"])}
+    if core.checkpoints.persisted.get((known["step"], known["course"])) == known["check"]:
+        return  # said again to a supervisor that the one before had told by the log
     core.record("persisted", **known, url=str(fields.get("url", "")))
     core.checkpoints.apply({"kind": "persisted", **known})
 

@@ -164,6 +164,7 @@ class Persister:
     def __init__(self, state: State) -> None:
         self._state = state
         self._urls: dict[str, tuple[str, Header]] = {}  # by key: what is to be completed
+        self._made: dict[str, dict[str, Any]] = {}  # by key: what was said of what is completed
         self._threads: list[threading.Thread] = []
 
     def asked(self, message: Message) -> Message:
@@ -259,6 +260,8 @@ class Persister:
         from windtunnel.training.checkpoint.live import storage
 
         state = self._state
+        if key in self._made:  # the supervisor was started again, and may not have heard of it
+            state.context.event("persisted", **self._made[key])
         if key not in self._urls:
             return
         url, header = self._urls.pop(key)
@@ -270,8 +273,13 @@ class Persister:
         except Exception as error:
             self._not_written(header.step, url, error)
             return
-        about = {"course": header.generation, "check": storage.check_of(made)}
-        state.context.event("persisted", key=key, step=header.step, url=url, **about)
+        self._made[key] = {
+            "key": key, "step": header.step, "url": url, "course": header.generation,
+            "check": storage.check_of(made),
+        }  # fmt: skip
+        while len(self._made) > KEPT:
+            del self._made[next(iter(self._made))]
+        state.context.event("persisted", **self._made[key])
 
     def _layout(self, digest: str, rank: int) -> bytes:
         """A layout, from here or from the host of the rank that has it."""

@@ -8,9 +8,9 @@ agent decides nothing about the membership: it makes the present one true on its
  - ranks without a process get one; with ``restart_all`` every process is replaced.
 Everything else is passed on: posts and events of workers and services to the supervisor, decisions to them.
 
-What is said to a supervisor that dies is said to the next one: open posts, questions and results go with
-``hello``. One that listens elsewhere calls (`follow`). Without one for ``orphan_after`` seconds the agent
-ends its workers, its memory and itself.
+What is said to a supervisor that dies is said to the next one: posts (open ones, and the newest that were
+decided in this generation), questions and results go with ``hello``. One that listens elsewhere calls
+(`follow`). Without one for ``orphan_after`` seconds the agent ends its workers, its memory and itself.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.words import cause_in
 
 TICK = 0.05
+KEPT_SETTLED = 64
 RUDE_GRACE = 1.0  # seconds for workers to leave by themselves when the job failed
 LAST_WORDS = 1.0  # seconds that what a process said may arrive after the word of its end
 
@@ -74,6 +75,8 @@ class Agent:
         self.status: int | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._posts: dict[tuple[int, str, int], Any] = {}
+        # decided ones: a supervisor that dies has told some hosts only, or has not heard what follows from it
+        self._settled: dict[tuple[int, str, int], Any] = {}
         self._asked: dict[tuple[int, str], set[int]] = {}
         self._results: dict[int, Message] = {}
         self._connections: dict[int, LocalConnection] = {}
@@ -207,7 +210,7 @@ class Agent:
             "workers": {worker.rank: worker.pid for worker in self._present()},
             "posts": [
                 {"generation": generation, "key": key, "rank": rank, "value": value}
-                for (generation, key, rank), value in self._posts.items()
+                for (generation, key, rank), value in {**self._settled, **self._posts}.items()
             ],
         }
 
@@ -253,6 +256,7 @@ class Agent:
         if again:
             return
         self._posts = {k: v for k, v in self._posts.items() if k[0] >= membership.generation}
+        self._settled.clear()
         self._results.clear()
         for service in self.services:
             service.membership(membership, place)
@@ -391,7 +395,10 @@ class Agent:
     def _decided(self, generation: int, key: str, values: dict[str, Any]) -> None:
         by_rank = {int(rank): value for rank, value in values.items()}
         for rank in by_rank:
-            self._posts.pop((generation, key, rank), None)
+            if (generation, key, rank) in self._posts:
+                self._settled[generation, key, rank] = self._posts.pop((generation, key, rank))
+        while len(self._settled) > KEPT_SETTLED:
+            del self._settled[next(iter(self._settled))]
         for service in self.services:
             service.decided(key, by_rank)
         message = {"op": "decided", "generation": generation, "key": key, "values": values}
