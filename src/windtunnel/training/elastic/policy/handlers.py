@@ -221,9 +221,10 @@ def _persisted(core: Core, host: LiveHost, fields: Message) -> None:
     known to be there."""
     if core.place_of(host) != 0 or not core.checkpoints.written(str(fields.pop("key", ""))):
         return
-    known = {"step": int(fields["step"]), "course": int(fields["course"]), "check": str(fields["check"])}
-    if core.checkpoints.persisted.get((known["step"], known["course"])) == known["check"]:
+    at, check = (int(fields["step"]), int(fields["course"])), str(fields["check"])
+    if core.checkpoints.persisted.get(at) == check:
         return  # said again to a supervisor that the one before had told by the log
+    known = {"step": at[0], "course": at[1], "check": check}
     core.record("persisted", **known, url=str(fields.get("url", "")))
     core.checkpoints.apply({"kind": "persisted", **known})
 
