@@ -51,7 +51,7 @@ def speed_rows(quick: bool) -> Iterator[Row]:
             tokens = sum(one.count for one in answers)
             return tokens / seconds, tokens / (live.spent() - before)
 
-        found = in_turn({name: lambda live=live: speed(live) for name, live in up.items()}, repeats)
+        found = in_turn({name: partial(speed, live) for name, live in up.items()}, repeats)
         for place, words in ((0, "tokens/s"), (1, "tokens a processor second")):
             ours, own = (median(one[place] for one in found[name]) for name in ("ours", "vllm"))
             yield figure("speed", f"ours against vLLM's own, {words}", "x", ours / own, ">= 0.97",
@@ -62,24 +62,24 @@ def speed_rows(quick: bool) -> Iterator[Row]:
 
 
 def twin_rows(live: Live, count: int) -> Iterator[Row]:
-    """A stretch of requests, and the twin given the steps that were measured before."""
-    time, error = fitted(eventlog.read(live.events))
+    """A stretch of requests, and the twin given every other of its steps: how fast a host is that others use
+    changes within seconds."""
     random = np.random.default_rng(2)
     _, seconds = live.ask(closed(count), TOGETHER)
-    gap = 1.5 * seconds / count
-    after = np.cumsum(random.exponential(gap, 2 * count))
+    after = np.cumsum(random.exponential(1.5 * seconds / count, 2 * count))
     asked = [
         Asked(float(at), one, TOKENS)
         for at, one in zip(after, prompts(len(after), PROMPT, random), strict=True)
     ]
-    seen = len(eventlog.read(live.events))
+    begin = len(eventlog.read(live.events))
     live.ask(asked)
     events = eventlog.read(live.events)
     limits = from_plain(Limits, next(one["limits"] for one in events if one["kind"] == "engine"))
-    some = [one for one in events[seen:] if one["kind"] == "arrives"]
-    requests = [from_plain(Request, one["request"]) for one in some]
-    requests.sort(key=lambda one: one.arrival)
-    first, end = live_times(events[seen:], requests)
+    events = events[begin:]
+    time, error = fitted([one for one in events if one["kind"] == "step"][::2])
+    some = [one for one in events if one["kind"] == "arrives"]
+    requests = sorted((from_plain(Request, one["request"]) for one in some), key=lambda one: one.arrival)
+    first, end = live_times(events, requests)
     emulated = serving.emulated(requests, limits, time)
     for name, measured, twin in (
         ("TTFT", first - emulated.arrival, emulated.first - emulated.arrival),
@@ -95,7 +95,7 @@ def twin_rows(live: Live, count: int) -> Iterator[Row]:
 
 
 def live_times(
-    events: Sequence[dict[str, object]], requests: Sequence[Request]
+    events: Sequence[eventlog.Event], requests: Sequence[Request]
 ) -> tuple[np.ndarray, np.ndarray]:
     """When each request had its first and its last token, as the scheduler saw it."""
     place = {one.id: at for at, one in enumerate(requests)}
@@ -104,10 +104,10 @@ def live_times(
     for event in events:
         if event["kind"] != "step":
             continue
-        for number, depth in event["admitted"]:  # type: ignore[attr-defined]
+        for number, depth in event["admitted"]:
             if number in place:
                 left[place[number]] -= depth
-        for number, _, tokens in event["computed"]:  # type: ignore[attr-defined]
+        for number, _, tokens in event["computed"]:
             if number in place:
                 at = place[number]
                 left[at] -= tokens

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from windtunnel.serving.vllm.calibrate import SHAPE, WORDS, build_model
-from windtunnel.serving.vllm.serve import Server, free_port, started
+from windtunnel.serving.vllm.serve import Server, answers, free_port, started
 from windtunnel.serving.vllm.settings import Settings
 
 EACH = 600.0
@@ -94,9 +94,11 @@ def servers(settings: Mapping[str, Settings | None], words: str = WORDS) -> Iter
             server = Server(str(model), "bench", port=port, more=words, scheduler=one is not None)
             url = f"http://127.0.0.1:{port}"
             log = stack.enter_context((folder / f"{name}.log").open("wb"))
-            process = stack.enter_context(started(server.command(asked), url, log.fileno()))
-            running[name] = Live(url, psutil.Process(process.pid), events)
-        yield running
+            process = stack.enter_context(started(server.command(asked), log.fileno()))
+            running[name] = process, Live(url, psutil.Process(process.pid), events)
+        for process, live in running.values():
+            answers(process, live.url)
+        yield {name: live for name, (_, live) in running.items()}
 
 
 def prompts(count: int, length: int, random: np.random.Generator) -> list[list[int]]:

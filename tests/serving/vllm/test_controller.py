@@ -193,6 +193,7 @@ def test_what_is_given_up_is_forgotten() -> None:
 def test_what_can_never_be_admitted_is_left_to_vllm() -> None:
     server = Server(Limits(8, 32, chunk=64))
     server.arrive("a", range(20), 200)
+    server.step()
     assert not server.controller.regulates("a")
     server.run()
 

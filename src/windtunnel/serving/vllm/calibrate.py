@@ -12,13 +12,13 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.profiles import Calibrated, Progress, own, today
 from windtunnel.serving.engine.model import StepTime
 from windtunnel.serving.engine.profile import Point, fit, save
-from windtunnel.serving.vllm.serve import Server, free_port, started
+from windtunnel.serving.vllm.serve import Server, answers, free_port, started
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
 
@@ -56,7 +56,8 @@ def calibrate_here(*, quick: bool, progress: Progress) -> Calibrated:
         server = Server(str(model), "calibrated", port=free_port("127.0.0.1", 0), more=WORDS)
         command = server.command(Settings("eager", "wait", events=str(events)))
         url = f"http://{server.host}:{server.port}"
-        with Path(folder, "log").open("wb") as log, started(command, url, log.fileno()):
+        with Path(folder, "log").open("wb") as log, started(command, log.fileno()) as process:
+            answers(process, url)
             for turn in range(TURNS + 1):  # the first one warms up
                 for place, (requests, prompt) in enumerate(waves):
                     progress("steps", (turn + place / len(waves)) / (TURNS + 1))
@@ -82,7 +83,7 @@ def _wave(url: str, requests: int, prompt: int, salt: int) -> None:
 
 def fitted(events: Sequence[eventlog.Event]) -> tuple[StepTime, float]:
     """The step model of a vLLM server's log, and how far its steps are from it: the mean of their relative
-    differences. Of steps that are alike the median is taken: a host stands still at times.
+    differences. Of steps that are alike the mean is taken: what stood still stands still again.
 
     Raises:
         UserError: the log has too few steps.
@@ -97,4 +98,4 @@ def fitted(events: Sequence[eventlog.Event]) -> tuple[StepTime, float]:
     if len(alike) < len(StepTime.__slots__):
         raise UserError(f"calibrate: the log has {len(alike)} kinds of steps, at least 7 are needed")
     points, seconds = zip(*alike.values(), strict=True)
-    return fit(points, [median(each) for each in seconds], fused=True)
+    return fit(points, [fmean(each) for each in seconds], fused=True)

@@ -108,12 +108,11 @@ class Controller:
     # what comes from outside
 
     def arrive(self, sequence: Arrival, now: float) -> None:
-        if sequence.family:
-            _, gathered = self._gathering.get(sequence.family, (now, []))
-            self._gathering[sequence.family] = (now, [*gathered, sequence])
-            self._held[sequence.name] = None
-        else:
-            self._enter([sequence], now)
+        """It is there from the next `plan` on."""
+        family = sequence.family or sequence.name
+        _, gathered = self._gathering.get(family, (now, []))
+        self._gathering[family] = (now, [*gathered, sequence])
+        self._held[sequence.name] = None
 
     def leave(self, name: str) -> None:
         """Nobody waits for the sequence any longer, or vLLM is done with it."""
@@ -146,7 +145,7 @@ class Controller:
     def plan(self, now: float) -> Plan:
         """The next step; `step` is None where the policies have nothing to do."""
         for family, (since, gathered) in list(self._gathering.items()):
-            if now - since >= GATHER:
+            if not gathered[0].family or now - since >= GATHER:
                 del self._gathering[family]
                 for one in gathered:
                     self._held.pop(one.name, None)

@@ -80,7 +80,8 @@ def serve(server: Server, settings: Settings, ready: Callable[[str, str], None])
     run = Store.open().begin(CAPABILITY, inputs, 0)
     with run.failing():
         settings = replace(settings, events=str(run.directory / eventlog.NAME))
-        with started(server.command(settings), f"http://{server.host}:{server.port}") as process:
+        with started(server.command(settings)) as process:
+            answers(process, f"http://{server.host}:{server.port}")
             ready(f"http://{server.host}:{server.port}", run.id)
             process.wait()
         if process.returncode not in (0, -signal.SIGTERM, -signal.SIGINT):
@@ -89,12 +90,8 @@ def serve(server: Server, settings: Settings, ready: Callable[[str, str], None])
 
 
 @contextmanager
-def started(command: Sequence[str], url: str, output: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """vLLM's server, which answers; at the end it is stopped. SIGTERM and SIGINT go on to it meanwhile.
-
-    Raises:
-        HostError: it ended, or did not answer in time.
-    """
+def started(command: Sequence[str], output: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """vLLM's server, which is stopped at the end. SIGTERM and SIGINT go on to it meanwhile."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output or sys.stderr, stderr=output)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -102,7 +99,6 @@ def started(command: Sequence[str], url: str, output: int | None = None) -> Iter
 
     before = {one: signal.signal(one, pass_on) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
-        _answers(process, f"{url}/health")
         yield process
     finally:
         if process.poll() is None:
@@ -116,14 +112,19 @@ def started(command: Sequence[str], url: str, output: int | None = None) -> Iter
             signal.signal(one, handler)
 
 
-def _answers(process: subprocess.Popen[bytes], url: str) -> None:
+def answers(process: subprocess.Popen[bytes], url: str) -> None:
+    """Returns when the server answers.
+
+    Raises:
+        HostError: it ended, or did not answer in time.
+    """
     until = time.monotonic() + STARTS
     while time.monotonic() < until:
         try:
             process.wait(LOOK)
         except subprocess.TimeoutExpired:
             try:
-                with urllib.request.urlopen(url, timeout=5) as answer:
+                with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
                     if answer.status == 200:
                         return
             except OSError:
