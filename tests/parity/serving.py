@@ -103,19 +103,13 @@ def prefix_effects(events: Sequence[Event]) -> list[str]:
     """What was used, copied and evicted is what was decided."""
     wrong, looked = [], dict[int, Event]()
     lookup: Event = {}
-    victims: dict[int, bool] = {}
-    last = 0
+    victims = set[int]()
     for event in events:
         match event["kind"], (event.get("observation") or {}).get("is"):
             case "decision", "Lookup":
-                lookup, last = event, 0
+                lookup = event
             case "decision", "Eviction":
-                last = event["decision"]["node"]
-                victims[last] = True
-            case "decision", "Return":
-                if last:
-                    victims[last] = event["decision"]["restore"]
-                last = 0
+                victims.add(event["decision"]["node"])
             case "looked", _:
                 looked[event["request"]] = event
                 decided = [lookup["observation"]["usable"], *lookup["decision"].values()]
@@ -130,17 +124,15 @@ def prefix_effects(events: Sequence[Event]) -> list[str]:
                     wrong.append(f"request {event['request']}: {event['depths']}, {looked[event['request']]}")
             case "prefixes", _:
                 pieces = {piece["node"]: piece for piece in event["pieces"]}
-                went = {node for node, piece in pieces.items() if _gone(piece)}
-                down = {node for node in victims if pieces.get(node, {}).get("do", "").endswith(" to 1")}
-                if not set(victims) <= went or any(not victims[node] for node in down):
+                if not victims <= {node for node, piece in pieces.items() if _gone(piece)}:
                     wrong.append(f"{event['pieces']}, decided {victims}")
                 wrong += [f"{piece}" for piece in pieces.values() if not _as_told(piece)]
-                victims = {}
+                victims = set()
     return wrong
 
 
 def _gone(piece: Event) -> bool:
-    return piece["do"] in ("evict", "strip", "merge") or piece["do"].endswith(" to 1")
+    return piece["do"] in ("evict", "strip", "merge")
 
 
 def _as_told(piece: Event) -> bool:
@@ -148,11 +140,11 @@ def _as_told(piece: Event) -> bool:
     match piece["do"]:
         case "split":
             return True
-        case "make" | "kv to 0":
+        case "make":
             return bool(piece["kv"])
-        case "hold" | "state to 0":
+        case "hold":
             return bool(piece["state"])
-        case "strip" | "state to 1":
+        case "strip":
             return not piece["state"]
     return not piece["kv"]
 

@@ -22,12 +22,12 @@ ROOM = 1.3
 TICK = 2**20
 """Ticks a second: sums of such times are exact."""
 RUNS = (
-    # admission, branching, rules of the prefix cache, bytes of its files
-    ("refuse", "eager", "density", 0),
-    ("refuse", "taper", "block16", 1 << 20),
-    ("defer", "strict", "three-lru", 1 << 20),
-    ("wait", "cap2", "seglen", 0),
-    ("wait", "off", "every32", 0),
+    # admission, branching, rules of the prefix cache
+    ("refuse", "eager", "density"),
+    ("refuse", "taper", "block16"),
+    ("defer", "strict", "three-lru"),
+    ("wait", "cap2", "seglen"),
+    ("wait", "off", "every32"),
 )
 
 
@@ -77,7 +77,6 @@ def engines(folder: Path) -> Path:
     """The log of all `RUNS`."""
     import torch
 
-    from windtunnel.serving.engine.live.disk import Disk
     from windtunnel.serving.engine.live.families import load
     from windtunnel.serving.engine.live.loop import ROUNDED, Engine
     from windtunnel.serving.engine.live.prefixes import Prefixes
@@ -86,15 +85,13 @@ def engines(folder: Path) -> Path:
     torch.set_num_threads(1)
     executor, log = load("tiny-hybrid"), EventLog(folder / "engine.jsonl")
     compute, token = executor.step, max(1.0, executor.token_bytes * ROUNDED)
-    for late, extend, rules, room in RUNS:
+    for late, extend, rules in RUNS:
         clock = Stopwatch(1.0)
         executor.step = clock.timed(compute)  # type: ignore[method-assign]
         largest = 0
 
         def made(kv: int, note: Any) -> Any:
-            (folder / late / extend).mkdir(parents=True, exist_ok=True)  # noqa: B023
-            disk = Disk(folder / late / extend) if room else None  # noqa: B023
-            kept = Prefixes(executor, rules, 1 << 17, log.decision, disk, room, 1e6, note)  # noqa: B023
+            kept = Prefixes(executor, rules, 1 << 17, log.decision, note)  # noqa: B023
             policies: dict[str, Any] = {"admission": late, "branching": extend}  # noqa: B023
             return Engine(
                 executor, TIME, rows=5, kv=kv, chunk=24, queue=6, prefixes=kept, clock=clock,  # noqa: B023

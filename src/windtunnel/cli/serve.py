@@ -49,12 +49,6 @@ def serve(
         str | None,
         typer.Option("--prefix-kv", metavar="SIZE", help="For what is kept; 1GiB, emulated half of --kv."),
     ] = None,
-    prefix_disk: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where that goes which has no room there any more.")
-    ] = None,
-    prefix_disk_kv: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="For what is kept there; 16GiB.")
-    ] = None,
     ttft: Annotated[float | None, typer.Option(min=0, help="Seconds promised until the first token.")] = None,
     tpot: Annotated[float | None, typer.Option(min=0, help="Seconds promised for each further one.")] = None,
     silent: Annotated[
@@ -116,7 +110,7 @@ def serve(
     from windtunnel.base.errors import UserError
     from windtunnel.base.units import parse_quantity
 
-    sizes = {"--kv": kv, "--prefix-kv": prefix_bytes, "--prefix-disk-kv": prefix_disk_kv}
+    sizes = {"--kv": kv, "--prefix-kv": prefix_bytes}
     bytes_of = {}
     for option, given in sizes.items():
         try:
@@ -124,8 +118,6 @@ def serve(
         except ValueError as error:
             raise UserError(f"serve: {option} {given!r}: {error}") from None
     rules = "" if rules == "none" else rules
-    if prefix_disk is not None and (trace is not None or not rules):
-        raise UserError("serve: --prefix-disk is for a model that is served with a --prefix-cache")
     if trace is not None:
         if model is not None or config is not None:
             raise UserError("serve: --trace is emulated, --model and --config are served; one is accepted")
@@ -164,7 +156,7 @@ def serve(
     served = Served(
         str(model or config), name, host, port, branching, admission, max_rows, chunk,
         bytes_of["--kv"] or 2 << 30, queue, rules, bytes_of["--prefix-kv"] or 1 << 30,
-        str(prefix_disk or ""), bytes_of["--prefix-disk-kv"] or 16 << 30, device, threads, dtype,
+        device, threads, dtype,
         str(api_key_file or ""), seed, log, ttft, tpot, silent,
     )  # fmt: skip
     run(served, ready)

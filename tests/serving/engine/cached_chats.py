@@ -1,20 +1,16 @@
-"""What is cached against what is not: each family of models, with so little memory that its chats go to a
-disk and come back."""
+"""What is cached against what is not: each family of models, with so little memory that not all of its
+chats are kept."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from windtunnel.serving.engine.live import families
-from windtunnel.serving.engine.live.disk import Disk
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.segments import Sequence as Stream
@@ -33,14 +29,12 @@ class Seen:
     found: int = 0
 
 
-def chats(family: str, turns: int = 4) -> Seen:
-    """Chats of a small model of a family, cached in so little memory that they go to a disk and come back."""
+def chats(family: str, turns: int = 4, share: float = 0.5) -> Seen:
+    """Chats of a small model of a family, cached in memory for that share of what they say."""
     torch.set_num_threads(1)
     executor = Executor(families.build(families.tiny(family)))
     whole = CHATS * (turns * (HEARD + SAID) * executor.token_bytes + executor.state_bytes)
-    with tempfile.TemporaryDirectory() as folder, closing(Disk(Path(folder))) as disk:
-        # at one FLOP/s all is brought back, also what such a small model computes faster
-        return _chats(Prefixes(executor, "density", whole // 2, None, disk, 1 << 30, 1.0), turns)
+    return _chats(Prefixes(executor, "density", int(share * whole)), turns)
 
 
 def _chats(prefixes: Prefixes, turns: int) -> Seen:

@@ -235,52 +235,6 @@ class Executor:
         """Of all tensors, as they are."""
         return self._states_kept + sum(each.held for each in (self.pool, *self.store.slots.values()))
 
-    # a second tier
-
-    def export(self, snapshot: Snapshot, begin: int = 0) -> dict[str, Tensor]:
-        """The snapshot as plain tensors in host memory, without the keys and values of its first ``begin``
-        tokens: ``tokens``, ``digest``, ``k.LAYER`` and ``v.LAYER`` (heads, tokens, dim), ``KIND.LAYER.INDEX``
-        of states."""
-        out = {"digest": torch.frombuffer(bytearray(snapshot.digest), dtype=torch.uint8)}
-        parts: dict[str, list[Tensor]] = {}
-        tokens, at = array("i"), 0
-        for piece, length in snapshot.path:
-            low = max(0, begin - at)
-            if low < length:
-                tokens += piece.tokens[low:length]
-                for (kind, layer), held in piece.slots.tensors.items():
-                    parts.setdefault(f"{kind}.{layer}", []).append(held[piece.place.index, :, low:length])
-            at += length
-        out["tokens"] = torch.tensor(tokens, dtype=torch.int32)
-        out |= {name: torch.cat(each, 1).cpu() for name, each in parts.items()}
-        return out | {
-            ".".join(map(str, key)): state.to("cpu", copy=True) for key, state in snapshot.states.items()
-        }
-
-    @torch.inference_mode()
-    def adopt(self, tensors: dict[str, Tensor], parent: Snapshot | None = None) -> Snapshot:
-        """The snapshot that `export` wrote, behind ``parent``, which holds its first tokens. Raises
-        ValueError where they do not belong together."""
-        own = array("i", tensors["tokens"].tolist())
-        read = _read(parent.path) if parent else array("i")
-        digest = bytes(tensors["digest"].tolist())
-        if _digest(read + own) != digest:
-            raise ValueError("the snapshot does not go on from this parent, or is damaged")
-        path, states = (parent.path if parent else ()), {}
-        if own:
-            piece = self.store.new(len(own))
-            piece.tokens = own
-            path = (*path, (piece, len(own)))
-        for name, held in tensors.items():
-            kind, *at = name.split(".")
-            if kind in "kv":
-                shape = (held.shape[0], piece.capacity, held.shape[2])
-                target = piece.slots.tensor((kind, int(at[0])), held.to(self.device), shape)
-                target[piece.place.index, :, : held.shape[1]] = held.to(self.device)
-            elif at:
-                states[kind, int(at[0]), int(at[1])] = held.to(self.device, copy=True)
-        return self._remember(Snapshot(len(read) + len(own), digest, path, states, True))
-
     # within
 
     def _fits(self, more: int) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,8 +31,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 @dataclass(frozen=True, slots=True)
 class Served:
     """What is served and how. ``model``: a directory, a ``config.json`` or a name of `families`; ``name``:
-    what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache, whose lower
-    tier has ``disk_bytes`` below the directory ``prefix_disk`` ("": none). ``every``: of
+    what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache. ``every``: of
     so many steps one's decisions are logged (0: none). ``ttft`` and ``tpot``: promised to who does not say,
     seconds. ``threads``: 0 for `worker.idle_cores`. ``dtype``: of `DTYPES`.
     ``api_key_file``: "" for no key. ``silent``: seconds after which a worker that has work and says nothing
@@ -51,8 +49,6 @@ class Served:
     queue: int = 1024
     rules: str = "density"
     prefix_bytes: int = 1 << 30
-    prefix_disk: str = ""
-    disk_bytes: int = 16 << 30
     device: str = "cpu"
     threads: int = 0
     dtype: str = "auto"
@@ -75,23 +71,11 @@ def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: N
     if served.dtype not in DTYPES:
         raise UserError(f"serve: `dtype` {served.dtype!r} is unknown; accepted are {', '.join(DTYPES)}")
     given, key = defaults(served.model), _key(served.api_key_file) if served.api_key_file else None
-    if served.prefix_disk:
-        _made(Path(served.prefix_disk))
     sock = listen("serve", served.host, served.port)
     run = Store.open().begin(CAPABILITY, {"command": "serve", **asdict(served)}, served.seed)
     with sock, run.failing():
         events = run.directory / eventlog.NAME
         run.finish(asyncio.run(_serve(served, sock, events, given, key, lambda url: ready(url, run.id))))
-
-
-def _made(folder: Path) -> None:
-    """The directory is there, and files can be put into it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return
-    except OSError as error:
-        raise UserError(f"serve: `prefix_disk` {folder} cannot be used ({error.strerror})") from error
 
 
 def _key(file: str) -> bytes:

@@ -118,9 +118,7 @@ class Service:
             ("kv_reserved", "KV tokens that the admitted may come to hold"),
             ("kv_tokens", "There is room for"), ("steps", "Taken"), ("seconds", "Of these steps"),
             ("deciding", "Seconds of them that the scheduler took"),
-            ("prefix_bytes", "Kept of prompts in memory"), ("prefix_disk_bytes", "And on the disk"),
-            ("prefix_disk_room", "Bytes that may be"), ("prefix_disk_unwritten", "Pieces that could not be"),
-            ("prefix_disk_unread", "Pieces that were not there any more as they had been written"),
+            ("prefix_bytes", "Kept of prompts in memory"),
         ):  # fmt: skip
             gauge = Gauge(f"windtunnel_{fact}", what, registry=self.registry)
             gauge.set_function(lambda fact=fact: link.facts.get(fact, 0.0))  # type: ignore[misc]

@@ -98,10 +98,9 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
     import torch
 
     from windtunnel.serving.engine import own
-    from windtunnel.serving.engine.live.executor import CHUNK
     from windtunnel.serving.engine.live.families import load
     from windtunnel.serving.engine.live.loop import Engine
-    from windtunnel.serving.engine.live.prefixes import Prefixes, shape_of
+    from windtunnel.serving.engine.live.prefixes import Prefixes
     from windtunnel.serving.engine.live.timing import step_time
     from windtunnel.store.eventlog import EventLog
 
@@ -118,18 +117,8 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
     time_of = step_time(executor, settings["rows"], settings["chunk"])
     prefixes = None
     if settings["rules"]:
-        disk = _disk(settings["prefix_disk"]) if settings["prefix_disk"] else None
-        rate = shape_of(executor).flops(0, CHUNK) / time_of.of(0, 0, [(CHUNK, CHUNK)])
-        prefixes = Prefixes(
-            executor,
-            settings["rules"],
-            settings["prefix_bytes"],
-            log,
-            disk,
-            settings["disk_bytes"],
-            rate,
-            log.note if log is not None else None,
-        )
+        note = log.note if log is not None else None
+        prefixes = Prefixes(executor, settings["rules"], settings["prefix_bytes"], log, note)
     engine = Engine(
         executor, time_of, rows=settings["rows"], kv=settings["kv"], chunk=settings["chunk"],
         queue=settings["queue"], prefixes=prefixes, log=log, own=policies, branching=named[own.BRANCHING],
@@ -156,17 +145,6 @@ def idle_cores() -> tuple[int, int]:
     spent = psutil.cpu_times_percent(LOOK, percpu=True)
     own = [spent[core] for core in os.sched_getaffinity(0) if core < len(spent)]
     return sum(one.idle + one.iowait >= IDLE for one in own), len(own)
-
-
-def _disk(folder: str) -> Any:
-    """None, told, where nothing can be kept there now: what is served does not depend on it."""
-    from windtunnel.serving.engine.live.disk import Disk
-
-    try:
-        return Disk(Path(folder))
-    except OSError as error:
-        print(f"windtunnel serve: --prefix-disk {folder}: {error.strerror}; it is not used", file=sys.stderr)
-        return None
 
 
 class _Sampled:
