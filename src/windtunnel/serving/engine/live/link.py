@@ -2,10 +2,10 @@
 
 A worker that dies in mid-step takes all tensors with it, and nothing else: a token depends on the prompt,
 the seed and its number alone. So the next worker goes on where the dead one was: a request of one unit is
-given what was told of its answer behind its prompt; one with branches is computed anew and told from where
-it had come to, which is checked token for token. A worker that has work and says nothing for a time that is
-set hangs, and is killed. A request that was running in `CRASHES` workers that died fails, so that none can
-kill for ever; who only waited is charged where nobody was running.
+given what was told of its answer behind its prompt; one with branches begins anew where nothing was told of
+it, and else fails. A worker that has work and says nothing for a time that is set hangs, and is killed. A
+request that was running in `CRASHES` workers that died fails, so that none can kill for ever; who only waited
+is charged where nobody was running.
 
 No worker at all, or an error of this module, ends the link: every request fails with the reason, `wrong`.
 """
@@ -26,6 +26,7 @@ from windtunnel.base import wire
 from windtunnel.base.errors import HostError, UserError, WindtunnelError
 
 CRASHES = 3
+BRANCHES = "the worker died when it had told of this request's branches: ask again"
 TICKS = 10
 """Looks at a worker within the time for which it may be silent."""
 STOP_SECONDS = 10.0
@@ -60,13 +61,12 @@ Event = Token | Over
 @dataclass(slots=True)
 class Sent:
     """What the next worker must know of a job. ``cached``: tokens of its prompt that needed no computing;
-    ``told``: tokens by unit; ``ahead``: of these, what a new worker has yet to repeat; ``closed``: units
+    ``told``: tokens by unit; ``closed``: units
     that need no more; ``running``: admitted by the worker."""
 
     job: dict[str, Any]
     events: asyncio.Queue[Event]
     told: dict[int, list[int]] = field(default_factory=dict)
-    ahead: dict[int, int] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     cached: int = 0
     running: bool = False
@@ -237,8 +237,8 @@ class Link:
         if len(job["stages"]) == 1 and isinstance(job["stages"][0], int):
             left = [job["stages"][0] - len(told)]
             job = {**job, "prompt": [*job["prompt"], *told], "stages": left, "had": len(told)}
-        else:
-            sent.ahead = {unit: len(tokens) for unit, tokens in sent.told.items()}
+        elif sent.told:
+            return self._over(number, failed=BRANCHES)
         self._send({"do": "add", "job": job})
         for unit in sent.closed:
             self._send({"do": "end", "id": number, "unit": unit})
@@ -256,12 +256,6 @@ class Link:
                 continue
             sent = self._jobs[number]
             told = sent.told.setdefault(unit, [])
-            if ahead := sent.ahead.get(unit, 0):
-                sent.ahead[unit] = ahead - 1
-                if told[len(told) - ahead] != token:
-                    self._send({"do": "cancel", "id": number})
-                    self._over(number, failed="the worker died, and another one came to other tokens")
-                continue
             told.append(token)
             stopped = ended.pop((number, unit), None)
             logprob, top = more or (None, ())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
+from tokenizers.decoders import DecodeStream
 
 from windtunnel.base.errors import UserError
 
@@ -62,6 +63,9 @@ class LocalTokens:
             raise UserError(
                 f"{folder}: its tokenizer cannot be read: {type(error).__name__}: {said}"
             ) from error
+        self._backend = getattr(self._of, "backend_tokenizer", None)
+        if self._backend is None:
+            raise UserError(f"{folder}: its tokenizer is not one of the library tokenizers: not supported")
 
     def encode(self, text: str) -> list[int]:
         text = text.encode(errors="replace").decode()  # half a surrogate pair is no text
@@ -95,20 +99,11 @@ class LocalTokens:
         return [self._signs[sign] for sign in name] if self._signs.keys() >= set(name) else None
 
     def begin(self) -> Any:
-        return [[], 0]
+        return DecodeStream(skip_special_tokens=True)
 
     def further(self, state: Any, token: int, last: bool) -> str:
-        """A token's text depends on those before it: what is new is the difference between two decodings,
-        which begin a few tokens back; a character in part is held back."""
-        tokens, told = state
-        tokens.append(token)
-        before, now = self.decode(tokens[:told]), self.decode(tokens)
-        if now.endswith("\ufffd") and not last:
-            return ""
-        new = now[len(before) :]
-        del tokens[: max(0, told - 4)]
-        state[1] = len(tokens)
-        return new
+        """A token's text depends on those before it; a character in part is held back."""
+        return state.step(self._backend, token) or ""
 
 
 Tokenizer = ByteTokens | LocalTokens
