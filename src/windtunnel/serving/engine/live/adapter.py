@@ -6,7 +6,7 @@ linear-attention layers the states of the step's rows. Which layer an attention 
 cache update before it: a block that stands at several depths (Zamba) has no index of its own. A model whose
 attention does not go this way is refused by name at its first step.
 
-Written for Transformers 5.23: cache attributes change between minor versions, others are refused.
+Written for Transformers 5.23 and 5.24: cache attributes change between minor versions, others are refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.attention import Step
 
-VERSIONS = ("5.23",)
+VERSIONS = ("5.23", "5.24")
 ATTENTION = "windtunnel"
 KINDS = {
     "full_attention", "sliding_attention", "linear_attention", "conv", "hybrid", "hybrid_sliding", "dummy"
@@ -269,9 +269,10 @@ def call(
 ) -> Tensor:  # fmt: skip
     """The logits of each row's last token (those of ``last`` in the only row), by the model's own call: the
     cache's name differs between families, and some begin positions anew where they are not told."""
-    named: dict[str, Any] = {"cache_params": cache}
-    if "past_key_values" in takes:
-        named = {"past_key_values": cache, "position_ids": positions}
+    name = next(each for each in ("cache", "past_key_values", "cache_params") if each in takes)
+    named: dict[str, Any] = {name: cache}
+    if "position_ids" in takes:
+        named["position_ids"] = positions
     if "logits_to_keep" in takes:
         named["logits_to_keep"] = 1 if last is None else last
     logits: Tensor = model(input_ids=tokens, use_cache=True, **named).logits
