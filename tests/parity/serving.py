@@ -207,12 +207,8 @@ def engine_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
 
 
 def in_time(events: Sequence[Event]) -> list[Event]:
-    """Events of vLLM as the twin lives them: a request comes when its step is planned, and a step lasts until
-    the next one is planned, as there is no time between."""
-    made = [json.loads(json.dumps(event)) for event in events]
-    some = [event for event in made if event["kind"] == "step"]
-    for step, after in pairwise(some):
-        step["ended"] = after["began"]
+    """Events of vLLM as the twin lives them: a request comes when its step is planned."""
+    made: list[Event] = json.loads(json.dumps(events))
     for event in made:
         if event["kind"] == "arrives":
             request = event["request"]
