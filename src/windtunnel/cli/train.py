@@ -68,6 +68,7 @@ def train(
     ] = None,
     persist: Annotated[str, typer.Option(metavar="URL", help="Storage for checkpoints (fsspec).")] = "",
     persist_every: Annotated[int, typer.Option(help="Steps between checkpoints that go to storage.")] = 100,
+    keep: Annotated[int, typer.Option(help="Checkpoints that stay in storage, the newest; 0: all.")] = 0,
     on_no_checkpoint: Annotated[
         str, typer.Option(help="When every committed step is lost: fail (status 3), or restart at step 0.")
     ] = "fail",
@@ -182,6 +183,7 @@ def train(
             budget=budget,
             persist=persist,
             persist_every=persist_every,
+            keep=keep,
             on_no_checkpoint=on_no_checkpoint,
             network=network,
             rate=rate,

@@ -51,6 +51,7 @@ LEAST = {
     "slots": 2,
     "every": 1,
     "persist_every": 1,
+    "keep": 0,
     "max_restarts": 0,
     "replace_after": 0,
     "orphan_after": 0,
@@ -78,6 +79,7 @@ class Request:
     budget: float | None
     persist: str
     persist_every: int
+    keep: int
     on_no_checkpoint: str
     network: str
     rate: str
@@ -175,6 +177,8 @@ class Request:
             settings["domains"] = list(domains)
         if self.persist:
             settings |= {"persist": writable(self.persist), "persist_every": self.persist_every}
+            if self.keep:
+                settings["keep"] = self.keep
         return settings
 
     def require_own_storage(self) -> None:

@@ -167,7 +167,7 @@ class FakeMemory:
     def health(self) -> Health:
         return Health(self.cluster.committed, 2, 2, 0, None)
 
-    def persist(self, step: int, url: str) -> None:
+    def persist(self, step: int, url: str, keep: int = 0) -> None:
         self.cluster.persisted.append(step)
 
     def close(self) -> None:

@@ -363,6 +363,20 @@ def test_steps_go_to_storage_when_they_are_committed(cluster: Callable[..., Clus
     assert storage.layout(url, DIGEST) == LAYOUT
 
 
+def test_as_many_steps_stay_in_storage_as_are_kept(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    storage = pytest.importorskip("windtunnel.training.checkpoint.live.storage")
+    c = cluster(2)
+    c.reserve()
+    url = str(tmp_path / "store")
+    for step in range(3):
+        c.save(step, step % 2)
+        for rank in (0, 1):
+            c.ranks[rank].persist(step, url, keep=2)
+        c.wait(step)
+        until(lambda n=step: sum(kind == "persisted" for kind, _ in c.contexts[0].events) > n)  # type: ignore[misc]
+    until(lambda: [one.step for one in storage.steps(url) if not one.bad] == [1, 2])
+
+
 def test_a_copy_of_an_abandoned_course_that_is_equal_counts_as_of_the_new_one(
     cluster: Callable[..., Cluster],
 ) -> None:

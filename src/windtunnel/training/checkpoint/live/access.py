@@ -152,7 +152,7 @@ class Access:
     def persist(self, step: int) -> None:
         """Have the agent write ``step`` to storage."""
         self._job.at("before_persist", step)
-        self.memory.persist(step, self._settings.persist)
+        self.memory.persist(step, self._settings.persist, self._settings.keep)
 
     def copies(self) -> Sequence[Copy]:
         """What this host's memory holds."""
@@ -224,8 +224,11 @@ def _had(what: str) -> Iterator[None]:
         raise CopyError(f"{what}: {error}") from error
 
 
-def store(job: Any, url: str, step: int, tensors: Tensors, others: dict[str, Any], serial: str) -> None:
-    """Write every rank's shard to storage, then the word that the step is complete. All ranks call it.
+def store(
+    job: Any, url: str, step: int, tensors: Tensors, others: dict[str, Any], serial: str, keep: int
+) -> None:
+    """Write every rank's shard to storage, then the word that the step is complete; all but the newest
+    ``keep`` steps go (0: none). All ranks call it.
 
     Raises:
         ObjectError: it cannot be written.
@@ -240,6 +243,8 @@ def store(job: Any, url: str, step: int, tensors: Tensors, others: dict[str, Any
     if job.rank == 0:
         blobs = [blob.encode() for blob in layouts.values()]
         storage.complete_step(url, step, layouts={digest(blob): blob for blob in blobs}, **told)
+        if keep:
+            storage.prune(url, keep)
     job.agree(f"stored-complete/{serial}")
 
 

@@ -405,7 +405,8 @@ class PeerCheckpointer:
         self._calls += 1
         self.job.guarantee(self._doubts(program))
         self.job.at("before_persist", step)
-        store(self.job, chosen.persist, step, tensors, others, f"{self._serial}.{self._calls}")
+        serial = f"{self._serial}.{self._calls}"
+        store(self.job, chosen.persist, step, tensors, others, serial, chosen.keep)
 
     def _settle(self) -> None:
         """The save before is complete in this host's memory; what went wrong in its thread is raised."""

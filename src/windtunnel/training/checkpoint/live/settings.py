@@ -20,7 +20,7 @@ _CHOICES = {
     "late": ("wait", "skip"),
     "on_no_checkpoint": ("fail", "restart"),
 }
-_LEAST = {"copies": 1, "slots": 2, "persist_every": 1, "every": 1, "profile": 1}
+_LEAST = {"copies": 1, "slots": 2, "persist_every": 1, "keep": 0, "every": 1, "profile": 1}
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Settings:
     """``copies``: of every shard, the one at home counted. ``placement``: where the others go ("mixed" is
     "group" where the copies divide the places); with ``domains`` (a name for each place) no two of them into
     one. ``mode``: when they are sent. ``slots``: steps that every shard has room for. ``persist``: URL of
-    storage, written every ``persist_every`` steps. ``on_no_checkpoint``: what becomes of a
-    job whose committed steps are all lost: "fail", or "restart" from the beginning. ``every``: steps between
-    checkpoints. ``budget``: the share of a step's time that they may cost on the average; how many
-    steps lie between them is then measured, ``every`` at least. ``late``: what to do with a step while the
-    one before is not committed: "wait" up to ``patience`` (s), or "skip" the checkpoint (then all ranks agree
-    on it at every checkpoint). ``stored``: seconds that the end of a job waits for what is being written to
-    storage. ``verify``: compare what all ranks should hold alike now and then, and check every copy. ``rng``:
-    save and restore the global generators. For idle mode,
-    ``profile``: steps to observe first, ``bandwidth`` (bytes/s, measured where it is None), ``startup`` (s a
-    chunk), ``buffer`` (bytes) in ``parts`` parts, ``safety``: the share of an idle span that is used.
+    storage, written every ``persist_every`` steps, of which the newest ``keep`` stay (0: all).
+    ``on_no_checkpoint``: what becomes of a job whose committed steps are all lost: "fail", or "restart" from
+    the beginning. ``every``: steps between checkpoints. ``budget``: the share of a step's time that they may
+    cost on the average; how many steps lie between them is then measured, ``every`` at least. ``late``: what
+    to do with a step while the one before is not committed: "wait" up to ``patience`` (s), or "skip" the
+    checkpoint (then all ranks agree on it at every checkpoint). ``stored``: seconds that the end of a job
+    waits for what is being written to storage. ``verify``: compare what all ranks should hold alike now and
+    then, and check every copy. ``rng``: save and restore the global generators. For idle mode, ``profile``:
+    steps to observe first, ``bandwidth`` (bytes/s, measured where it is None), ``startup`` (s a chunk),
+    ``buffer`` (bytes) in ``parts`` parts, ``safety``: the share of an idle span that is used.
     """
 
     copies: int = 2
@@ -47,6 +47,7 @@ class Settings:
     slots: int = 2
     persist: str | None = None
     persist_every: int = 100
+    keep: int = 0
     on_no_checkpoint: str = "fail"
     every: int = 1
     budget: float | None = None

@@ -204,10 +204,11 @@ class LocalMemory:
         """By step: bytes of this host's shards that were sent, and how many of them within windows."""
         return {step: (sent, inside) for step, sent, inside in self._ask("traffic")["steps"]}
 
-    def persist(self, step: int, url: str) -> None:
-        """Have this rank's shards of ``step``, which it has saved, written to storage once it is committed.
-        Waits for a copy to be made in memory, not for storage."""
-        self._ask("persist", None, COPYING, step=step, url=url)
+    def persist(self, step: int, url: str, keep: int = 0) -> None:
+        """Have this rank's shards of ``step``, which it has saved, written to storage once it is committed;
+        when it is whole there, all but the newest ``keep`` steps go (0: none). Waits for a copy to be made in
+        memory, not for storage."""
+        self._ask("persist", None, COPYING, step=step, url=url, keep=keep)
 
     def close(self) -> None:
         """End the connections. Slots stay mapped until they are closed."""

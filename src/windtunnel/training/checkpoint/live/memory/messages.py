@@ -59,6 +59,6 @@ FROM_RANK: Table = {
     "locate": fields(shard=text, step=integer, world=maybe(count), place=maybe(count), **_RANK),
     "health": anything,
     "traffic": anything,
-    "persist": fields(step=integer, url=text, **_RANK),
+    "persist": fields(step=integer, url=text, keep=count, **_RANK),
     "places": anything,
 }

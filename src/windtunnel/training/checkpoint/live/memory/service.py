@@ -164,6 +164,7 @@ class Persister:
     def __init__(self, state: State) -> None:
         self._state = state
         self._urls: dict[str, tuple[str, Header]] = {}  # by key: what is to be completed
+        self._keep = 0  # steps that stay in storage, as was asked last
         self._made: dict[str, dict[str, Any]] = {}  # by key: what was said of what is completed
         self._threads: list[threading.Thread] = []
 
@@ -173,6 +174,7 @@ class Persister:
         They are copied before this answers: the rank does not overwrite the slots earlier, but may soon."""
         state, rank, step, url = self._state, message["rank"], message["step"], message["url"]
         state.require(message["generation"])
+        self._keep = message["keep"]
         key = f"persist/{step}/{state.term}"
         try:
             copied = self._copied(rank, step)
@@ -280,6 +282,11 @@ class Persister:
         while len(self._made) > KEPT:
             del self._made[next(iter(self._made))]
         state.context.event("persisted", **self._made[key])
+        if self._keep:
+            try:
+                storage.prune(url, self._keep)
+            except Exception as error:  # what is needed is there; the next step's tries again
+                state.context.event("note", text=f"older checkpoints stay in {url}: {error}")
 
     def _layout(self, digest: str, rank: int) -> bytes:
         """A layout, from here or from the host of the rank that has it."""
