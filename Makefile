@@ -71,10 +71,10 @@ native: $(VENV)/ready
 matrix: $(VENV)/ready
 	$(BIN)/python tests/training/emulate/matrix/matrix.py --into $(MATRIX)
 
-# Foreign programs in sandboxes: killed in the middle of their work, restored, forked. The table goes to docs/sandbox.md.
+# Foreign programs in sandboxes: killed in the middle of their work, restored, forked. The table goes to docs/sandbox-reference.md.
 matrix-sandbox: $(VENV)/ready
 	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --packages | xargs apt-get install --quiet --yes --no-install-recommends
-	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --into docs/sandbox.md
+	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --into docs/sandbox-reference.md
 
 # The versions in constraints.txt, which stand for Python 3.11 and all extras but Flower's, which has its own.
 LOCKED := uv pip compile pyproject.toml --upgrade --python-version 3.11 --no-emit-index-url --no-annotate --no-header --quiet

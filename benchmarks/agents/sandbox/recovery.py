@@ -27,7 +27,7 @@ from benchmarks.agents.sandbox.sessions import Observation, TraceRejected, agree
 from benchmarks.figures import figure
 from benchmarks.harness.measure import side_by_side
 from benchmarks.harness.rows import Row, left_out
-from windtunnel.agents.sandbox.checkpoint import FAULTS
+from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.policy import PolicyName

@@ -11,6 +11,8 @@ import pytest
 
 from support import preloaded
 from support.waiting import until
+from windtunnel.agents.sandbox import machine as machines
+from windtunnel.agents.sandbox.errors import CriuError, LessError
 from windtunnel.agents.sandbox.model import Saved, Turn, TurnClass
 from windtunnel.base.errors import UserError
 
@@ -135,6 +137,29 @@ def test_rollback_takes_files_memory_and_shell_back_and_forth(make: Callable[...
         box.rollback(points[at])
         assert box.run("cat /workspace/n; echo $N").stdout == f"{at + 1}\n{at + 1}\n".encode()
         assert box.run(ASK).stdout == str(at + 2).encode()
+
+
+def test_a_restore_that_fails_leaves_what_runs_as_it_was(
+    host: Any, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = make()
+    box.run("sleep 1000 </dev/null >/dev/null 2>&1 & echo first > /workspace/f")
+    first = box.checkpoint().id
+    box.run("echo second > /workspace/f; X=2")
+
+    def refuse(*_: object, **__: object) -> int:
+        raise CriuError("process restore: it cannot be")
+
+    before = box.info()
+    with monkeypatch.context() as patched:
+        patched.setattr(type(host.context.criu), "restore", refuse)
+        with pytest.raises(LessError, match=f"sandbox {box.name}, as restored from {first}, lacks sleep"):
+            box.rollback(first)
+    assert (box.info().pid, box.info().processes) == (before.pid, before.processes)
+    assert box.run("cat /workspace/f; echo $X").stdout == b"second\n2\n"
+    assert not machines.leftovers(host.home, {info.name for info in host.boxes()})
+    box.rollback(first)
+    assert box.run("cat /workspace/f").stdout == b"first\n" and box.info().pid != before.pid
 
 
 def test_forks_go_their_own_ways(host: Any, make: Callable[..., Any]) -> None:

@@ -25,7 +25,7 @@ import psutil
 from benchmarks.agents.sandbox.harness import new_name
 from conformance.sandbox.attack_list import ATTACKS
 from windtunnel.agents.sandbox.box import Box
-from windtunnel.agents.sandbox.checkpoint import FAULTS
+from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.machine import walls

@@ -36,8 +36,8 @@ from conformance.sandbox.matrix import judge
 from conformance.sandbox.matrix.arena import OfHost
 from conformance.sandbox.matrix.row import MatrixRow
 from conformance.sandbox.matrix.run import ROWS, environment, image_of, missing
-from windtunnel.agents.sandbox.checkpoint import FAULTS
 from windtunnel.agents.sandbox.client import Client, RemoteBox, connect
+from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.daemon.launch import wait_gone
 from windtunnel.agents.sandbox.errors import LessError, MachineError, SandboxError
 from windtunnel.agents.sandbox.machine import launch

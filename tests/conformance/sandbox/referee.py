@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.agents.sandbox.harness import Seat
 from benchmarks.agents.sandbox.sessions import listening, tree
-from windtunnel.agents.sandbox.checkpoint import quiesce
 from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.agents.sandbox.observe import quiesce
 from windtunnel.linux import processes
 
 

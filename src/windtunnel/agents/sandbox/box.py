@@ -17,15 +17,19 @@ import contextlib
 import shlex
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import IO
 
-from windtunnel.agents.sandbox.checkpoint import FAULTS
+from windtunnel.agents.sandbox import record as records
+from windtunnel.agents.sandbox.checkpoint import Order, take
 from windtunnel.agents.sandbox.checks import checked_label
-from windtunnel.agents.sandbox.context import Context
+from windtunnel.agents.sandbox.context import FAULTS, Context
 from windtunnel.agents.sandbox.engine import Pending, settled
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
-from windtunnel.agents.sandbox.lineage import Lineage
+from windtunnel.agents.sandbox.lacks import hold
 from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
@@ -39,13 +43,30 @@ from windtunnel.agents.sandbox.model import (
     Turn,
     TurnClass,
     TurnResult,
-)
-from windtunnel.agents.sandbox.policy import Decision, Less, Observation, Occasion
+)  # fmt: skip
+from windtunnel.agents.sandbox.observe import observe
+from windtunnel.agents.sandbox.policy import Decision, Keep, Less, Look, Observation, Occasion
 from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.agents.sandbox.record import Record
-from windtunnel.agents.sandbox.restore import bring_back, refuse_less
+from windtunnel.agents.sandbox.restore import bring_back, refuse_less, rehearse
+from windtunnel.agents.sandbox.store import new_id
+from windtunnel.agents.sandbox.verify import whole_before
 from windtunnel.base import processes
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import to_plain
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """A turn that ends: its number, what the policy was told and answered, when it began (seconds since
+    1970), and seconds that the decision took."""
+
+    number: int
+    look: Look
+    keep: Keep
+    began: float
+    seconds: float
+    request: str
 
 
 class Box:
@@ -53,7 +74,14 @@ class Box:
 
     def __init__(self, context: Context, record: Record, machine: Machine | None, *, doubt: str = "") -> None:
         self._context = context
-        self._line = Lineage(context, record, doubt)
+        self._record = record
+        self._log = context.log(record.spec.name)
+        self._tip: Manifest | None = context.manifests.load(record.tip) if record.tip else None
+        self._doubt = doubt
+        """Why the inspector cannot know what happened since the newest checkpoint; empty where it can."""
+        self._lacks: tuple[Lack, ...] = self._tip.lacks if self._tip else ()
+        self._allowed = -1
+        """The turn of which somebody has allowed less."""
         self._machine = machine
         self._lock = threading.RLock()
         self._pending: Pending | None = None
@@ -63,33 +91,33 @@ class Box:
 
     @property
     def name(self) -> str:
-        return self._line.record.spec.name
+        return self._record.spec.name
 
     @property
     def spec(self) -> SandboxSpec:
-        return self._line.record.spec
+        return self._record.spec
 
     @property
     def tip(self) -> str:
         """Id of the newest checkpoint; empty before the first."""
-        return self._line.tip.id if self._line.tip else ""
+        return self._tip.id if self._tip else ""
 
     @property
     def snapshot(self) -> str:
         """The newest snapshot of its files; empty before the first."""
-        return self._line.tip.files.id if self._line.tip and self._line.tip.files else ""
+        return self._tip.files.id if self._tip and self._tip.files else ""
 
     @property
     def image(self) -> str:
         """The image that it, or what it was forked from, was made of."""
-        return self._line.record.image
+        return self._record.image
 
     @property
     def turns(self) -> int:
-        return self._line.record.turns
+        return self._record.turns
 
     def info(self) -> BoxInfo:
-        record, machine = self._line.record, self._machine
+        record, machine = self._record, self._machine
         alive = machine is not None and machine.alive()
         status = "running" if alive else "dead" if record.status == "running" else record.status
         return BoxInfo(
@@ -103,7 +131,7 @@ class Box:
             created=record.created,
             processes=machine.commands() if machine is not None and alive else (),
             base=record.base,
-            lacks=self._line.lacks,
+            lacks=self._lacks,
         )
 
     def shells(self) -> list[str]:
@@ -114,7 +142,7 @@ class Box:
         """The running machine, or SandboxDied in words."""
         machine = self._machine
         if machine is None or not machine.alive():
-            stopped = self._line.record.status == "stopped"
+            stopped = self._record.status == "stopped"
             raise SandboxDied(
                 f"sandbox {self.name} is {'stopped' if stopped else 'dead: its processes are gone'}; "
                 f"'windtunnel sandbox restore {self.name}' brings its newest checkpoint back"
@@ -191,60 +219,58 @@ class Box:
         """End the turn: decide what it needs, and start that. A turn that needs nothing is done at once."""
         with self._lock:
             self._gate()
-            machine = self.machine()
             begin = time.monotonic()
-            look = self._line.look(machine, Occasion.TURN)
-            keep = self._line.log.decide(look)
+            look = self._look(Occasion.TURN)
+            keep = self._log.decide(look)
             seconds = time.monotonic() - begin
-            number = self._line.record.turns + 1
+            number = self._record.turns + 1
             try:
-                self._line.save(turns=number)
+                self._save(turns=number)
             except SandboxError as error:
                 # the number is known here, and the next record that can be written has it
                 self._context.report(Event("failed", self.name, str(error)))
-            began = self._turn_began or time.time()
+            ending = _Ending(number, look, keep, self._turn_began or time.time(), seconds, request)
             self._turn_began = 0.0
-
-            def line(manifest: Manifest | None, lacks: tuple[Lack, ...] = ()) -> Turn:
-                image, files = (manifest.image, manifest.files) if manifest else (None, None)
-                made = manifest.id if manifest else ""
-                added = sum(part.bytes_new for part in (image, files) if part and part.id == made)
-                turn = Turn(
-                    number=number,
-                    turn_class=manifest.turn_class if manifest else TurnClass.NONE,
-                    wanted=keep.turn_class,
-                    reasons=keep.reasons[:20],
-                    checkpoint=self.tip,
-                    started=began,
-                    seconds=time.time() - began,
-                    decide_seconds=seconds,
-                    bytes_new=added,
-                    request=request,
-                    lacks=manifest.lacks if manifest else lacks,
-                )
-                self._line.log.turn(turn)
-                self._context.report(
-                    Event("turn", self.name, f"{number}: {turn.turn_class.word}", turn.seconds)
-                )
-                return turn
-
             if keep.made is TurnClass.NONE:
-                return settled(self.name, line(None))
-
-            def work() -> Turn:
-                try:
-                    manifest = self._line.cover(self.machine(), number, look, keep, request=request)
-                except (SandboxError, *FAULTS) as error:
-                    turn = line(None, (Lack("files", f"turn {number}", f"its checkpoint failed: {error}"),))
-                    if self.passes():
-                        return turn
-                    raise
-                turn = line(manifest)
-                self._line.held(manifest, allow_less=False)
-                return turn
-
+                return settled(self.name, self._ended(ending, None))
+            work = partial(self._cover_turn, ending)
             self._pending = self._context.engine.submit(self.name, work, urgent=urgent)
             return self._pending
+
+    def _cover_turn(self, ending: _Ending) -> Turn:
+        """The turn's checkpoint, made by a worker."""
+        try:
+            manifest = self._cover(ending.number, ending.look, ending.keep, request=ending.request)
+        except (SandboxError, *FAULTS) as error:
+            why = f"its checkpoint failed: {error}"
+            turn = self._ended(ending, None, (Lack("files", f"turn {ending.number}", why),))
+            if self.passes():
+                return turn
+            raise
+        turn = self._ended(ending, manifest)
+        self._hold(manifest)
+        return turn
+
+    def _ended(self, ending: _Ending, manifest: Manifest | None, lacks: tuple[Lack, ...] = ()) -> Turn:
+        """The turn's line of the log, which is written. ``manifest``: its checkpoint."""
+        parts = (manifest.image, manifest.files) if manifest else ()
+        turn = Turn(
+            number=ending.number,
+            turn_class=manifest.turn_class if manifest else TurnClass.NONE,
+            wanted=ending.keep.turn_class,
+            reasons=ending.keep.reasons[:20],
+            checkpoint=self.tip,
+            started=ending.began,
+            seconds=time.time() - ending.began,
+            decide_seconds=ending.seconds,
+            bytes_new=sum(part.bytes_new for part in parts if part and manifest and part.id == manifest.id),
+            request=ending.request,
+            lacks=manifest.lacks if manifest else lacks,
+        )
+        self._log.turn(turn)
+        words = f"{turn.number}: {turn.turn_class.word}"
+        self._context.report(Event("turn", self.name, words, turn.seconds))
+        return turn
 
     def wait(self, timeout: float | None = None) -> None:
         """Until the checkpoint under way, if any, is safe. Raises TimeoutError, or what it failed with."""
@@ -285,34 +311,62 @@ class Box:
             with contextlib.suppress(SandboxError, *FAULTS):
                 self._gate()  # what the turn's own checkpoint lacks, this one may have
             if allow_less and occasion is Occasion.ASKED:
-                self._line.allowed = self._line.record.turns
-            named = bool(label) or pin
-            look = self._line.look(self.machine(), occasion, full=full, named=named, most=most)
-            keep = self._line.log.decide(look)
+                self._allowed = self._record.turns
+            look = self._look(occasion, full=full, named=bool(label) or pin, most=most)
+            keep = self._log.decide(look)
+            if keep.made > TurnClass.NONE:
+                work = partial(self._cover_now, look, keep, label, pin, allow_less)
+                self._context.engine.submit(self.name, work, urgent=True).wait()
+            assert self._tip is not None
+            self._hold(self._tip, allow_less=allow_less)
+            return self._tip
 
-            def work() -> Turn:
-                number = self._line.record.turns
-                manifest = self._line.tip
-                if keep.made > TurnClass.NONE:
-                    manifest = self._line.cover(
-                        self.machine(), number, look, keep, label=label, pin=pin, allow_less=allow_less
-                    )
-                assert manifest is not None
-                kept, made = manifest.turn_class, manifest.id
-                return Turn(number, kept, keep.turn_class, keep.reasons, made, time.time(), 0.0, 0.0, 0)
+    def _cover_now(self, look: Look, keep: Keep, label: str, pin: bool, allow_less: bool) -> Turn:
+        number = self._record.turns
+        manifest = self._cover(number, look, keep, label=label, pin=pin, allow_less=allow_less)
+        kept, made = manifest.turn_class, manifest.id
+        return Turn(number, kept, keep.turn_class, keep.reasons, made, time.time(), 0.0, 0.0, 0)
 
-            self._context.engine.submit(self.name, work, urgent=True).wait()
-            assert self._line.tip is not None
-            self._line.held(self._line.tip, allow_less=allow_less)
-            return self._line.tip
+    def _look(
+        self, occasion: Occasion, *, full: bool = False, named: bool = False,
+        most: TurnClass = TurnClass.FULL,
+    ) -> Look:  # fmt: skip
+        machine, doubt = self.machine(), self._doubt
+        return observe(
+            self._context, self.name, machine, self._tip, doubt, occasion, full=full, named=named, most=most
+        )
+
+    def _cover(
+        self, number: int, look: Look, keep: Keep, *, request: str = "", label: str = "", pin: bool = False,
+        allow_less: bool = False,
+    ) -> Manifest:  # fmt: skip
+        """Take the checkpoint that ``keep`` calls for: from then on it is the newest one."""
+        allowed = allow_less or self._allows()
+        order = Order(
+            new_id(), self.spec, number, look, keep, self._tip, self._doubt, allowed, request, label, pin
+        )
+        self._context.in_use.append(order.id)
+        try:
+            manifest = take(self._context, self.machine(), order)
+        except SandboxError as error:
+            self._doubt = f"the last checkpoint failed: {error}"
+            raise
+        finally:
+            self._context.in_use.remove(order.id)
+        self._doubt = ""
+        self._log.did(made=to_plain(manifest.made), image=manifest.image is not None)
+        self._tip, self._lacks = manifest, manifest.lacks
+        self._save(tip=manifest.id)
+        words = f"{manifest.id} {manifest.turn_class.word}"
+        self._context.report(Event("checkpoint", self.name, words, manifest.total_seconds))
+        return manifest
 
     def restore(self, checkpoint: str = "", *, allow_less: bool = False) -> RestoreReport:
         """Bring a checkpoint of this sandbox (or of what it was forked from) back; empty: the newest.
 
-        Whatever runs of the sandbox is killed.
+        What runs of the sandbox is killed, once it is known that the checkpoint comes back (`rehearse`).
         What an agent inside asks the model again, because it is set back, is answered from the record.
-        Raises LessError where something would not come back, unless ``allow_less``: what runs is left alone
-        where that is known beforehand, and the sandbox is stopped where it turned out.
+        Raises LessError where something would not come back, unless ``allow_less``; what runs is left alone.
         """
         return self._back(checkpoint, on_purpose=False, allow_less=allow_less)
 
@@ -328,24 +382,28 @@ class Box:
         with self._lock, inspector.kept() if inspector is not None else contextlib.nullcontext():
             with contextlib.suppress(Exception):
                 self._gate()
-            manifest = self._line.own(checkpoint) if checkpoint else self._line.tip
+            manifest = self._own(checkpoint) if checkpoint else self._tip
             if manifest is None:
                 raise SandboxError(f"sandbox {self.name} has no checkpoint to restore")
             allow_less = allow_less or self.spec.allow_less
-            refuse_less(self._context, self._line.log, manifest, allow_less=allow_less)
-            self.halt()
-            self._context.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
+            refuse_less(self._context, self._log, manifest, allow_less=allow_less)
             try:
+                if self._machine is not None and self._machine.alive():
+                    rehearse(self._context, self._log, self.spec, manifest, allow_less=allow_less)
+                self.halt()
+                self._context.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
                 machine, report = bring_back(
-                    self._context, self._line.log, self.spec, manifest, allow_less=allow_less
+                    self._context, self._log, self.spec, manifest, allow_less=allow_less
                 )
             except LessError:
-                self.halt()
-                self._line.save(status="stopped", pid=0, started=0)
+                if self._machine is None:
+                    self.halt()
+                    self._save(status="stopped", pid=0, started=0)
                 raise
             except SandboxError as error:
-                self._line.save(status="dead", pid=0, started=0)
-                raise SandboxError(f"{error}; {self._line.instead(manifest)}") from error
+                if self._machine is None:
+                    self._save(status="dead", pid=0, started=0)
+                raise SandboxError(f"{error}; {self._instead(manifest)}") from error
             if manifest.box != self.name:
                 with self._context.pool.relaxed(self.name):
                     machine.freshen(self.spec.hostname or self.name)
@@ -353,17 +411,59 @@ class Box:
             self._context.report(Event("restored", self.name, manifest.id, report.seconds))
             return report
 
+    # --- the past
+
     def log(self) -> Log:
         """Checkpoints of this sandbox and of those it was forked from, oldest first; and its turns."""
-        return Log(self._line.checkpoints(), self._line.log.turns())
+        return Log(self._checkpoints(), self._log.turns())
 
     def decisions(self) -> list[tuple[Observation, Decision]]:
         """What the policy was asked of this sandbox, and what it answered, in order."""
-        return self._line.log.decisions()
+        return self._log.decisions()
 
     def diff(self, older: str, newer: str = "") -> Diff:
         """What changed from checkpoint ``older`` to ``newer`` (empty: to the sandbox as it is now)."""
-        return self._line.diff(older, newer, lambda: self.machine().commands())
+        first, second, pool = self._own(older), self._own(newer) if newer else None, self._context.pool
+        if first.files is None or (second is not None and second.files is None):
+            raise UserError(f"diff: checkpoint {older if first.files is None else newer} holds no files")
+        if second is None or second.files is None:
+            files = pool.changed(first.files.id, None, box=self.name)
+            after = Counter(self.machine().commands())
+        else:
+            files = pool.changed(first.files.id, second.files.id)
+            after = Counter(second.image.processes if second.image else ())
+        before = Counter(first.image.processes if first.image else ())
+        return Diff(tuple(files), tuple((after - before).elements()), tuple((before - after).elements()))
+
+    def _checkpoints(self) -> tuple[Manifest, ...]:
+        """Those of this sandbox and of what it was forked from, oldest first."""
+        found, _ = self._context.manifests.all()
+        known = {manifest.id: manifest for manifest in found}
+        chain = {manifest.id for manifest in found if manifest.box == self.name}
+        for start in (*chain, self._record.base):
+            at: str | None = start
+            while at and at in known:
+                chain.add(at)
+                at = known[at].parent
+        return tuple(sorted((known[one] for one in chain if one in known), key=lambda m: (m.created, m.id)))
+
+    def _own(self, checkpoint: str) -> Manifest:
+        """One of its checkpoints; UserError where it is another sandbox's."""
+        manifest = self._context.manifests.find(checkpoint)
+        if manifest.id not in {one.id for one in self._checkpoints()}:
+            raise UserError(
+                f"sandbox {self.name}: checkpoint {manifest.id} is one of sandbox {manifest.box}; "
+                f"'windtunnel sandbox fork {manifest.id}' starts a sandbox from it"
+            )
+        return manifest
+
+    def _instead(self, damaged: Manifest) -> str:
+        """Which earlier checkpoint can be restored where ``damaged`` cannot, in words."""
+        known = {manifest.id: manifest for manifest in self._checkpoints()}
+        whole = known.get(whole_before(self._context, damaged, known))
+        if whole is None:
+            return "no checkpoint before it is whole"
+        return f"checkpoint {whole.id}, from turn {whole.turn}, is whole"
 
     # --- end
 
@@ -373,7 +473,7 @@ class Box:
             with contextlib.suppress(Exception):
                 self._gate()
             self.halt()
-            self._line.save(status="stopped", pid=0, started=0)
+            self._save(status="stopped", pid=0, started=0)
             self._context.report(Event("stopped", self.name))
 
     # --- for the host
@@ -395,16 +495,16 @@ class Box:
         others = machine.cgroup.pids() - {machine.pid, *machine.shells().values()}
         if manifest is not None and others and not doubt:
             doubt = "processes ran before they were watched"
-        self._machine, self._line.tip, self._line.doubt, self._line.lacks = machine, manifest, doubt, lacks
-        self._line.allowed = -1
+        self._machine, self._tip, self._doubt, self._lacks = machine, manifest, doubt, lacks
+        self._allowed = -1
         self._pending = None
-        self._line.save(
+        self._save(
             status="running",
             pid=machine.pid,
             started=processes.start_time(machine.pid) or 0,
             boot=processes.boot_id(),
             tip=manifest.id if manifest else "",
-            turns=manifest.turn if manifest else self._line.record.turns,
+            turns=manifest.turn if manifest else self._record.turns,
         )
         self.watch()
         self._context.proxy.serve(self, self.spec, machine.externals.netns)
@@ -444,13 +544,13 @@ class Box:
 
     def passes(self) -> bool:
         """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
-        asked = Less(TurnClass.FULL, TurnClass.NONE, ("files",), allow_less=self._line.allows())
-        return self._line.log.decide(asked).answer == "deliver"
+        asked = Less(TurnClass.FULL, TurnClass.NONE, ("files",), allow_less=self._allows())
+        return self._log.decide(asked).answer == "deliver"
 
     def refuses(self, manifest: Manifest) -> bool:
         """Whether the policy says that what a checkpoint lacks is an error."""
         try:
-            self._line.held(manifest, allow_less=False)
+            self._hold(manifest)
         except LessError:
             return True
         return False
@@ -458,3 +558,29 @@ class Box:
     def _begin(self) -> None:
         if not self._turn_began:
             self._turn_began = time.time()
+
+    def _save(self, **changes: object) -> None:
+        """Change the record, on the disk too."""
+        self._record = replace(self._record, **changes)  # type: ignore[arg-type]
+        try:
+            records.write(self._context.home.box(self.name), self._record)
+        except OSError as error:
+            raise SandboxError(
+                f"the record of sandbox {self.name} could not be written: {error.strerror}"
+            ) from error
+
+    def _allows(self) -> bool:
+        """Whether somebody has allowed less of this turn."""
+        return self.spec.allow_less or self._allowed == self._record.turns
+
+    def _hold(self, manifest: Manifest, *, allow_less: bool = False) -> None:
+        """Raises LessError where the policy says that the checkpoint must not be taken as it is."""
+        hold(
+            self._log,
+            f"checkpoint {manifest.id} of sandbox {self.name}",
+            manifest.lacks,
+            wanted=manifest.wanted,
+            kept=manifest.turn_class,
+            allow_less=allow_less or self._allows(),
+            manifest=manifest,
+        )

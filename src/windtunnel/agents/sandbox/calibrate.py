@@ -98,11 +98,8 @@ def calibrate(
             "repetitions": f"lower quartile of {repeats}",
             "memory": "text of numbers, all new in the first image and unchanged in the next",
             "errors": errors,
-        },
-        capabilities={
             "pool": pool,
             "inspector": inspector.kind if inspector is not None else "none",
-            "criu": str(criu.path),
         },
         path=str(path or profile_path()),
     )

@@ -18,20 +18,18 @@ processes one state.
 from __future__ import annotations
 
 import contextlib
-import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from windtunnel.agents.sandbox import inventory
-from windtunnel.agents.sandbox.context import Context, room_for
+from windtunnel.agents.sandbox.context import FAULTS, Context, room_for
 from windtunnel.agents.sandbox.criu.failure import who
-from windtunnel.agents.sandbox.errors import CriuError, MachineError, PartError, SandboxError
-from windtunnel.agents.sandbox.lacks import alone, alone_beside, because, processes_alone
+from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxError
+from windtunnel.agents.sandbox.lacks import alone, alone_beside, because, kinds, processes_alone
 from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Cgroup, Group, Machine
 from windtunnel.agents.sandbox.model import (
     Event,
@@ -45,17 +43,15 @@ from windtunnel.agents.sandbox.model import (
     ShellState,
     TurnClass,
 )
-from windtunnel.agents.sandbox.policy import Keep, Settle
+from windtunnel.agents.sandbox.observe import observe, quiesce
+from windtunnel.agents.sandbox.policy import Keep, Less, Look, Occasion, Settle
 from windtunnel.agents.sandbox.policy.kinds import NEVER, beforehand
 from windtunnel.agents.sandbox.policy.standing import differences
 from windtunnel.linux.processes import in_vfork
 from windtunnel.linux.snapshot import Process, read_snapshot
-from windtunnel.store.objects import ObjectError
 
 FREEZE_TIMEOUT = 10.0
 """Seconds; a process in uninterruptible sleep (a hung disk) is the only thing that can hold a freeze up."""
-FAULTS = (PartError, ObjectError, OSError)
-"""What an operation on a sandbox may meet in its parts."""
 VFORK_SECONDS = 1.0
 """For which a process may wait for its child of vfork while the sandbox stands still now and then."""
 VFORK_PAUSE = 0.001
@@ -63,25 +59,21 @@ VFORK_PAUSE = 0.001
 AFTERMATH = 0.1
 """Seconds after a failed dump in which a process that it damaged is seen to die."""
 CONNECTED = re.compile(r"IPv[46] stream socket .* to ")
-WAITS = {"x86_64": (b"0 ", b"61 "), "aarch64": (b"63 ", b"260 ")}.get(platform.machine(), ())
-"""What /proc/PID/syscall begins with in read(2), at the prompt, and in wait4(2), while a command runs."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Which checkpoint is asked for."""
+    """Which checkpoint is asked for: what the policy was told and has answered, of a sandbox whose newest
+    checkpoint is ``parent``. ``doubt``: as of `observe`. ``allow_less``: somebody has allowed it."""
 
     id: str
     spec: SandboxSpec
     turn: int
+    look: Look
     keep: Keep
     parent: Manifest | None
-    again: Callable[[], Keep]
-    """Decides anew, of the sandbox as it stands frozen."""
-    undumped: Callable[[str], Keep]
-    """Decides anew where the processes cannot be dumped, for a reason in words."""
-    refused: Callable[[int, tuple[Lack, ...]], Settle]
-    """What is done about it, after so many tries; what would be lacking."""
+    doubt: str = ""
+    allow_less: bool = False
     request: str = ""
     label: str = ""
     pinned: bool = False
@@ -194,11 +186,12 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
             if not machine.alive():
                 # a checkpoint without the processes would stand in for the earlier one that has them
                 raise MachineError(f"the sandbox died meanwhile: {error}") from error
-            settle = order.refused(tries, (*ended, *because(alone(machine, shells), why)))
+            settle = _refused(context, order, tries, (*ended, *because(alone(machine, shells), why)))
             if settle.answer == "retry":
                 time.sleep(settle.pause)
                 continue
-            keep = order.undumped(why)
+            undumped = replace(order.look, occasion=Occasion.UNDUMPED, images_possible=False, no_images=why)
+            keep = context.log(name).decide(undumped)
             keep, files, freeze, left = _files(context, machine, replace(order, keep=keep), shells)
     lacks = ended
     if not keep.image:
@@ -269,7 +262,11 @@ def _files(
         # what runs in the background may have gone on since the decision, and newer files of its making would
         # not fit the older image of it
         if keep.again:
-            keep = order.again()
+            most, least = order.look.most, keep.turn_class
+            look = observe(
+                context, name, machine, order.parent, order.doubt, Occasion.FROZEN, most=most, least=least
+            )
+            keep = context.log(name).decide(look)
             if keep.made is TurnClass.FULL:
                 return keep, None, 0.0, ()
         context.pool.snapshot(name, order.id)
@@ -293,16 +290,8 @@ def _full(
     criu, inspector = context.criu, context.inspector
     assert criu is not None
     folder.mkdir(parents=True)
-    channel: list[bytes] = []
     if inspector is not None:
         inspector.arm(name)
-
-    def look(snapshot: Sequence[Process]) -> References:
-        found = inspector.references(name, snapshot) if inspector is not None else References()
-        context.pool.snapshot(name, order.id)
-        channel.append(machine.kept_channel())
-        return found
-
     try:
         with ThreadPoolExecutor(1) as beside, frozen(machine.cgroup) as freeze:
             _past_vfork(machine.cgroup)
@@ -311,12 +300,12 @@ def _full(
             found = inventory.inventory(snapshot, machine.pid)
             inventory.refuse_undumpable(found)
             lacking = beforehand(found)
-            if lacking and (settle := order.refused(tries, lacking)).answer == "retry":
+            if lacking and (settle := _refused(context, order, tries, lacking)).answer == "retry":
                 raise _Passing(settle.pause)
             stood.alone = processes_alone(machine)
             only = (*stood.alone.values(), *alone_beside(machine, shells))
             # both only read what stands still, so the snapshot is made while CRIU works
-            looked = beside.submit(look, snapshot)
+            looked = beside.submit(_beside_dump, context, machine, order, snapshot)
             try:
                 try:
                     criu.dump(machine.pid, folder, machine.externals)
@@ -327,14 +316,14 @@ def _full(
             finally:
                 # before the thaw, whatever happened: what it reads must stand still
                 wait((looked,))
-            references = looked.result()
+            references, channel = looked.result()
             found = replace(found, alarms=inventory.alarms(before))
             if inspector is not None:
                 inspector.rebase(name, files=True, processes=True)
     except (CriuError, _Passing):
         drop_made(context, order.id)
         raise
-    (folder / CHANNEL_KEPT).write_bytes(channel[0])
+    (folder / CHANNEL_KEPT).write_bytes(channel)
     files = _synced(context, order)
     last = order.parent.image.id if order.parent and order.parent.image else ""
     kept = context.pages.keep(order.id, folder, like=last)
@@ -351,6 +340,24 @@ def _full(
         inventory=found,
     )
     return files, image, freeze.seconds
+
+
+def _beside_dump(
+    context: Context, machine: Machine, order: Order, snapshot: Sequence[Process]
+) -> tuple[References, bytes]:
+    """The snapshot of the files, what the processes refer to of them, and what the channel holds."""
+    name, inspector = order.spec.name, context.inspector
+    references = inspector.references(name, snapshot) if inspector is not None else References()
+    context.pool.snapshot(name, order.id)
+    return references, machine.kept_channel()
+
+
+def _refused(context: Context, order: Order, tries: int, lacks: tuple[Lack, ...]) -> Settle:
+    """What is done, after so many tries, about what would be lacking."""
+    less = Less(
+        order.keep.turn_class, TurnClass.FILES, kinds(lacks), tries, again=True, allow_less=order.allow_less
+    )
+    return context.log(order.spec.name).decide(less)
 
 
 def _ended(machine: Machine, seen: Iterable[int]) -> list[int]:
@@ -381,27 +388,3 @@ def _synced(context: Context, order: Order) -> FilesPart:
     context.pool.settle(order.spec.name, order.id)
     before = order.parent.files.id if order.parent and order.parent.files else ""
     return FilesPart(order.id, context.pool.kind, context.pool.bytes_new(order.id, before))
-
-
-def quiesce(shells: Mapping[str, int], timeout: float = 0.25) -> tuple[str, ...]:
-    """Wait until shells (name to host pid) stand at their prompt; names of those that did not come to wait
-    for input in ``timeout`` seconds.
-
-    One that has answered may still be putting its descriptors back: what is read of it (or dumped) between
-    the answer and the next read would show descriptors that are none of the command's doing. Such a shell
-    needs microseconds; on a busy host, until it gets a CPU.
-    """
-    deadline = time.monotonic() + timeout
-    busy = dict(shells)
-    while True:
-        busy = {name: pid for name, pid in busy.items() if not _waits(pid)}
-        if not busy or time.monotonic() > deadline:
-            return tuple(sorted(busy))
-        time.sleep(0.0002)
-
-
-def _waits(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/syscall").read_bytes().startswith(WAITS)
-    except OSError:
-        return True

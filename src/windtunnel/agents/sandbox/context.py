@@ -15,7 +15,7 @@ from shutil import disk_usage
 
 from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.engine import Engine
-from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.agents.sandbox.errors import PartError, SandboxError
 from windtunnel.agents.sandbox.files import Pool, btrfs
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector
 from windtunnel.agents.sandbox.machine import launch
@@ -26,7 +26,10 @@ from windtunnel.agents.sandbox.proxy.attach import HostProxy
 from windtunnel.agents.sandbox.record import SandboxLog
 from windtunnel.agents.sandbox.store import Manifests, PageStore
 from windtunnel.base.errors import UserError
+from windtunnel.store.objects import ObjectError
 
+FAULTS = (PartError, ObjectError, OSError)
+"""What an operation on a sandbox may meet in its parts."""
 NO_IMAGES = "they are not kept without root"
 """Why an ordinary user's host keeps no processes."""
 
@@ -47,11 +50,12 @@ class Context:
     policy: PolicyName
     in_use: list[str]
     """Checkpoints that are being made or restored, once for each: nothing of them may be dropped."""
+    restorable: set[str]
+    """Checkpoints whose processes have come back on this host since it was opened."""
     proxy: HostProxy
     report: Callable[[Event], None]
     no_images: str
     """Why processes are not kept where ``criu`` is None."""
-    """What processes may hold, and whether this host brings it back; the first call may take seconds."""
 
     def log(self, box: str) -> SandboxLog:
         """The log of that sandbox, and what decides of it; with the empty name, of the host."""

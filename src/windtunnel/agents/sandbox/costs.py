@@ -152,21 +152,18 @@ class Work:
 @dataclass(frozen=True)
 class SandboxProfile:
     """Costs and where they come from: ``provenance`` (machine, date, versions, load while measured, what
-    kind of memory was measured, fit errors) and what the machine has."""
+    kind of memory was measured, fit errors)."""
 
     costs: SandboxCosts
     provenance: dict[str, str] = field(default_factory=dict)
-    capabilities: dict[str, str] = field(default_factory=dict)
     path: str = ""
 
     @property
     def origin(self) -> str:
         """One line for whoever shows an emulated figure."""
-        told = self.provenance
         which = "shipped profile" if self.path == str(SHIPPED) else "own profile"
-        return (
-            f"{which}, measured on {told.get('machine', 'an unnamed machine')}, {told.get('date', 'undated')}"
-        )
+        machine, date = (self.provenance.get(key, f"no {key}") for key in ("machine", "date"))
+        return f"{which}, measured on {machine}, {date}"
 
 
 def profile_path() -> Path:
@@ -186,7 +183,6 @@ def load_costs(path: Path | None = None) -> SandboxProfile:
         return SandboxProfile(
             costs=SandboxCosts(**{str(name): float(value) for name, value in data["costs"].items()}),
             provenance={str(key): str(value) for key, value in data["provenance"].items()},
-            capabilities={str(key): str(value) for key, value in data["capabilities"].items()},
             path=str(path),
         )
 
@@ -197,10 +193,22 @@ def save_costs(profile: SandboxProfile, path: Path) -> None:
     """Write a profile, whole or not at all."""
     content = {
         "provenance": profile.provenance,
-        "capabilities": profile.capabilities,
         "costs": {name: float(f"{value:.4g}") for name, value in asdict(profile.costs).items()},
     }
     profiles.save(path, VERSION, content)
+
+
+OPERATIONS = (
+    ("decide on a turn", "decide", ""),
+    ("checkpoint of shells", "shell", "shell_cpu"),
+    ("checkpoint of files, frozen", "files_freeze", "files_cpu"),
+    ("checkpoint of files, after", "files_after", "files_cpu"),
+    ("full checkpoint, frozen", "full_freeze", "full_cpu"),
+    ("full checkpoint, after", "full_after", "full_cpu"),
+    ("restore", "restore", "restore_cpu"),
+    ("fork, beyond a restore", "fork", "restore_cpu"),
+    ("create", "create", "restore_cpu"),
+)
 
 
 def cost_table(profile: SandboxProfile) -> Table:
@@ -208,48 +216,17 @@ def cost_table(profile: SandboxProfile) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    costs = profile.costs
-    table = Table(
-        "operation",
-        "seconds",
-        "each MB",
-        "each process",
-        "CPU",
-        box=SIMPLE_HEAD,
-        caption="; ".join(f"{key}: {value}" for key, value in profile.provenance.items()),
-        caption_justify="left",
-    )
-    full_after = costs.full_after_per_byte + costs.full_after_per_new_byte
-    rows: tuple[tuple[str, float, float, float, float], ...] = (
-        ("decide on a turn", costs.decide, 0, 0, 1),
-        ("checkpoint of shells", costs.shell, 0, 0, costs.shell_cpu),
-        ("checkpoint of files, frozen", costs.files_freeze, 0, 0, costs.files_cpu),
-        ("checkpoint of files, after", costs.files_after, 0, 0, costs.files_cpu),
-        (
-            "full checkpoint, frozen",
-            costs.full_freeze,
-            costs.full_freeze_per_byte,
-            costs.full_freeze_per_process,
-            costs.full_cpu,
-        ),
-        (
-            "full checkpoint, after, known pages",
-            costs.full_after,
-            costs.full_after_per_byte,
-            0,
-            costs.full_cpu,
-        ),
-        ("full checkpoint, after, new pages", costs.full_after, full_after, 0, costs.full_cpu),
-        ("restore", costs.restore, costs.restore_per_byte, costs.restore_per_process, costs.restore_cpu),
-        ("fork, beyond a restore", costs.fork, 0, 0, costs.restore_cpu),
-        ("create", costs.create, 0, 0, costs.restore_cpu),
-    )
-    for name, seconds, each_byte, each_process, cpu in rows:
+    caption = "; ".join(f"{key}: {value}" for key, value in profile.provenance.items())
+    heads = ("operation", "seconds", "each MB", "each process", "CPU")
+    table = Table(*heads, box=SIMPLE_HEAD, caption=caption, caption_justify="left")
+    costs = asdict(profile.costs)
+    for words, name, cpu in OPERATIONS:
+        each_byte, each_process = costs.get(f"{name}_per_byte"), costs.get(f"{name}_per_process")
         table.add_row(
-            name,
-            f"{seconds * 1e3:.2f} ms",
+            words,
+            f"{costs[name] * 1e3:.2f} ms",
             f"{each_byte * 1e9:.3f} ms" if each_byte else "",
             f"{each_process * 1e3:.2f} ms" if each_process else "",
-            f"{cpu:.0%}",
+            f"{costs.get(cpu, 1.0):.0%}",
         )
     return table

@@ -2,38 +2,48 @@
 
 State is on disk: each sandbox's record, its log, the checkpoints' manifests, the page store, the pool of
 roots. A process that opens the home takes its lock, reads the records, and takes over every sandbox whose
-init still runs (see ``takeover``).
+init still runs: the processes never depended on the host's process. What it cannot know about the time when
+nobody watched, it doubts: the next turn of such a sandbox is full.
+
+Nothing is left of a sandbox that could not be made.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from windtunnel.agents.sandbox import checks
 from windtunnel.agents.sandbox import machine as machines
+from windtunnel.agents.sandbox import record as records
 from windtunnel.agents.sandbox.box import Box
-from windtunnel.agents.sandbox.checkpoint import FAULTS
 from windtunnel.agents.sandbox.context import (
+    FAULTS,
     NO_IMAGES,
     Context,
     admit,
     bound_by_disk,
+    disk_limit_of,
     lacking,
     room_for,
-)
+)  # fmt: skip
+from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.criu import find_criu
+from windtunnel.agents.sandbox.criu.connections import leave_repair
+from windtunnel.agents.sandbox.effects import EffectError
 from windtunnel.agents.sandbox.engine import Engine
-from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.files import open_pool
+from windtunnel.agents.sandbox.errors import PoolError, SandboxError
+from windtunnel.agents.sandbox.files import LeftOut, open_pool
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
-from windtunnel.agents.sandbox.machine import launch
-from windtunnel.agents.sandbox.making import forget, from_checkpoint, from_image
+from windtunnel.agents.sandbox.lacks import service_line
+from windtunnel.agents.sandbox.machine import Machine, launch
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
     Event,
@@ -42,20 +52,25 @@ from windtunnel.agents.sandbox.model import (
     Manifest,
     SandboxSpec,
     Saved,
+    TurnClass,
     VerifyReport,
-)
-from windtunnel.agents.sandbox.notice import save_all
+)  # fmt: skip
 from windtunnel.agents.sandbox.place import Home, checked_name, default_home
 from windtunnel.agents.sandbox.policy import (
     DEFAULT,
     READS_EFFECTS,
+    Endangered,
+    Notice,
     Pick,
     PolicyName,
     Queued,
     Retention,
     Rules,
-)
+    Save,
+)  # fmt: skip
 from windtunnel.agents.sandbox.proxy.attach import HostProxy, usable_key, with_address
+from windtunnel.agents.sandbox.record import Record
+from windtunnel.agents.sandbox.restore import bring_back, refuse_less
 from windtunnel.agents.sandbox.retention import Keeper
 from windtunnel.agents.sandbox.store import (
     Manifests,
@@ -63,11 +78,11 @@ from windtunnel.agents.sandbox.store import (
     destination,
     export_checkpoint,
     import_checkpoint,
-)
-from windtunnel.agents.sandbox.takeover import clear_dumps, locked, take_over
+)  # fmt: skip
 from windtunnel.agents.sandbox.verify import verify
 from windtunnel.base.errors import UserError
 
+NO_TIME = "no time is left"
 LOOKED_AT = 1.0
 """Seconds from one look at what the host's disk has free to the next."""
 
@@ -97,9 +112,9 @@ class Host:
         for folder in (self.home.path, self.home.boxes):
             folder.mkdir(parents=True, exist_ok=True)
         self.home.path.chmod(0o700)
-        self._lock_file = locked(self.home)
+        self._lock_file = self.home.lock()
         machines.wait_for_guard(self.home)
-        clear_dumps(self.home)
+        self.home.clear_dumps()
         self._on_event = on_event
         with_images = criu and policy not in ("files", "conversation") and not self._rootless
         inspector: Inspector | DiffInspector | None = None
@@ -124,6 +139,7 @@ class Host:
                 retention=retention or Retention(),
                 policy=policy,
                 in_use=[],
+                restorable=set(),
                 proxy=HostProxy(self.home),
                 report=self._report,
                 no_images=NO_IMAGES if self._rootless else "CRIU is missing",
@@ -141,7 +157,7 @@ class Host:
                 self._report(Event("weaker", "", words))
         with contextlib.suppress(*FAULTS):
             bound_by_disk(self.context)
-        take_over(self.context, self._boxes)
+        self._take_over()
         self._closed = threading.Event()
         self._watch = threading.Thread(target=self._watch_disk, name="sandbox-disk", daemon=True)
         self._watch.start()
@@ -159,7 +175,7 @@ class Host:
         if self._rootless:
             launch.check(spec)
         with self._claimed(spec.name):
-            box = from_image(self.context, spec, rootless=self._rootless)
+            box = self._from_image(spec)
             self._boxes[spec.name] = box
         self.context.report(Event("created", spec.name, box.image))
         return box
@@ -223,7 +239,7 @@ class Host:
             self._boxes.pop(name, None)
         with contextlib.suppress(Exception):
             box.wait()
-        forget(self.context, name, box)
+        self._forget(name, box)
         self._keeper.drop_forgettable()
         self.context.report(Event("removed", name))
 
@@ -268,9 +284,44 @@ class Host:
         """
         if not 0 <= seconds < float("inf"):
             raise UserError(f"notice: {seconds} seconds are not accepted; give a number from 0 on")
+        begin, context, log = time.monotonic(), self.context, self.context.log("")
         with self._lock:
             boxes = {name: box for name, box in self._boxes.items() if box.info().status == "running"}
-        return save_all(self.context, boxes, seconds)
+        costs = load_costs().costs
+        endangered = {}
+        for name, box in boxes.items():
+            memory, processes = box.machine().cgroup.usage()[1], len(box.machine().cgroup.pids())
+            times = costs.estimate_files(), costs.estimate_full(memory, processes)
+            # what it needs is seen when its turn comes: to look now would hold the first ones up
+            endangered[name] = Endangered(name, TurnClass.FULL, *times)
+        workers = context.engine.workers
+        order = log.decide(Notice(float(seconds), workers, tuple(endangered.values())))
+        saved: list[str] = []
+        save = partial(self._save_box, boxes, endangered, begin + seconds, saved)
+        with ThreadPoolExecutor(workers) as pool:
+            names = [planned.name for planned in order.saves]
+            outcome = dict(zip(names, pool.map(save, order.saves), strict=True))
+        log.did(saved=saved)
+        return {name: outcome.get(name, Saved(box.tip, fault=NO_TIME)) for name, box in boxes.items()}
+
+    def _save_box(
+        self, boxes: dict[str, Box], endangered: dict[str, Endangered], end: float, saved: list[str],
+        planned: Save,
+    ) -> Saved:  # fmt: skip
+        """One of those that a notice saves. ``end``: by the monotonic clock; ``saved``: the names so far."""
+        box, log = boxes[planned.name], self.context.log("")
+        saved.append(planned.name)
+        before = box.tip
+        late = Notice(end - time.monotonic(), 1, (endangered[planned.name],))
+        if not (order := log.decide(late, write=False)).saves:  # that there is time is no news
+            log.decided(late, order)
+            return Saved(before, fault=NO_TIME)
+        try:
+            manifest = box.save(planned.most)
+        except Exception as error:
+            return Saved(box.tip, fault=str(error))
+        whole = before if manifest.lacks and manifest.id != before else ""
+        return Saved(manifest.id, manifest.lacks, box.refuses(manifest), whole)
 
     # --- the past
 
@@ -375,15 +426,116 @@ class Host:
 
     def _from(self, manifest: Manifest, spec: SandboxSpec, *, fresh: bool, allow_less: bool) -> Box:
         """A new sandbox in the state of ``manifest``. ``fresh``: with an identity of its own."""
-        begin = time.monotonic()
+        begin, context, name = time.monotonic(), self.context, spec.name
         with self._lock:
             origin = self._boxes.get(manifest.box)
         image = origin.image if origin is not None else manifest.spec.image
-        box = from_checkpoint(self.context, manifest, spec, image, fresh=fresh, allow_less=allow_less)
+        room_for(context, "", f"sandbox {name}")
+        record = Record(spec=spec, created=time.time(), base=manifest.id, turns=manifest.turn, image=image)
+        records.write(context.home.box(name), record)
+        box, allow_less, log = None, allow_less or spec.allow_less, context.log(name)
+        try:
+            refuse_less(context, log, manifest, allow_less=allow_less)
+            if fresh:
+                context.proxy.forked(manifest.box, spec, manifest.turn)
+            machine, report = bring_back(context, log, spec, manifest, allow_less=allow_less)
+            if fresh:
+                with context.pool.relaxed(name):
+                    machine.freshen(spec.hostname or name)
+            box = Box(context, record, None)
+            box.adopt(machine, manifest, lacks=report.lacks)
+        except BaseException:
+            self._forget(name, box)
+            raise
         with self._lock:
-            self._boxes[spec.name] = box
-        self.context.report(Event("forked", spec.name, manifest.id, time.monotonic() - begin))
+            self._boxes[name] = box
+        context.report(Event("forked", name, manifest.id, time.monotonic() - begin))
         return box
+
+    def _from_image(self, spec: SandboxSpec) -> Box:
+        """A new running sandbox, with its first checkpoint."""
+        context, name = self.context, spec.name
+        limit = disk_limit_of(context, spec)
+        room_for(context, "", f"sandbox {name}")
+        notes: list[str] = []
+        image = context.pool.import_image(spec.image, notes.append)
+        record = Record(spec=spec, created=time.time(), image=image)
+        records.write(context.home.box(name), record)
+        box = None
+        try:
+            context.pool.create(name, image, limit)
+            root = context.pool.mount(name)
+            checks.need_shell(root, spec.image)
+            with context.pool.relaxed(name):
+                machine = Machine.start(context.home, spec, root)
+            box = Box(context, record, None)
+            box.adopt(machine, None)
+            box.checkpoint()
+            for service, command in spec.services.items():
+                if box.run(service_line(service, command), timeout=30).exit_code != 0:
+                    raise SandboxError(f"service {service} of sandbox {name} did not start: {command!r}")
+        except BaseException as error:
+            self._forget(name, box)
+            if isinstance(error, FAULTS):
+                raise SandboxError(f"sandbox {name} could not be made: {error}") from error
+            raise
+        if self._rootless:
+            left_out = [note for note in notes if isinstance(note, LeftOut)]
+            for words in (*left_out, *machine.limits_missed):
+                context.report(Event("created", name, words))
+        return box
+
+    def _forget(self, name: str, box: Box | None) -> None:
+        """Remove all of a sandbox but its checkpoints; never raises, what stays is found by ``gc``."""
+        home, pool = self.context.home, self.context.pool
+        with contextlib.suppress(*FAULTS, EffectError, UserError):
+            self.context.proxy.forget(name)
+        with contextlib.suppress(*FAULTS):
+            if box is not None:
+                box.halt()
+        with contextlib.suppress(*FAULTS):
+            Machine.clear(home, name)
+        with contextlib.suppress(*FAULTS):
+            pool.unmount(name)
+        with contextlib.suppress(*FAULTS):
+            pool.drop_box(name)
+        shutil.rmtree(home.box(name), ignore_errors=True)
+
+    def _take_over(self) -> None:
+        """Find the sandboxes of the home: watch those that still run, and note which do not.
+
+        Where a sandbox's newest checkpoint is damaged, the one before it takes its place.
+        """
+        context = self.context
+        sound, problems = context.manifests.all()
+        for problem in problems:
+            context.report(Event("failed", "", problem))
+        for folder in sorted(context.home.boxes.iterdir()):
+            record = records.read(folder)
+            # without a checkpoint it was about to get its first, and nobody was told that it exists
+            if record is None or record.status == "making" or not record.tip:
+                Machine.clear(context.home, folder.name)
+                context.pool.unmount(folder.name)
+                continue
+            name, tip = record.spec.name, records.newest(record, sound)
+            if tip != record.tip:
+                words = f"checkpoint {record.tip} cannot be read; {tip} is"
+                context.report(Event("failed", name, words))
+                record = replace(record, tip=tip)
+            if record.status == "running" and records.is_alive(record):
+                root = context.pool.mount(name)
+                machine = Machine.adopt(context.home, record.spec, root, record.pid)
+                box = Box(context, record, machine, doubt="nobody watched while the host was away")
+                box.watch()
+                leave_repair(machine.cgroup.pids())  # the host may have ended in a dump
+                machine.cgroup.thaw()
+                context.proxy.serve(box, box.spec, machine.externals.netns)
+            else:
+                box = Box(context, record, None)
+                Machine.clear(context.home, name)
+                if record.status == "running":
+                    context.report(Event("died", name, "while the host was away"))
+            self._boxes[name] = box
 
     def _pids(self, name: str) -> set[int]:
         return set(launch.group(self.home, name).pids())

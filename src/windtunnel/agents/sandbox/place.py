@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from windtunnel.base import paths
 from windtunnel.base.errors import UserError
@@ -71,6 +74,33 @@ class Home:
     def dump(self, checkpoint: str) -> Path:
         """Where a process image lies between CRIU and the page store."""
         return self.path / "dumps" / checkpoint
+
+    def lock(self) -> IO[str]:
+        """The lock of this home, held until it is closed; UserError where another process has it."""
+        file = (self.path / "lock").open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise UserError(
+                f"sandbox: home {self.path} is held by process {holder}; use its daemon, or another home "
+                "(WINDTUNNEL_SANDBOX_HOME)"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        return file
+
+    def clear_dumps(self) -> None:
+        """Drop images that a crash left on the way to the page store."""
+        folder = self.path / "dumps"
+        for left in folder.iterdir() if folder.is_dir() else ():
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
 
     def unverified(self, box: str) -> Path:
         """A file that is there while processes of a sandbox come back, until they were looked at: should

@@ -7,13 +7,13 @@ in its event log: its turns, and what the policy saw beside what it answered.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from windtunnel.agents.sandbox import machine
-from windtunnel.agents.sandbox.model import Event, Limits, SandboxSpec, Turn
+from windtunnel.agents.sandbox.model import Event, Limits, Manifest, SandboxSpec, Turn
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import (
     CAPABILITY,
@@ -66,6 +66,17 @@ class Record:
 def is_alive(record: Record) -> bool:
     """Whether the sandbox's init is still the one that the record names."""
     return Identity(record.pid, record.started, record.boot).lives()
+
+
+def newest(record: Record, sound: Sequence[Manifest]) -> str:
+    """The sandbox's newest checkpoint among those that can be read; empty where there is none."""
+    ids = {manifest.id for manifest in sound}
+    if not record.tip or record.tip in ids:
+        return record.tip
+    own = [manifest for manifest in sound if manifest.box == record.spec.name]
+    if own:
+        return max(own, key=lambda manifest: (manifest.turn, manifest.created)).id
+    return record.base if record.base in ids else ""
 
 
 def write(folder: Path, record: Record) -> None:

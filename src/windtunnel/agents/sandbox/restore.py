@@ -7,22 +7,27 @@ restore*), the policy has seen to it that nothing which the image refers to has 
 cannot come back, fresh shells take over the kept state and the declared services start again. What lacks
 then is an error, unless it is allowed: what is known to lack is told before anything is touched
 (`refuse_less`), what turns out to, afterwards; then nothing runs.
+
+Before a sandbox that runs is killed for a checkpoint whose processes have not come back yet, these are
+brought back once beside it, under another name, and ended before they run (`rehearse`): a restore that fails
+leaves what runs as it was.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from windtunnel.agents.sandbox import inventory
-from windtunnel.agents.sandbox.checkpoint import FAULTS
-from windtunnel.agents.sandbox.context import Context, disk_limit_of
+from windtunnel.agents.sandbox.context import FAULTS, Context, disk_limit_of
 from windtunnel.agents.sandbox.errors import CriuError, LessError, MachineError, SandboxError
 from windtunnel.agents.sandbox.lacks import because, foreseen, hold, service_line
 from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Machine, launch, walls
@@ -30,6 +35,8 @@ from windtunnel.agents.sandbox.model import ImagePart, Lack, Manifest, RestoreRe
 from windtunnel.agents.sandbox.policy import Restore
 from windtunnel.agents.sandbox.record import SandboxLog
 from windtunnel.agents.sandbox.store import StaleCopy
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def refuse_less(context: Context, log: SandboxLog, manifest: Manifest, *, allow_less: bool) -> None:
@@ -61,7 +68,44 @@ def bring_back(
     untouched.
     """
     with _in_use(context, manifest.id):
-        return _bring_back(context, log, spec, manifest, allow_less)
+        return _Restoring(context, log, spec, manifest, allow_less).run()
+
+
+def rehearse(
+    context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, *, allow_less: bool
+) -> None:
+    """See whether the processes of ``manifest`` come back, without touching sandbox ``spec``, which runs.
+
+    Raises LessError and SandboxError as `bring_back` does. Does nothing where they have come back before on
+    this host, or where none would; and says nothing where the disk has no room for both.
+    """
+    if manifest.image is None or context.criu is None or manifest.id in context.restorable:
+        return
+    trial = replace(spec, name=f"{spec.name[:36]}.{secrets.token_hex(4)}")
+    try:
+        with _in_use(context, manifest.id), contextlib.suppress(_Rehearsed):
+            _Restoring(context, log, trial, manifest, allow_less, rehearsal_of=spec.name).run()
+    except SandboxError as error:
+        if not _is_full(error):
+            raise
+    finally:
+        with contextlib.suppress(*FAULTS):
+            Machine.clear(context.home, trial.name)
+        with contextlib.suppress(*FAULTS):
+            context.pool.unmount(trial.name)
+        with contextlib.suppress(*FAULTS):
+            context.pool.drop_box(trial.name)
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether it comes of a disk, or a bound of one, that is full."""
+    while error is not None and not (isinstance(error, OSError) and error.errno in FULL):
+        error = error.__cause__
+    return error is not None
+
+
+class _Rehearsed(Exception):
+    """The processes stand as they should; they are not to run."""
 
 
 @contextlib.contextmanager
@@ -73,158 +117,158 @@ def _in_use(context: Context, checkpoint: str) -> Iterator[None]:
         context.in_use.remove(checkpoint)
 
 
-def _bring_back(
-    context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, allow_less: bool
-) -> tuple[Machine, RestoreReport]:
-    begin = time.monotonic()
-    name = spec.name
-    image = manifest.image
-    asked = Restore(
-        has_files=manifest.files is not None,
-        has_image=image is not None,
-        own_image=image is not None and image.id == manifest.id,
-        images_possible=context.criu is not None,
-        image_bytes=image.bytes_raw if image else 0,
-        processes=len(image.processes) if image else 0,
-    )
-    back = log.decide(asked)
-    if manifest.files is None or not back.files:
-        raise SandboxError(f"checkpoint {manifest.id} holds no files, so nothing can be restored from it")
-    limit = disk_limit_of(context, spec)
-    restored, lacks = ["files"], list(foreseen(context, manifest))
-    told = len(lacks)
+class _Restoring:
+    """One restore of ``manifest`` as sandbox ``spec``: what came back so far, and what lacks. As a
+    rehearsal (``rehearsal_of``: the sandbox) it ends, by _Rehearsed, before a process runs."""
 
-    def stop_for_less(kept: TurnClass) -> None:
+    def __init__(
+        self, context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, allow_less: bool,
+        *, rehearsal_of: str = "",
+    ) -> None:  # fmt: skip
+        self._context, self._log, self._spec, self._manifest = context, log, spec, manifest
+        self._allow_less, self._rehearsal, self._name = (
+            allow_less,
+            bool(rehearsal_of),
+            rehearsal_of or spec.name,
+        )
+        self._begin = time.monotonic()
+        self._restored = ["files"]
+        self._lacks = list(foreseen(context, manifest))
+        self._admitted = len(self._lacks)
+
+    def run(self) -> tuple[Machine, RestoreReport]:
+        context, spec, manifest, image = self._context, self._spec, self._manifest, self._manifest.image
+        asked = Restore(
+            has_files=manifest.files is not None,
+            has_image=image is not None,
+            own_image=image is not None and image.id == manifest.id,
+            images_possible=context.criu is not None,
+            image_bytes=image.bytes_raw if image else 0,
+            processes=len(image.processes) if image else 0,
+        )
+        back = self._log.decide(asked, write=not self._rehearsal)
+        if manifest.files is None or not back.files:
+            raise SandboxError(f"checkpoint {manifest.id} holds no files, so nothing can be restored from it")
+        try:
+            machine = None
+            if back.processes and image is not None:
+                try:
+                    machine = self._with_processes(image)
+                except CriuError as error:
+                    self._lacks += because(image.alone, str(error))
+                    self._stop_for_less(TurnClass.FILES)
+                    back = self._log.decide(replace(asked, images_possible=False), write=not self._rehearsal)
+            if self._rehearsal:
+                raise _Rehearsed
+            if machine is None:
+                machine = Machine.start(context.home, spec, self._files())
+            if back.shells:
+                self._replay_shells(machine)
+            if back.services:
+                self._start_services(machine)
+            self._stop_for_less(TurnClass.FULL if back.processes else TurnClass.FILES)
+        except (LessError, *FAULTS) as error:
+            with contextlib.suppress(*FAULTS):
+                Machine.clear(context.home, spec.name)
+            if isinstance(error, LessError):
+                raise
+            words = f"sandbox {self._name} could not be restored from {manifest.id}: {error}"
+            raise SandboxError(words) from error
+        if back.processes:
+            context.restorable.add(manifest.id)
+        self._log.did(restored=self._restored)
+        return machine, self._report()
+
+    def _report(self) -> RestoreReport:
+        restored, lacks, seconds = self._restored, self._lacks, time.monotonic() - self._begin
+        return RestoreReport(self._manifest.id, self._manifest.turn, tuple(restored), tuple(lacks), seconds)
+
+    def _stop_for_less(self, kept: TurnClass) -> None:
         """Raises LessError where more lacks than was admitted, and that is too much."""
-        seconds = time.monotonic() - begin
-        report = RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lacks), seconds)
-        what = f"sandbox {name}, as restored from {manifest.id},"
-        more = lacks if len(lacks) > told else ()
-        wanted = max(manifest.wanted, kept)
-        hold(log, what, more, wanted=wanted, kept=kept, allow_less=allow_less, report=report)
+        hold(
+            self._log,
+            f"sandbox {self._name}, as restored from {self._manifest.id},",
+            self._lacks if len(self._lacks) > self._admitted else (),
+            wanted=max(self._manifest.wanted, kept),
+            kept=kept,
+            allow_less=self._allow_less,
+            report=self._report(),
+        )
 
-    def differs(found: tuple[Lack, ...]) -> None:
-        known = {one.what for one in lacks}
-        lacks.extend(one for one in found if one.what not in known)
-        stop_for_less(TurnClass.FULL)
+    def _files(self) -> Path:
+        pool, name, files = self._context.pool, self._spec.name, self._manifest.files
+        assert files is not None
+        pool.clone(name, files.id, disk_limit_of(self._context, self._spec))
+        return pool.mount(name)
 
-    def files(id: str = manifest.files.id) -> Path:
-        context.pool.clone(name, id, limit)
-        return context.pool.mount(name)
+    def _with_processes(self, image: ImagePart) -> Machine:
+        try:
+            machine = self._from_image(image)
+        except StaleCopy:
+            # the image was a copy of the cache that is wrong: nothing has run on it, and it is dropped
+            machine = self._from_image(image)
+        self._restored.append(f"{len(image.processes)} processes with memory and open files")
+        return machine
 
-    try:
-        machine = None
-        if back.processes and image is not None:
-            try:
-                restored.append(f"{len(image.processes)} processes with memory and open files")
-                machine = _processes(context, spec, image, manifest.id, files, differs)
-            except CriuError as error:
-                restored.pop()
-                lacks += because(image.alone, str(error))
-                stop_for_less(TurnClass.FILES)
-                back = log.decide(replace(asked, images_possible=False))
-        if machine is None:
-            machine = Machine.start(context.home, spec, files())
-        if back.shells:
-            _shells(machine, manifest, restored, lacks)
-        if back.services:
-            _services(machine, spec, restored, lacks)
-        stop_for_less(TurnClass.FULL if back.processes else TurnClass.FILES)
-    except LessError:
-        with contextlib.suppress(*FAULTS):
-            Machine.clear(context.home, name)
-        raise
-    except FAULTS as error:
-        with contextlib.suppress(*FAULTS):
-            Machine.clear(context.home, name)
-        raise SandboxError(f"sandbox {name} could not be restored from {manifest.id}: {error}") from error
-    log.did(restored=restored)
-    seconds = time.monotonic() - begin
-    return machine, RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lacks), seconds)
+    def _from_image(self, image: ImagePart) -> Machine:
+        """Raises StaleCopy when the image was a copy of the cache that turned out to be wrong."""
+        context, spec = self._context, self._spec
+        assert context.criu is not None
+        note = context.home.unverified(spec.name)
+        folder = context.home.dump(f"{self._manifest.id}.{spec.name}.{secrets.token_hex(4)}.restore")
+        try:
+            # files, image, and what there is before the first process have nothing to do with one another
+            with ThreadPoolExecutor(2, "sandbox-restore") as beside:
+                begun = beside.submit(context.pages.begin, image.id, folder)
+                # without the root, of which there is none yet
+                prepared = beside.submit(Machine.prepare, context.home, spec, Path())
+                root = self._files()
+                confirm = begun.result()
+                externals = replace(prepared.result(), root=root)
+                Machine.lay_channel(externals, folder / CHANNEL_KEPT)
+            note.touch()
+            group = launch.group(context.home, spec.name)
+            with group.first(), group.roomy():
+                verified = partial(self._verify, image, externals.freezer, confirm, note)
+                pid = context.criu.restore(folder, externals, meanwhile=verified, wanted=note)
+            return Machine.adopt(context.home, spec, root, pid)
+        except BaseException:
+            with contextlib.suppress(*FAULTS):
+                Machine.clear(context.home, spec.name)
+            raise
+        finally:
+            note.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
-
-def _processes(
-    context: Context,
-    spec: SandboxSpec,
-    image: ImagePart,
-    checkpoint: str,
-    files: Callable[[], Path],
-    differs: Callable[[tuple[Lack, ...]], None],
-) -> Machine:
-    """The processes run, on the root that ``files`` makes. ``differs`` is told, before they do, what of them
-    is not as it was; what it raises keeps them from running."""
-
-    def attempt() -> Machine:
-        folder = context.home.dump(f"{checkpoint}.{spec.name}.{secrets.token_hex(4)}.restore")
-        return _restored(context, spec, image, folder, files, differs)
-
-    try:
-        return attempt()
-    except StaleCopy:
-        # the image was a copy of the cache that is wrong: nothing has run on it, and it is dropped
-        return attempt()
-
-
-def _restored(
-    context: Context,
-    spec: SandboxSpec,
-    image: ImagePart,
-    folder: Path,
-    files: Callable[[], Path],
-    differs: Callable[[tuple[Lack, ...]], None],
-) -> Machine:
-    """``folder``: where the image lies meanwhile. Raises StaleCopy when it was a copy of the cache that
-    turned out to be wrong."""
-    assert context.criu is not None
-    note = context.home.unverified(spec.name)
-
-    def look(first: int) -> None:
-        """All stands still: what CRIU does not bring back as it was is put right here, and nowhere else."""
+    def _verify(
+        self, image: ImagePart, freezer: Path, confirm: Callable[[], None], note: Path, first: int
+    ) -> None:
+        """All stands still: what CRIU does not bring back as it was is put right here, and nowhere else; what
+        this raises keeps the processes from running."""
         walls.seal(first)
-        found: tuple[Lack, ...] = ()
         if image.inventory is not None:
-            found = inventory.put_right(image.inventory, externals.freezer, first)
+            known = {lack.what for lack in self._lacks}
+            different = inventory.put_right(image.inventory, freezer, first)
+            self._lacks += [lack for lack in different if lack.what not in known]
         confirm()
-        differs(found)
+        self._stop_for_less(TurnClass.FULL)
+        if self._rehearsal:
+            raise _Rehearsed
         note.unlink()
 
-    try:
-        # files, image, and what there is before the first process have nothing to do with one another
-        with ThreadPoolExecutor(2, "sandbox-restore") as beside:
-            begun = beside.submit(context.pages.begin, image.id, folder)
-            # without the root, of which there is none yet
-            prepared = beside.submit(Machine.prepare, context.home, spec, Path())
-            root = files()
-            confirm = begun.result()
-            externals = replace(prepared.result(), root=root)
-            Machine.lay_channel(externals, folder / CHANNEL_KEPT)
-        note.touch()
-        group = launch.group(context.home, spec.name)
-        with group.first(), group.roomy():
-            pid = context.criu.restore(folder, externals, meanwhile=look, wanted=note)
-        return Machine.adopt(context.home, spec, root, pid)
-    except BaseException:
-        with contextlib.suppress(*FAULTS):
-            Machine.clear(context.home, spec.name)
-        raise
-    finally:
-        note.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+    def _replay_shells(self, machine: Machine) -> None:
+        for state in self._manifest.shells:
+            try:
+                machine.replay(state)
+                self._restored.append(f"state of shell {state.name}")
+            except MachineError as error:
+                self._lacks.append(Lack("shells", f"shell {state.name}: part of its state", str(error)))
 
-
-def _shells(machine: Machine, manifest: Manifest, restored: list[str], lacks: list[Lack]) -> None:
-    for state in manifest.shells:
-        try:
-            machine.replay(state)
-            restored.append(f"state of shell {state.name}")
-        except MachineError as error:
-            lacks.append(Lack("shells", f"shell {state.name}: part of its state", str(error)))
-
-
-def _services(machine: Machine, spec: SandboxSpec, restored: list[str], lacks: list[Lack]) -> None:
-    for name, command in spec.services.items():
-        started = machine.run(service_line(name, command), timeout=30)
-        if started.exit_code == 0:
-            restored.append(f"service {name}, started anew without its memory")
-        else:
-            lacks.append(Lack("services", f"service {name}: {command}", f"it ended with {started.exit_code}"))
+    def _start_services(self, machine: Machine) -> None:
+        for name, command in self._spec.services.items():
+            exit_code = machine.run(service_line(name, command), timeout=30).exit_code
+            if exit_code == 0:
+                self._restored.append(f"service {name}, started anew without its memory")
+            else:
+                why = f"it ended with {exit_code}"
+                self._lacks.append(Lack("services", f"service {name}: {command}", why))

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from windtunnel.agents.sandbox import machine as machines
 from windtunnel.agents.sandbox.box import Box
-from windtunnel.agents.sandbox.checkpoint import FAULTS
-from windtunnel.agents.sandbox.context import Context
+from windtunnel.agents.sandbox.context import FAULTS, Context
 from windtunnel.agents.sandbox.model import GcReport
 from windtunnel.agents.sandbox.policy import Forget, Past, forgettable
 

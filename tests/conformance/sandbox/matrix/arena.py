@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from windtunnel.agents.sandbox.checkpoint import FAULTS
+from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.errors import LessError, SandboxError
 from windtunnel.agents.sandbox.machine import launch
 from windtunnel.agents.sandbox.model import Network, SandboxSpec

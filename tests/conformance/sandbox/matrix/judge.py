@@ -17,7 +17,7 @@ from dataclasses import replace
 from benchmarks.agents.sandbox.harness import new_name
 from conformance.sandbox.matrix.arena import Answer, Arena, Told
 from conformance.sandbox.matrix.row import MatrixRow, Outcome, Verdict
-from windtunnel.agents.sandbox.checkpoint import FAULTS
+from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.errors import SandboxError
 
 EVERY = 0.1

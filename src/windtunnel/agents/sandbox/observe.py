@@ -1,0 +1,114 @@
+"""What the policy is told of a sandbox: its effects since the newest checkpoint, and what is in doubt."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from windtunnel.agents.sandbox.context import FAULTS, Context
+from windtunnel.agents.sandbox.machine import Machine, shell_effect
+from windtunnel.agents.sandbox.model import (
+    Doubt,
+    Effects,
+    Manifest,
+    Part,
+    References,
+    ShellEffect,
+    TurnClass,
+)  # fmt: skip
+from windtunnel.agents.sandbox.policy import READS_EFFECTS, Look, Occasion
+
+WAITS = {"x86_64": (b"0 ", b"61 "), "aarch64": (b"63 ", b"260 ")}.get(platform.machine(), ())
+"""What /proc/PID/syscall begins with in read(2), at the prompt, and in wait4(2), while a command runs."""
+
+
+def observe(
+    context: Context,
+    name: str,
+    machine: Machine,
+    tip: Manifest | None,
+    doubt: str,
+    occasion: Occasion,
+    *,
+    full: bool = False,
+    named: bool = False,
+    most: TurnClass = TurnClass.FULL,
+    least: TurnClass = TurnClass.NONE,
+) -> Look:
+    """What the policy has to know of sandbox ``name``, on ``machine``, since its newest checkpoint, ``tip``;
+    what it did, only where the answer can depend on that. ``doubt``: why that cannot be known, or empty.
+    """
+    image = tip.image if tip else None
+    reads = context.policy in READS_EFFECTS and not full
+    return Look(
+        occasion=occasion,
+        effects=_effects(context, name, machine, tip, doubt, occasion) if reads and tip is not None else None,
+        references=(
+            References(frozenset(image.references), frozenset(image.mapped)) if image else References()
+        ),
+        has_parent=tip is not None,
+        has_files=tip is not None and tip.files is not None,
+        has_image=image is not None,
+        images_possible=context.criu is not None,
+        no_images=context.no_images,
+        full=full,
+        named=named,
+        most=most,
+        least=least,
+        has_lacks=tip is not None and bool(tip.lacks),
+        memory=machine.cgroup.usage()[1],
+        processes=len(machine.cgroup.pids()),
+        rules=context.rules,
+    )
+
+
+def _effects(
+    context: Context, name: str, machine: Machine, tip: Manifest, doubt: str, occasion: Occasion
+) -> Effects:
+    busy = () if occasion is Occasion.FROZEN else quiesce(machine.shells())
+    effects = Effects(doubts=(Doubt(Part.PROCESSES, "no inspector"),))
+    if context.inspector is not None:
+        try:
+            effects = context.inspector.effects(name)
+        except FAULTS as error:
+            effects = Effects(doubts=(Doubt(Part.PROCESSES, f"the inspector failed: {error}"),))
+    doubts = (Doubt(Part.PROCESSES, doubt),) if doubt else ()
+    kept = {state.name: state.fingerprint for state in tip.shells}
+    states = {state.name: state for state in machine.shell_states()}
+    shells = []
+    for shell in sorted(kept.keys() | states.keys() | set(busy)):
+        state = states.get(shell)
+        if state is None:
+            shells.append(ShellEffect(shell, busy=shell in busy, gone=shell in kept))
+        elif kept.get(shell) != state.fingerprint:
+            shells.append(replace(shell_effect(state), busy=shell in busy))
+        elif shell in busy:
+            shells.append(ShellEffect(shell, busy=True))
+    return replace(effects, shells=tuple(shells), doubts=doubts + effects.doubts)
+
+
+def quiesce(shells: Mapping[str, int], timeout: float = 0.25) -> tuple[str, ...]:
+    """Wait until shells (name to host pid) stand at their prompt; names of those that did not come to wait
+    for input in ``timeout`` seconds.
+
+    One that has answered may still be putting its descriptors back: what is read of it (or dumped) between
+    the answer and the next read would show descriptors that are none of the command's doing. Such a shell
+    needs microseconds; on a busy host, until it gets a CPU.
+    """
+    deadline = time.monotonic() + timeout
+    busy = dict(shells)
+    while True:
+        busy = {name: pid for name, pid in busy.items() if not _waits(pid)}
+        if not busy or time.monotonic() > deadline:
+            return tuple(sorted(busy))
+        time.sleep(0.0002)
+
+
+def _waits(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/syscall").read_bytes().startswith(WAITS)
+    except OSError:
+        return True
