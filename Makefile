@@ -56,11 +56,10 @@ format: $(VENV)/ready
 docs: $(VENV)/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# Rebuild what lies built beside its source: the absent device, the sandboxes' init, CRIU's limits and steps, programs of the kernel.
+# Rebuild what lies built beside its source: the absent device, the sandboxes' init, CRIU's steps, programs of the kernel.
 native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.training.emulate.live.native_library
 	$(BIN)/python -m windtunnel.agents.sandbox.machine.native
-	$(BIN)/python -m windtunnel.agents.sandbox.criu.preload
 	$(BIN)/python -m windtunnel.agents.sandbox.criu.steps
 	$(BIN)/python -m windtunnel.agents.sandbox.inspect.kernel
 	$(BIN)/python -m windtunnel.network.sharing.live.native

@@ -56,6 +56,37 @@ def test_a_failed_restore_names_what_does_not_fit(line: str, words: str) -> None
     assert said.startswith(f"process restore: {words} is not as it was at the checkpoint")
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "(criu/files-reg.c:1): Can't dump ghost file /w/big of 73400320 size, increase limit",
+            "file /w/big open",
+        ),
+        (
+            "(criu/files-reg.c:1): Can't create link remap for /w/a. Use link-remap option.",
+            "holds /w/a open, which",
+        ),
+        (
+            "(criu/files.c:1): Can't lookup mount=7 for fd=3 path=/queue",
+            "/queue open on a file system that no",
+        ),
+        (
+            "(criu/files-ext.c:1): Can't dump file 3 of that type [600] (chr 10:232)",
+            "cannot keep (chr 10:232)",
+        ),
+        (
+            "(criu/sk-unix.c:1): unix: External socket is used. Consider using",
+            "a process outside the sandbox",
+        ),
+        ("(compel/src/lib/infect.c:1): SEIZE 7: task is traced", "is being debugged"),
+    ],
+)
+def test_a_refused_dump_names_the_process_and_what_it_holds(line: str, words: str) -> None:
+    said = explain_dump(f"{RLIMIT}Error {line}\n{DUMP_END}", 4194304)
+    assert said.startswith("process image: process 4194305 ") and words in said
+
+
 @given(st.text(max_size=200), st.integers(min_value=1, max_value=2**22))
 def test_any_log_gives_one_sentence(noise: str, pid: int) -> None:
     for said in (explain_dump(f"Error (x): {noise}", pid), explain_restore(f"Error (x): {noise}")):

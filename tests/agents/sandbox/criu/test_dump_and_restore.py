@@ -124,15 +124,6 @@ def test_a_dump_that_is_killed_leaves_the_processes_as_they_were(
     moving()
 
 
-def test_images_are_not_mixed_with_others(box: TinyBox, criu: Criu, tmp_path: Path) -> None:
-    box.start("/bin/sleep", "1000")
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "inventory.img").write_text("another")
-    with pytest.raises(CriuError, match="not empty"):
-        criu.dump(box.pid, tmp_path / "images", box.externals)
-    assert (tmp_path / "images" / "inventory.img").read_text() == "another"
-
-
 def test_a_restore_that_fails_or_is_cut_leaves_no_process(box: TinyBox, criu: Criu, tmp_path: Path) -> None:
     counters(box)
     box.freeze(True)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.criu import preload, steps
+from windtunnel.agents.sandbox.criu import steps
 from windtunnel.agents.sandbox.machine import native, walls
 from windtunnel.base.errors import UserError
 
-BUILDS = {one.what: one for one in (native.PROGRAM, preload.LIMITS, steps.STEPS)}
+BUILDS = {one.what: one for one in (native.PROGRAM, steps.STEPS)}
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="shipped for x86-64")
@@ -29,7 +29,6 @@ def test_it_is_built_where_none_is_shipped(tmp_path: Path, monkeypatch: pytest.M
         pytest.skip("needs gcc")
     native.PROGRAM.build(tmp_path / "init")
     assert subprocess.run([str(tmp_path / "init")]).returncode == 2
-    preload.LIMITS.build(tmp_path / "limits.so")
     assert not list(tmp_path.glob("*.part"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     for found in BUILDS.values():

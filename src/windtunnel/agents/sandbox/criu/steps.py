@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from windtunnel.agents.sandbox.criu.preload import environment
 from windtunnel.agents.sandbox.machine import native
 from windtunnel.base.native import Freestanding
 from windtunnel.linux import cgroup, processes
@@ -49,7 +48,7 @@ def starting(
 
 def environment_in(work: Path) -> dict[str, str]:
     """The environment for a CRIU with messages in ``work``."""
-    found = environment()
+    found = dict(os.environ)
     if (tar := _tar()) is not None:
         with contextlib.suppress(FileExistsError):  # of a run before
             (work / "tar").symlink_to(STEPS.locate())
