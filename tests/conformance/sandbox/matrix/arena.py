@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from windtunnel.agents.sandbox.context import FAULTS
 from windtunnel.agents.sandbox.errors import LessError, SandboxError
 from windtunnel.agents.sandbox.machine import launch
-from windtunnel.agents.sandbox.model import Network, SandboxSpec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.protocol import AnyHost
 from windtunnel.base.errors import UserError
@@ -53,7 +53,7 @@ class Answer:
 class Arena(Protocol):
     """What a row's judge does to sandboxes. Only ``create``, ``put`` and ``run`` raise SandboxError."""
 
-    def create(self, name: str, image: str, network: Network, environment: Mapping[str, str]) -> None: ...
+    def create(self, name: str, image: str, network: str, environment: Mapping[str, str]) -> None: ...
 
     def put(self, name: str, path: str, data: bytes) -> None: ...
 
@@ -81,7 +81,7 @@ class OfHost:
         self._host = host
         self._home = home
 
-    def create(self, name: str, image: str, network: Network, environment: Mapping[str, str]) -> None:
+    def create(self, name: str, image: str, network: str, environment: Mapping[str, str]) -> None:
         self._host.create(SandboxSpec(name=name, image=image, network=network, environment=dict(environment)))
 
     def put(self, name: str, path: str, data: bytes) -> None:
@@ -134,7 +134,7 @@ class ByCommand:
         """End the daemon; what still runs is the home's."""
         self._call("down")
 
-    def create(self, name: str, image: str, network: Network, environment: Mapping[str, str]) -> None:
+    def create(self, name: str, image: str, network: str, environment: Mapping[str, str]) -> None:
         given = [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
         self._must("create", name, "--image", image, "--network", network, *given)
 

@@ -14,8 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from windtunnel.agents.sandbox.model import Network
-
 INSIDE = Path(__file__).parent / "inside"
 """Small programs that rows bring; each lies in ``/row`` of the sandboxes of rows that name it."""
 
@@ -55,7 +53,7 @@ class MatrixRow:
     refused: str = ""
     """A pattern of the words with which a checkpoint or the ``setup`` refuses; empty: nothing of the row
     should be refused."""
-    network: Network = "off"
+    network: str = "off"
     outside: bool = False
     """A server of the host answers at the port $ROW_OUTSIDE (`outside`); needs the network ``host``."""
     by_command: bool = False
