@@ -15,6 +15,7 @@ import pytest
 
 import support.small_image  # noqa: F401 - the image of the hosts of this process
 from support.waiting import until
+from windtunnel.agents.sandbox.files import btrfs
 
 
 def missing() -> str:
@@ -74,6 +75,9 @@ def host(home: Path) -> Iterator[Any]:
         for info in shared.boxes():
             shared.remove(info.name)
 
+
+# the bytes of a pool are taken from the disk at once
+btrfs.DEFAULT_SIZE = 2 << 30
 
 _NUMBERS = count(1)
 

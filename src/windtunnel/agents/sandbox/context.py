@@ -7,7 +7,6 @@ has no process images.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector
 from windtunnel.agents.sandbox.machine import launch
 from windtunnel.agents.sandbox.model import Event, SandboxSpec
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.policy import Ceiling, Growth, PolicyName, Retention, Room, Rules, disk_limit
+from windtunnel.agents.sandbox.policy import PolicyName, Retention, Room, Rules, disk_limit
 from windtunnel.agents.sandbox.proxy.attach import HostProxy
 from windtunnel.agents.sandbox.record import SandboxLog
 from windtunnel.agents.sandbox.store import Manifests, PageStore
@@ -63,8 +62,7 @@ class Context:
 
 
 def room_for(context: Context, box: str, what: str) -> None:
-    """Raises SandboxError where the host's disk has no room for ``what`` of sandbox ``box``; where it has,
-    what sandboxes may write follows at once: the last look at it may be of a fuller disk."""
+    """Raises SandboxError where the host's disk has no room for ``what`` of sandbox ``box``."""
     disk = disk_usage(context.home.path)
     room = Room(what, disk.free, disk.total)
     log = context.log(box)
@@ -72,31 +70,6 @@ def room_for(context: Context, box: str, what: str) -> None:
     if admission.refused:  # that there is room is no news
         log.decided(room, admission)
         raise SandboxError(admission.refused)
-    with contextlib.suppress(OSError):  # what held before holds
-        bound_by_disk(context)
-
-
-def bound_by_disk(context: Context) -> bool:
-    """What sandboxes write is bounded by what the host's disk has left, where that can be held. Whether they
-    may write at all is told where it changes. Returns whether the reserve is near. Raises OSError."""
-    log = context.log("")
-    seen = Growth(0, 0, 0)
-
-    def look(boxes: int, near: bool) -> Ceiling:
-        nonlocal seen
-        disk = disk_usage(context.home.path)
-        seen = Growth(disk.free, disk.total, boxes, near)
-        return log.decide(seen, write=False)
-
-    common = context.pool.common
-    if common is None:
-        return False
-    before, now = common.look(look)
-    if bool(now.refused) != bool(before and before.refused):
-        log.decided(seen, now)
-        words = now.refused or "sandboxes may write again: the host's disk has room"
-        context.report(Event("full", "", words))
-    return now.near
 
 
 def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:

@@ -29,7 +29,6 @@ from windtunnel.agents.sandbox.context import (
     NO_IMAGES,
     Context,
     admit,
-    bound_by_disk,
     disk_limit_of,
     lacking,
     room_for,
@@ -83,8 +82,6 @@ from windtunnel.agents.sandbox.verify import verify
 from windtunnel.base.errors import UserError
 
 NO_TIME = "no time is left"
-LOOKED_AT = 1.0
-"""Seconds from one look at what the host's disk has free to the next."""
 
 
 class Host:
@@ -155,12 +152,7 @@ class Host:
         if not self._rootless:
             for words in lacking(self.home, pool, self.context.criu, inspector, images=with_images):
                 self._report(Event("weaker", "", words))
-        with contextlib.suppress(*FAULTS):
-            bound_by_disk(self.context)
         self._take_over()
-        self._closed = threading.Event()
-        self._watch = threading.Thread(target=self._watch_disk, name="sandbox-disk", daemon=True)
-        self._watch.start()
 
     # --- sandboxes
 
@@ -357,8 +349,6 @@ class Host:
 
         Where none runs, the pool is unmounted too.
         """
-        self._closed.set()
-        self._watch.join()
         with self._lock:
             runs = any(info.status == "running" for info in self.boxes())
             for box in self._boxes.values():
@@ -552,13 +542,6 @@ class Host:
             self._on_event(event)
         if event.kind == "checkpoint":
             self._keeper.made()
-
-    def _watch_disk(self) -> None:
-        while not self._closed.wait(LOOKED_AT):
-            with contextlib.suppress(*FAULTS):
-                near = bound_by_disk(self.context)
-                if self.context.pool.common is not None:
-                    self.context.pool.common.spare(near)
 
     def _pick(self, queued: Queued) -> Pick:
         return self.context.log("").decide(queued, write=False)

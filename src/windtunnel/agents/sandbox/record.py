@@ -20,10 +20,8 @@ from windtunnel.agents.sandbox.policy import (
     POLICIES,
     Admission,
     BringBack,
-    Ceiling,
     Decision,
     Forget,
-    Growth,
     Keep,
     Less,
     Look,
@@ -119,8 +117,6 @@ class SandboxLog:
     def decide(self, observation: Past, *, write: bool = True) -> Forget: ...
     @overload
     def decide(self, observation: Room, *, write: bool = True) -> Admission: ...
-    @overload
-    def decide(self, observation: Growth, *, write: bool = True) -> Ceiling: ...
     def decide(self, observation: Observation, *, write: bool = True) -> Decision:
         """Ask the policy. ``write``: at once; otherwise the caller does (`decided`), or it never mattered."""
         decision = POLICIES[self._policy](observation)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from windtunnel.base.errors import ScriptError, UserError
-from windtunnel.cli.sandbox.common import AsJson, client, escape, home_of, print_json, show, table
+from windtunnel.cli.sandbox.common import AsJson, bytes_of, client, escape, home_of, print_json, show, table
 
 
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
@@ -50,22 +50,43 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def setup(
+    context: typer.Context,
     prefix: Annotated[
         Path | None, typer.Option(help="Where CRIU is put; by default a folder of this account.")
     ] = None,
+    pool_size: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Of the file that holds the files of all sandboxes, taken from the disk at once; by default "
+            "32G, or a quarter of what the disk has free where that is less.",
+        ),
+    ] = "",
 ) -> None:
-    """Build CRIU from its source, and check it by a real dump and restore.
+    """Build CRIU from its source, check it by a real dump and restore, and make the pool of the home.
 
     Example: windtunnel sandbox setup
     """
     from windtunnel.agents.sandbox.criu import setup as install
     from windtunnel.agents.sandbox.errors import CriuError
+    from windtunnel.agents.sandbox.files import btrfs
+    from windtunnel.agents.sandbox.place import Home
 
     try:
         made = install(prefix, progress=typer.echo)
     except CriuError as error:
         raise ScriptError(f"sandbox setup: {error}") from error
     typer.echo(f"CRIU {'.'.join(map(str, made.version))} works: {made.path}")
+    folder = Home(home_of(context)).pool
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if btrfs.is_btrfs(folder.parent) or not (missing := btrfs.usable(folder)):
+        where = "the btrfs that it lies on"
+        if not btrfs.is_btrfs(folder.parent):
+            size = btrfs.make_pool(folder, bytes_of(pool_size, "--pool-size") if pool_size else None)
+            where = f"{btrfs.image_of(folder)}, {size >> 20} MiB"
+        typer.echo(f"the files of sandboxes are snapshots on {where}")
+    else:
+        typer.echo(f"the files of sandboxes will be copied, not snapshotted: {missing}")
 
 
 def serve(

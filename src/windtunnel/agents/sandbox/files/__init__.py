@@ -23,7 +23,8 @@ def open_pool(
 
     ``auto``: btrfs where ``folder`` lies on one or a loop file beside it (``folder.img``) can be mounted,
     else copies. What a pool is at first it stays: its kind is not changed behind its snapshots. ``size``:
-    bytes that a new loop file may grow to.
+    bytes of a new loop file, which are taken from the disk at once; None: `btrfs.DEFAULT_SIZE`, or a quarter
+    of what the disk has free.
     """
     folder = Path(os.path.realpath(folder))
     with faults(f"the pool {folder} cannot be used"):

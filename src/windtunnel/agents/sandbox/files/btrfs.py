@@ -1,4 +1,4 @@
-"""btrfs: in a sparse file, mounted through a loop device that frees itself; and by ioctl: subvolumes,
+"""btrfs: in a file of fixed size, mounted through a loop device that frees itself; and by ioctl: subvolumes,
 snapshots, what was written since a generation, and limits.
 
 The loop device is set to clear itself at its last close, so neither a failed mount nor an unmount can leave
@@ -33,7 +33,9 @@ from windtunnel.linux import mounts
 from windtunnel.linux.system import BTRFS, file_system, has_file_system, in_sbin, ioctl, locked, opened
 
 SMALLEST = 128 << 20
-LARGEST_DEFAULT = 64 << 30
+DEFAULT_SIZE = 32 << 30
+DEFAULT_SHARE = 4
+"""A pool takes this part of what its disk has free, and no more than `DEFAULT_SIZE`, where nobody says."""
 ROOT_INODE = 256
 INODE_ITEM, EXTENT_DATA, ROOT_ITEM = 1, 108, 132
 _QUOTA_TREE, _QGROUP_INFO = 8, 242
@@ -47,7 +49,6 @@ _SEARCH_KEY = struct.Struct("=7Q4I4Q")
 _HEADER = struct.Struct("=3Q2I")
 _ROOT_TREE = 1
 _BUFFER = 256 << 10
-_DISCARD = ("discard=async", "discard=sync")
 
 
 def _request(direction: int, number: int, size: int) -> int:
@@ -60,11 +61,9 @@ _SUBVOL_CREATE = _request(_W, 14, 4096)
 _SNAP_DESTROY = _request(_W, 15, 4096)
 _TREE_SEARCH_V2 = _request(_WR, 17, 112)
 _SNAP_CREATE_V2 = _request(_W, 23, 4096)
-_TRIM = 0xC0185879
 _SCRUB = _request(_WR, 27, 1024)
 _INO_PATHS = _request(_WR, 35, 56)
 _QUOTA_CTL = _request(_WR, 40, 16)
-_QGROUP_ASSIGN = _request(_W, 41, 24)
 _QGROUP_CREATE = _request(_W, 42, 16)
 _QGROUP_LIMIT = _request(_R, 43, 48)
 _SUBVOL_INFO = _request(_R, 60, 504)
@@ -99,30 +98,39 @@ def mount_pool(folder: Path, size: int | None) -> None:
     with locked(folder.with_name(folder.name + ".lock")):
         if any(each.kind == "btrfs" for each in mounts.at(folder)):
             return
-        image = image_of(folder)
-        if not image.exists():
-            _make(image, size)
-        _mount(image, folder)
+        if not image_of(folder).exists():
+            _make(image_of(folder), size)
+        _mount(image_of(folder), folder)
+
+
+def make_pool(folder: Path, size: int | None) -> int:
+    """Make the image file of ``folder`` when it is absent; bytes of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(folder.name + ".lock")):
+        if not image_of(folder).exists():
+            _make(image_of(folder), size)
+    return image_of(folder).stat().st_size
 
 
 def _make(image: Path, size: int | None) -> None:
-    """The file system is made beside its name and renamed when it is whole."""
+    """The file system is made beside its name and renamed when it is whole. Its bytes are taken from the disk
+    at once: were the file sparse and the disk beneath it full, that would look like a broken one."""
     program = in_sbin("mkfs.btrfs")
     if program is None:
         raise PoolError("mkfs.btrfs is missing; install btrfs-progs, or use a pool of kind 'copy'")
-    if size is None:
-        size = LARGEST_DEFAULT
-    # the file is sparse: were it larger than the disk beneath, a full disk would look like a broken one
     disk = shutil.disk_usage(image.parent)
-    size = min(size, disk.free - reserve(disk.total))
-    if size < SMALLEST:
+    free = disk.free - reserve(disk.total)
+    if size is None:
+        size = min(DEFAULT_SIZE, max(free // DEFAULT_SHARE, SMALLEST))
+    if not SMALLEST <= size <= free:
         raise PoolError(
-            f"a btrfs pool needs at least {SMALLEST >> 20} MiB; {size >> 20} MiB are given or free"
+            f"a btrfs pool of {size >> 20} MiB cannot be made: at least {SMALLEST >> 20} MiB are needed, and "
+            f"{free >> 20} are free beside the reserve; name another size ('setup --pool-size')"
         )
     draft = image.with_name(image.name + ".draft")
     try:
         with open(draft, "wb") as file:
-            file.truncate(size >> 20 << 20)
+            os.posix_fallocate(file.fileno(), 0, size >> 20 << 20)
         # a small one keeps data and trees in one place: else data may take all, and no tree can ever grow
         mixed = ["--mixed"] if size < 1 << 30 else []
         done = subprocess.run(
@@ -144,7 +152,7 @@ def _mount(image: Path, folder: Path) -> None:
     except OSError as error:
         raise PoolError(f"no loop device for {image}: {error.strerror}") from error
     try:
-        mounts.mount(name, folder, "btrfs", mounts.MS_NOATIME, "discard=async,commit=30")
+        mounts.mount(name, folder, "btrfs", mounts.MS_NOATIME, "nodiscard,commit=30")
         mounts.mount("none", folder, flags=mounts.MS_PRIVATE)
     except OSError as error:
         raise PoolError(f"the btrfs in {image} cannot be mounted: {error.strerror}") from error
@@ -379,18 +387,6 @@ def limit_group(path: Path, number: int, most: int) -> None:
         ioctl(given, _QGROUP_LIMIT, _block(struct.pack("=6Q", number, _MAX_REFERENCED, most, 0, 0, 0)))
 
 
-def group(path: Path, number: int) -> None:
-    """A quota group of that number, whose highest 16 bits are its level. Idempotent."""
-    with opened(path) as given, suppress(FileExistsError):
-        ioctl(given, _QGROUP_CREATE, _block(struct.pack("=2Q", 1, number)))
-
-
-def belongs(path: Path, number: int, to: int) -> None:
-    """What a quota group or a subvolume owns counts for the group ``to`` too. Idempotent."""
-    with opened(path) as given, suppress(FileExistsError):
-        ioctl(given, _QGROUP_ASSIGN, _block(struct.pack("=3Q", 1, number, to)))
-
-
 def forget_groups(path: Path) -> int:
     """Remove the quota groups of subvolumes that are gone with all that they wrote, as the kernel does not;
     how many there were."""
@@ -406,16 +402,6 @@ def forget_groups(path: Path) -> int:
                     ioctl(given, _QGROUP_CREATE, _block(struct.pack("=2Q", 0, number)))
                     removed += 1
     return removed
-
-
-def frugal(path: Path, on: bool) -> None:
-    """Whether blocks are given back to what the file system lies on before others are taken in their place;
-    or else some time later, which costs less."""
-    mounts.mount("none", path, flags=mounts.MS_REMOUNT | mounts.MS_NOATIME, options=_DISCARD[on])
-    if not on:
-        return
-    with opened(path) as given:
-        ioctl(given, _TRIM, _block(struct.pack("=3Q", 0, LAST, 0)))
 
 
 def scrub(path: Path) -> tuple[int, int]:

@@ -15,14 +15,13 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import btrfs, stream
-from windtunnel.agents.sandbox.files.common import CommonBound
 from windtunnel.agents.sandbox.files.pool import FLAGS, Pool, checked, faults
 from windtunnel.agents.sandbox.files.quota import FRESHENED, Account, Statement, account_in
 from windtunnel.agents.sandbox.files.tree import Comparison
@@ -55,7 +54,6 @@ class BtrfsPool(Pool):
         self._dropped = 0
         if own and not self._unbounded:
             with faults(f"the pool {folder} cannot be used"):
-                self.common = CommonBound(folder, self._lives, self._channels)
                 btrfs.forget_groups(folder)
 
     def _make(self, path: Path) -> None:
@@ -98,21 +96,16 @@ class BtrfsPool(Pool):
             self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as made,
         ):
             self._note(made, live, self._chain(origin))
-            if self.common is not None:
-                self.common.root(made)
             account.hold(made)
             account.write(self._account(box))
             self.unmount(box)
             self._discard(live)
             os.rename(made, live)
             channel = self._channels / box
-            new = not channel.exists()
             self._discard(channel)
             btrfs.create(channel)
             if not self._unbounded:
                 btrfs.limit(channel, CHANNEL_MOST)
-            if self.common is not None:
-                self.common.channel(channel, new=new)
 
     def _discard(self, path: Path) -> None:
         try:
@@ -163,7 +156,7 @@ class BtrfsPool(Pool):
             self._note_of(self._lives / box).unlink(missing_ok=True)
             self._account(box).unlink(missing_ok=True)
             self._dropped += 1
-            if self.common is not None and self._dropped % FORGOTTEN == 0:
+            if self._own and not self._unbounded and self._dropped % FORGOTTEN == 0:
                 btrfs.forget_groups(self._folder)
 
     def drop_snapshot(self, snapshot: str) -> None:
@@ -216,13 +209,12 @@ class BtrfsPool(Pool):
     @contextmanager
     def relaxed(self, box: str) -> Iterator[None]:
         live, account = self._live(box), self._accounted(box)
-        with ExitStack() as stack:
-            with faults(f"the limit of sandbox {box!r} cannot be moved"):
-                account.hold(live, FRESHENED)
-                stack.callback(account.hold, live)
-                if self.common is not None:
-                    stack.enter_context(self.common.raised(FRESHENED))
+        with faults(f"the limit of sandbox {box!r} cannot be moved"):
+            account.hold(live, FRESHENED)
+        try:
             yield
+        finally:
+            account.hold(live)
 
     def _used(self, snapshot: str) -> int:
         return self._statement(self._snap(snapshot)).used

@@ -20,7 +20,6 @@ from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import stream
-from windtunnel.agents.sandbox.files.common import CommonBound
 from windtunnel.agents.sandbox.files.known import Known
 from windtunnel.agents.sandbox.files.source import look_at, told_by
 from windtunnel.agents.sandbox.model import FileChange
@@ -67,8 +66,6 @@ class Pool(ABC):
 
     kind: str
     """``btrfs`` or ``copy``."""
-    common: CommonBound | None = None
-    """Holds what all sandboxes write together; None where nothing can."""
     _may_mount = True
 
     def __init__(self, folder: Path) -> None:

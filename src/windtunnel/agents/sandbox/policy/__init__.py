@@ -4,7 +4,7 @@ Eight questions. ``Look``: a turn has ended, a checkpoint is asked for, or one i
 hold? ``Notice``: the host goes away: what is saved of which sandbox, in which order? ``Restore``: what of a
 checkpoint comes back? ``Less``: something lacks: is that told, tried again, or an error? ``Queued``: which
 job does a free worker take? ``Past``: which checkpoints of a sandbox are forgotten? ``Room``: may something
-be made that takes room? ``Growth``: how much may sandboxes write? ``decide`` answers all; both worlds call
+be made that takes room? ``decide`` answers all; both worlds call
 it, or the rule of ``queues`` that it calls, and nothing in them decides beside it. The other ``POLICIES`` are
 what it is compared with.
 
@@ -34,19 +34,16 @@ from windtunnel.agents.sandbox.policy.queues import (
 )
 from windtunnel.agents.sandbox.policy.room import (
     Admission,
-    Ceiling,
-    Growth,
     Room,
     admitted,
-    ceiling,
     disk_limit,
     reserve,
 )
 
 __all__ = [
-    "CAPABILITY", "DEFAULT", "POLICIES", "READS_EFFECTS", "Admission", "BringBack", "Ceiling", "Decision",
+    "CAPABILITY", "DEFAULT", "POLICIES", "READS_EFFECTS", "Admission", "BringBack", "Decision",
     "Endangered",
-"Forget", "Growth", "Keep", "Less", "Look", "Notice", "Observation", "Occasion", "Past", "Pick", "PolicyName",
+"Forget", "Keep", "Less", "Look", "Notice", "Observation", "Occasion", "Past", "Pick", "PolicyName",
     "Queued", "Queues", "Restore", "Retention", "Room", "Rules", "Save", "SaveOrder", "Settle", "decide",
     "disk_limit", "forgettable", "forgotten", "picked", "reserve",
 ]  # fmt: skip
@@ -200,8 +197,8 @@ class Settle:
     pause: float = 0.0
 
 
-Observation = Look | Notice | Restore | Less | Queued | Past | Room | Growth
-Decision = Keep | SaveOrder | BringBack | Settle | Pick | Forget | Admission | Ceiling
+Observation = Look | Notice | Restore | Less | Queued | Past | Room
+Decision = Keep | SaveOrder | BringBack | Settle | Pick | Forget | Admission
 
 
 def decide(observation: Observation) -> Decision:
@@ -221,8 +218,6 @@ def decide(observation: Observation) -> Decision:
             return forgotten(observation)
         case Room():
             return admitted(observation)
-        case Growth():
-            return ceiling(observation)
 
 
 def _needed(look: Look) -> tuple[TurnClass, tuple[str, ...]]:

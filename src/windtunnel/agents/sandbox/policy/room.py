@@ -1,6 +1,7 @@
 """What room sandboxes may take: all of them of the host's disk, and each of the pool.
 
-The host's disk keeps a reserve, below which nothing is made that would stay, and nothing more is written.
+The host's disk keeps a reserve, below which nothing is made that would stay; what sandboxes write goes into
+the pool, whose bytes are taken from the disk when it is made.
 A sandbox of which nobody said how much it may write gets a bound that fits the pool: one that runs wild must
 not stop the others.
 """
@@ -11,14 +12,8 @@ from dataclasses import dataclass
 
 LEAST_RESERVE = 1 << 30
 RESERVED_SHARE = 0.05
-SLACK = 0.005
-"""Of the reserve: too little to say that anything is left."""
-BALLAST, COMMANDS = 4 << 20, 6 << 20
-"""Bytes that a channel holds from its beginning, and that it needs beside: for commands to go on, and to
-begin anew while the kernel still frees what it was."""
-CHANNEL = BALLAST + COMMANDS
-LEAST_NEAR = 4 << 30
-"""More than sandboxes write from one look at the disk to the next."""
+BALLAST = 4 << 20
+"""Bytes that a channel holds from its beginning, so that commands go on where the pool is full."""
 USUAL = 10 << 30
 MOST_SHARE = 0.8
 """Of the pool, for one sandbox."""
@@ -42,29 +37,6 @@ class Admission:
     refused: str = ""
 
 
-@dataclass(frozen=True)
-class Growth:
-    """Sandboxes write, so many of them. ``free`` and ``total``: bytes of the host's disk; ``near``: what was
-    decided of that at the last look."""
-
-    free: int
-    total: int
-    boxes: int
-    near: bool = False
-
-
-@dataclass(frozen=True)
-class Ceiling:
-    """``left``: bytes that all roots may still write, together; ``channels``: what the channels may hold in
-    any case, so that commands go on; ``near``: whether the disk is to be watched closely; ``refused``: why
-    nothing more is written, in words, or empty."""
-
-    left: int
-    channels: int
-    near: bool
-    refused: str = ""
-
-
 def reserve(total: int) -> int:
     """Bytes of a host's disk that sandboxes leave free."""
     return max(LEAST_RESERVE, int(total * RESERVED_SHARE))
@@ -78,16 +50,6 @@ def admitted(room: Room) -> Admission:
         f"{room.what} is refused, because {room.free >> 20} MiB of the host's disk are free and {kept >> 20} "
         "are its reserve: 'windtunnel sandbox rm' of a sandbox or 'windtunnel sandbox gc' frees some"
     )
-
-
-def ceiling(growth: Growth) -> Ceiling:
-    kept = reserve(growth.total)
-    slack = int(kept * SLACK)
-    left = max(0, growth.free - kept - growth.boxes * COMMANDS)
-    full = Room("what sandboxes write", min(growth.free, kept - 1), growth.total)
-    refused = admitted(full).refused if left <= slack else ""
-    near = max(kept, LEAST_NEAR) * (1.25 if growth.near else 1)
-    return Ceiling(left, growth.boxes * CHANNEL, left < near, refused)
 
 
 def disk_limit(asked: int | None, pool: int, *, bounded: bool) -> int | None:

@@ -15,10 +15,8 @@ from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import (
     Admission,
     BringBack,
-    Ceiling,
     Decision,
     Forget,
-    Growth,
     Keep,
     Less,
     Look,
@@ -58,7 +56,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
             return {"seconds": costs.bring_back(memory=memory, processes=observation.processes).seconds}
         case Less(), Settle():
             return {"seconds": decision.pause}
-        case (Queued(), Pick()) | (Past(), Forget()) | (Room(), Admission()) | (Growth(), Ceiling()):
+        case (Queued(), Pick()) | (Past(), Forget()) | (Room(), Admission()):
             return {}
     raise TypeError(f"{type(decision).__name__} is no answer to {type(observation).__name__}")
 
