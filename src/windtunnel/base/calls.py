@@ -244,6 +244,7 @@ class _Connection:
     def __init__(self, address: str, secret: bytes | None, tls: Certificates | None) -> None:
         kind, host, port = parsed(address, secret)
         self._sending = threading.Lock()
+        self.number = 0  # of the call at work: what is left of an earlier one belongs to none
         if kind == "unix":
             self.socket = socket.socket(socket.AF_UNIX)
             self._guarded(lambda: self.socket.connect(host))
@@ -332,11 +333,12 @@ class Link:
         streams = {key: given.pop(key) for key in list(given) if declared.roles.get(key, "raw") != "raw"}
         data = given.pop(declared.role("raw"), b"")
         message = {
-            "id": 0, "do": f"{protocol.__name__}.{name}", "on": on, "with": to_plain(given),
+            "do": f"{protocol.__name__}.{name}", "on": on, "with": to_plain(given),
             "streams": sorted(streams),
         }  # fmt: skip
         with self._connected() as connection:
-            connection.send(message, data)
+            connection.number += 1
+            connection.send({"id": connection.number, **message}, data)
             answer, raw = self._answer(connection, declared, streams)
         if "error" in answer:
             raise error_of(answer, self._errors)
@@ -419,7 +421,7 @@ class Link:
         while True:
             while cancel is not None and not connection.readable(_CANCEL):
                 if cancel.is_set():
-                    connection.send({"id": 0, "cancel": True})
+                    connection.send({"id": connection.number, "cancel": True})
                     cancel = None
             message, data = connection.receive()
             if "read" in message:
@@ -445,13 +447,14 @@ class Link:
 
 def _send_piece(connection: _Connection, source: IO[bytes], size: int, failed: list[Exception]) -> None:
     """Read a piece and send it, aside: what is written there goes on coming."""
+    number = connection.number
     try:
         piece: bytes | None = source.read(size)
     except Exception as error:
         failed.append(error)
         piece = None
     with contextlib.suppress(OSError):
-        connection.send({"id": 0, "piece": piece is not None}, piece or b"")
+        connection.send({"id": number, "piece": piece is not None}, piece or b"")
 
 
 class Blocking:

@@ -303,7 +303,9 @@ async def _answer_calls(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
             reply, raw = await service.perform(message, data, streams)
         finally:
             calls.pop(number, None)
-        if not streams.gone:
+            gone = streams.gone
+            streams.leave()  # what still reads for a call that has ended reads no more
+        if not gone:
             with contextlib.suppress(ConnectionError):
                 await _send(writer, {"id": number, **reply}, raw)
 

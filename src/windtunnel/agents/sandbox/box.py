@@ -159,10 +159,12 @@ class Box:
         timeout: float | None = None,
         cancel: threading.Event | None = None,
         on_output: Callable[[str, bytes], None] | None = None,
+        stdin: bytes | IO[bytes] | None = None,
     ) -> TurnResult:
         """Run ``command`` (shell text, or arguments) in a persistent shell and wait for its end.
 
         ``timeout`` in seconds. ``on_output`` gets the output's name and bytes as they come.
+        ``stdin`` is its standard input, which is empty without.
         Raises SandboxDied when the sandbox does not run, UserError for a command that no shell can be given,
         and what the last turn's checkpoint failed with, where nobody was told yet: LessError where it lacks
         something. The command has not run then.
@@ -175,7 +177,9 @@ class Box:
             machine = self.machine()
             self._begin()
         # not under the lock: an agent that runs in this command ends its turns through the model proxy
-        result = machine.run(text, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output)
+        result = machine.run(
+            text, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output, stdin=stdin
+        )
         if result.ended == "sandbox-died":
             self._context.report(Event("died", self.name, text[:80]))
         return result

@@ -12,13 +12,14 @@ import functools
 import io
 import os
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.daemon import launch
 from windtunnel.agents.sandbox.daemon.launch import ERRORS, Address
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.model import SandboxSpec
+from windtunnel.agents.sandbox.model import SandboxSpec, TurnResult
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, PendingTurn
 from windtunnel.base.calls import Link, Lost, Unanswered, forwards
 from windtunnel.base.errors import UserError
@@ -92,6 +93,30 @@ class RemoteBox(_Box):
     @property
     def name(self) -> str:
         return self._on
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        shell: str = "main",
+        timeout: float | None = None,
+        cancel: threading.Event | None = None,
+        on_output: Callable[[str, bytes], None] | None = None,
+        stdin: bytes | IO[bytes] | None = None,
+    ) -> TurnResult:
+        """As `AnySandbox.run`; the output travels while the command runs."""
+        outputs = {"stdout": bytearray(), "stderr": bytearray()}
+
+        def collect(stream: str, data: bytes) -> None:
+            outputs[stream] += data
+
+        result: TurnResult = self._link.call(
+            AnySandbox, "run", self._on, command, shell=shell, timeout=timeout, cancel=cancel,
+            on_output=on_output or collect, stdin=stdin,
+        )  # fmt: skip
+        if on_output is not None:
+            return result
+        return replace(result, stdout=bytes(outputs["stdout"]), stderr=bytes(outputs["stderr"]), tails=())
 
     def get(self, path: str) -> bytes:
         """The bytes of a regular file of the sandbox; links are followed inside of it only."""

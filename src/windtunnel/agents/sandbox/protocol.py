@@ -83,9 +83,11 @@ class AnySandbox(Protocol):
         timeout: float | None = None,
         cancel: threading.Event | None = None,
         on_output: Callable[[str, bytes], None] | None = None,
+        stdin: bytes | IO[bytes] | None = None,
     ) -> TurnResult:
         """Run a command (shell text, or arguments) in a persistent shell and wait for its end; ``timeout`` in
-        seconds. ``on_output`` gets the output's name and bytes as they come."""
+        seconds. ``on_output`` gets the output's name and bytes as they come. ``stdin`` is its standard input,
+        which is empty without."""
 
     def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> None:
         """Write a file of the sandbox, atomically. It counts as a change of the turn."""

@@ -199,14 +199,15 @@ def put(
     context: typer.Context,
     name: Name,
     source: Annotated[
-        str, typer.Argument(metavar="FILE", help="A file of this machine; '-': standard input.")
+        str, typer.Argument(metavar="FILE", help="A file or folder of this machine; '-': standard input.")
     ],
     path: Inside,
     mode: Annotated[
         str | None, typer.Option(metavar="OCTAL", help="Such as 755; by default that of FILE.")
     ] = None,
 ) -> None:
-    """Write a file into a sandbox. A PATH that ends with '/' is a folder.
+    """Write a file, or a folder with all that it holds, into a sandbox. In a PATH that ends with '/' it keeps
+    its name.
 
     Example: windtunnel sandbox put demo notes.txt /workspace/
     """
@@ -217,6 +218,12 @@ def put(
     file = Path(os.path.expanduser(source))
     if path.endswith("/"):
         path += file.name
+    if file.is_dir():
+        from windtunnel.agents.sandbox.folders import put_folder
+
+        if mode is not None:
+            raise UserError("sandbox put: --mode is for a file; those of a folder keep theirs")
+        return put_folder(found, file, path)
     with told_of_file(f"sandbox put: {file}", "a regular file is needed"), file.open("rb") as data:
         found.put(path, data, _mode(mode, os.fstat(data.fileno()).st_mode & 0o777))
 
@@ -229,11 +236,16 @@ def get(
         str, typer.Argument(metavar="[FILE]", help="A file or folder of this machine; '-': standard output.")
     ] = "-",
 ) -> None:
-    """Read a file of a sandbox.
+    """Read a file of a sandbox, or a folder with all that it holds.
 
     Example: windtunnel sandbox get demo /workspace/notes.txt notes.txt
     """
     found = box(context, name)
+    from windtunnel.agents.sandbox.folders import get_folder, is_folder
+
+    if target != "-" and is_folder(found, path):
+        into = Path(os.path.expanduser(target))
+        return get_folder(found, path, into / Path(path).name if into.is_dir() else into)
     if target == "-":
         found.get_to(path, sys.stdout.buffer)
         sys.stdout.buffer.flush()

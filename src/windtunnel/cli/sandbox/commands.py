@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from windtunnel.agents.sandbox.model import TurnResult
 
 Shell = Annotated[str, typer.Option(help="The persistent shell that runs it.")]
-WHERE = '(status=$?; pwd; exit "$status")'
-"""Prints the shell's directory, and leaves the status of the last command as it is."""
 
 
 def execute(
@@ -36,6 +35,9 @@ def execute(
     ],
     timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds until it is cut off.")] = None,
     shell: Shell = "main",
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Give it this standard input.")
+    ] = False,
     no_turn: Annotated[
         bool, typer.Option("--no-turn", help="Leave the turn open, so that no checkpoint is made.")
     ] = False,
@@ -50,8 +52,9 @@ def execute(
     """
     command = argv[0] if len(argv) == 1 else shlex.join(argv)
     with _interruptible() as cancel:
+        stdin = io.FileIO(0, closefd=False) if interactive else None
         result, fault = _run(
-            box(context, name), command, cancel, shell=shell, timeout=timeout, turn=not no_turn
+            box(context, name), command, cancel, shell=shell, timeout=timeout, turn=not no_turn, stdin=stdin
         )
     status = _status(result, timeout)
     if fault is not None:
@@ -62,48 +65,83 @@ def execute(
 
 
 def interact(context: typer.Context, name: Name, shell: Shell = "main") -> None:
-    """Type commands; each line is a turn. Ctrl-C cancels a command, Ctrl-D leaves.
+    """A terminal in a sandbox; its end is the end of a turn. From a pipe, each line is a command and a turn.
+
+    The image needs `script` or `python3`, which make the terminal.
 
     Example: windtunnel sandbox shell demo
     """
     found = box(context, name)
     found.info()
-    typing = sys.stdin.isatty()
-    if typing:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  input() edits lines with it
-
-    while (line := _line(found, shell, typing)) is not None:
-        if line.strip() in ("exit", "logout"):
-            return
-        if not line.strip():
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return _terminal(found)
+    pending = ""
+    for line in sys.stdin:
+        pending += line
+        if pending.endswith("\\\n") or not pending.strip():
             continue
+        command, pending = pending.rstrip("\n"), ""
+        if command.strip() in ("exit", "logout"):
+            return None
         with _interruptible() as cancel:
-            result, fault = _run(found, line, cancel, shell=shell, timeout=None, turn=True)
+            result, fault = _run(found, command, cancel, shell=shell, timeout=None, turn=True)
         if result.ended != "exit":
             _say(result.ended + (f": {result.note}" if result.note else ""))
         if fault is not None:
             _say(str(fault))
+    return None
 
 
-def _line(found: RemoteBox, shell: str, typing: bool) -> str | None:
-    """The next line, with those that it is continued on; None at the end of the input."""
-    prompt = ""
-    if typing:
-        directory = found.run(WHERE, shell=shell).stdout.decode(errors="replace").strip()
-        prompt = f"{found.name}:{directory}$ "
-    lines: list[str] = []
-    while not lines or lines[-1].endswith("\\"):
-        try:
-            lines.append(input("> " if lines and typing else prompt))
-        except EOFError:
-            if typing:
-                typer.echo()
-            return "\n".join(lines) if lines else None
-        except KeyboardInterrupt:
-            typer.echo()
-            lines = []
-    return "\n".join(lines)
+def _terminal(found: RemoteBox) -> None:
+    """Lead this terminal, in raw mode, through to one in the sandbox, which has its size."""
+    import termios
+    import tty
+
+    place = f"/tmp/.windtunnel-terminal-{os.getpid()}"
+    set_term = f"TERM={shlex.quote(os.environ.get('TERM', 'xterm'))}"
+    inner = f"{_size()}; tty >{place}; exec ${{SHELL:-/bin/sh}} -i"
+
+    def resize(*_: object) -> None:
+        line = f'{_size()} <"$(cat {place})" >/dev/null'
+        threading.Thread(target=found.run, args=(line,), kwargs={"timeout": 10.0}, daemon=True).start()
+
+    before = termios.tcgetattr(0)
+    handler = signal.signal(signal.SIGWINCH, resize)
+    try:
+        tty.setraw(0, termios.TCSADRAIN)  # what was typed already is not lost
+        result, fault = _run(
+            found, f"{set_term} {terminal_of(inner)}; s=$?; rm -f {place}; (exit $s)", threading.Event(),
+            shell="terminal", timeout=None, turn=True, stdin=io.FileIO(0, closefd=False),
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGWINCH, handler)
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+    if fault is not None:
+        raise fault
+    if result.exit_code == 127:
+        raise UserError(
+            f"sandbox shell: the image of {found.name} has neither 'script' nor 'python3', one of which "
+            "makes the terminal"
+        )
+    raise typer.Exit(_status(result, None))
+
+
+def terminal_of(line: str) -> str:
+    """The command that runs a line of a shell in a terminal of its own, led by standard input and output."""
+    python = (
+        "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(['/bin/sh', '-c', sys.argv[1]])))"
+    )
+    words = f"{shlex.quote(python)} {shlex.quote(line)}"
+    script = f"script -qec {shlex.quote(line)} /dev/null"
+    return (
+        f"sh -c {shlex.quote(f'if command -v script >/dev/null; then {script}; else python3 -c {words}; fi')}"
+    )
+
+
+def _size() -> str:
+    """The command that gives a terminal the size of this one."""
+    size = os.get_terminal_size(1)
+    return f"stty rows {size.lines} cols {size.columns}"
 
 
 def _run(
@@ -114,6 +152,7 @@ def _run(
     shell: str,
     timeout: float | None,
     turn: bool,
+    stdin: IO[bytes] | None = None,
 ) -> tuple[TurnResult, WindtunnelError | None]:
     """Run a command with its output on this process's own, byte by byte; with what its turn's end or its
     checkpoint, which is waited for, failed with."""
@@ -124,7 +163,9 @@ def _run(
         outputs[stream].flush()
 
     try:
-        result = found.run(command, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output)
+        result = found.run(
+            command, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output, stdin=stdin
+        )
     except BrokenPipeError:
         # Whoever read the output has gone; the command was cancelled when its stream was closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

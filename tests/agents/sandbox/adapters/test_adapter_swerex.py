@@ -130,7 +130,7 @@ def test_files(client: Client, runtime: SandboxRuntime, tmp_path: Path) -> None:
         await runtime.upload(rex.UploadRequest(source_path=str(tmp_path / "d"), target_path=target))
         assert runtime.box.get(f"{target}/sub/file") == b"\0x"
         assert {one.name: one.kind for one in runtime.box.listdir(target)} == {
-            "sub": "directory",
+            "sub": "folder",
             "run.sh": "file",
         }
         with pytest.raises(FileNotFoundError):

@@ -7,10 +7,11 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
-import time
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -161,9 +162,48 @@ def test_shell_takes_lines_from_a_pipe(client: Client, cli: Run) -> None:
     assert client.get("a").info().turns == 2
 
 
-def test_shell_prompts_on_a_terminal(client: Client) -> None:
+def test_exec_has_this_standard_input_where_asked(client: Client, cli: Run) -> None:
+    client.create(SandboxSpec("a"))
+    data = os.urandom(2_000_000)
+    assert cli("exec", "-i", "a", "--", "cat", input=data).stdout == data
+    assert cli("exec", "a", "--", "cat", input=data).stdout == b""
+    left = cli("exec", "-i", "a", "--", "head -c 3; exit 5", input=data)
+    assert (left.stdout, left.returncode) == (data[:3], 5)
+    command = [
+        *CLI,
+        "--home",
+        str(client.place.home),
+        "exec",
+        "-i",
+        "a",
+        "--",
+        "while read x; do echo $x-; done",
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for word in (b"one", b"two"):  # what is typed arrives before there is more
+            process.stdin.write(word + b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == word + b"-\n"
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+def test_a_folder_comes_out_whole(client: Client, cli: Run, tmp_path: Path) -> None:
+    box = client.create(SandboxSpec("a"))
+    box.run("mkdir -p y/deep/empty; ln -s deep/run.sh y/link")
+    box.put("/y/deep/run.sh", b"\0\xff", 0o750)
+    assert cli("get", "a", "/y", tmp_path).returncode == 0
+    back = tmp_path / "y"
+    assert (back / "deep" / "empty").is_dir() and (back / "link").readlink() == Path("deep/run.sh")
+    assert (back / "deep" / "run.sh").read_bytes() == b"\0\xff"
+    assert (back / "deep" / "run.sh").stat().st_mode & 0o777 == 0o750
+
+
+def test_shell_is_a_terminal_with_the_size_of_this_one(client: Client) -> None:
     client.create(SandboxSpec("a"))
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (33, 77))
     command = [*CLI, "--home", str(client.place.home), "shell", "a"]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
@@ -171,18 +211,22 @@ def test_shell_prompts_on_a_terminal(client: Client) -> None:
 
         def until(words: bytes) -> None:
             nonlocal shown
-            deadline = time.monotonic() + 90
             while words not in shown:
-                assert time.monotonic() < deadline
+                assert select.select([ours], [], [], 90)[0], shown
                 shown += os.read(ours, 4096)
 
-        until(b"/files$ ")
-        assert b"a:/" in shown
-        os.write(ours, b"echo 6x$((6 * 7))\n")
+        os.write(ours, b"PS1=; tty; stty size; echo 6x$((6 * 7))\n")
+        until(b"/dev/pts/")
+        until(b"33 77")
         until(b"6x42")
-        os.write(ours, b"exit\n")
-        assert process.wait(60) == 0
+        termios.tcsetwinsize(ours, (44, 99))
+        process.send_signal(signal.SIGWINCH)
+        os.write(ours, b"until [ \"$(stty size)\" = '44 99' ]; do sleep 0.05; done; echo resiz''ed\n")
+        until(b"resized")
+        os.write(ours, b"exit 7\n")
+        assert process.wait(60) == 7
     os.close(ours)
+    assert client.get("a").info().turns == 1
 
 
 def test_the_life_of_sandboxes(client: Client, verb: Verb, tmp_path: Path) -> None:

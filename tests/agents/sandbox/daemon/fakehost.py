@@ -90,6 +90,7 @@ class FakeBox:
         self.folder = host.folder / spec.name
         self.files = self.folder / "files"
         self._lock = threading.RLock()
+        self._shells: dict[str, threading.Lock] = {}
 
     def state(self) -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
@@ -134,8 +135,11 @@ class FakeBox:
         timeout: float | None = None,
         cancel: threading.Event | None = None,
         on_output: Callable[[str, bytes], None] | None = None,
+        stdin: bytes | IO[bytes] | None = None,
     ) -> TurnResult:
         with self._lock:
+            lock = self._shells.setdefault(shell, threading.Lock())
+        with lock:
             if self.state()["status"] != "running":
                 raise SandboxDied(f"sandbox {self.name} is dead: its processes are gone")
             begin = time.monotonic()
@@ -143,12 +147,14 @@ class FakeBox:
             process = subprocess.Popen(
                 ["bash", "-c", text],
                 cwd=self.files,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 env={**os.environ, **self.spec.environment, "SHELL_NAME": shell},
             )
+            if stdin is not None:
+                threading.Thread(target=_feed, args=(process, stdin), daemon=True).start()
             outputs = {"stdout": bytearray(), "stderr": bytearray()}
             ended = "exit"
             with selectors.DefaultSelector() as selector:
@@ -213,7 +219,13 @@ class FakeBox:
 
     def listdir(self, path: str) -> list[Entry]:
         return [
-            Entry(one.name, "directory" if one.is_dir() else "file", one.stat().st_size)
+            Entry(
+                one.name,
+                "link" if one.is_symlink() else "folder" if one.is_dir() else "file",
+                one.lstat().st_size,
+                one.lstat().st_mode,
+                target=str(one.readlink()) if one.is_symlink() else "",
+            )
             for one in sorted(self.path(path).iterdir())
         ]
 
@@ -303,6 +315,15 @@ class FakeBox:
     def stop(self) -> None:
         with self._lock:
             self.save(status="stopped")
+
+
+def _feed(process: subprocess.Popen[bytes], stdin: Any) -> None:
+    source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
+    assert process.stdin is not None
+    with contextlib.suppress(OSError), process.stdin as pipe:
+        while piece := source.read1(1 << 16):
+            pipe.write(piece)
+            pipe.flush()
 
 
 class FakeHost:

@@ -3,6 +3,7 @@ started again."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from pathlib import Path
@@ -13,9 +14,11 @@ from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import connect
 from windtunnel.agents.sandbox.daemon import launch
 from windtunnel.agents.sandbox.daemon.server import held
-from windtunnel.agents.sandbox.errors import SandboxDied
+from windtunnel.agents.sandbox.errors import LessError, SandboxDied
+from windtunnel.agents.sandbox.folders import get_folder, put_folder
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
+from windtunnel.cli.sandbox.commands import terminal_of
 
 
 @pytest.mark.root
@@ -57,3 +60,33 @@ def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
             client.down()
     with held(own_home):  # the daemon has let go of the home
         assert not launch.answers(own_home)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_input_folders_and_a_terminal_of_a_real_sandbox(own_home: Path, tmp_path: Path) -> None:
+    with connect(own_home) as client:
+        try:
+            box = client.create(SandboxSpec("a"))
+            data = os.urandom(300_000)
+            assert box.run("cat", stdin=data).stdout == data
+            assert box.run("head -c 2", stdin=io.BytesIO(data)).stdout == data[:2]
+            assert box.run("true", stdin=data).exit_code == 0
+            assert box.run("cat").stdout == b""
+            (tmp_path / "in" / "deep" / "empty").mkdir(parents=True)
+            (tmp_path / "in" / "deep" / "it's").write_bytes(data)
+            (tmp_path / "in" / "link").symlink_to("deep/it's")
+            put_folder(box, tmp_path / "in", "/workspace/x")
+            assert box.run("cat /workspace/x/link").stdout == data
+            get_folder(box, "/workspace/x", tmp_path / "out")
+            assert (tmp_path / "out" / "deep" / "empty").is_dir()
+            assert (tmp_path / "out" / "link").read_bytes() == data
+            os.mkfifo(tmp_path / "in" / "fifo")
+            with pytest.raises(LessError, match="fifo"):
+                put_folder(box, tmp_path / "in", "/workspace/x")
+            typed = b"tty; exit 5\n"
+            shown = box.run(terminal_of("exec sh -i"), shell="terminal", stdin=typed, timeout=60)
+            assert b"/dev/pts/" in shown.stdout and shown.exit_code == 5
+            assert box.end_turn().wait(60).lacks == ()
+        finally:
+            client.down()

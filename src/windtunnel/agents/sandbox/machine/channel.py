@@ -26,10 +26,12 @@ import os
 import re
 import select
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.files.stream import receive as receive_tree
@@ -52,6 +54,8 @@ def open_beneath(root: int, path: str, flags: int, mode: int = 0, *, resolve: in
         os.close(descriptor)
 
 
+FEED_TICK, IDLE = 0.002, 0.1
+"""Seconds between two looks: whether a command has opened its input, and whether it has ended."""
 BALLAST = "ballast"
 BALLAST_BYTES = room.BALLAST
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -303,6 +307,61 @@ class Answers:
                 return None
             with contextlib.suppress(BlockingIOError):
                 self._heard = (self._heard + os.read(self._answers, 4096))[-8192:]
+
+
+class Feed:
+    """The standard input of one command: a FIFO of the channel, filled by a thread from ``source``.
+
+    It is opened when the command has opened it, and closed where the source ends, which the command sees.
+    """
+
+    def __init__(self, folder: Folder, name: str, source: bytes | IO[bytes]) -> None:
+        self._folder, self._name = folder, name
+        self._source: Any = io.BytesIO(source) if isinstance(source, bytes) else source
+        self._over = threading.Event()
+        folder.remove(name)
+        os.mkfifo(name, 0o600, dir_fd=folder.descriptor)
+        threading.Thread(target=self._fill, name="sandbox-feed", daemon=True).start()
+
+    def end(self) -> None:
+        """The command has ended."""
+        self._over.set()
+        with contextlib.suppress(OSError):
+            self._folder.remove(self._name)
+
+    def _fill(self) -> None:
+        read = getattr(self._source, "read1", self._source.read)
+        with contextlib.suppress(OSError):  # the command or the caller has gone
+            descriptor = self._opened()
+            try:
+                while descriptor >= 0 and not self._over.is_set() and (piece := read(1 << 16)):
+                    self._write(descriptor, memoryview(piece))
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+    def _opened(self) -> int:
+        """-1: the command has ended before."""
+        while not self._over.wait(FEED_TICK):
+            try:
+                descriptor = self._folder.open(self._name, os.O_WRONLY)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # nobody reads yet
+                    raise
+                continue
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+            break
+        return -1
+
+    def _write(self, descriptor: int, piece: memoryview) -> None:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        while piece and not self._over.is_set():
+            if poll.poll(1000 * IDLE):
+                with contextlib.suppress(BlockingIOError):
+                    piece = piece[os.write(descriptor, piece) :]
 
 
 WHOLE = 256 * 2**20

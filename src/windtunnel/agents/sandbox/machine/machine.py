@@ -159,12 +159,13 @@ class Machine:
         timeout: float | None = None,
         cancel: threading.Event | None = None,
         on_output: OnOutput | None = None,
+        stdin: bytes | IO[bytes] | None = None,
     ) -> TurnResult:
         """Run ``command`` in a persistent shell, which is started when it is not there.
 
-        Output is exact and separate; input is /dev/null. With ``on_output`` the output is passed on in
-        pieces while the command runs, and the result holds only the end of it. A command that is cut off
-        (``timeout`` in seconds, or ``cancel``) loses what it started, not what ran before.
+        Output is exact and separate; input is ``stdin``, or /dev/null. With ``on_output`` the output is
+        passed on in pieces while the command runs, and the result holds only the end of it. A command that is
+        cut off (``timeout`` in seconds, or ``cancel``) loses what it started, not what ran before.
 
         Raises:
             UserError: the command holds a NUL, or the shell's name is not accepted.
@@ -174,7 +175,7 @@ class Machine:
             raise UserError("sandbox command holds a NUL byte; a shell's command is text")
         found = self._shell(shell)
         with found.lock:
-            return found.run(command.encode(errors="surrogateescape"), timeout, cancel, on_output)
+            return found.run(command.encode(errors="surrogateescape"), timeout, cancel, on_output, stdin)
 
     def _shell(self, name: str) -> Shell:
         if not SHELL_NAME.fullmatch(name):

@@ -14,7 +14,7 @@ import secrets
 import signal
 import threading
 import time
-from typing import Literal
+from typing import IO, Literal
 
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine.channel import (
@@ -22,6 +22,7 @@ from windtunnel.agents.sandbox.machine.channel import (
     FULL,
     OUTPUT,
     Answers,
+    Feed,
     Folder,
     Init,
     OnOutput,
@@ -209,6 +210,7 @@ class Shell:
         timeout: float | None,
         cancel: threading.Event | None,
         on_output: OnOutput | None,
+        stdin: bytes | IO[bytes] | None = None,
     ) -> TurnResult:
         """Run one command to its end, or cut it off. The caller holds ``lock``. Raises MachineError."""
         begin = time.monotonic()
@@ -217,8 +219,9 @@ class Shell:
         token = secrets.token_hex(8)
         self.dry()
         outputs, healed = self._outputs(token, on_output)
+        feed = Feed(self._folder, f"feed.{token}", stdin) if stdin is not None else None
         try:
-            go = go_script(self.program, self.name, command, token)
+            go = go_script(self.program, self.name, command, token, fed=feed is not None)
             direct = len(go) < DIRECT and b" DEBUG\n" in self._folder.read("traps", STATE_LIMIT)
             self._folder.write("go", go)
             kept = self.state() if timeout is not None or cancel is not None else None
@@ -244,6 +247,8 @@ class Shell:
         except OSError as error:
             raise MachineError(f"shell {self.name} cannot be reached: {error.strerror}") from error
         finally:
+            if feed is not None:
+                feed.end()
             outputs.close()
             self._tidy()
 

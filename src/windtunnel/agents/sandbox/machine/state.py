@@ -86,13 +86,14 @@ def stream(program: str, shell: str, token: str, command: bytes | None, *, quiet
     return (command if command is not None else f". {folder}/go\n".encode()) + after.encode()
 
 
-def go_script(program: str, shell: str, command: bytes, token: str) -> bytes:
-    """``command``, framed."""
+def go_script(program: str, shell: str, command: bytes, token: str, *, fed: bool = False) -> bytes:
+    """``command``, framed. ``fed``: its standard input comes from the host."""
     folder = f"/{CHANNEL}/{shell}"
     quoted = b"'" + command.replace(b"'", b"'\\''") + b"'"
     status = f". {folder}/rc && {_builtin(program)}:; ".encode()  # on one line, so that lines count from 1
     run = b"builtin eval " if program == "bash" else b"command eval "
-    outputs = f" >>{folder}/out.{token} 2>>{folder}/err.{token} </dev/null\n".encode()
+    source = f"{folder}/feed.{token}" if fed else "/dev/null"
+    outputs = f" >>{folder}/out.{token} 2>>{folder}/err.{token} <{source}\n".encode()
     # "--" would be no protection in every sh: a command that starts with a dash is led in by a blank
     return status + run + (b"' ' " if command.startswith(b"-") else b"") + quoted + outputs
 
