@@ -85,28 +85,17 @@ def create(
 
     Example: windtunnel sandbox create demo --memory 2G --network off
     """
-    from windtunnel.agents.sandbox.model import NETWORKS, Limits, SandboxSpec
-    from windtunnel.agents.sandbox.place import checked_name
+    from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 
-    if network.partition(":")[0] not in NETWORKS:
-        raise UserError(
-            f"sandbox create: --network {network!r} is not accepted; use off, host, proxy or "
-            "egress[:HOST,*.HOST]"
-        )
-    if (network == "proxy") != bool(proxy_upstream):
-        raise UserError("sandbox create: --network proxy and --upstream URL go together")
-    if key_file is not None and not proxy_upstream:
-        raise UserError("sandbox create: --key-file is for --network proxy and its --upstream URL")
-    pid_limit = amount(pids, "--pids", "of at least 1", int)
     spec = SandboxSpec(
-        name=checked_name(name),
+        name=name,
         image=_image(image),
         network=network,
         limits=Limits(
-            memory=bytes_of(memory, "--memory"),
-            cpus=amount(cpus, "--cpus", "above 0", float),
-            pids=None if pid_limit is None else int(pid_limit),
-            disk=0 if disk == "auto" else bytes_of(disk, "--disk"),
+            memory=amount(memory, "--memory", "such as 512M or 2G", bytes_of),
+            cpus=amount(cpus, "--cpus", "such as 1.5", float),
+            pids=amount(pids, "--pids", "such as 512", int),
+            disk=0 if disk == "auto" else amount(disk, "--disk", "such as 512M or 20G", bytes_of),
         ),
         environment=pairs(env or [], "--env"),
         services=pairs(service or [], "--service"),
@@ -218,7 +207,7 @@ def put(
     file = Path(os.path.expanduser(source))
     if path.endswith("/"):
         path += file.name
-    if file.is_dir():
+    if os.path.isdir(file):
         from windtunnel.agents.sandbox.folders import put_folder
 
         if mode is not None:
@@ -245,7 +234,7 @@ def get(
 
     if target != "-" and is_folder(found, path):
         into = Path(os.path.expanduser(target))
-        return get_folder(found, path, into / Path(path).name if into.is_dir() else into)
+        return get_folder(found, path, into / Path(path).name if os.path.isdir(into) else into)
     if target == "-":
         found.get_to(path, sys.stdout.buffer)
         sys.stdout.buffer.flush()

@@ -178,11 +178,9 @@ def import_(
 
     Example: windtunnel sandbox import s3://bucket/demo demo-2
     """
-    from windtunnel.agents.sandbox.place import checked_name
-
     with client(context) as daemon, less_as_json(as_json):
         key = "" if key_file is None else str(key_file.absolute())
-        made = daemon.import_(local_url(url), checked_name(name), key_file=key, allow_less=allow_less)
+        made = daemon.import_(local_url(url), name, key_file=key, allow_less=allow_less)
         info = made.info()
     if as_json:
         return print_json(info)

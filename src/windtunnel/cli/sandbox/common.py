@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from windtunnel.agents.sandbox.client import Client, RemoteBox
     from windtunnel.agents.sandbox.model import Lack
 
+T = TypeVar("T")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sandbox.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of a table.")]
 AllowLess = Annotated[
@@ -133,27 +134,21 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def amount(text: str, option: str, accepted: str, kind: Callable[[str], float]) -> float | None:
-    """A positive number, read by ``kind``, or None for ``none``."""
+def amount(text: str, option: str, accepted: str, kind: Callable[[str], T]) -> T | None:
+    """A number, read by ``kind``, or None for ``none``; whether it can be is the host's to say."""
     if text.lower() == "none":
         return None
     try:
-        value = kind(text)
-    except ValueError:
-        value = -1
-    if not 0 < value < 2**62:
+        return kind(text)
+    except ValueError as error:
         raise UserError(
             f"sandbox create: {option} {text!r} is not accepted; give a number {accepted}, or 'none'"
-        )
-    return value
+        ) from error
 
 
-def bytes_of(text: str, option: str) -> int | None:
-    """``2G``, ``512M``, a number of bytes, or ``none``: None."""
-    count = amount(
-        text, option, "such as 512M or 2G", lambda one: units.parse_quantity(one, "bytes of memory")
-    )
-    return None if count is None else int(count)
+def bytes_of(text: str) -> int:
+    """``2G``, ``512M``, or a number of bytes."""
+    return int(units.parse_quantity(text, "bytes of memory"))
 
 
 def pairs(given: list[str], option: str) -> dict[str, str]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.adapters.ray import OF_BOX, OF_HOST, SandboxActor, pool
-from windtunnel.agents.sandbox.client import Client, RemoteBox
+from windtunnel.agents.sandbox.adapters.ray import SandboxActor, pool
+from windtunnel.agents.sandbox.client import Client
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
@@ -36,11 +36,6 @@ def test_an_actor_serves_its_node(client: Client) -> None:
     for name, method in (("a-1", "_execute"), ("a-1", "fork"), (None, "down")):
         with pytest.raises(UserError, match="no method"):
             actor.call(name, method)
-
-
-def test_every_method_that_travels_exists() -> None:
-    for kind, names in ((RemoteBox, OF_BOX), (Client, OF_HOST)):
-        assert all(callable(getattr(kind, name)) for name in names)
 
 
 @pytest.fixture

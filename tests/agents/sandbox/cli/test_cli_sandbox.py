@@ -28,7 +28,7 @@ from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import app
 from windtunnel.cli.sandbox.checkpoints import tree
-from windtunnel.cli.sandbox.common import bytes_of, size
+from windtunnel.cli.sandbox.common import size
 from windtunnel.linux.processes import command_line
 
 CLI = (sys.executable, str(Path(__file__).parent / "fakecli.py"), "sandbox")
@@ -300,11 +300,11 @@ def test_checkpoints(client: Client, verb: Verb) -> None:
     [
         (("create", "Bad Name"), "name 'Bad Name' is not accepted"),
         (("create", "x", "--memory", "lots"), "--memory 'lots'"),
-        (("create", "x", "--memory", "-1G"), "--memory '-1G'"),
-        (("create", "x", "--cpus", "0"), "--cpus '0'"),
-        (("create", "x", "--cpus", "nan"), "--cpus 'nan'"),
+        (("create", "x", "--memory=-1G"), "--memory '-1G'"),
+        (("create", "x", "--cpus", "0"), "limit cpus 0.0"),
+        (("create", "x", "--cpus", "one"), "--cpus 'one'"),
         (("create", "x", "--pids", "1.5"), "--pids '1.5'"),
-        (("create", "x", "--network", "wifi"), "off, host, proxy or egress"),
+        (("create", "x", "--network", "wifi"), "off, host, proxy, egress"),
         (("create", "x", "--network", "proxy"), "--upstream"),
         (("create", "x", "--env", "A"), "write --env KEY=VALUE"),
         (("create", "x", "--env", "A=1", "--env", "A=2"), "given twice"),
@@ -409,13 +409,6 @@ def test_the_tree_shows_branches_below_what_they_come_from() -> None:
 
 def _all(node: Any) -> list[Any]:
     return [node, *(below for one in node.children for below in _all(one))]
-
-
-@pytest.mark.parametrize(
-    ("text", "count"), [("1", 1), ("2K", 2048), ("1.5G", 3 * 2**29), ("7MiB", 7 * 2**20), ("3GB", 3 * 2**30)]
-)
-def test_sizes_are_read(text: str, count: int) -> None:
-    assert bytes_of(text, "--memory") == count
 
 
 def test_sizes_are_shown() -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from windtunnel.agents.sandbox.checks import checked_spec
 from windtunnel.agents.sandbox.daemon.launch import certificates
 from windtunnel.agents.sandbox.daemon.server import Listening, end, run
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied
@@ -338,6 +339,7 @@ class FakeHost:
             self._boxes[spec.name] = FakeBox(self, spec)
 
     def create(self, spec: SandboxSpec) -> FakeBox:
+        checked_spec(spec)
         if spec.image == "full":
             raise OSError(errno.ENOSPC, "No space left on device")
         if spec.image == "bug":

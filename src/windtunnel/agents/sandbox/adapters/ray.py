@@ -13,15 +13,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from windtunnel.agents.sandbox.model import BoxInfo, Manifest, SandboxSpec, Saved, TurnResult
+from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox
+from windtunnel.base.calls import methods
 from windtunnel.base.errors import UserError
 
 CONCURRENT = 256
 """Calls that one actor takes at a time: a command occupies one until it ends."""
-OF_HOST = frozenset(["boxes", "create", "export", "fork", "health", "import_", "notice", "remove"])
-OF_BOX = frozenset(["checkpoint", "diff", "end_turn", "get", "info", "listdir", "log", "put"]) | {
-    *("restore", "rollback", "run", "shells", "stop", "wait")
-}
-"""Methods of a host and of a sandbox whose arguments are plain data, so that they can travel."""
 
 
 class SandboxActor:
@@ -37,11 +34,12 @@ class SandboxActor:
 
         A sandbox is answered by its name; of a checkpoint under way nothing is told.
         """
-        if method not in (OF_HOST if name is None else OF_BOX):
+        known = (*methods(AnyHost), "health") if name is None else methods(AnySandbox)
+        if method not in known:
             raise UserError(f"sandbox: {method!r} is no method of a sandbox in a pool")
         at: Any = self._client if name is None else self._client.get(name)
         answer = getattr(at, method)(*arguments, **options)
-        if name is None and method in ("create", "import_"):
+        if name is None and method in ("create", "get", "import_"):
             return answer.name
         if name is None and method == "fork":
             return [one.name for one in answer]
@@ -165,7 +163,7 @@ class PooledBox:
         return self._actor.call.remote(self.name, method, *arguments, **options)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the sandbox (one of ``OF_BOX``) and wait for its answer."""
+        """Call a method of `AnySandbox` whose arguments are plain data, and wait for its answer."""
         return _got(self.start(method, *arguments, **options))
 
     def run(
