@@ -101,44 +101,6 @@ def test_a_kind_that_does_not_come_back_is_refused_by_name_at_the_checkpoint(
     assert box.checkpoint(full=True, allow_less=True).lacks == made.lacks
 
 
-LEFT_ALONE = """cat > /workspace/p.py <<'END'
-import ctypes, os, socket, time
-libc = ctypes.CDLL(None)
-watch, kept = libc.inotify_init1(0), open("kept", "w")
-for name in ("first", "second"):
-    os.open(name, os.O_RDWR | os.O_CREAT)
-    libc.inotify_add_watch(watch, name.encode(), 2)
-    os.unlink(name)
-libc.inotify_add_watch(watch, b"/workspace/kept", 2)
-server, lost = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
-server.bind("/workspace/server"); lost.bind("/workspace/lost")
-one, other = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
-one.connect("/workspace/server"); other.connect("/workspace/lost"); lost.close()
-open("/workspace/ready", "w").write(f"{watch} {other.fileno()}")
-time.sleep(1000)
-END
-cd /workspace; python3 p.py </dev/null >/dev/null 2>&1 &
-until [ -s /workspace/ready ]; do sleep 0.01; done; cat /workspace/ready"""
-
-
-@pytest.mark.root
-def test_a_watch_of_a_deleted_file_and_a_peer_that_is_gone_are_refused_at_the_checkpoint(
-    make: Callable[..., Any],
-) -> None:
-    """And nothing that is beside them, which is as usual: two of three watches, one of two connections."""
-    box = make()
-    watch, socket = box.run(LEFT_ALONE, timeout=60).text.split()
-    with pytest.raises(LessError) as refused:
-        box.checkpoint(full=True)
-    made = refused.value.manifest
-    assert made is not None and made.image is not None, "it is kept all the same"
-    watching, connected = made.lacks
-    assert f": descriptor {watch}, anon_inode:inotify, " in watching.what and "p.py" in watching.what
-    assert watching.what.count("of a deleted file") == 2
-    assert f": descriptor {socket}, Unix datagram socket connected (its peer is gone)" in connected.what
-    assert all("does not bring it back" in lack.why for lack in made.lacks)
-
-
 @pytest.mark.root
 def test_doctor_tells_what_no_checkpoint_brings_back(home: Path) -> None:
     from windtunnel.cli.main import app

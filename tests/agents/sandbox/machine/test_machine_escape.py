@@ -1,11 +1,9 @@
-"""Attempts to get out of a sandbox, made from inside it as its root user."""
+"""Attempts to get out of a sandbox, made from inside it as its root user: conformance has the whole list."""
 
 from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,82 +88,6 @@ def test_clone_of_plain_processes_and_threads_works(box: Machine) -> None:
     assert inside(box, code + "\nprint(subprocess.run(['true']).returncode)") == "thread\n0"
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/../../../../..{secret}", "/proc/1/root{secret}", "/proc/1/cwd/..{secret}",
-     "/proc/self/root/..{secret}", "/tmp/link", "/dev/fd/../../..{secret}"],
-)  # fmt: skip
-def test_no_host_file_is_reached(box: Machine, tmp_path: Path, path: str) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("of the host")
-    box.run(f"ln -sf {secret} /tmp/link")
-    result = box.run(f"cat {path.format(secret=secret)}")
-    assert (result.stdout, result.exit_code) == (b"", 1)
-
-
-def test_chroot_does_not_lead_out(box: Machine, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("of the host")
-    code = f"""
-held = os.open('/', os.O_RDONLY)
-os.mkdir('/tmp/jail'); os.chroot('/tmp/jail'); os.fchdir(held)
-for _ in range(64): os.chdir('..')
-os.chroot('.')
-print(attempt(lambda: open({str(tmp_path / "secret")!r}).read()), os.path.exists('/.windtunnel'))
-"""
-    assert inside(box, code) == "ENOENT True"
-
-
-def test_host_processes_are_out_of_reach(box: Machine) -> None:
-    victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        code = f"""
-pid = {victim.pid}
-print(attempt(lambda: os.kill(pid, 9)), os.path.exists(f'/proc/{{pid}}'))
-print(attempt(lambda: print(libc.ptrace(16, pid, 0, 0), errno.errorcode[ctypes.get_errno()])))
-print(attempt(lambda: os.kill(-1, 0)))
-print(sorted(int(n) for n in os.listdir('/proc') if n.isdigit())[0], len(os.listdir('/proc/1/task')))
-"""
-        said = inside(box, code).splitlines()
-        assert said[0] == "ESRCH False"
-        assert said[1] == "-1 ESRCH"
-        assert said[4] == "1 1"
-        assert victim.poll() is None
-    finally:
-        victim.kill()
-        victim.wait()
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/vm/drop_caches",
-     "/proc/sysrq-trigger",
-     "/proc/sys/net/ipv4/ip_forward", "/proc/sys/kernel/modprobe"],
-)  # fmt: skip
-def test_kernel_settings_are_read_only(box: Machine, path: str) -> None:
-    before = Path(path).read_bytes() if path.startswith("/proc/sys/kernel/core") else b""
-    if not Path(path).exists():
-        pytest.skip(f"this kernel has no {path}")
-    result = box.run(f"echo x > {path}")
-    assert result.exit_code == 1 and b"Read-only file system" in result.stderr
-    if before:
-        assert Path(path).read_bytes() == before
-
-
-def test_kernel_memory_and_devices_are_not_there(box: Machine) -> None:
-    code = """
-for path in ('/dev/mem', '/dev/kmem', '/dev/kmsg', '/dev/port', '/sys/kernel', '/sys/fs/bpf'):
-    assert not os.path.exists(path), path
-for path in ('/proc/kcore', '/proc/kmsg', '/proc/keys', '/proc/kallsyms', '/proc/timer_list'):
-    assert not os.path.exists(path) or open(path, 'rb').read(64) == b'', path
-for name, number in (('sda', (8, 0)), ('mem', (1, 1)), ('vda', (254, 0))):
-    print(attempt(lambda: os.mknod('/tmp/' + name, 0o60600, os.makedev(*number))))
-print(attempt(lambda: os.mknod('/dev/x', 0o20666, os.makedev(1, 1))))
-print(attempt(lambda: os.chmod('/dev/null', 0)), attempt(lambda: os.unlink('/dev/null')))
-print(attempt(lambda: os.sethostname('x') if hasattr(os, 'sethostname') else socket.sethostname('x')))
-"""
-    assert inside(box, code).split() == ["EPERM", "EPERM", "EPERM", "EROFS", "EROFS", "EROFS", "EPERM"]
-
-
 def test_no_right_comes_back(box: Machine) -> None:
     code = """
 lines = open('/proc/self/status').read().splitlines()
@@ -183,15 +105,6 @@ print(open('/proc/self/oom_score_adj').read().strip(), attempt(lambda: os.nice(-
     assert said[0] == "00000000a00405fb 00000000a00405fb 0000000000000000 1 2"
     assert said[1] == "0000000000000000"
     assert said[2].endswith("EACCES") or said[2].endswith("EPERM")
-
-
-def test_a_cgroup_cannot_be_changed(box: Machine) -> None:
-    code = """
-print(attempt(lambda: libc.mkdir(b'/tmp/cg', 0o700) and None))
-print(call(165, b'cgroup', b'/tmp/cg', b'cgroup', 0, b'memory'), os.path.exists('/sys/fs/cgroup'))
-"""
-    if os.uname().machine == "x86_64":
-        assert inside(box, code).split()[-2:] == ["EPERM", "False"]
 
 
 @pytest.fixture
