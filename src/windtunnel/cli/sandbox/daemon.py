@@ -82,7 +82,7 @@ def setup(
     if btrfs.is_btrfs(folder.parent) or not (missing := btrfs.usable(folder)):
         where = "the btrfs that it lies on"
         if not btrfs.is_btrfs(folder.parent):
-            size = btrfs.make_pool(folder, bytes_of(pool_size, "--pool-size") if pool_size else None)
+            size = btrfs.make_pool(folder, bytes_of(pool_size) if pool_size else None)
             where = f"{btrfs.image_of(folder)}, {size >> 20} MiB"
         typer.echo(f"the files of sandboxes are snapshots on {where}")
     else:
