@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def serve(
     model: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A model's directory, or a config.json (random weights)."),
+        typer.Argument(metavar="[DIR]", help="A model's directory, or a config.json (random weights)."),
     ] = None,
     config: Annotated[
         str | None, typer.Option(metavar="NAME", help="A model built at random, such as tiny-hybrid.")
@@ -43,8 +43,11 @@ def serve(
     ] = None,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get status 429.")] = 1024,
     rules: Annotated[
-        str, typer.Option("--prefix-cache", metavar="RULES", help="What is kept of prompts; none: nothing.")
-    ] = "density",
+        str | None,
+        typer.Option(
+            "--prefix-cache", metavar="RULES", help="What is kept of prompts: density; none: nothing."
+        ),
+    ] = None,
     prefix_bytes: Annotated[
         str | None,
         typer.Option("--prefix-kv", metavar="SIZE", help="For what is kept; 1GiB, emulated half of --kv."),
@@ -117,14 +120,14 @@ def serve(
             bytes_of[option] = int(parse_quantity(given, "bytes of memory")) if given else 0
         except ValueError as error:
             raise UserError(f"serve: {option} {given!r}: {error}") from None
-    rules = "" if rules == "none" else rules
+    kept = "" if rules == "none" else rules or "density"
     if trace is not None:
         if model is not None or config is not None:
-            raise UserError("serve: --trace is emulated, --model and --config are served; one is accepted")
+            raise UserError("serve: --trace is emulated, DIR and --config are served; one is accepted")
         _emulate(
             html, as_json, trace=trace, on=on, model_like=model_like, step_time=step_time, speed_up=speed_up,
             count=requests, branches=branches, branching=branching, admission=admission, rows=max_rows,
-            chunk=chunk, kv=bytes_of["--kv"], queue=queue, rules=rules, prefix_bytes=bytes_of["--prefix-kv"],
+            chunk=chunk, kv=bytes_of["--kv"], queue=queue, rules=kept, prefix_bytes=bytes_of["--prefix-kv"],
             ttft=ttft, tpot=tpot, seed=seed, every=log,
         )  # fmt: skip
         return
@@ -143,7 +146,7 @@ def serve(
 
         if model is None:
             raise UserError("serve: --engine vllm needs DIR, a model's directory or a name that vLLM knows")
-        settings = Settings(branching, admission, ttft, tpot, step_time, every=log)
+        settings = Settings(branching, admission, ttft, tpot, step_time, rules or "", every=log)
         serve_vllm(Server(str(model), name, host, port, vllm), settings, ready)
         return
     if vllm:
@@ -152,10 +155,10 @@ def serve(
     from windtunnel.serving.engine.live.serve import serve as run
 
     if (model is None) == (config is None):
-        raise UserError("serve: one of --model and --config is needed, or a --trace")
+        raise UserError("serve: one of DIR and --config is needed, or a --trace")
     served = Served(
         str(model or config), name, host, port, branching, admission, max_rows, chunk,
-        bytes_of["--kv"] or 2 << 30, queue, rules, bytes_of["--prefix-kv"] or 1 << 30,
+        bytes_of["--kv"] or 2 << 30, queue, kept, bytes_of["--prefix-kv"] or 1 << 30,
         device, threads, dtype,
         str(api_key_file or ""), seed, log, ttft, tpot, silent,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""``windtunnel serve --model DIR`` with what the directory says, with a key, and with a user's own policy."""
+"""``windtunnel serve DIR`` with what the directory says, with a key, and with a user's own policy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def server(folder: Path) -> Iterator[Served]:
     (folder / "key").write_text(f"{KEY}\n")
     words = ["--name", "m", "--policy", f"{folder}/mine.py", "--log", "1", "--prefix-cache", "none"]
     words += ["--api-key-file", f"{folder}/key"]
-    with served(folder / "home", *words, model=("--model", str(folder)), key=KEY) as found:
+    with served(folder / "home", *words, model=(str(folder),), key=KEY) as found:
         yield found
 
 

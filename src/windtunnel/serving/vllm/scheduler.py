@@ -26,6 +26,8 @@ from windtunnel.base.errors import UserError
 from windtunnel.serving.engine import own
 from windtunnel.serving.engine.policy.step import Depths, Limits
 from windtunnel.serving.engine.profile import step_time
+from windtunnel.serving.prefixcache import policy as prefixcache
+from windtunnel.serving.prefixcache.policy.rules import RULES
 from windtunnel.serving.vllm.controller import Arrival, Controller, Plan, events_note, tokens
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
@@ -52,9 +54,17 @@ class Scheduler(AsyncScheduler):
         limits = self._limits(names)
         self._run: Run | None = None
         log = note = None
-        self._steps = 0
+        self._steps, self._rules = 0, settings.prefix_cache
+        if self._rules and self._rules not in prefixcache.POLICIES:
+            known = ", ".join(prefixcache.POLICIES)
+            raise UserError(f"`prefix_cache` {self._rules!r} is unknown; accepted are {known}")
+        if self._rules and not self._aligned:
+            raise UserError(
+                f"`prefix_cache` {self._rules!r} is for a hybrid model with --mamba-cache-mode align"
+            )
         if settings.every:
             log, note = events_note(self._log(), settings.every, lambda: self._steps)
+        self._note_decision = log
         known = step_time(settings.step_time).time if settings.step_time else None
         self._plan, self._wall = Plan(), time.time() - time.monotonic()
         self._refused: list[Request] = []
@@ -182,7 +192,20 @@ class Scheduler(AsyncScheduler):
         return request.num_computed_tokens if request is not None else None
 
     def _cached(self, name: str) -> tuple[int, Depths]:
-        return self.kv_cache_manager.get_computed_blocks(self.requests[name])[1], ()
+        """How much of a prompt vLLM's cache has, and where its prefill stops: vLLM keeps the states of a
+        hybrid model where a chunk ends."""
+        request, unit = self.requests[name], self.block_size
+        _, depth, shared = self.kv_cache_manager.get_computed_blocks(request)
+        if not self._rules:
+            return depth, ()
+        # in blocks, of which the last one may be a part
+        prompt, known = -(-request.num_prompt_tokens // unit), max(shared, depth) // unit
+        seen = prefixcache.Lookup(RULES[self._rules], unit, prompt, known, depth // unit)
+        keep = prefixcache.POLICIES[self._rules](seen)
+        assert isinstance(keep, prefixcache.Keep)
+        if self._note_decision is not None:
+            self._note_decision("serving.prefixcache", self._rules, seen, keep)
+        return depth, tuple(unit * place for place in keep.depths)
 
     def shutdown(self) -> None:
         super().shutdown()

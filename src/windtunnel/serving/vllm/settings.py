@@ -18,15 +18,17 @@ class Settings:
     """``policy``: which branches take part in a step, a name of `branching.policy` or an own FILE.py;
     ``admission``: what happens to late requests, a name of `engine.policy`. ``ttft`` and ``tpot``: seconds,
     for requests that say nothing. ``step_time``: as of ``windtunnel serve --step-time``; "" learns it from
-    the steps. ``chunk``: prompt tokens of a step, 0 for what vLLM's budget leaves beside the rows.
-    ``events``: the event log, "" for one of a run of its own; ``every``: of so many steps one is logged (0:
-    none)."""
+    the steps. ``prefix_cache``: at which depths a hybrid model's states are kept, a name of
+    `prefixcache.policy`; "" leaves it to vLLM. ``chunk``: prompt tokens of a step, 0 for what vLLM's budget
+    leaves beside the rows. ``events``: the event log, "" for one of a run of its own; ``every``: of so many
+    steps one is logged (0: none)."""
 
     policy: str = "taper"
     admission: str = "refuse"
     ttft: float | None = None
     tpot: float | None = None
     step_time: str = ""
+    prefix_cache: str = ""
     chunk: int = 0
     events: str = ""
     every: int = 1
