@@ -119,7 +119,7 @@ class Controller:
         if name in self._held:
             del self._held[name]
             for family, (since, gathered) in list(self._gathering.items()):
-                rest = [one for one in gathered if one.name != name]
+                rest = [sequence for sequence in gathered if sequence.name != name]
                 self._gathering[family] = (since, rest)
                 if not rest:
                     del self._gathering[family]
@@ -147,15 +147,15 @@ class Controller:
         for family, (since, gathered) in list(self._gathering.items()):
             if not gathered[0].family or now - since >= GATHER:
                 del self._gathering[family]
-                for one in gathered:
-                    self._held.pop(one.name, None)
+                for sequence in gathered:
+                    self._held.pop(sequence.name, None)
                 self._enter(gathered, now)
         self.step = step = self.policies.next(now)
         plan = Plan()
         if step is None:
             return plan
         for number in step.refused:
-            names = [one for one in self._groups[number].names if one in self._units]
+            names = [name for name in self._groups[number].names if name in self._units]
             plan.refused += names
             self._forget(number)
         for chunk in step.prefill:
@@ -216,7 +216,7 @@ class Controller:
         out = self.policies.done(step, now, self._ended)
         for finished in out.finished:
             self._forget(finished.request.id)
-        self._ended = {one for one in self._ended.difference(out.ended) if one[0] in self._groups}
+        self._ended = {unit for unit in self._ended.difference(out.ended) if unit[0] in self._groups}
         if self._learns and taken is not None:
             self._learn(taken, now - step.began)
 
@@ -262,16 +262,17 @@ class Controller:
 
 def grouped(number: int, sequences: Sequence[Arrival], block: int) -> Group:
     """The request that ``sequences`` are to the policies."""
-    first, lengths = sequences[0], [len(one.tokens) for one in sequences]
+    first, lengths = sequences[0], [len(sequence.tokens) for sequence in sequences]
     stage: Serial | Parallel = Serial(first.most)
     prompt = lengths[0]
     if len(sequences) > 1:
-        parent = (min(common(first.tokens, one.tokens) for one in sequences)) // block * block
+        parent = min(common(first.tokens, sequence.tokens) for sequence in sequences) // block * block
         parent = min(parent, (min(lengths) - 1) // block * block)
         prompt = parent + 1
-        stage = Parallel(tuple(length - prompt for length in lengths), tuple(one.most for one in sequences))
+        heads = tuple(length - prompt for length in lengths)
+        stage = Parallel(heads, tuple(sequence.most for sequence in sequences))
     request = Request(number, first.arrival, prompt, (stage,), first.objective)
-    return Group(request, [one.name for one in sequences], lengths)
+    return Group(request, [sequence.name for sequence in sequences], lengths)
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:
@@ -279,7 +280,7 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
     if first == second:
         return len(first)
     return next(
-        (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other),
+        (place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]),
         min(len(first), len(second)),
     )
 
@@ -295,9 +296,9 @@ def tokens(plan: Plan, name: str, start: int, count: int) -> int:
 def events_note(log: Any, every: int, steps: Callable[[], int]) -> tuple[Log, Note]:
     """What `Controller` takes as ``log`` and ``note``: into the event log, of ``every``-th step alone."""
 
-    def decided(capability: str, policy: str, seen: object, made: object) -> None:
+    def decided(capability: str, policy: str, observation: object, decision: object) -> None:
         if steps() % every == 0:
-            log.decision(capability, policy, seen, made)
+            log.decision(capability, policy, observation, decision)
 
     def note(kind: str, **values: Any) -> None:
         if kind in ("engine", "time") or steps() % every == 0:

@@ -56,8 +56,8 @@ class Scheduler(AsyncScheduler):
         log = note = None
         self._steps, self._rules = 0, settings.prefix_cache
         if self._rules and self._rules not in prefixcache.POLICIES:
-            known = ", ".join(prefixcache.POLICIES)
-            raise UserError(f"`prefix_cache` {self._rules!r} is unknown; accepted are {known}")
+            accepted = ", ".join(prefixcache.POLICIES)
+            raise UserError(f"`prefix_cache` {self._rules!r} is unknown; accepted are {accepted}")
         if self._rules and not self._aligned:
             raise UserError(
                 f"`prefix_cache` {self._rules!r} is for a hybrid model with --mamba-cache-mode align"
@@ -83,8 +83,8 @@ class Scheduler(AsyncScheduler):
         rows, budget = self.max_num_running_reqs, self.max_num_scheduled_tokens
         if budget <= rows:
             raise UserError(f"--max-num-batched-tokens {budget}: accepted is more than --max-num-seqs {rows}")
-        specs = [one.kv_cache_spec for one in self.kv_cache_config.kv_cache_groups]
-        states = sum(isinstance(one, MambaSpec) for one in specs)
+        specs = [group.kv_cache_spec for group in self.kv_cache_config.kv_cache_groups]
+        states = sum(isinstance(spec, MambaSpec) for spec in specs)
         blocks = (self.kv_cache_manager.block_pool.num_gpu_blocks - 1) // max(1, len(specs) - states)
         return Limits(
             rows, blocks * self.block_size, min(self._settings.chunk or budget, budget - rows),
@@ -200,11 +200,11 @@ class Scheduler(AsyncScheduler):
             return depth, ()
         # in blocks, of which the last one may be a part
         prompt, known = -(-request.num_prompt_tokens // unit), max(shared, depth) // unit
-        seen = prefixcache.Lookup(RULES[self._rules], unit, prompt, known, depth // unit)
-        keep = prefixcache.POLICIES[self._rules](seen)
+        observation = prefixcache.Lookup(RULES[self._rules], unit, prompt, known, depth // unit)
+        keep = prefixcache.POLICIES[self._rules](observation)
         assert isinstance(keep, prefixcache.Keep)
         if self._note_decision is not None:
-            self._note_decision("serving.prefixcache", self._rules, seen, keep)
+            self._note_decision("serving.prefixcache", self._rules, observation, keep)
         return depth, tuple(unit * place for place in keep.depths)
 
     def shutdown(self) -> None:

@@ -56,7 +56,7 @@ class Server:
             "--port",
             str(self.port),
         ]
-        if folder.is_dir() and not any((folder / one).exists() for one in TOKENIZERS):
+        if folder.is_dir() and not any((folder / file).exists() for file in TOKENIZERS):
             words.append("--skip-tokenizer-init")  # prompts are token ids
         if self.scheduler:
             words += ["--scheduler-cls", SCHEDULER, "--additional-config", json.dumps(settings.additional())]
@@ -97,7 +97,7 @@ def started(command: Sequence[str], output: int | None = None) -> Iterator[subpr
     def pass_on(number: int, frame: FrameType | None) -> None:
         process.send_signal(signal.SIGTERM)
 
-    before = {one: signal.signal(one, pass_on) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield process
     finally:
@@ -108,8 +108,8 @@ def started(command: Sequence[str], output: int | None = None) -> Iterator[subpr
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def answers(process: subprocess.Popen[bytes], url: str) -> None:
