@@ -457,3 +457,22 @@ def test_threads_share_a_client(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError):
         remote.reverse(b"")
     remote.close()
+
+
+def test_a_call_that_nobody_read_is_made_again(tmp_path: Path) -> None:
+    dying = socket.socket(socket.AF_UNIX)
+    dying.bind(f"{tmp_path}/w")
+    dying.listen()
+    link = calls.Link(f"unix:{tmp_path}/w", start=lambda: None)
+    results: list[int] = []
+    asking = threading.Thread(target=lambda: results.append(link.call(Worker, "size", "")))
+    asking.start()
+    connection, _ = dying.accept()
+    connection.recv(1, socket.MSG_PEEK)  # it has come, and is not read
+    Path(f"{tmp_path}/w").unlink()
+    with running(rpc.Service((Worker,), lambda kind, name: Working()), f"unix:{tmp_path}/w"):
+        dying.close()
+        connection.close()
+        asking.join(60)
+        assert results == [0]
+        link.close()

@@ -36,6 +36,7 @@ import select
 import socket
 import struct
 import threading
+import time
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +59,7 @@ NONCE = PROOF = 32
 PATIENCE = 10.0
 """Seconds for connecting and the proofs."""
 _CANCEL = 0.05  # seconds from one look at an event to the next
+_PAUSES = (0.0, 0.01, 0.1, 1.0, None)  # seconds: one that is just dying still takes connections for a moment
 
 
 class RemoteError(HostError):
@@ -66,6 +68,10 @@ class RemoteError(HostError):
 
 class Lost(ConnectionError):
     """The connection ended before the answer: nobody knows whether the call was performed."""
+
+
+class _Unread(Lost):
+    """What listened there closed with the call unread, as the kernel tells of Unix sockets."""
 
 
 class Unanswered(ConnectionError):
@@ -336,10 +342,14 @@ class Link:
             "do": f"{protocol.__name__}.{name}", "on": on, "with": to_plain(given),
             "streams": sorted(streams),
         }  # fmt: skip
-        with self._connected() as connection:
-            connection.number += 1
-            connection.send({"id": connection.number, **message}, data)
-            answer, raw = self._answer(connection, declared, streams)
+        for pause in _PAUSES:
+            try:
+                answer, raw = self._performed(declared, message, data, streams)
+                break
+            except _Unread:
+                if pause is None:
+                    raise
+                time.sleep(pause)
         if "error" in answer:
             raise error_of(answer, self._errors)
         if declared.returns is bytes:
@@ -349,6 +359,22 @@ class Link:
             make, value = self._objects[kind], answer["value"]
             return [make(one) for one in value] if several else make(value)
         return result(declared.returns, answer.get("value"), foreign=True)
+
+    def _performed(
+        self, declared: Method, message: Message, data: bytes, streams: dict[str, Any]
+    ) -> tuple[Message, bytes]:
+        """Raises _Unread: the other side closed before it had read the whole call, so it did nothing."""
+        heard: list[bool] = []
+        try:
+            with self._connected() as connection:
+                connection.number += 1
+                connection.send({"id": connection.number, **message}, data)
+                return self._answer(connection, declared, streams, heard)
+        except Lost as error:
+            unread = isinstance(error.__cause__, ConnectionResetError | BrokenPipeError)
+            if unread and not heard and self.address.startswith("unix:"):
+                raise _Unread(str(error)) from error
+            raise
 
     def connect(self) -> None:
         """Make sure that somebody answers. Raises as `call` does."""
@@ -413,17 +439,19 @@ class Link:
         raise AssertionError  # the second try raises
 
     def _answer(
-        self, connection: _Connection, declared: Method, streams: dict[str, Any]
+        self, connection: _Connection, declared: Method, streams: dict[str, Any], heard: list[bool]
     ) -> tuple[Message, bytes]:
-        """What the call comes to, with what it asks for meanwhile."""
+        """What the call comes to, with what it asks for meanwhile. ``heard``: filled by the first message."""
         cancel: threading.Event | None = streams.get(declared.role("cancel"))
         failed: list[Exception] = []
         while True:
             while cancel is not None and not connection.readable(_CANCEL):
                 if cancel.is_set():
+                    heard.append(True)
                     connection.send({"id": connection.number, "cancel": True})
                     cancel = None
             message, data = connection.receive()
+            heard.append(True)
             if "read" in message:
                 source = streams[message["read"]]
                 source = io.BytesIO(source) if isinstance(source, bytes) else source

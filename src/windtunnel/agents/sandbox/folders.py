@@ -14,7 +14,6 @@ from windtunnel.agents.sandbox.protocol import AnySandbox
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 
-SHELL = "copy"
 AT_ONCE = 200
 """Folders or links that one command makes."""
 
@@ -77,7 +76,7 @@ def is_folder(box: AnySandbox, path: str) -> bool:
 
 def _run_all(box: AnySandbox, lines: list[str]) -> None:
     for part in _parts(lines):
-        result = box.run(f"({'; '.join(['set -e', *part])})", shell=SHELL)
+        result = box.run(f"({'; '.join(['set -e', *part])})")
         if result.exit_code != 0:
             words = result.stderr.decode(errors="replace").strip() or result.note
             raise UserError(f"sandbox {box.name}: the folder cannot be made: {words}")

@@ -142,7 +142,7 @@ def amount(text: str, option: str, accepted: str, kind: Callable[[str], T]) -> T
         return kind(text)
     except ValueError as error:
         raise UserError(
-            f"sandbox create: {option} {text!r} is not accepted; give a number {accepted}, or 'none'"
+            f"sandbox: {option} {text!r} is not accepted; give a number {accepted}, or 'none'"
         ) from error
 
 

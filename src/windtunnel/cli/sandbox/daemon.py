@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from windtunnel.base.errors import ScriptError, UserError
-from windtunnel.cli.sandbox.common import AsJson, bytes_of, client, escape, home_of, print_json, show, table
+from windtunnel.cli.sandbox.common import (
+    AsJson,
+    amount,
+    bytes_of,
+    client,
+    escape,
+    home_of,
+    print_json,
+    show,
+    table,
+)
 
 
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
@@ -82,7 +92,8 @@ def setup(
     if btrfs.is_btrfs(folder.parent) or not (missing := btrfs.usable(folder)):
         where = "the btrfs that it lies on"
         if not btrfs.is_btrfs(folder.parent):
-            size = btrfs.make_pool(folder, bytes_of(pool_size) if pool_size else None)
+            wanted = amount(pool_size or "none", "--pool-size", "such as 32G", bytes_of)
+            size = btrfs.make_pool(folder, wanted)
             where = f"{btrfs.image_of(folder)}, {size >> 20} MiB"
         typer.echo(f"the files of sandboxes are snapshots on {where}")
     else:

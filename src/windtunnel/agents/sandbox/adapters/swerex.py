@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.adapters import subprocess as commands
 from windtunnel.agents.sandbox.errors import LessError
+from windtunnel.agents.sandbox.folders import put_folder
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
@@ -149,7 +150,6 @@ class SandboxRuntime(rex.AbstractRuntime):
 
     async def write_file(self, request: rex.WriteFileRequest) -> rex.WriteFileResponse:
         """Write text to a file; folders on the way are made."""
-        await self._folder(str(Path(request.path).parent))
         await asyncio.to_thread(self.box.put, request.path, request.content.encode())
         await self._end_turn()
         return rex.WriteFileResponse()
@@ -200,25 +200,12 @@ class SandboxRuntime(rex.AbstractRuntime):
                 extra_info={"bash_stdout": _text(checked.stdout), "bash_stderr": told},
             )
 
-    async def _folder(self, path: str) -> None:
-        line = commands.command_line(["mkdir", "-p", "--", path])
-        made = await asyncio.to_thread(lambda: self.box.run(line, shell=commands.SHELL, timeout=60))
-        if made.exit_code != 0:
-            raise OSError(f"sandbox: folder {path} cannot be made: {_text(made.stderr).strip()}")
-
     def _upload(self, source: Path, target: str) -> None:
-        files = [source] if source.is_file() else sorted(source.rglob("*"))
-        folders = {str(Path(target).parent)} if source.is_file() else {target}
-        for file in files:
-            if file.is_dir():
-                folders.add(f"{target}/{file.relative_to(source)}")
-        line = commands.command_line(["mkdir", "-p", "--", *sorted(folders)])
-        commands.run(self.box, ["sh", "-c", line], check=True)
-        for file in files:
-            if file.is_file():
-                inside = target if file == source else f"{target}/{file.relative_to(source)}"
-                with file.open("rb") as data:
-                    self.box.put(inside, data, file.stat().st_mode & 0o777)
+        if source.is_dir():
+            return put_folder(self.box, source, target)
+        with source.open("rb") as data:
+            self.box.put(target, data, source.stat().st_mode & 0o777)
+        return None
 
 
 class SandboxDeployment(AbstractDeployment):
