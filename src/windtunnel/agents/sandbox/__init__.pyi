@@ -2,7 +2,6 @@ from .box import Box as Box
 from .client import Sandbox as Sandbox
 from .client import connect as connect
 from .client import connect_async as connect_async
-from .effects import Journal as Journal
 from .errors import LessError as LessError
 from .errors import SandboxDied as SandboxDied
 from .errors import SandboxError as SandboxError
@@ -18,3 +17,4 @@ from .policy import Observation as Observation
 from .policy import decide as decide
 from .protocol import AnyHost as AnyHost
 from .protocol import AnySandbox as AnySandbox
+from .side_effects import Journal as Journal

@@ -36,7 +36,6 @@ from windtunnel.agents.sandbox.context import (
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.criu import find_criu
 from windtunnel.agents.sandbox.criu.connections import leave_repair
-from windtunnel.agents.sandbox.effects import EffectError
 from windtunnel.agents.sandbox.engine import Engine
 from windtunnel.agents.sandbox.errors import PoolError, SandboxError
 from windtunnel.agents.sandbox.files import LeftOut, open_pool
@@ -71,6 +70,7 @@ from windtunnel.agents.sandbox.proxy.attach import HostProxy, usable_key, with_a
 from windtunnel.agents.sandbox.record import Record
 from windtunnel.agents.sandbox.restore import bring_back, refuse_less
 from windtunnel.agents.sandbox.retention import Keeper
+from windtunnel.agents.sandbox.side_effects import SideEffectError
 from windtunnel.agents.sandbox.store import (
     Manifests,
     PageStore,
@@ -478,7 +478,7 @@ class Host:
     def _forget(self, name: str, box: Box | None) -> None:
         """Remove all of a sandbox but its checkpoints; never raises, what stays is found by ``gc``."""
         home, pool = self.context.home, self.context.pool
-        with contextlib.suppress(*FAULTS, EffectError, UserError):
+        with contextlib.suppress(*FAULTS, SideEffectError, UserError):
             self.context.proxy.forget(name)
         with contextlib.suppress(*FAULTS):
             if box is not None:

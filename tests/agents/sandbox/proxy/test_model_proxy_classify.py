@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.proxy.classify import Asked, Known, Unreadable, classify, read
+from windtunnel.agents.sandbox.proxy.classify import Known, Outline, Unreadable, classify, read
 
 CHAT, MESSAGES, RESPONSES, COMPLETIONS = (
     "/v1/chat/completions",
@@ -23,7 +23,7 @@ CHAT, MESSAGES, RESPONSES, COMPLETIONS = (
 TOOLS = [{"name": "bash"}]
 
 
-def understood(path: str, body: Any, encoding: str = "") -> Asked:
+def understood(path: str, body: Any, encoding: str = "") -> Outline:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return read(path, {"content-encoding": encoding}, raw, limit=10_000)
 
@@ -31,7 +31,7 @@ def understood(path: str, body: Any, encoding: str = "") -> Asked:
 def kinds(*requests: tuple[str, dict[str, Any]]) -> list[str]:
     known, found = Known(), []
     for path, body in requests:
-        verdict = classify(understood(path, body).outline, known)
+        verdict = classify(understood(path, body), known)
         known = verdict.known
         found.append(verdict.kind)
     return found
@@ -185,7 +185,7 @@ def test_no_request_is_a_surprise_and_order_of_keys_is_no_difference(body: dict[
         return
     turned = understood(path, dict(reversed(body.items())))
     assert asked.digest == turned.digest
-    assert classify(asked.outline, Known()).kind in ("main", "helper")
+    assert classify(asked, Known()).kind in ("main", "helper")
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6), st.data())
@@ -194,8 +194,8 @@ def test_growth_is_main_whatever_else_is_asked_between(texts: list[str], data: s
     for size in range(1, len(texts) + 1):
         if data.draw(st.booleans()):
             helper = (CHAT, {"model": "small", "messages": said(data.draw(st.text(max_size=8)))})
-            known = classify(understood(*helper).outline, known).known
+            known = classify(understood(*helper), known).known
         path, body = main(*texts[:size])
-        verdict = classify(understood(path, body).outline, known)
+        verdict = classify(understood(path, body), known)
         assert verdict.kind == "main"
         known = verdict.known

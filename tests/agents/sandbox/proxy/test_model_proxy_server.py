@@ -36,16 +36,6 @@ def test_other_requests_pass_with_their_method_query_and_headers(bench: Bench, p
     assert box.turns == 0
 
 
-def test_key_of_the_host_replaces_that_of_the_agent(bench: Bench, proxy: ModelProxy) -> None:
-    upstream = Upstream(bench.model.url + "/v1", {"Authorization": "Bearer real"})
-    assert "real" not in repr(upstream)
-    box = bench.serve(proxy, FakeBox(), upstream=upstream)
-    bench.ask(box, chat("go"), Authorization="Bearer placeholder").reply()
-    (call,) = bench.model.calls
-    assert call.headers["authorization"] == "Bearer real"
-    assert call.path == "/v1/chat/completions", "a version in the base is not repeated"
-
-
 def test_large_bodies_are_refused(bench: Bench) -> None:
     proxy = bench.proxy(body=1000)
     box = bench.serve(proxy, FakeBox())

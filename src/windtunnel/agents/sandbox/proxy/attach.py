@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.agents.sandbox.effects import Journal
 from windtunnel.agents.sandbox.machine import socket_inside
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
@@ -23,13 +22,14 @@ from windtunnel.agents.sandbox.proxy.gate import Turning
 from windtunnel.agents.sandbox.proxy.loop import LoopThread
 from windtunnel.agents.sandbox.proxy.ports import Ports
 from windtunnel.agents.sandbox.proxy.upstream import Upstream, read_key, split_base
+from windtunnel.agents.sandbox.side_effects import Journal
 from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.proxy.server import ModelProxy
 
 PORT = 7080
-JOURNAL = "effects.sqlite"
+JOURNAL = "side_effects.sqlite"
 CERTIFICATES = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT"),
     *("NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"),

@@ -48,11 +48,15 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Outline:
-    """What a model request asks, without its words. ``system`` and ``tools``: digests, empty for none.
+    """What a model request asks, without its words.
+
+    ``digest``: equal where the same is asked. ``system`` and ``tools``: digests, empty for none.
     ``messages``: a digest each, less the system prompt's. ``prompt``: the text of a plain completion.
     ``opening`` and ``last``: the beginning of the system prompt and of the last message. ``follows``: it
-    names the reply that it goes on from (the conversation so far is kept by the service)."""
+    names the reply that it goes on from (the conversation so far is kept by the service).
+    """
 
+    digest: str
     shape: Shape
     model: str
     system: str
@@ -63,18 +67,6 @@ class Outline:
     opening: str = ""
     last: str = ""
     follows: bool = False
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A model request: its identity and its outline, and the canonical parts to be recorded."""
-
-    digest: str
-    outline: Outline
-    head: str
-    """Canonical JSON of all but the messages."""
-    parts: tuple[str, ...]
-    """Canonical JSON of each message, in order."""
 
 
 def shape_of(path: str) -> Shape | None:
@@ -89,7 +81,7 @@ def shape_of(path: str) -> Shape | None:
     return "messages" if end.endswith("/messages") else None
 
 
-def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> Asked:
+def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> Outline:
     """Understand a request; ``limit`` bounds what a compressed body may unpack to. Raises Unreadable."""
     shape = shape_of(path)
     if shape is None:
@@ -101,25 +93,23 @@ def read(path: str, headers: Mapping[str, str], body: bytes, *, limit: int) -> A
     if not isinstance(asked, dict):
         raise Unreadable("no JSON object")
     head, messages = _split(shape, asked)
-    parts = tuple(_text(_plain(message)) for message in messages)
+    parts = [_text(_plain(message)) for message in messages]
     system, tools = _system_of(shape, asked, messages), asked.get("tools") or asked.get("functions")
     plain_head = _text({"path": path.rstrip("/"), "asked": _plain(head)})
-    return Asked(
+    prompt = asked.get("prompt", "") if shape == "completions" else ""
+    limits = [asked.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
+    return Outline(
         digest=_digest("\n".join((plain_head, *parts))),
-        outline=Outline(
-            shape=shape,
-            model=str(asked.get("model", "")),
-            system=_digest(_text(_plain(system))) if system else "",
-            tools=_digest(_text(_plain(tools))) if tools else "",
-            messages=tuple(_digest(part) for part in parts[_leading_system(messages) :]),
-            prompt=_prompt(asked) if shape == "completions" else "",
-            max_tokens=_limit_of(asked),
-            opening=_words(system)[:TEXT_KEPT],
-            last=_words(messages[-1])[:TEXT_KEPT] if messages else "",
-            follows=bool(asked.get("previous_response_id") or asked.get("conversation")),
-        ),
-        head=plain_head,
-        parts=parts,
+        shape=shape,
+        model=str(asked.get("model", "")),
+        system=_digest(_text(_plain(system))) if system else "",
+        tools=_digest(_text(_plain(tools))) if tools else "",
+        messages=tuple(_digest(part) for part in parts[_leading_system(messages) :]),
+        prompt=prompt if isinstance(prompt, str) else _text(prompt),
+        max_tokens=next((value for value in limits if isinstance(value, int)), None),
+        opening=_words(system)[:TEXT_KEPT],
+        last=_words(messages[-1])[:TEXT_KEPT] if messages else "",
+        follows=bool(asked.get("previous_response_id") or asked.get("conversation")),
     )
 
 
@@ -172,18 +162,6 @@ def _system_of(shape: Shape, asked: dict[str, Any], messages: list[Any]) -> Any:
     if shape == "responses" and asked.get("instructions"):
         return asked.get("instructions")
     return messages[: _leading_system(messages)]
-
-
-def _prompt(asked: dict[str, Any]) -> str:
-    prompt = asked.get("prompt", "")
-    return prompt if isinstance(prompt, str) else _text(prompt)
-
-
-def _limit_of(asked: dict[str, Any]) -> int | None:
-    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
-        if isinstance(asked.get(name), int):
-            return int(asked[name])
-    return None
 
 
 def _plain(value: Any, *, top: bool = True) -> Any:

@@ -1,4 +1,4 @@
-"""The record of one sandbox's conversation: every request of its main loop, with the reply, byte for byte.
+"""The record of one sandbox's conversation: every reply to its main loop, byte for byte.
 
 A sandbox that comes back from a checkpoint asks again what it had asked before. It gets the recorded reply,
 so that it goes on as it did; a model asked anew would answer otherwise, and wonder at files that it does not
@@ -9,38 +9,32 @@ reply was never received.
 A rollback on purpose is a wish for another answer too: it sets the records from its turn on *aside*. The
 reply to the request that was in flight at a checkpoint counts as after it.
 
-The file lies outside the sandbox's root. Requests share their messages (each is kept once), so a conversation
-of n turns takes room for n messages and not for n². Headers of requests, and with them all keys, are never
-written.
+The file lies outside the sandbox's root. Of a request its digest is kept, so that no key is ever written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import sqlite3
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.proxy.classify import Asked, Known, Loop
+from windtunnel.agents.sandbox.proxy.classify import Known, Loop
 
 Headers = tuple[tuple[str, str], ...]
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
     id INTEGER PRIMARY KEY, request TEXT NOT NULL UNIQUE, digest TEXT NOT NULL, turn INTEGER NOT NULL,
-    asked TEXT NOT NULL, status INTEGER NOT NULL DEFAULT 0, headers TEXT NOT NULL DEFAULT '[]',
-    body BLOB NOT NULL DEFAULT x'', arrived REAL NOT NULL, answered REAL NOT NULL DEFAULT 0,
-    aside INTEGER NOT NULL DEFAULT 0, served INTEGER NOT NULL DEFAULT -1
+    status INTEGER NOT NULL, headers TEXT NOT NULL, body BLOB NOT NULL, answered REAL NOT NULL,
+    aside INTEGER NOT NULL, served INTEGER NOT NULL
 );
-CREATE TABLE IF NOT EXISTS parts (digest BLOB PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
@@ -79,9 +73,6 @@ class Conversation:
         self._file.execute("PRAGMA journal_mode=WAL")
         self._file.execute("PRAGMA synchronous=NORMAL")
         self._file.executescript(SCHEMA)
-        with self._file:
-            # what was in flight when the last model proxy ended will not be answered any more
-            self._file.execute("DELETE FROM records WHERE status = 0")
         state = dict(self._file.execute("SELECT name, value FROM state").fetchall())
         self.incarnation = int(state.get("incarnation", 0))
         self.covered = int(state.get("covered", 0))
@@ -105,37 +96,20 @@ class Conversation:
         return list(self._by_request.values())
 
     def begin(self, request: str, digest: str) -> Entry:
-        """A request is sent to the model. It is only in memory until ``arrived``."""
+        """A request is sent to the model. It is only in memory until it is ``answered``."""
         entry = Entry(request, digest)
         self._add(entry)
         return entry
-
-    def arrived(self, entry: Entry, asked: Asked) -> None:
-        """Write down the request."""
-        texts = (asked.head, *asked.parts)
-        names = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
-        kept = [(name, zlib.compress(text.encode(), 1)) for name, text in zip(names, texts, strict=True)]
-        with self._lock, self._file:
-            self._file.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", kept)
-            self._file.execute(
-                "INSERT INTO records (request, digest, turn, asked, arrived) VALUES (?, ?, ?, ?, ?)",
-                (entry.request, entry.digest, entry.turn, b"".join(names).hex(), time.time()),
-            )
 
     def answered(self, entry: Entry, reply: Reply) -> None:
         """Write down the whole reply; from now on it can be given again."""
         with self._durably():
             self._file.execute(
-                "UPDATE records SET status = ?, headers = ?, body = ?, answered = ?, turn = ?, aside = ? "
-                "WHERE request = ?",
+                "INSERT INTO records (request, digest, turn, status, headers, body, answered, aside, served) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    reply.status,
-                    json.dumps(reply.headers),
-                    reply.body,
-                    time.time(),
-                    entry.turn,
-                    entry.aside,
-                    entry.request,
+                    *(entry.request, entry.digest, entry.turn, reply.status, json.dumps(reply.headers)),
+                    *(reply.body, time.time(), entry.aside, entry.served),
                 ),
             )
         entry.complete = True
@@ -144,8 +118,6 @@ class Conversation:
         """The model service gave no reply worth keeping."""
         self._by_request.pop(entry.request, None)
         self._entries[entry.digest].remove(entry)
-        with self._lock, self._file:
-            self._file.execute("DELETE FROM records WHERE request = ?", (entry.request,))
 
     def place(self, entry: Entry, turn: int) -> None:
         """The request was in flight when that turn ended."""

@@ -46,7 +46,6 @@ class ModelProxy:
         self._bounds = bounds or Bounds()
         self._sessions: dict[str, AgentSession] = {}
         self._servers: dict[str, tuple[uvicorn.Server, asyncio.Task[None]]] = {}
-        self._open = 0
         self._loop = LoopThread("model-proxy")
         self._client = self._loop.call(self._new_client(trust_env))
 
@@ -108,7 +107,7 @@ class ModelProxy:
                 server.should_exit = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._bounds.ending):
-                    while self._open:
+                    while any(session.open for session in self._sessions.values()):
                         await asyncio.sleep(0.02)
             await asyncio.gather(*(session.close() for session in self._sessions.values()))
             await asyncio.gather(*(self._hang_up(name) for name in list(self._servers)))
@@ -159,7 +158,7 @@ class ModelProxy:
         session = self._sessions.get(name)
         if session is None:
             return await send_fault(send, 404, "unknown_sandbox", f"no sandbox {name!r} is served here")
-        if self._open >= self._bounds.open_total or session.open >= self._bounds.open_box:
+        if session.open >= self._bounds.open_box:
             return await send_fault(send, 503, "overloaded", "too many requests are under way")
         started = False
 
@@ -168,7 +167,6 @@ class ModelProxy:
             started = True
             await send(message)
 
-        self._open += 1
         session.open += 1
         try:
             await session.answer(await read_request(scope, receive, self._bounds), receive, send_noted)
@@ -179,5 +177,4 @@ class ModelProxy:
         except Gone:
             return
         finally:
-            self._open -= 1
             session.open -= 1

@@ -20,7 +20,7 @@ from uuid import uuid4
 import httpx
 from starlette.types import Receive, Send
 
-from windtunnel.agents.sandbox.proxy.classify import Asked, Unreadable, classify, read, shape_of
+from windtunnel.agents.sandbox.proxy.classify import Outline, Unreadable, classify, read, shape_of
 from windtunnel.agents.sandbox.proxy.conversation import Conversation, Entry, Headers, Reply
 from windtunnel.agents.sandbox.proxy.exchange import BrokeOff, Exchange
 from windtunnel.agents.sandbox.proxy.gate import Gate, Turning, Window
@@ -90,7 +90,7 @@ class AgentSession:
         else:
             await while_connected(receive, self._through(request, send), self._ending)
 
-    async def _of_main_loop(self, request: Request) -> Asked | None:
+    async def _of_main_loop(self, request: Request) -> Outline | None:
         """The request as the main loop's; None where it is another one."""
         if request.method != "POST" or shape_of(request.route) is None:
             return None
@@ -102,14 +102,14 @@ class AgentSession:
         except Unreadable as error:
             LOG.info("sandbox %s: a request is passed on, not understood: %s", self.name, error)
             return None
-        verdict = classify(asked.outline, self._conversation.known)
+        verdict = classify(asked, self._conversation.known)
         LOG.info("sandbox %s: a request is %s: %s", self.name, verdict.kind, verdict.reason)
         if verdict.known != self._conversation.known:
             self._conversation.known = verdict.known
             self._write(self._conversation.learn, verdict.known)
         return asked if verdict.kind == "main" else None
 
-    def _read(self, request: Request) -> Asked:
+    def _read(self, request: Request) -> Outline:
         return read(request.route, dict(request.headers), request.body, limit=self._bounds.body)
 
     async def _through(self, request: Request, send: Send) -> None:
@@ -124,7 +124,7 @@ class AgentSession:
             if not started:
                 await send_fault(send, fault.status, fault.kind, str(fault))
 
-    async def _main(self, request: Request, asked: Asked, receive: Receive, send: Send) -> None:
+    async def _main(self, request: Request, asked: Outline, receive: Receive, send: Send) -> None:
         conversation, incarnation = self._conversation, self._conversation.incarnation
         exchange = self._under_way.get(asked.digest)
         entry = exchange.entry if exchange is not None else conversation.find(asked.digest)
@@ -139,21 +139,20 @@ class AgentSession:
                 entry.served = incarnation
                 self._write(conversation.serve, entry, incarnation)
 
-    def _ask(self, request: Request, asked: Asked) -> Exchange:
+    def _ask(self, request: Request, asked: Outline) -> Exchange:
         """Send the request to the model, whoever waits for it later."""
         if len(self._under_way) >= self._bounds.open_box:
             raise Refused(503, "overloaded", "too many requests of this sandbox are under way")
         entry = self._conversation.begin(f"{asked.digest[:12]}-{uuid4().hex[:12]}", asked.digest)
         exchange = self._under_way[asked.digest] = Exchange(entry)
-        written = self._write(self._conversation.arrived, entry, asked)
-        self._spawn(self._exchanges, self._run(exchange, request, written))
+        self._spawn(self._exchanges, self._run(exchange, request))
         return exchange
 
-    async def _run(self, exchange: Exchange, request: Request, written: asyncio.Task[bool]) -> None:
+    async def _run(self, exchange: Exchange, request: Request) -> None:
         entry = exchange.entry
 
         async def record(reply: Reply) -> None:
-            if not await written or not await self._write(self._conversation.answered, entry, reply):
+            if not await self._write(self._conversation.answered, entry, reply):
                 LOG.warning("sandbox %s: the reply is not recorded", self.name)
 
         try:
@@ -164,7 +163,7 @@ class AgentSession:
             if not entry.complete:
                 what = exchange.fault or f"the model service answered with status {exchange.status}"
                 LOG.warning("sandbox %s: %s", self.name, what)
-                self._write(self._conversation.drop, entry)
+                self._conversation.drop(entry)
 
     def _window(self, entry: Entry) -> Window | None:
         """The window that this reply has to wait for; None when a restored checkpoint covers its turn."""

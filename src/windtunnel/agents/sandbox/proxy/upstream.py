@@ -15,7 +15,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,11 +52,10 @@ class UpstreamFault(Exception):
 
 @dataclass(frozen=True)
 class Upstream:
-    """A service that is forwarded to. ``headers`` are set on each request, over the agent's own;
-    ``key_file`` is the file of this host that holds the API key. Neither is ever seen inside the sandbox."""
+    """A service that is forwarded to. ``key_file``: the file of this host that holds the API key, which is
+    never seen inside the sandbox."""
 
     url: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     key_file: Path | None = None
 
     def __post_init__(self) -> None:
@@ -220,17 +219,15 @@ def fault_body(kind: str, words: str) -> bytes:
 def _request_headers(request: Request, upstream: Upstream) -> Headers:
     """What goes to the upstream of an agent's headers, and what the host adds. Raises UpstreamFault where the
     key cannot be read."""
-    own = {name.lower(): value for name, value in upstream.headers.items()}
-    replaced: frozenset[str] = frozenset()
+    left, own = HOP_BY_HOP | FORWARDED | {"host", "content-length", "expect"}, dict[str, str]()
     if upstream.key_file is not None:
         try:
             key = read_key(upstream.key_file)
         except UserError as error:
             words = str(error).removeprefix("model proxy: ")
             raise UpstreamFault(503, "key_unreadable", words) from None
-        name, value = key_header(key, request.route, dict(request.headers))
-        own[name], replaced = value, CREDENTIALS
-    left = HOP_BY_HOP | FORWARDED | {"host", "content-length", "expect"} | replaced | own.keys()
+        own = dict([key_header(key, request.route, dict(request.headers))])
+        left |= CREDENTIALS | own.keys()
     left |= _named_in_connection(request.headers)
     kept = [
         (name, value)

@@ -14,17 +14,16 @@ from fake_payments import Payments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.effects import (
-    EffectError,
-    EffectInDoubt,
-    EffectUnderWay,
-    Journal,
-    NotDone,
-    at_most_once,
-)
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.proxy.attach import HostProxy
+from windtunnel.agents.sandbox.side_effects import (
+    Journal,
+    NotDone,
+    SideEffectError,
+    SideEffectInDoubt,
+    SideEffectUnderWay,
+)
 from windtunnel.base.errors import UserError
 
 AGENT = """
@@ -32,7 +31,7 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
 from fake_payments import Payments
-from windtunnel.agents.sandbox.effects import Journal, EffectInDoubt, at_most_once
+from windtunnel.agents.sandbox.side_effects import Journal, SideEffectInDoubt
 
 how, when, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 service = Payments(folder / "charges", honours_keys=how == "idempotent")
@@ -52,7 +51,7 @@ else:
     check = service.lookup if how == "check" else None
     try:
         journal.perform("box", 1, "pay the bill", pay, payload=5, check=check, idempotent=how == "idempotent")
-    except EffectInDoubt:
+    except SideEffectInDoubt:
         sys.exit(3)
     if when == "later":
         os._exit(9)
@@ -112,7 +111,7 @@ def test_done_effect_is_not_made_again(journal: Journal, payments: Payments) -> 
     journal.perform("other", 1, "pay", lambda key: payments.charge(5, key), payload={"amount": 5})
     assert [charge["amount"] for charge in payments.charges()] == [5, 6, 5, 5]
     assert len({charge["key"] for charge in payments.charges()}) == 4
-    (effect, *_) = journal.effects("box")
+    (effect, *_) = journal.side_effects("box")
     assert (effect.intent, effect.turn, effect.state, effect.result) == ("pay", 3, "done", first)
 
 
@@ -129,9 +128,9 @@ def test_what_the_call_raises_decides(journal: Journal) -> None:
     assert journal.perform("box", 1, "a", lambda key: "done now") == "done now"
     with pytest.raises(ConnectionError):
         journal.perform("box", 1, "b", break_off)
-    with pytest.raises(EffectInDoubt, match=r"'b' of sandbox box .*ConnectionError: reset by peer"):
+    with pytest.raises(SideEffectInDoubt, match=r"'b' of sandbox box .*ConnectionError: reset by peer"):
         journal.perform("box", 2, "b", lambda key: pytest.fail("was called"))
-    assert [effect.state for effect in journal.effects("box")] == ["done", "unknown"]
+    assert [effect.state for effect in journal.side_effects("box")] == ["done", "unknown"]
 
 
 def test_check_settles_a_doubt(journal: Journal) -> None:
@@ -146,7 +145,7 @@ def test_check_settles_a_doubt(journal: Journal) -> None:
 
     with pytest.raises(TimeoutError):
         journal.perform("box", 1, "a", lose)
-    with pytest.raises(EffectInDoubt, match="service is down"):
+    with pytest.raises(SideEffectInDoubt, match="service is down"):
         journal.perform("box", 1, "a", lose, check=cannot_tell)
     asked: list[str] = []
     assert journal.perform("box", 1, "a", lose, check=lambda key: asked.append(key) or {"id": 7}) == {"id": 7}  # type: ignore[func-returns-value]
@@ -158,9 +157,9 @@ def test_check_settles_a_doubt(journal: Journal) -> None:
 
 
 def test_result_that_json_cannot_hold(journal: Journal) -> None:
-    with pytest.raises(EffectError, match="happened, but JSON"):
+    with pytest.raises(SideEffectError, match="happened, but its result cannot be recorded"):
         journal.perform("box", 1, "a", lambda key: object())
-    with pytest.raises(EffectError, match="happened, but its result cannot be recorded"):
+    with pytest.raises(SideEffectError, match="happened, but its result cannot be recorded"):
         journal.perform("box", 1, "a", lambda key: pytest.fail("was called"))
 
 
@@ -177,8 +176,8 @@ def test_forks_share_what_was_before_and_nothing_after(journal: Journal, payment
     after = [pay(box, 3, "after")["id"] for box in ("left", "right", "leaf")]
     assert len({*after}) == 3
     assert len(payments.charges()) == 5
-    assert [effect.intent for effect in journal.effects("left")] == ["before", "after"]
-    with pytest.raises(UserError, match="has effects or an origin already"):
+    assert [effect.intent for effect in journal.side_effects("left")] == ["before", "after"]
+    with pytest.raises(UserError, match="has a past already"):
         journal.fork("root", "left", 2)
     journal.retire("root")
     assert pay("left", 3, "before") == before
@@ -209,13 +208,13 @@ def test_forks_settle_an_ancestors_doubt_each_for_itself(journal: Journal) -> No
         journal.perform("root", 1, "a", lose)
     journal.fork("root", "left", 1)
     journal.fork("root", "right", 1)
-    with pytest.raises(EffectInDoubt):
+    with pytest.raises(SideEffectInDoubt):
         journal.perform("left", 2, "a", lose)
     assert journal.perform("left", 2, "a", lose, check=lambda key: "happened") == "happened"
     tokens: list[str] = []
     journal.perform("right", 2, "a", lambda key: tokens.append(key), check=lambda key: None)
-    assert tokens != [journal.effects("root")[0].token], "another effect than the ancestor's"
-    with pytest.raises(EffectInDoubt):
+    assert tokens != [journal.side_effects("root")[0].token], "another effect than the ancestor's"
+    with pytest.raises(SideEffectInDoubt):
         journal.perform("root", 2, "a", lose)
 
 
@@ -237,7 +236,7 @@ def test_threads_and_processes_make_one_call(journal: Journal, tmp_path: Path) -
     for thread in threads:
         thread.start()
     assert inside.wait(60)
-    with Journal(tmp_path / "journal.sqlite") as second, pytest.raises(EffectUnderWay):
+    with Journal(tmp_path / "journal.sqlite") as second, pytest.raises(SideEffectUnderWay):
         second.wait_seconds = 0.05
         second.perform("box", 1, "a", slow)
     go.set()
@@ -260,28 +259,11 @@ def test_fork_waits_for_its_ancestors_call(journal: Journal) -> None:
     assert inside.wait(60)
     journal.fork("root", "left", 1)
     journal.wait_seconds = 0.05
-    with pytest.raises(EffectUnderWay):
+    with pytest.raises(SideEffectUnderWay):
         journal.perform("left", 2, "a", slow)
     go.set()
     first.join(60)
     assert journal.perform("left", 2, "a", lambda key: pytest.fail("was called")) == "done"
-
-
-def test_decorator(journal: Journal, payments: Payments) -> None:
-    turn = 1
-
-    @at_most_once(journal, box="box", turn=lambda: turn, intent="pay")
-    def pay(amount: int, currency: str = "EUR", idempotency_key: str = "") -> dict[str, Any]:
-        assert idempotency_key.startswith("windtunnel-")
-        return payments.charge(amount, idempotency_key)
-
-    first = pay(5)
-    turn = 2
-    assert pay(amount=5, currency="EUR") == first, "however the arguments are written"
-    assert pay(5, "USD") != first
-    assert len(payments.charges()) == 2
-    with pytest.raises(UserError, match="given by the journal"):
-        pay(5, idempotency_key="mine")
 
 
 @pytest.mark.parametrize("bad", [("", 1, "a"), ("box", -1, "a"), ("box", 1, "")])
@@ -310,7 +292,9 @@ def test_never_twice_whatever_happens(
     payments = Payments(folder / "charges", honours_keys=helped == "idempotent")
     with Journal(folder / "journal.sqlite") as journal:
         for amount, outcome in steps:
-            known = {effect.intent: effect.state for effect in journal.effects("box")}.get(f"pay {amount}")
+            known = {effect.intent: effect.state for effect in journal.side_effects("box")}.get(
+                f"pay {amount}"
+            )
             try:
                 journal.perform(
                     "box",
@@ -320,14 +304,14 @@ def test_never_twice_whatever_happens(
                     check=payments.lookup if helped == "check" else None,
                     idempotent=helped == "idempotent",
                 )
-            except EffectInDoubt:
+            except SideEffectInDoubt:
                 assert helped == "none"
                 assert known == "unknown"
             except (NotDone, ConnectionError):
                 assert known != "done"
             amounts = [charge["amount"] for charge in payments.charges()]
             assert len(amounts) == len(set(amounts))
-        for effect in journal.effects("box"):
+        for effect in journal.side_effects("box"):
             if effect.state in ("done", "failed"):
                 assert (payments.lookup(effect.token) is not None) == (effect.state == "done")
 
