@@ -45,7 +45,9 @@ def checked_spec(spec: SandboxSpec) -> None:
         raise UserError(f"sandbox {spec.name}: {field} {shown} is not accepted; {accepted}")
 
     if not spec.image.strip() or "\0" in spec.image:
-        refuse("image", spec.image, "give 'host', a folder, a tarball or an OCI image layout")
+        refuse(
+            "image", spec.image, "give 'host', a folder, a tarball, an OCI image layout or 'docker://NAME'"
+        )
     kind, listed, _ = spec.network.partition(":")
     if kind not in NETWORKS or (listed and kind != "egress"):
         refuse("network", spec.network, f"use {', '.join(NETWORKS)} or egress:HOST,*.HOST")

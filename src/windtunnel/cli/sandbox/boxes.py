@@ -39,7 +39,7 @@ def create(
         str,
         typer.Option(
             help="'host' (this machine's own programs; 'host+PACKAGE,/FOLDER': more of them), a directory, a "
-            "tarball or an OCI layout."
+            "tarball, an OCI layout, or 'docker://NAME' of a registry (by skopeo)."
         ),
     ] = "host",
     network: Annotated[
@@ -275,7 +275,7 @@ def _list_files(context: typer.Context, name: str, path: str, as_json: bool) -> 
 
 def _image(text: str) -> str:
     """A path of this machine is made absolute, since the daemon has another directory; a name stays one."""
-    if not text or text == "host" or text.startswith("host+"):
+    if not text or text == "host" or text.startswith(("host+", "docker://")):
         return text
     path = os.path.expanduser(text)
     return os.path.abspath(path) if "/" in text or os.path.exists(path) else text

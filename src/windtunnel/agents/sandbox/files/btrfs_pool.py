@@ -63,6 +63,13 @@ class BtrfsPool(Pool):
         # as a read-only snapshot, in one step: a read-only subvolume could not be renamed
         btrfs.snapshot(made, name, read_only=True)
 
+    def _go_on(self, layer: Path, path: Path) -> None:
+        btrfs.snapshot(layer, path, read_only=False)
+
+    def _share(self, made: Path, layer: Path) -> None:
+        if not layer.exists():
+            btrfs.snapshot(made, layer, read_only=True)
+
     def _remove(self, path: Path) -> None:
         btrfs.destroy(path)
 

@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -60,8 +61,8 @@ class Pool(ABC):
 
     Folders: ``images``, ``live`` and ``snaps`` by name; ``channels``: what each sandbox has beside its root,
     empty whenever that is new; ``mounts``: where live roots become visible;
-    ``trash``: what is being made or being removed; ``notes``: one small file for each sandbox that has
-    something to remember.
+    ``layers``: what images begin with; ``trash``: what is being made or being removed; ``notes``: one small
+    file for each sandbox that has something to remember.
     """
 
     kind: str
@@ -70,10 +71,10 @@ class Pool(ABC):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        names = ("images", "live", "channels", "snaps", "mounts", "trash", "notes")
+        names = ("images", "live", "channels", "snaps", "mounts", "trash", "notes", "layers")
         folders = [folder / name for name in names]
         self._images, self._lives, self._channels, self._snaps = folders[:4]
-        self._points, self._trash, self._notes = folders[4:]
+        self._points, self._trash, self._notes, self._layers = folders[4:]
         with faults(f"the pool {folder} cannot be used"):
             for each in folders:
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,9 +94,22 @@ class Pool(ABC):
         with locked(self._images):
             if found.name in self.images():
                 return found.name
-            with faults(f"image {source!r} cannot be imported"), self._draft(found.name) as made:
-                made.chmod(0o755)
-                found.fill(made, progress or (lambda text: None))
+            told, chain = progress or (lambda text: None), found.chain()
+            there = max(
+                (count for count, name in enumerate(chain, 1) if (self._layers / name).is_dir()), default=0
+            )
+            origin = self._layers / chain[there - 1] if there else None
+            with (
+                faults(f"image {source!r} cannot be imported"),
+                self._draft(found.name, partial(self._go_on, origin) if origin else None) as made,
+            ):
+                if origin is None:
+                    made.chmod(0o755)
+                if chain:
+                    keep = lambda count: self._share(made, self._layers / chain[count - 1])  # noqa: E731
+                    found.fill(made, told, there, keep)
+                else:
+                    found.fill(made, told)
                 if seen is not None and seen.changed():
                     raise UserError(f"image {source!r}: it was changed while it was read; import it again")
                 self._publish(made, self._images / found.name)
@@ -256,6 +270,14 @@ class Pool(ABC):
     @abstractmethod
     def _make(self, path: Path) -> None:
         """A new, empty tree."""
+
+    def _go_on(self, layer: Path, path: Path) -> None:
+        """A new tree that begins as a layer that `_share` keeps."""
+        raise NotImplementedError
+
+    def _share(self, made: Path, layer: Path) -> None:
+        """Keep the layers in ``made`` for images that begin with the same ones, where that costs nothing."""
+        return
 
     @abstractmethod
     def _publish(self, made: Path, name: Path) -> None:

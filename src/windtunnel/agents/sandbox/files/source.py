@@ -1,4 +1,4 @@
-"""Where a root comes from: this machine's packages, a directory, a tarball or an OCI image layout.
+"""Where a root comes from: this machine's packages, a directory, a tarball, an OCI layout or a registry.
 
 A source is looked at before anything is written: it yields the name under which the pool keeps the image
 (with a digest of what is in it, so that the same thing is imported once) and a function that fills an empty
@@ -7,7 +7,8 @@ folder.
 An OCI image layout, a folder or a tarball of it, is what ``skopeo``, ``buildah`` and ``docker save`` make. Of
 an index, the manifest for Linux on this machine's architecture is taken. Every blob is checked against the
 digest that names it before a byte of it is used. Layers are applied in order with their white-outs (OCI image
-specification 1.1: image-layout.md, image-index.md, manifest.md, layer.md).
+specification 1.1: image-layout.md, image-index.md, manifest.md, layer.md). An image of a registry
+(``docker://NAME``) comes by skopeo, as such a layout.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import json
 import os
 import platform
 import re
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -37,6 +40,10 @@ _ARCHITECTURES = {
     "ppc64le": "ppc64le",
     "s390x": "s390x",
 }
+REGISTRY = "docker://"
+PATIENCE = 1800.0
+"""Seconds that an image may take to come."""
+_LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?/")
 _SMALL = 8 << 20
 """More bytes than any index, manifest or configuration has."""
 
@@ -66,11 +73,13 @@ def read(path: Path) -> Image:
         return Image(path, manifest_digest.split(":")[1], tuple(_digest(path, layer) for layer in layers))
 
 
-def fill(image: Image, target: Path, progress: Callable[[str], None]) -> None:
-    """Apply all layers to the empty folder ``target``."""
+def fill(
+    image: Image, target: Path, progress: Callable[[str], None], there: int, keep: Callable[[int], None]
+) -> None:
+    """Apply the layers to ``target``, in which so many lie already; ``keep`` is called after each."""
     with ExitStack() as stack:
         folder = _folder(image.path, stack)
-        for count, layer in enumerate(image.layers, 1):
+        for count, layer in enumerate(image.layers[there:], there + 1):
             progress(f"layer {count} of {len(image.layers)}")
             what = f"image {str(image.path)!r}, layer {count}"
             with (
@@ -78,6 +87,7 @@ def fill(image: Image, target: Path, progress: Callable[[str], None]) -> None:
                 archive.opened(cast(IO[bytes], file), what) as tar,
             ):
                 archive.Unpacker(target, what, layered=True).all(tar)
+            keep(count)
 
 
 def _folder(path: Path, stack: ExitStack) -> Path:
@@ -152,14 +162,28 @@ def _json(path: Path, raw: bytes, name: str) -> dict[str, Any]:
 
 
 Progress = Callable[[str], None]
+Keep = Callable[[int], None]
+
+
+def _nothing(count: int) -> None:
+    """No layer is kept."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """``fill`` makes the root in an empty folder; what it raises leaves that folder to its caller."""
+    """``fill`` makes the root in an empty folder; what it raises leaves that folder to its caller. Where
+    there are ``layers`` (their digests), the folder may hold the first of them already: see `fill` above."""
 
     name: str
-    fill: Callable[[Path, Progress], None]
+    fill: Callable[..., None]
+    layers: tuple[str, ...] = ()
+
+    def chain(self) -> list[str]:
+        """A name for what the first layer makes, the first two, and so on."""
+        made = [
+            hashlib.sha256("".join(self.layers[: count + 1]).encode()) for count in range(len(self.layers))
+        ]
+        return [each.hexdigest()[:32] for each in made]
 
 
 def told_by(source: str) -> Look | None:
@@ -167,6 +191,8 @@ def told_by(source: str) -> Look | None:
     if source == "host":
         return look(host_image.STATUS, f"host-{host_image.RECIPE}")
     if source.startswith("host+"):
+        return None
+    if source.startswith(REGISTRY):
         return None
     path = _path(source)
     return look(path, "tarball") if path.is_file() and os.access(path, os.R_OK) else None
@@ -193,12 +219,14 @@ def look_at(source: str) -> Source:
             f"host-{digest if folders else parts[0]}",
             lambda target, progress: host_image.fill(target, packages, progress, folders=folders),
         )
+    if source.startswith(REGISTRY):
+        return _of_registry(source)
     path = _path(source)
     if not path.exists():
         raise UserError(
             f"image {source!r}: there is no such image, file or folder; accepted are 'host', "
-            "'host+PACKAGE,/FOLDER', the name of an imported image, a folder, a tarball, or an OCI image "
-            "layout (folder or tarball)"
+            "'host+PACKAGE,/FOLDER', the name of an imported image, a folder, a tarball, an OCI image layout "
+            "(folder or tarball), or 'docker://NAME'"
         )
     if not os.access(path, os.R_OK):
         raise UserError(f"image {source!r}: it cannot be read")
@@ -219,7 +247,44 @@ def look_at(source: str) -> Source:
 
 def _of_layout(path: Path) -> Source:
     image = read(path)
-    return Source(_name(path, image.digest), lambda target, progress: fill(image, target, progress))
+
+    def layered(target: Path, progress: Progress, there: int = 0, keep: Keep = _nothing) -> None:
+        fill(image, target, progress, there, keep)
+
+    return Source(_name(path, image.digest), layered, image.layers)
+
+
+def _of_registry(source: str) -> Source:
+    """An image of a registry; raises UserError where there is none of that name, or no skopeo."""
+    if shutil.which("skopeo") is None:
+        raise UserError(f"image {source!r}: that needs skopeo; 'apt-get install skopeo' installs it")
+    said = json.loads(_skopeo(source, "inspect", source))
+    digest, layers = said["Digest"], tuple(said["Layers"])
+
+    def layered(target: Path, progress: Progress, there: int = 0, keep: Keep = _nothing) -> None:
+        with tempfile.TemporaryDirectory(prefix="windtunnel-oci-", dir="/var/tmp") as folder:
+            progress(f"fetching {source}")
+            _skopeo(source, "copy", "--quiet", source, f"oci:{folder}:image")
+            image = read(Path(folder))
+            if image.layers != layers:
+                raise UserError(f"image {source!r}: it was changed while it was fetched; import it again")
+            fill(image, target, progress, there, keep)
+
+    return Source(_name(Path(source.partition("@")[0]), digest.split(":")[1]), layered, layers)
+
+
+def _skopeo(source: str, verb: str, *arguments: str) -> bytes:
+    plain = _LOOPBACK.match(source.removeprefix(REGISTRY)) is not None
+    verify = ["--tls-verify=false" if verb == "inspect" else "--src-tls-verify=false"] if plain else []
+    policy = [] if os.path.exists("/etc/containers/policy.json") else ["--insecure-policy"]
+    done = subprocess.run(
+        ["skopeo", *policy, "--override-os", "linux", verb, *verify, *arguments],
+        capture_output=True, check=False, timeout=PATIENCE,
+    )  # fmt: skip
+    if done.returncode:
+        words = " ".join(done.stderr.decode(errors="replace").split())[-300:]
+        raise UserError(f"image {source!r}: skopeo cannot have it ({words})")
+    return done.stdout
 
 
 def _name(path: Path, digest: str) -> str:
