@@ -5,6 +5,6 @@ from benchmarks.harness.rows import runner
 
 SECTIONS = {
     "speed": "rows.speed_rows", "objectives": "rows.objective_rows", "branches": "rows.branch_rows",
-    "own": "rows.own_rows",
+    "hybrid": "rows.hybrid_rows",
 }  # fmt: skip
 run = runner(__name__, SECTIONS, missing="servers.missing")

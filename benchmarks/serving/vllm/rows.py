@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, quantile
 from benchmarks.harness.rows import Row
-from benchmarks.serving.vllm.servers import Answer, Asked, Live, prompts, servers
+from benchmarks.serving.vllm.servers import HYBRID, HYBRID_WORDS, Answer, Asked, Live, prompts, servers
 from windtunnel import serving
 from windtunnel.base.plain import from_plain
 from windtunnel.serving.engine.model import Request
@@ -184,3 +184,50 @@ def mixed(count: int, gap: float, seed: int) -> list[Asked]:
         Asked(float(at), one, TOKENS, many, 1.0 if many > 1 else 0.0)
         for at, one, many in zip(after, prompts(count, PROMPT, random), answers, strict=True)
     ]
+
+
+def hybrid_rows(quick: bool) -> Iterator[Row]:
+    """Chats with a hybrid model that begin alike: what the prefix cache has of them, by who decides which
+    states are kept."""
+    repeats = 1 if quick else 3
+    kept = Settings(admission="wait", prefix_cache="three-lru")
+    with servers({"vllm": None, "ours": kept}, HYBRID_WORDS, hybrid=True) as up:
+        seeds = {name: iter(range(repeats)) for name in up}
+
+        def turn(name: str) -> tuple[float, list[float], list[list[int]]]:
+            before = up[name].cached()
+            answers = chats(up[name], next(seeds[name]))
+            hits, queries = (after - at for after, at in zip(up[name].cached(), before, strict=True))
+            return (
+                hits / queries,
+                [one.first - one.sent for one in answers],
+                [one.tokens[0] for one in answers],
+            )
+
+        found = in_turn({name: partial(turn, name) for name in up}, repeats)
+        ours, own = (median(share for share, _, _ in found[name]) for name in ("ours", "vllm"))
+        yield figure("hybrid", "prompt tokens found: ours against vLLM's own", "share", ours, f"> {own:.3f}",
+                     note=f"{own:.3f} of vLLM's own; {load()}")  # fmt: skip
+        ours, own = (median(median(times) for _, times, _ in found[name]) for name in ("ours", "vllm"))
+        yield figure("hybrid", "first token, median: ours against vLLM's own", "s", ours, f"< {own:.3f}",
+                     note=f"{own:.3f} s of vLLM's own; {load()}")  # fmt: skip
+        pairs = list(zip(found["ours"], found["vllm"], strict=True))
+        equal = sum(one[2] == other[2] for one, other in pairs)
+        yield figure("hybrid", "turns with the same tokens", "", equal / len(pairs), "1")
+
+
+def chats(live: Live, seed: int) -> list[Answer]:
+    """Three chats of four turns behind the same beginning, a request at a time."""
+    random = np.random.default_rng(seed)
+
+    def some(count: int) -> list[int]:
+        return list(map(int, random.integers(3, HYBRID["vocab_size"], count)))
+
+    answers, shared = [], some(800)
+    talks = [shared + some(300) for _ in range(3)]
+    for _ in range(4):
+        for talk in talks:
+            (answer,), _ = live.ask([Asked(0.0, list(talk), 8)])
+            answers.append(answer)
+            talk += answer.tokens[0] + some(200)
+    return answers

@@ -20,6 +20,7 @@ from windtunnel.serving.vllm.controller import (
     common,
     events_note,
     grouped,
+    states_kept,
     tokens,
 )
 from windtunnel.store.eventlog import EventLog, read
@@ -224,3 +225,12 @@ def test_the_log_is_replayed_and_the_twin_decides_the_same(tmp_path: Path) -> No
     assert engine_effects(events) == []
     pairs = engine_twin(in_time(events))
     assert pairs and all(live == twin for live, twin in pairs)
+
+
+def test_states_are_kept_where_prompts_part_and_at_their_last_whole_block() -> None:
+    for prompt, depth, shared, depths in (
+        (1000, 0, 0, (2,)), (1000, 0, 400, (1, 2)), (1000, 384, 800, (2,)), (768, 0, 0, (1,)),
+        (300, 0, 0, ()),
+    ):  # fmt: skip
+        _, keep = states_kept("three-lru", 384, prompt, depth, shared)
+        assert keep.depths == depths

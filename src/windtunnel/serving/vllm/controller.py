@@ -22,6 +22,8 @@ from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial
 from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
 from windtunnel.serving.engine.policy.step import Chunk, Depths, Limits, Step, Unit
 from windtunnel.serving.engine.profile import Point, fit
+from windtunnel.serving.prefixcache.policy import POLICIES, Keep, Lookup
+from windtunnel.serving.prefixcache.policy.rules import RULES
 
 GATHER = 0.005
 """Seconds after which no further sequence of a family is waited for: the front sends them one by one."""
@@ -291,6 +293,17 @@ def tokens(plan: Plan, name: str, start: int, count: int) -> int:
     if name in plan.rows:
         return count
     return min(count, max(1, plan.ends[name] - start)) if name in plan.ends else 0
+
+
+def states_kept(rules: str, block: int, prompt: int, depth: int, shared: int) -> tuple[Lookup, Keep]:
+    """At which depths, in blocks, a hybrid model's states are kept of a ``prompt`` whose first ``depth``
+    tokens are used from a cache that knows ``shared`` (0: no more than those)."""
+    # the last block may be a part of one
+    length, known = -(-prompt // block), max(shared, depth) // block
+    observation = Lookup(RULES[rules], block, length, known, depth // block)
+    decision = POLICIES[rules](observation)
+    assert isinstance(decision, Keep)
+    return observation, decision
 
 
 def events_note(log: Any, every: int, steps: Callable[[], int]) -> tuple[Log, Note]:

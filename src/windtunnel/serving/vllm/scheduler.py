@@ -27,8 +27,7 @@ from windtunnel.serving.engine import own
 from windtunnel.serving.engine.policy.step import Depths, Limits
 from windtunnel.serving.engine.profile import step_time
 from windtunnel.serving.prefixcache import policy as prefixcache
-from windtunnel.serving.prefixcache.policy.rules import RULES
-from windtunnel.serving.vllm.controller import Arrival, Controller, Plan, events_note, tokens
+from windtunnel.serving.vllm.controller import Arrival, Controller, Plan, events_note, states_kept, tokens
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Run, Store
@@ -198,11 +197,7 @@ class Scheduler(AsyncScheduler):
         _, depth, shared = self.kv_cache_manager.get_computed_blocks(request)
         if not self._rules:
             return depth, ()
-        # in blocks, of which the last one may be a part
-        prompt, known = -(-request.num_prompt_tokens // unit), max(shared, depth) // unit
-        observation = prefixcache.Lookup(RULES[self._rules], unit, prompt, known, depth // unit)
-        keep = prefixcache.POLICIES[self._rules](observation)
-        assert isinstance(keep, prefixcache.Keep)
+        observation, keep = states_kept(self._rules, unit, request.num_prompt_tokens, depth, shared)
         if self._note_decision is not None:
             self._note_decision("serving.prefixcache", self._rules, observation, keep)
         return depth, tuple(unit * place for place in keep.depths)
