@@ -136,17 +136,6 @@ def test_another_conversation_that_is_alone_becomes_a_main_loop_beside_the_first
     ) == ["main", "helper", "helper", "main", "main", "main"]
 
 
-def test_restart_of_the_conversation_is_main() -> None:
-    assert kinds(main("task", "ok", "go"), main("task"), main("another task"), main("task")) == ["main"] * 4
-
-
-def test_user_who_asks_for_a_title_in_the_main_loop() -> None:
-    assert (
-        kinds(main("Generate a title for this chat"), main("x"), main("write a title for the thread"))
-        == ["main"] * 3
-    )
-
-
 @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress, zstandard.compress])
 def test_compressed_bodies_are_understood(pack: Any) -> None:
     plain = json.dumps(main("task")[1]).encode()

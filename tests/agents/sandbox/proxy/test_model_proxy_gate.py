@@ -170,17 +170,3 @@ def test_stream_that_breaks_off_is_seen_to(bench: Bench, proxy: ModelProxy, sent
     bench.model.plan = Plan()
     bench.model.plan.answer.set()
     assert bench.ask(box, chat("go", stream=True)).reply() == b"".join(events(2, ""))
-
-
-def test_eight_sandboxes_at_once(bench: Bench, proxy: ModelProxy) -> None:
-    boxes = [bench.serve(proxy, FakeBox(f"box{n}", instant=False)) for n in range(8)]
-    for turn in range(1, 4):
-        talk = [text for past in range(1, turn) for text in (f"task {past}", f"step {past}")]
-        asked = {box.name: bench.ask(box, chat(box.name, *talk[1:], f"task {turn}")) for box in boxes}
-        for box in reversed(boxes):
-            pending = box.pending(turn)
-            assert not asked[box.name].first.is_set()
-            pending.finish()
-        assert len({one.reply() for one in asked.values()}) == 8
-    assert [box.turns for box in boxes] == [3] * 8
-    assert len(bench.model.calls) == 24

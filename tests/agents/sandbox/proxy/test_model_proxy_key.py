@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 from fake_turns import FakeBox
-from hypothesis import given
-from hypothesis import strategies as st
 from model_bench import Bench, chat, plain
 
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.proxy.attach import with_address
 from windtunnel.agents.sandbox.proxy.server import ModelProxy
 from windtunnel.agents.sandbox.proxy.upstream import CREDENTIALS, Upstream, key_header, read_key
-from windtunnel.agents.sandbox.proxy.upstream import KEY as VALUE
 from windtunnel.base.errors import UserError
 
 KEY = "sk-hunter2-0123456789"
@@ -114,10 +111,3 @@ def test_a_sandbox_is_not_made_with_a_key_that_cannot_be_used(key_file: Path) ->
         with_address(SandboxSpec("a", network="proxy", proxy_upstream="https://host", proxy_key_file="key"))
     with pytest.raises(UserError, match="network 'proxy'"):
         with_address(SandboxSpec("a", proxy_key_file=str(key_file)))
-
-
-@given(st.text(max_size=40))
-def test_no_file_makes_a_header_that_holds_two(text: str) -> None:
-    for name, value in [key_header(text, "/v1/messages", frozenset())] if VALUE.fullmatch(text) else []:
-        assert "\n" not in name + value
-        assert "\r" not in name + value

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-import threading
 
 import httpx
 import pytest
-from fake_model import FakeModel, answer, events
+from fake_model import FakeModel, answer
 from fake_turns import FakeBox
 from model_bench import Bench, chat, recorded
 
@@ -67,18 +66,6 @@ def test_requests_under_way_are_bounded(bench: Bench) -> None:
     bench.model.plan.answer.set()
     for one in (*held, neighbour):
         assert one.reply()
-
-
-def test_client_that_leaves_a_helper_ends_it(bench: Bench, proxy: ModelProxy) -> None:
-    bench.model.plan.events = threading.Semaphore(1)
-    box = bench.serve(proxy, FakeBox())
-    helper = {"model": "m", "max_tokens": 5, "stream": True, "messages": []}
-    with (
-        httpx.Client(trust_env=False, timeout=60) as client,
-        client.stream("POST", bench.url(box), json=helper) as response,
-    ):
-        assert next(response.iter_raw()) == events(1, "")[0]
-    until(lambda: proxy._sessions["one"].open == 0)
 
 
 def test_forget_closes_the_socket_and_serve_takes_it_up_again(bench: Bench, proxy: ModelProxy) -> None:

@@ -95,3 +95,11 @@ def test_a_header_cannot_be_slipped_in_by_the_target(bench: Bench, proxy: ModelP
     (call,) = bench.model.calls
     assert call.path == "/x%0d%0aEvil:%201"
     assert "evil" not in call.headers
+
+
+def test_methods_that_show_or_tunnel_are_refused(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
+    for method, target in (("TRACE", "/x"), ("CONNECT", "/x"), ("CONNECT", "host:80")):
+        asked = f"{method} {target} HTTP/1.1\r\nhost: x\r\n\r\n"
+        assert plain(bench.ports[box.name], asked)[0] in (400, 405)
+    assert not bench.model.calls

@@ -115,24 +115,6 @@ def test_done_effect_is_not_made_again(journal: Journal, payments: Payments) -> 
     assert (effect.intent, effect.turn, effect.state, effect.result) == ("pay", 3, "done", first)
 
 
-def test_what_the_call_raises_decides(journal: Journal) -> None:
-    def refuse(key: str) -> None:
-        raise NotDone("card declined")
-
-    def break_off(key: str) -> None:
-        raise ConnectionError("reset by peer")
-
-    for _ in range(2):
-        with pytest.raises(NotDone, match="declined"):
-            journal.perform("box", 1, "a", refuse)
-    assert journal.perform("box", 1, "a", lambda key: "done now") == "done now"
-    with pytest.raises(ConnectionError):
-        journal.perform("box", 1, "b", break_off)
-    with pytest.raises(SideEffectInDoubt, match=r"'b' of sandbox box .*ConnectionError: reset by peer"):
-        journal.perform("box", 2, "b", lambda key: pytest.fail("was called"))
-    assert [effect.state for effect in journal.side_effects("box")] == ["done", "unknown"]
-
-
 def test_check_settles_a_doubt(journal: Journal) -> None:
     tokens: list[str] = []
 
@@ -244,26 +226,6 @@ def test_threads_and_processes_make_one_call(journal: Journal, tmp_path: Path) -
         thread.join(60)
     assert results == ["done"] * 6
     assert len(calls) == 1
-
-
-def test_fork_waits_for_its_ancestors_call(journal: Journal) -> None:
-    inside, go = threading.Event(), threading.Event()
-
-    def slow(key: str) -> str:
-        inside.set()
-        assert go.wait(60)
-        return "done"
-
-    first = threading.Thread(target=lambda: journal.perform("root", 1, "a", slow))
-    first.start()
-    assert inside.wait(60)
-    journal.fork("root", "left", 1)
-    journal.wait_seconds = 0.05
-    with pytest.raises(SideEffectUnderWay):
-        journal.perform("left", 2, "a", slow)
-    go.set()
-    first.join(60)
-    assert journal.perform("left", 2, "a", lambda key: pytest.fail("was called")) == "done"
 
 
 @pytest.mark.parametrize("bad", [("", 1, "a"), ("box", -1, "a"), ("box", 1, "")])
