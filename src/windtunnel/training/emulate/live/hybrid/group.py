@@ -13,6 +13,7 @@ told where the program calls and where it waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +34,8 @@ PATIENCE = timedelta(days=1)
 """Of gloo between live ranks: a debugger may hold one of them. The coordinator sees that a rank ends."""
 Base: Any = dist.ProcessGroup
 Tensors = Sequence[Tensor]
-Op = dist.ReduceOp
+Op: Any = dist.ReduceOp
+SUM, AVG, PREMUL_SUM = map(int, (Op.SUM, Op.AVG, Op.PREMUL_SUM))  # which compare ten times as fast
 
 
 @dataclass
@@ -184,7 +186,19 @@ class Group(Base):  # type: ignore[misc]
         return self._call("reduce_scatter", "reduce_scatter", (outputs, inputs, opts), flat, outputs, data)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Work:
-        return self.reduce_scatter([output.view(-1)], [self._chunks(input)], opts)
+        self._members()
+        if self._real is not None or not output.numel():
+            return self.reduce_scatter([output.view(-1)], [self._chunks(input)], opts)
+
+        def data() -> None:
+            own, flat = input.view(self._count, -1)[self._place], output.view(-1)
+            if self._world.rule == "uniform" and int(opts.reduceOp.op) == SUM:
+                torch.mul(own, self._count, out=flat)
+            else:
+                flat.copy_(own)
+                _combine(flat, (), self._count - 1, self._world.rule, opts.reduceOp)
+
+        return self._call("reduce_scatter", "", (), [input], [output], data)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Work:
         return self.reduce_scatter(
@@ -234,9 +248,9 @@ class Group(Base):  # type: ignore[misc]
 
     def _message(self, kind: str, tensors: Tensors, peer: int, tag: int) -> Work:
         link, pending = self._world.link, []
-        with link.clock, torch.no_grad():
+        with link.clock, torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             ranks = self._members()
-            number = link.called(kind, ranks, sum(map(_bytes, tensors)), ranks[peer])
+            number = link.called(kind, ranks, sum(one.nbytes for one in tensors), ranks[peer])
             if peer in self._places:
                 link.flush()
                 pending.append(getattr(self._real, kind)(tensors, self._places.index(peer), tag))
@@ -251,9 +265,9 @@ class Group(Base):  # type: ignore[misc]
     ) -> Work:  # fmt: skip
         """Note the call and supply its data. ``name`` and ``args``: what a group of live ranks does."""
         link = self._world.link
-        with link.clock, torch.no_grad():
+        with link.clock, torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             ranks = self._members()
-            nbytes = max(sum(map(_bytes, ins)), sum(map(_bytes, outs)))
+            nbytes = max(sum(one.nbytes for one in ins), sum(one.nbytes for one in outs))
             number = link.called(kind, ranks, nbytes, ranks[root] if root >= 0 else -1)
             if self._real is None:
                 data()
@@ -301,13 +315,17 @@ class Group(Base):  # type: ignore[misc]
 
     def _reduce(self, tensors: Tensors, op: Any) -> None:
         """Reduce each tensor over all places, in place. With several live ranks all come to the same bits."""
-        held = self._held(tensors)
         virtual = self._count - len(self._places)
+        if self._real is None:
+            for tensor in tensors:
+                _combine(tensor, (), virtual, self._world.rule, op)
+            return
+        held = self._held(tensors)
         for n, tensor in enumerate(tensors):
             parts = [one for place in self._places if (one := held(place, n)) is not None]
-            if len(parts) > 1:  # in the order of the places, the first with what the virtual ranks hold
-                parts = [one.clone() for one in parts]
-                tensor.copy_(parts[0])
+            # in the order of the places, the first with what the virtual ranks hold
+            parts = [one.clone() for one in parts]
+            tensor.copy_(parts[0])
             _combine(tensor, parts[1:], virtual, self._world.rule, op)
 
     def _chunks(self, tensor: Tensor) -> list[Tensor]:
@@ -318,34 +336,33 @@ class Group(Base):  # type: ignore[misc]
 def _combine(tensor: Tensor, others: Tensors, virtual: int, rule: str, op: Any) -> None:
     """Reduce ``tensor`` with ``others`` and with so many virtual ranks, which hold the same as ``tensor``, or
     zeros."""
-    kind = getattr(op, "op", op)
-    copies = 1 + (virtual if rule == "uniform" else 0)
-    if kind in (Op.SUM, Op.AVG, Op.PREMUL_SUM):
+    kind = int(getattr(op, "op", op))
+    copies, count = 1 + (virtual if rule == "uniform" else 0), 1 + len(others) + virtual
+    if kind == AVG and copies == count:
+        return  # of equal parts
+    if kind in (SUM, AVG, PREMUL_SUM):
         if copies > 1:
             tensor.mul_(copies)
         for one in others:
             tensor.add_(one)
-        if kind == Op.AVG:
-            tensor.div_(1 + len(others) + virtual)
-        elif kind == Op.PREMUL_SUM:
+        if kind == AVG:
+            tensor.div_(count)
+        elif kind == PREMUL_SUM:
             tensor.mul_(op.__getstate__()[1])
         return
     names = {
         Op.MAX: "maximum", Op.MIN: "minimum", Op.PRODUCT: "mul", Op.BAND: "bitwise_and", Op.BOR: "bitwise_or",
         Op.BXOR: "bitwise_xor",
     }  # fmt: skip
-    alike = [tensor.clone()] * (copies - 1) if kind in (Op.PRODUCT, Op.BXOR) else []
+    name = {int(one): name for one, name in names.items()}[kind]
+    alike = [tensor.clone()] * (copies - 1) if name in ("mul", "bitwise_xor") else []
     zeros = [torch.zeros_like(tensor)] if virtual and rule == "zeros" else []
     for one in (*others, *alike, *zeros):
-        getattr(torch, names[kind])(tensor, one, out=tensor)
+        getattr(torch, name)(tensor, one, out=tensor)
 
 
 def _fill(tensor: Tensor, content: Tensor | None) -> None:
     if content is None:
         tensor.zero_()
-    elif content is not tensor:
+    elif content.data_ptr() != tensor.data_ptr():  # else it lies there already
         tensor.copy_(content.view_as(tensor))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
