@@ -345,9 +345,9 @@ class Box:
         allow_less: bool = False,
     ) -> Manifest:  # fmt: skip
         """Take the checkpoint that ``keep`` calls for: from then on it is the newest one."""
-        allowed = allow_less or self._allows()
+        log = self._log.allowing(allow_less or self._allows())
         order = Order(
-            new_id(), self.spec, number, look, keep, self._tip, self._doubt, allowed, request, label, pin
+            new_id(), self.spec, number, look, keep, self._tip, self._doubt, log, request, label, pin
         )
         self._context.in_use.append(order.id)
         try:
@@ -389,16 +389,14 @@ class Box:
             manifest = self._own(checkpoint) if checkpoint else self._tip
             if manifest is None:
                 raise SandboxError(f"sandbox {self.name} has no checkpoint to restore")
-            allow_less = allow_less or self.spec.allow_less
-            refuse_less(self._context, self._log, manifest, allow_less=allow_less)
+            log = self._log.allowing(allow_less or self.spec.allow_less)
+            refuse_less(self._context, log, manifest)
             try:
                 if self._machine is not None and self._machine.alive():
-                    rehearse(self._context, self._log, self.spec, manifest, allow_less=allow_less)
+                    rehearse(self._context, log, self.spec, manifest)
                 self.halt()
                 self._context.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
-                machine, report = bring_back(
-                    self._context, self._log, self.spec, manifest, allow_less=allow_less
-                )
+                machine, report = bring_back(self._context, log, self.spec, manifest)
             except LessError:
                 if self._machine is None:
                     self.halt()
@@ -548,8 +546,8 @@ class Box:
 
     def passes(self) -> bool:
         """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
-        asked = Less(TurnClass.FULL, TurnClass.NONE, ("files",), allow_less=self._allows())
-        return self._log.decide(asked).answer == "deliver"
+        less = Less(TurnClass.FULL, TurnClass.NONE, ("files",))
+        return self._log.allowing(self._allows()).decide(less).answer == "deliver"
 
     def refuses(self, manifest: Manifest) -> bool:
         """Whether the policy says that what a checkpoint lacks is an error."""
@@ -580,11 +578,10 @@ class Box:
     def _hold(self, manifest: Manifest, *, allow_less: bool = False) -> None:
         """Raises LessError where the policy says that the checkpoint must not be taken as it is."""
         hold(
-            self._log,
+            self._log.allowing(allow_less or self._allows()),
             f"checkpoint {manifest.id} of sandbox {self.name}",
             manifest.lacks,
             wanted=manifest.wanted,
             kept=manifest.turn_class,
-            allow_less=allow_less or self._allows(),
             manifest=manifest,
         )

@@ -47,6 +47,7 @@ from windtunnel.agents.sandbox.observe import observe, quiesce
 from windtunnel.agents.sandbox.policy import Keep, Less, Look, Occasion, Settle
 from windtunnel.agents.sandbox.policy.kinds import NEVER, beforehand
 from windtunnel.agents.sandbox.policy.standing import differences
+from windtunnel.agents.sandbox.record import SandboxLog
 from windtunnel.linux.processes import in_vfork
 from windtunnel.linux.snapshot import Process, read_snapshot
 
@@ -64,7 +65,7 @@ CONNECTED = re.compile(r"IPv[46] stream socket .* to ")
 @dataclass(frozen=True)
 class Order:
     """Which checkpoint is asked for: what the policy was told and has answered, of a sandbox whose newest
-    checkpoint is ``parent``. ``doubt``: as of `observe`. ``allow_less``: somebody has allowed it."""
+    checkpoint is ``parent``. ``doubt``: as of `observe`. ``log``: what decides of it."""
 
     id: str
     spec: SandboxSpec
@@ -72,8 +73,8 @@ class Order:
     look: Look
     keep: Keep
     parent: Manifest | None
-    doubt: str = ""
-    allow_less: bool = False
+    doubt: str
+    log: SandboxLog
     request: str = ""
     label: str = ""
     pinned: bool = False
@@ -186,12 +187,12 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
             if not machine.alive():
                 # a checkpoint without the processes would stand in for the earlier one that has them
                 raise MachineError(f"the sandbox died meanwhile: {error}") from error
-            settle = _refused(context, order, tries, (*ended, *because(alone(machine, shells), why)))
+            settle = _refused(order, tries, (*ended, *because(alone(machine, shells), why)))
             if settle.answer == "retry":
                 time.sleep(settle.pause)
                 continue
             undumped = replace(order.look, occasion=Occasion.UNDUMPED, images_possible=False, no_images=why)
-            keep = context.log(name).decide(undumped)
+            keep = order.log.decide(undumped)
             keep, files, freeze, left = _files(context, machine, replace(order, keep=keep), shells)
     lacks = ended
     if not keep.image:
@@ -266,7 +267,7 @@ def _files(
             look = observe(
                 context, name, machine, order.parent, order.doubt, Occasion.FROZEN, most=most, least=least
             )
-            keep = context.log(name).decide(look)
+            keep = order.log.decide(look)
             if keep.made is TurnClass.FULL:
                 return keep, None, 0.0, ()
         context.pool.snapshot(name, order.id)
@@ -300,7 +301,7 @@ def _full(
             found = inventory.inventory(snapshot, machine.pid)
             inventory.refuse_undumpable(found)
             lacking = beforehand(found)
-            if lacking and (settle := _refused(context, order, tries, lacking)).answer == "retry":
+            if lacking and (settle := _refused(order, tries, lacking)).answer == "retry":
                 raise _Passing(settle.pause)
             stood.alone = processes_alone(machine)
             only = (*stood.alone.values(), *alone_beside(machine, shells))
@@ -352,12 +353,10 @@ def _beside_dump(
     return references, machine.kept_channel()
 
 
-def _refused(context: Context, order: Order, tries: int, lacks: tuple[Lack, ...]) -> Settle:
+def _refused(order: Order, tries: int, lacks: tuple[Lack, ...]) -> Settle:
     """What is done, after so many tries, about what would be lacking."""
-    less = Less(
-        order.keep.turn_class, TurnClass.FILES, kinds(lacks), tries, again=True, allow_less=order.allow_less
-    )
-    return context.log(order.spec.name).decide(less)
+    less = Less(order.keep.turn_class, TurnClass.FILES, kinds(lacks), tries, again=True)
+    return order.log.decide(less)
 
 
 def _ended(machine: Machine, seen: Iterable[int]) -> list[int]:

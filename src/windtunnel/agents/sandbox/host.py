@@ -423,12 +423,12 @@ class Host:
         room_for(context, "", f"sandbox {name}")
         record = Record(spec=spec, created=time.time(), base=manifest.id, turns=manifest.turn, image=image)
         records.write(context.home.box(name), record)
-        box, allow_less, log = None, allow_less or spec.allow_less, context.log(name)
+        box, log = None, context.log(name).allowing(allow_less or spec.allow_less)
         try:
-            refuse_less(context, log, manifest, allow_less=allow_less)
+            refuse_less(context, log, manifest)
             if fresh:
                 context.proxy.forked(manifest.box, spec, manifest.turn)
-            machine, report = bring_back(context, log, spec, manifest, allow_less=allow_less)
+            machine, report = bring_back(context, log, spec, manifest)
             if fresh:
                 with context.pool.relaxed(name):
                     machine.freshen(spec.hostname or name)

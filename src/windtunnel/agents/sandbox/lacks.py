@@ -94,14 +94,13 @@ def hold(
     *,
     wanted: TurnClass,
     kept: TurnClass,
-    allow_less: bool,
     manifest: Manifest | None = None,
     report: RestoreReport | None = None,
 ) -> None:
     """Raises LessError where the policy says that ``what`` must not be taken as it is."""
     if not lacks:
         return
-    asked = Less(wanted, kept, kinds(lacks), allow_less=allow_less)
+    asked = Less(wanted, kept, kinds(lacks))
     if log.decide(asked).answer == "hold":
         more = f", and {len(lacks) - 1} more" if len(lacks) > 1 else ""
         raise LessError(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from copy import copy
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -102,6 +103,13 @@ class SandboxLog:
 
     def __init__(self, box: str, policy: PolicyName, folder: Path, report: Callable[[Event], None]) -> None:
         self._box, self._policy, self._path, self._report = box, policy, folder / eventlog.NAME, report
+        self._allowing = False
+
+    def allowing(self, less: bool) -> SandboxLog:
+        """The same log; with ``less``, whoever decides by it is told that somebody has allowed less."""
+        other = copy(self)
+        other._allowing = self._allowing or less
+        return other
 
     @overload
     def decide(self, observation: Look, *, write: bool = True) -> Keep: ...
@@ -119,6 +127,8 @@ class SandboxLog:
     def decide(self, observation: Room, *, write: bool = True) -> Admission: ...
     def decide(self, observation: Observation, *, write: bool = True) -> Decision:
         """Ask the policy. ``write``: at once; otherwise the caller does (`decided`), or it never mattered."""
+        if isinstance(observation, Less) and self._allowing:
+            observation = replace(observation, allow_less=True)
         decision = POLICIES[self._policy](observation)
         if write:
             self.decided(observation, decision)

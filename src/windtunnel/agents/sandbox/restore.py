@@ -39,7 +39,7 @@ from windtunnel.agents.sandbox.store import StaleCopy
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def refuse_less(context: Context, log: SandboxLog, manifest: Manifest, *, allow_less: bool) -> None:
+def refuse_less(context: Context, log: SandboxLog, manifest: Manifest) -> None:
     """Raises LessError where it is known beforehand that too much would lack; nothing was touched then."""
     lacks = foreseen(context, manifest)
     hold(
@@ -48,7 +48,6 @@ def refuse_less(context: Context, log: SandboxLog, manifest: Manifest, *, allow_
         lacks,
         wanted=manifest.wanted,
         kept=manifest.turn_class,
-        allow_less=allow_less,
         report=RestoreReport(manifest.id, manifest.turn, (), lacks, 0.0),
     )
 
@@ -58,8 +57,6 @@ def bring_back(
     log: SandboxLog,
     spec: SandboxSpec,
     manifest: Manifest,
-    *,
-    allow_less: bool = False,
 ) -> tuple[Machine, RestoreReport]:
     """A running machine for sandbox ``spec`` in the state of ``manifest``, which `refuse_less` let through.
 
@@ -68,12 +65,10 @@ def bring_back(
     untouched.
     """
     with _in_use(context, manifest.id):
-        return _Restoring(context, log, spec, manifest, allow_less).run()
+        return _Restoring(context, log, spec, manifest).run()
 
 
-def rehearse(
-    context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, *, allow_less: bool
-) -> None:
+def rehearse(context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest) -> None:
     """See whether the processes of ``manifest`` come back, without touching sandbox ``spec``, which runs.
 
     Raises LessError and SandboxError as `bring_back` does. Does nothing where they have come back before on
@@ -84,7 +79,7 @@ def rehearse(
     trial = replace(spec, name=f"{spec.name[:36]}.{secrets.token_hex(4)}")
     try:
         with _in_use(context, manifest.id), contextlib.suppress(_Rehearsed):
-            _Restoring(context, log, trial, manifest, allow_less, rehearsal_of=spec.name).run()
+            _Restoring(context, log, trial, manifest, rehearsal_of=spec.name).run()
     except SandboxError as error:
         if not _is_full(error):
             raise
@@ -122,15 +117,11 @@ class _Restoring:
     rehearsal (``rehearsal_of``: the sandbox) it ends, by _Rehearsed, before a process runs."""
 
     def __init__(
-        self, context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, allow_less: bool,
+        self, context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest,
         *, rehearsal_of: str = "",
     ) -> None:  # fmt: skip
         self._context, self._log, self._spec, self._manifest = context, log, spec, manifest
-        self._allow_less, self._rehearsal, self._name = (
-            allow_less,
-            bool(rehearsal_of),
-            rehearsal_of or spec.name,
-        )
+        self._rehearsal, self._name = bool(rehearsal_of), rehearsal_of or spec.name
         self._begin = time.monotonic()
         self._restored = ["files"]
         self._lacks = list(foreseen(context, manifest))
@@ -191,7 +182,6 @@ class _Restoring:
             self._lacks if len(self._lacks) > self._admitted else (),
             wanted=max(self._manifest.wanted, kept),
             kept=kept,
-            allow_less=self._allow_less,
             report=self._report(),
         )
 
