@@ -1,7 +1,7 @@
 """Sandboxes: a real session (turns, a notice, a death and a restore, sandboxes that wait for one worker, a
 past that is forgotten), and drawn observations for the rules that it does not reach.
 
-A decision to try again, to refuse for want of room or to let writing end has no effect here: those are drawn.
+A decision to try again or to refuse for want of room has no effect here: those are drawn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from windtunnel.agents.sandbox.policy import (
     Decision,
     Endangered,
     Forget,
-    Growth,
     Keep,
     Less,
     Look,
@@ -100,7 +99,6 @@ def _questions(draw: Draw) -> Iterator[tuple[str, Observation]]:
         total = int(_of(draw, 10, 100)) * gib
         room = int(draw.integers(0, 13)) * gib // 2
         yield "semantic", Room("a checkpoint", room, total)
-        yield "semantic", Growth(room + int(draw.integers(0, 2)) * (40 << 20), total, 2, chance(0.5))
 
 
 def _look(draw: Draw) -> Look:
@@ -111,7 +109,7 @@ def _look(draw: Draw) -> Look:
         return ProcessEffect(
             7, "python3", chance(0.03), chance(0.03), chance(0.3), _of(draw, 0, 0, 3, None),
             int(chance(0.1)), _of(draw, 0, 0, 0, 2, None), _of(draw, 0, 0, 0, 1, None),
-            float(_of(draw, 0, 2, 2.5)), chance(0.03),
+            float(_of(draw, 0, 2, 2.5)), chance(0.03), chance(0.03),
         )  # fmt: skip
 
     def shell() -> ShellEffect:
