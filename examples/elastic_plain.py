@@ -1,4 +1,4 @@
-"""A plain PyTorch loop, and what it takes to survive: the eight lines with a mark. The rest is as it was.
+"""A plain PyTorch loop, and what it takes to survive: the nine lines with a mark. The rest is as it was.
 
 torchrun --nproc-per-node 2 examples/elastic_plain.py
 windtunnel train --hosts 4 --inject kill:host=2,step=7 examples/elastic_plain.py

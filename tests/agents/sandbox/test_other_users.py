@@ -1,11 +1,9 @@
-"""Processes of users other than root come back as they were, also where root lacks CAP_SYS_RESOURCE."""
+"""Processes of users other than root come back as they were."""
 
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 
 from support.waiting import until
-from windtunnel.agents.sandbox.criu import preload
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.linux import processes
 
@@ -72,35 +69,3 @@ def test_a_tree_of_several_users_comes_back_with_its_groups_and_limits(make: Cal
     for line in again.splitlines():
         kept, told = line.split(" = ")
         assert told.split()[0] == kept, "its memory is that of before"
-
-
-def test_limits_are_read_exactly_where_the_kernel_refuses_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(preload, "capable", lambda capability: False)
-    program = (
-        "import os, resource, sys; r = resource; pid = int(sys.argv[1])\n"
-        "print([r.prlimit(pid, n) for n in range(16)])\n"
-    )
-    lowered = (1234, 5678)
-    child = subprocess.Popen(
-        ["sleep", "1000"],
-        user=1001,
-        group=1001,
-        extra_groups=(),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, lowered),
-    )
-    try:
-        own = [resource.getrlimit(number) for number in range(16)]
-        own[resource.RLIMIT_NOFILE] = lowered
-        dropped = ["setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"]
-        done = subprocess.run(
-            [*dropped, sys.executable, "-c", program, str(child.pid)],
-            env=preload.environment(),
-            capture_output=True,
-            text=True,
-        )
-        assert done.stdout == f"{own}\n", done.stderr
-    finally:
-        child.kill()
-        child.wait()

@@ -109,9 +109,8 @@ def measured(gate: float, total: float) -> ObservedRun:
         (),
         SandboxSpec("b"),
         (),
-        (),
-        1.0,
-        2.0,
+        freeze_seconds=1.0,
+        total_seconds=2.0,
     )
     turns = (
         ObservedTurn(1.0, 1.0, 1.0, *seen(TurnClass.FULL), gate, "m"),

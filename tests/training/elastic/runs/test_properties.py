@@ -28,7 +28,7 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
       test_any_loss_that_the_placement_survives_comes_back
       test_a_group_that_is_gone_sends_all_to_storage
   - elastic/runs/test_runs_losses.py
-      test_many_at_once test_only_random_states_are_lost_with_a_copy_set
+      test_many_at_once
       test_what_is_lost_ends_the_job_or_is_begun_anew_where_that_was_asked_for
 4. The rule for reusing slots is safe in every state, and anything weaker is found out
   - checkpoint/policy/test_slots.py

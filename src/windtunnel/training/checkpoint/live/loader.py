@@ -12,6 +12,7 @@ it from a global generator and has no state.
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler, Sampler, SequentialSampler
@@ -73,20 +74,29 @@ def doubts(state: dict[str, Any]) -> list[str]:
 
 def read_outside(state: dict[str, Any]) -> list[str]:
     """Of loaders that are in the midst of an epoch and not in ``state``, a sentence each. Looks at every
-    object that there is, so not at every step."""
+    object that there is, so it is not for every step."""
     inside = [getattr(value, "_iterator", None) for value in state.values() if isinstance(value, DataLoader)]
     found: set[str] = set()
-    for one in gc.get_objects():
-        if not issubclass(type(one), _BaseDataLoaderIter) or any(one is other for other in inside):
+    for iterator in _iterators():
+        if any(iterator is other for other in inside):
             continue
-        if _is_placed(one._index_sampler):
+        if _is_placed(iterator._index_sampler):
             return []  # by a framework, whose adapter keeps the place; its other loaders only validate
-        if 0 < one._num_yielded < _length(one):
+        if 0 < iterator._num_yielded < _length(iterator):
             found.add(
-                f"a {type(one._dataset).__name__} is read by a loader that is not in the state, so its "
+                f"a {type(iterator._dataset).__name__} is read by a loader that is not in the state, so its "
                 "place in the epoch and its random numbers are not saved"
             )
     return sorted(found)
+
+
+def _iterators() -> Iterator[Any]:
+    """All iterators of loaders. An object refers to its class; a list of all objects would hold those, too,
+    that other threads are just building, and a tuple that somebody holds cannot be built on."""
+    kinds = [_BaseDataLoaderIter]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        yield from (user for user in gc.get_referrers(kind) if type(user) is kind)
 
 
 def _is_stateful(loader: Any) -> bool:
