@@ -99,7 +99,7 @@ $(EDGE)/ready: pyproject.toml constraints-edge.txt
 $(VENV)/conformance-ready: $(VENV)/ready $(EDGE)/ready
 	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[strangers]'
 	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0 HolisticTraceAnalysis==0.5.0
-	if [ "$$(id -u)" = 0 ]; then $(BIN)/windtunnel sandbox setup; fi
+	if [ "$$(id -u)" = 0 ]; then $(BIN)/windtunnel sandbox setup --pool-size 2G; fi
 	touch $@
 
 $(VENV)/docs-ready: $(VENV)/ready

@@ -70,7 +70,7 @@ def host(home: Path) -> Iterator[Any]:
     """A host that many tests share."""
     from windtunnel.agents.sandbox.host import Host
 
-    with Host(home, pool_size=8 * 2**30) as shared:
+    with Host(home, pool_size=3 * 2**30) as shared:
         yield shared
         for info in shared.boxes():
             shared.remove(info.name)

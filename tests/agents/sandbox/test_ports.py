@@ -51,7 +51,7 @@ def test_a_url_survives_a_restore_and_a_fork_has_its_own(host: Any, make: Callab
 
 
 def test_the_next_host_has_the_same_url(own_home: Path) -> None:
-    with Host(own_home, pool_size=8 * 2**30) as host:
+    with Host(own_home, pool_size=2 * 2**30) as host:
         box = host.create(SandboxSpec("served"))
         box.run(SERVE % "first", timeout=60)
         url = box.port(8000)
