@@ -234,9 +234,10 @@ def test_a_stopped_and_killed_worker_loses_doubles_and_holds_nothing(server: Ser
             os.kill(before["worker"], signal.SIGKILL)
             found = await asyncio.gather(*doing, return_exceptions=True)
             assert all(isinstance(one, asyncio.CancelledError) for one in found[-4:])
-            compared = (2, 4, 5)
-            calm = await asyncio.gather(*(ask(client, at) for at in compared))
-            assert [found[at] for at in compared] == calm
+            branched = found.pop(2)  # of which part had been sent, or nothing yet
+            calm = await asyncio.gather(*(ask(client, at) for at in (4, 5, 2)))
+            assert found[3:5] == calm[:2]
+            assert branched == calm[2] or "ask again" in str(branched)
             assert all(end == 1 for one in found[:-4] for _, end in one)
             restarted = partial(server.restarted, before["restarts"])
             after = await asyncio.to_thread(until, restarted, "another worker")

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from windtunnel.training.checkpoint.live import loader as loaders
 from windtunnel.training.checkpoint.live import objects
 from windtunnel.training.checkpoint.live.layout import Entry
 from windtunnel.training.checkpoint.live.state import entry, put, walk, wants
@@ -39,7 +39,6 @@ class Kept:
         self.saved[step] = step, entries, values, objects.pack(others)
 
     def restore(self, state: dict[str, Any]) -> int:
-        loaders.follow_all(state)
         if self._given is None:
             return 0
         entries: dict[str, Entry]
@@ -93,7 +92,7 @@ def plain(kept: Kept) -> list[Any]:
     ema, scale, patience = averaged(model), scaler(127), Patience(best=9.0, waited=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 18)
-    loader = DataLoader(rows(22, 1), 4, shuffle=True)
+    loader = StatefulDataLoader(rows(22, 1), 4, shuffle=True)
     state = {
         "model": model,
         "optimizer": optimizer,

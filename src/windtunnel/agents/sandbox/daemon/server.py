@@ -232,8 +232,9 @@ async def _http(service: rpc.Service, listening: Listening, host: str, port: int
     listener = listen("serve", host.strip("[]"), port)
     files = listening.tls.paths if listening.tls is not None else (None, None, None)
     config = uvicorn.Config(
-        application(service, listening.token, host), lifespan="off", access_log=False, log_config=None,
-        proxy_headers=False, server_header=False, ssl_certfile=files[0], ssl_keyfile=files[1],
+        application(service, listening.token, host), http="h11", lifespan="off", access_log=False,
+        log_config=None, proxy_headers=False, server_header=False,
+        ssl_certfile=files[0], ssl_keyfile=files[1],
     )  # fmt: skip
     server = Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -101,6 +101,7 @@ async def _serve(
         print(f"windtunnel serve: {about}", file=sys.stderr, flush=True)
         config = uvicorn.Config(
             build(service, key),
+            http="h11",  # which bounds what a request may be, and answers what is no HTTP
             log_config=None,
             access_log=False,
             lifespan="off",

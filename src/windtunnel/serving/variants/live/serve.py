@@ -48,7 +48,7 @@ async def _serve(
     service: Service, sock: socket.socket, host: str, rpc: int | None, ready: Callable[[str, str], None]
 ) -> dict[str, Any]:
     config = uvicorn.Config(
-        application(service), log_config=None, access_log=False, timeout_graceful_shutdown=5
+        application(service), http="h11", log_config=None, access_log=False, timeout_graceful_shutdown=5
     )
     server = Server(config)
     server.end_when_told()
