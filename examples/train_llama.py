@@ -103,7 +103,12 @@ def train(args: argparse.Namespace, device: torch.device, job: Any = None) -> No
 
     dataset = Bytes(args.data, args.seq, args.steps * args.grad_accum * args.batch * args.dp)
     sampler = DistributedSampler(dataset, args.dp, mesh["dp"].get_local_rank(), shuffle=False)
-    loader = DataLoader(dataset, batch_size=args.batch, sampler=sampler)
+    if job:  # under `windtunnel train`: a loader that says where it is in its epoch
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        loader = StatefulDataLoader(dataset, batch_size=args.batch, sampler=sampler)
+    else:
+        loader = DataLoader(dataset, batch_size=args.batch, sampler=sampler)
 
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(0, 1)) / args.grad_accum

@@ -50,9 +50,9 @@ SECONDS = 900.0
 """After which no further kill is begun; how many were is told."""
 CHEAP = (
     "bash with", "git rebase", "Python with threads", "Python multiprocessing", "Python asyncio",
-    "Python http.server", "redis", "SQLite", "node with", "nginx", "ssh-agent",
+    "Python http.server", "redis", "node with", "nginx", "ssh-agent",
 )  # fmt: skip
-"""Beginnings of the names of rows that need little time."""
+"""Beginnings of the names of rows that need little time, and hold nothing that no checkpoint holds."""
 When = Literal["in a turn", "in a dump", "while it is stored", "in a restore"]
 
 
