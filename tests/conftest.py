@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import gc
 import signal
+import sys
+import threading
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +23,25 @@ settings.load_profile("same")
 # What starts the tests in the background may ignore an interrupt, and all that they start would do so too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if sys.version_info < (3, 11, 8):
+    # Python's gh-106905: two threads that parse at a time, or a collection meanwhile, end in a SystemError.
+    # Hypothesis and pytest parse sources at any moment.
+    _parse, _parsing = ast.parse, threading.RLock()
+
+    @functools.wraps(_parse)
+    def _parse_alone(*args: Any, **named: Any) -> Any:
+        with _parsing:
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                return _parse(*args, **named)
+            finally:
+                if collects:
+                    gc.enable()
+
+    ast.parse = _parse_alone
 
 
 # Nearly all that is made while tests are collected stays: looking for garbage took half of that time.

@@ -43,3 +43,12 @@ def test_ranks_that_differ_without_harm_pass(program: ByRank, tmp_path: Path) ->
         range(WORLD)
     )
     assert summary.iteration_time_s > 0
+
+
+def test_another_program_at_the_same_path_is_read_anew(tmp_path: Path) -> None:
+    said = []
+    for fault in FAULTS[:2]:
+        with pytest.raises(ScriptError) as caught:
+            run(fault, tmp_path)
+        said.append(bool(re.search(fault.said, str(caught.value))))
+    assert said == [True, True]

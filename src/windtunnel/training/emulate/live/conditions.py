@@ -18,7 +18,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def conditions(
 ) -> tuple[tuple[Condition, ...], tuple[Source, ...]]:  # fmt: skip
     """The conditions on the rank in the user's ``files``. ``asked``: for each place, what ranks were told."""
     files = tuple(dict.fromkeys((*files, *sorted(place.file for place in asked))))
-    names, read = _names(files)
+    names, read = _names(tuple(_texts(files)))
     reader = _Reader(asked, world_size, devices_per_host, names)
     found = reader.read()
     unread = sorted({place.file for place in asked} - read)
@@ -94,17 +94,22 @@ def conditions(
     return tuple(found), tuple(reader.sources)
 
 
-@functools.lru_cache(maxsize=1)
-def _names(files: tuple[str, ...]) -> tuple[Names, frozenset[str]]:
-    """The names of a program, and the files that could be read."""
-    names, trees, total = Names(), {}, 0
+def _texts(files: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     for file in files:
-        with contextlib.suppress(OSError, SyntaxError, ValueError):
-            text = Path(file).read_bytes()
-            total += len(text)
-            trees[file] = ast.parse(text)
-    if total > BYTES:
+        with contextlib.suppress(OSError, ValueError):
+            yield file, Path(file).read_bytes()
+
+
+@functools.lru_cache(maxsize=1)
+def _names(texts: tuple[tuple[str, bytes], ...]) -> tuple[Names, frozenset[str]]:
+    """The names of a program, and the files that could be read. By the texts: a path may hold another program
+    at the next run."""
+    names, trees = Names(), {}
+    if sum(len(text) for _, text in texts) > BYTES:
         return names, frozenset()
+    for file, text in texts:
+        with contextlib.suppress(SyntaxError, ValueError):
+            trees[file] = ast.parse(text)
     for file, tree in trees.items():
         names.read(tree, file)
     names.bind_calls()
