@@ -38,9 +38,9 @@ def _silent(name: str, alone: Any) -> Callable[..., Any]:
 
     def call(outputs: Any, inputs: Any, *_: Any) -> Any:
         if name == "_allgather_base_":
-            outputs.view(-1, inputs.numel()).copy_(inputs.view(1, -1))
+            outputs.view(-1, inputs.numel()).copy_(inputs.reshape(1, -1).clone())  # it may be a part of them
         elif name == "_reduce_scatter_base_":
-            outputs.view(-1).copy_(inputs.view(-1)[: outputs.numel()])
+            outputs.view(-1).copy_(inputs.reshape(-1)[: outputs.numel()].clone())
         elif name == "allgather_":
             for parts, given in zip(outputs, inputs, strict=True):
                 for part in parts:
