@@ -163,3 +163,11 @@ def test_gloo_takes_measured_times_and_scales_them_to_more_ranks():
     # Below the smallest size measured nothing is faster; without a profile the model answers.
     assert cost("cpu:1x4", range(2), "all_reduce", 1, backend="gloo", profile=profile).seconds == 1e-3
     assert cost("cpu:1x4", range(2), "all_reduce", 1, backend="gloo").seconds > 0
+
+
+def test_gloo_scatters_sums_by_making_all_of_them():
+    seconds = {
+        kind: cost("cpu:4x1", range(4), kind, 1 << 26, backend="gloo").seconds
+        for kind in ("all_gather", "reduce_scatter", "all_reduce")
+    }
+    assert seconds["reduce_scatter"] == seconds["all_reduce"] > 1.9 * seconds["all_gather"]

@@ -14,7 +14,7 @@ root's whole buffer in a gather or scatter. The *bus bandwidth* is nccl-tests' t
 carries, comparable with its rate whatever the number of ranks.
 
 On CPU tensors it is gloo, which moves host memory over TCP, step by step: a ring for
-all_reduce, all_gather and reduce_scatter, a binomial tree for broadcast and the like. The model is
+all_reduce and all_gather, an all_reduce for reduce_scatter, a binomial tree for broadcast and the like. The model is
 alpha-beta a step. Where the machine was calibrated the measured times of two ranks are interpolated between
 sizes, and the model only scales them to other numbers of ranks.
 """
@@ -380,7 +380,8 @@ def _model(
     steps, each = {
         "all_reduce": (2 * (ranks - 1), piece / bandwidth + add / 2),
         "all_gather": (ranks - 1, piece / bandwidth),
-        "reduce_scatter": (ranks - 1, piece / bandwidth + add),
+        # PyTorch's backend sums everything everywhere and keeps its part: as many bytes on the links, measured
+        "reduce_scatter": (2 * (ranks - 1), piece / bandwidth + add / 2),
         "all_to_all": (ranks - 1, piece / bandwidth),
         "broadcast": (depth, nbytes / bandwidth),
         "reduce": (depth, nbytes / bandwidth + nbytes / params.reduce_bandwidth),
