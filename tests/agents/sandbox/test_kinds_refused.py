@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.model import Inventory, LockStood, ProcessStood
+from windtunnel.agents.sandbox.model import Facts, Inventory, ProcessStood
 from windtunnel.agents.sandbox.policy.kinds import LOST, NEVER, beforehand, undumpable
 from windtunnel.agents.sandbox.policy.standing import GIVEN_BACK
 
@@ -38,9 +38,10 @@ QUIET = (
 
 def held(*facts: tuple[str, str, str]) -> Inventory:
     """A process with what all may have, and ``facts`` in the place of what is called alike."""
-    lines = {(kind, name): (kind, name, value) for kind, name, value in (*QUIET, *facts)}
-    text = "\n".join("\t".join(fact) for fact in lines.values())
-    return Inventory((ProcessStood(7, "python3 app.py", text),))
+    found: Facts = {}
+    for kind, name, value in (*QUIET, *facts):
+        found.setdefault(kind, {})[name] = value
+    return Inventory((ProcessStood(7, "python3 app.py", found),))
 
 
 def test_every_kind_that_a_fact_shows_is_tried_here() -> None:
@@ -61,8 +62,8 @@ def test_what_comes_back_is_not_named() -> None:
 
 
 def test_a_posix_lock_is_named_and_no_other_lock() -> None:
-    locks = tuple(LockStood(3, kind, True, 0, None) for kind in ("POSIX", "OFDLCK", "FLOCK"))
-    (lack,) = beforehand(Inventory((ProcessStood(7, "app", "", (), locks),)))
+    locks = {f"exclusive {kind} on descriptor 3": "" for kind in ("POSIX lock", "OFD lock", "flock")}
+    (lack,) = beforehand(Inventory((ProcessStood(7, "app", {"locks": locks}),)))
     assert lack.what == "app (process 7 inside): exclusive POSIX lock on descriptor 3"
     assert "SQLite" in lack.why
 

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.waiting import until
-from windtunnel.agents.sandbox import inventory
 from windtunnel.agents.sandbox.criu import Criu
-from windtunnel.agents.sandbox.model import Inventory, LockStood, ProcessStood, TimerStood
-from windtunnel.agents.sandbox.policy.standing import OUTSIDE, differences, goes_on, who
+from windtunnel.agents.sandbox.model import Inventory, Lack, ProcessStood
+from windtunnel.agents.sandbox.policy.standing import OUTSIDE, differences, goes_on, values, who
 from windtunnel.linux import processes
 
 # a database whose shared index is mapped and locked, and a child that has copies of all descriptors
@@ -158,7 +157,7 @@ def test_locks_and_timers_are_there_after_every_restore(
     assert box.run("cat /workspace/*.out").stdout == b""
 
     # as CRIU alone brings it back: every loss is told, with whose it is
-    monkeypatch.setattr(inventory, "mend", lambda *_: None)
+    monkeypatch.setattr("windtunnel.agents.sandbox.inventory.mend.mend", lambda *_: None)
     lacks = box.restore(point, allow_less=True).lacks
     assert {lack.kind for lack in lacks} == {"ipc", "locks", "timers"}
     words = "\n".join(map(str, lacks))
@@ -169,27 +168,24 @@ def test_locks_and_timers_are_there_after_every_restore(
 
 
 WORDS = st.sampled_from(["", "sh", "python3 app.py"])
-TIMER = st.builds(TimerStood, *[st.integers(0, 3)] * 6)
-LOCK = st.builds(
-    LockStood,
-    st.integers(0, 9),
-    st.sampled_from(["POSIX", "FLOCK"]),
-    st.booleans(),
-    st.integers(0, 9),
-    st.none(),
+NAMES = ("clock", "flags", "ticks", "value", "interval")
+TIMER = st.tuples(*[st.integers(0, 3)] * len(NAMES)).map(
+    lambda numbers: " ".join(f"{name} {number}" for name, number in zip(NAMES, numbers, strict=True))
 )
-FACTS = st.dictionaries(
-    st.sampled_from(["limits\topen files", "descriptors\tdescriptor 3", "mounts\tmount at /"]),
-    WORDS,
-    max_size=3,
-).map(lambda facts: "\n".join(f"{fact}\t{value}" for fact, value in facts.items()))
+FACTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "limits": st.dictionaries(st.just("open files"), WORDS, min_size=1),
+        "locks": st.dictionaries(st.just("shared flock on descriptor 3"), st.just(""), min_size=1),
+        "descriptors": st.dictionaries(st.sampled_from(["descriptor 3", "descriptor 4"]), WORDS, min_size=1),
+        "timers": st.dictionaries(st.sampled_from(["timerfd 3", "periodic timerfd 4"]), TIMER, min_size=1),
+    },
+)
 PROCESS = st.builds(
     ProcessStood,
     st.integers(1, 5),
     WORDS,
     FACTS,
-    st.lists(TIMER, max_size=2, unique_by=lambda timer: timer.descriptor).map(tuple),
-    st.lists(LOCK, max_size=2, unique=True).map(tuple),
 )
 INVENTORY = st.builds(
     Inventory, st.lists(PROCESS, min_size=1, max_size=3, unique_by=lambda one: one.pid).map(tuple), FACTS
@@ -207,42 +203,40 @@ def test_nothing_differs_from_itself_and_what_is_taken_away_is_named(
     others = tuple(one for one in before.processes if one is not stood)
     (gone,) = differences(before, replace(before, processes=others))
     assert (gone.kind, gone.what) == ("processes", who(stood))
-    for part in ("timers", "locks"):
-        for one in getattr(stood, part):
-            rest = tuple(other for other in getattr(stood, part) if other is not one)
-            (gone,) = differences(
-                before, replace(before, processes=(*others, replace(stood, **{part: rest})))
-            )
-            assert gone.kind == part
-            assert gone.what.startswith(who(stood))
-    lines = stood.facts.split("\n") if stood.facts else []
-    for line in lines:
-        rest = "\n".join(other for other in lines if other != line)
-        (gone,) = differences(before, replace(before, processes=(*others, replace(stood, facts=rest))))
-        kind, name, _ = line.split("\t")
-        assert gone.kind == kind
-        assert f"{who(stood)}: {name}" in gone.what
-    for timer in stood.timers:
-        other = replace(timer, value=timer.value + 1, ticks=timer.ticks + 1)
-        changed = replace(stood, timers=tuple(other if one is timer else one for one in stood.timers))
-        found = differences(before, replace(before, processes=(*others, changed)))
-        assert bool(found) == (not goes_on(timer))
+
+    def with_facts(facts: dict[str, dict[str, str]]) -> tuple[Lack, ...]:
+        return differences(before, replace(before, processes=(*others, replace(stood, facts=facts))))
+
+    for kind, named in stood.facts.items():
+        for name, value in named.items():
+            rest = {other: named[other] for other in named if other != name}
+            (gone,) = with_facts({**stood.facts, kind: rest})
+            assert gone.kind == kind
+            assert f"{who(stood)}: {name}" in gone.what
+            if kind == "timers":
+                timer = values(value)
+                later = {**timer, **{each: str(int(timer[each]) + 1) for each in ("value", "ticks")}}
+                words = " ".join(f"{each} {number}" for each, number in later.items())
+                found = with_facts({**stood.facts, kind: {**named, name: words}})
+                assert bool(found) == (not goes_on(timer))
 
 
 def test_a_watch_may_tell_more_than_it_did_but_not_less() -> None:
     quiet, told = "anon_inode:inotify, flags 4000, watch 1 mask:2", ", 16 bytes not read"
 
     def stood(value: str) -> Inventory:
-        return Inventory((ProcessStood(7, "watcher", f"descriptors\tdescriptor 3\t{value}"),))
+        return Inventory((ProcessStood(7, "watcher", {"descriptors": {"descriptor 3": value}}),))
 
     assert not differences(stood(quiet), stood(quiet + told))
     assert len(differences(stood(quiet + told), stood(quiet))) == 1
 
 
 def test_a_connection_to_the_outside_may_end_but_its_descriptor_may_not() -> None:
-    facts = f"sockets\tdescriptor 3\tIPv4 stream socket connected {OUTSIDE}"
-    before = Inventory((ProcessStood(7, "agent", facts),))
-    closed = Inventory((ProcessStood(7, "agent", "sockets\tdescriptor 3\tIPv4 stream socket at 0.0.0.0:0"),))
+    def agent(words: str) -> Inventory:
+        return Inventory((ProcessStood(7, "agent", {"sockets": {"descriptor 3": words}}),))
+
+    before = agent(f"IPv4 stream socket connected {OUTSIDE}")
+    closed = agent("IPv4 stream socket at 0.0.0.0:0")
     assert differences(before, closed) == ()
     (gone,) = differences(before, Inventory((ProcessStood(7, "agent"),)))
     assert (

@@ -45,7 +45,7 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.observe import observe, quiesce
 from windtunnel.agents.sandbox.policy import Keep, Less, Look, Occasion, Settle
-from windtunnel.agents.sandbox.policy.kinds import NEVER, beforehand
+from windtunnel.agents.sandbox.policy.kinds import NEVER, beforehand, undumpable
 from windtunnel.agents.sandbox.policy.standing import differences
 from windtunnel.agents.sandbox.record import SandboxLog
 from windtunnel.linux.processes import in_vfork
@@ -299,7 +299,8 @@ def _full(
             before = machine.cgroup.pids()
             snapshot = read_snapshot(before)
             found = inventory.inventory(snapshot, machine.pid)
-            inventory.refuse_undumpable(found)
+            if why := undumpable(found):
+                raise CriuError(f"process image: {why}")
             lacking = beforehand(found)
             if lacking and (settle := _refused(order, tries, lacking)).answer == "retry":
                 raise _Passing(settle.pause)
@@ -374,7 +375,7 @@ def _broken(machine: Machine, stood: Inventory | None, *, doubtful: bool) -> lis
     if stood is None or not machine.alive():
         return []
     if doubtful:
-        now = replace(stood, processes=tuple(replace(one, facts="") for one in stood.processes))
+        now = replace(stood, processes=tuple(replace(one, facts={}) for one in stood.processes))
     else:
         now = inventory.inventory(read_snapshot(machine.cgroup.pids()), machine.pid)
     lost = differences(stood, now)

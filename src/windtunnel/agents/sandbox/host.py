@@ -35,11 +35,11 @@ from windtunnel.agents.sandbox.context import (
 )  # fmt: skip
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.criu import find_criu
-from windtunnel.agents.sandbox.criu.connections import leave_repair
 from windtunnel.agents.sandbox.engine import Engine
 from windtunnel.agents.sandbox.errors import PoolError, SandboxError
 from windtunnel.agents.sandbox.files import LeftOut, open_pool
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
+from windtunnel.agents.sandbox.inventory.sockets import leave_repair
 from windtunnel.agents.sandbox.lacks import service_line
 from windtunnel.agents.sandbox.machine import Machine, launch
 from windtunnel.agents.sandbox.model import (

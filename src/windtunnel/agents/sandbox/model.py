@@ -226,54 +226,17 @@ class Lack:
         return f"{self.what}: {self.why}"
 
 
-@dataclass(frozen=True)
-class TimerStood:
-    """A timer behind a descriptor. ``clock`` and ``flags`` as for timerfd_settime(2); ``ticks``: expirations
-    that nobody has read; ``value`` and ``interval`` in nanoseconds."""
-
-    descriptor: int
-    clock: int
-    flags: int
-    ticks: int
-    value: int
-    """Until it next expires; 0 when it does not."""
-    interval: int
-
-
-@dataclass(frozen=True)
-class LockStood:
-    """A lock that a process holds through a descriptor. ``kind``: the kernel's word, as in /proc/locks."""
-
-    descriptor: int
-    kind: str
-    write: bool
-    start: int
-    end: int | None
-    """The last byte; None: to the end of the file, however it grows."""
-
-
-@dataclass(frozen=True)
-class ScheduledStood:
-    """A thread that may use other CPUs, or has another priority of disk access (as ioprio_set(2) has it) or
-    slack of timers (nanoseconds) than the sandbox's first process. ``thread``: its id inside."""
-
-    thread: int
-    cpus: tuple[int, ...]
-    disk: int
-    slack: int
+Facts = dict[str, dict[str, str]]
+"""What holds, in words that are the same after a restore: the value of each name, by kind (`LackKind`)."""
 
 
 @dataclass(frozen=True)
 class ProcessStood:
-    """A process as it stood when its image was taken. ``pid``: as seen inside. ``facts``: a line for each,
-    with tabs between its kind (`LackKind`), what it is, and its value."""
+    """A process as it stood when its image was taken. ``pid``: as seen inside."""
 
     pid: int
     command: str
-    facts: str = ""
-    timers: tuple[TimerStood, ...] = ()
-    locks: tuple[LockStood, ...] = ()
-    scheduled: tuple[ScheduledStood, ...] = ()
+    facts: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -283,7 +246,7 @@ class Inventory:
     inside, for which SIGALRM waited at the end of the dump."""
 
     processes: tuple[ProcessStood, ...] = ()
-    facts: str = ""
+    facts: Facts = field(default_factory=dict)
     taken: float = 0.0
     alarms: tuple[int, ...] = ()
 

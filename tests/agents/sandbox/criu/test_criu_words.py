@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.criu import find_criu, ladder, rung
-from windtunnel.agents.sandbox.criu.connections import (
+from windtunnel.agents.sandbox.criu.doctor import LADDER
+from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore, real_errors
+from windtunnel.agents.sandbox.criu.find import default_prefix
+from windtunnel.agents.sandbox.inventory.sockets import (
     TCP_REPAIR,
     Connection,
     leave_repair,
     orphans,
 )
-from windtunnel.agents.sandbox.criu.doctor import LADDER
-from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore, real_errors
-from windtunnel.agents.sandbox.criu.find import default_prefix
 from windtunnel.agents.sandbox.model import Facility
 
 RLIMIT = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"

@@ -7,10 +7,9 @@ happens, the freezer of the sandbox's cgroup is as it was before the call.
 Options: the network namespace belongs to the host and stays, so no packet has to be locked out, and CRIU
 runs in it; cgroups are the host's too (``--manage-cgroups=ignore``). TCP connections are kept
 (``--tcp-established``): both ends of one inside the sandbox come back together and go on. Of one to the
-outside (the host's model proxy, another host) only the inner end comes back, which is then ended (see
-``connections``). A file that was deleted under the name by which it is open while another name remains makes
-the dump fail: CRIU's stand-in for it (``--link-remap``) exists only while it dumps, so no snapshot of files
-would hold it.
+outside (the host's model proxy, another host) only the inner end comes back, which is then ended. A file that
+was deleted under the name by which it is open while another name remains makes the dump fail: CRIU's stand-in
+for it (``--link-remap``) exists only while it dumps, so no snapshot of files would hold it.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from windtunnel.agents.sandbox.criu import process, steps
-from windtunnel.agents.sandbox.criu.connections import close_orphans, leave_repair
 from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore, who
 from windtunnel.agents.sandbox.errors import CriuError
+from windtunnel.agents.sandbox.inventory.sockets import close_orphans, leave_repair
 from windtunnel.agents.sandbox.place import Externals
 from windtunnel.linux import cgroup
 from windtunnel.linux.cgroup import pids_of

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from windtunnel.agents.sandbox.model import Inventory, Lack, LackKind
+from windtunnel.agents.sandbox.model import Facts, Inventory, Lack, LackKind
 from windtunnel.agents.sandbox.policy.standing import (
     GIVEN_BACK,
     IN_MEMORY,
@@ -22,9 +22,7 @@ from windtunnel.agents.sandbox.policy.standing import (
     UNACCEPTED,
     UNREAD,
     UNSENT,
-    table,
     who,
-    words,
 )
 
 
@@ -89,31 +87,26 @@ def beforehand(inventory: Inventory) -> tuple[Lack, ...]:
     found = list(_facts("the sandbox", inventory.facts))
     for stood in inventory.processes:
         found += _facts(who(stood), stood.facts)
-        for lock in stood.locks:
-            found += _lost(who(stood), "locks", words(lock), "")
     return tuple(found)
 
 
 def undumpable(inventory: Inventory) -> str:
     """Why no restore would succeed, in words, where CRIU makes an image all the same; else empty."""
     for stood in inventory.processes:
-        for (kind, name), value in table(stood.facts).items():
-            if kind == "directories" and name == "program" and value.startswith(IN_MEMORY):
-                return f"{who(stood)} runs from a file in memory (memfd), which CRIU does not bring back"
+        if stood.facts.get("directories", {}).get("program", "").startswith(IN_MEMORY):
+            return f"{who(stood)} runs from a file in memory (memfd), which CRIU does not bring back"
+        for value in (value for named in stood.facts.values() for value in named.values()):
             if value.endswith(TAKEN):
                 folder = value.partition(" (deleted)")[0]
                 return f"{who(stood)} uses the deleted folder {folder}, and another one has its name"
     return ""
 
 
-def _facts(whose: str, facts: str) -> Iterator[Lack]:
-    for (kind, name), value in table(facts).items():
-        yield from _lost(whose, kind, name, value)
-
-
-def _lost(whose: str, kind: str, name: str, value: str) -> Iterator[Lack]:
-    what = f"{name}, {value}" if value else name
-    for one in LOST:
-        if one.fact and one.lack == kind and re.search(one.fact, what):
-            yield Lack(one.lack, f"{whose}: {what}", f"CRIU does not bring it back ({one.why})")
-            break
+def _facts(whose: str, facts: Facts) -> Iterator[Lack]:
+    for kind, named in facts.items():
+        for name, value in named.items():
+            what = f"{name}, {value}" if value else name
+            for one in LOST:
+                if one.fact and one.lack == kind and re.search(one.fact, what):
+                    yield Lack(one.lack, f"{whose}: {what}", f"CRIU does not bring it back ({one.why})")
+                    break

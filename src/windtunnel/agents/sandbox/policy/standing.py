@@ -11,21 +11,14 @@ is read (numbers of inodes, pids of the host, moments) or allowed here:
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import cast
 
-from windtunnel.agents.sandbox.model import (
-    Inventory,
-    Lack,
-    LackKind,
-    LockStood,
-    ProcessStood,
-    TimerStood,
-)
+from windtunnel.agents.sandbox.model import Facts, Inventory, Lack, LackKind, ProcessStood
 
 OUTSIDE = "to the outside"
 """What the value of a connection ends with whose other end is not in the sandbox."""
 GONE = "it is gone"
-OTHER = "they are not what they were"
 UNREAD = "bytes not read"
 """In the value of a descriptor that holds some which a restore does not bring back."""
 UNSENT = "bytes not sent"
@@ -46,32 +39,17 @@ _UNSENT = re.compile(rf" \(\d+ {UNSENT}\)")
 _MORE = re.compile(rf", \d+ {UNREAD}$")
 """What a watch tells beside what it told: CRIU makes a deleted file anew while somebody watches it."""
 _COMMAND = 60
-_KINDS_OF_LOCK = {"POSIX": "POSIX lock", "OFDLCK": "OFD lock", "FLOCK": "flock", "LEASE": "lease"}
 
 
 def differences(before: Inventory, after: Inventory) -> tuple[Lack, ...]:
     """What stood before and is not there, or is not the same."""
-    found = list(_facts("the sandbox", before.facts, after.facts))
+    found = _facts("the sandbox", before.facts, after.facts)
     now = {process.pid: process for process in after.processes}
     for stood in before.processes:
-        current = now.get(stood.pid)
-        if current is None:
+        if (current := now.get(stood.pid)) is None:
             found.append(Lack("processes", who(stood), GONE))
-            continue
-        found += _facts(who(stood), stood.facts, current.facts)
-        found += _timers(stood, current)
-        found += [
-            Lack("locks", f"{who(stood)}: {words(lock)}", GONE)
-            for lock in stood.locks
-            if lock not in current.locks
-        ]
-        found += [
-            Lack(
-                "threads", f"{who(stood)}: CPUs, disk priority and timer slack of thread {one.thread}", OTHER
-            )
-            for one in stood.scheduled
-            if one not in current.scheduled
-        ]
+        else:
+            found += _facts(who(stood), stood.facts, current.facts)
     return tuple(found)
 
 
@@ -80,60 +58,43 @@ def who(stood: ProcessStood) -> str:
     return f"{command} (process {stood.pid} inside)"
 
 
-def goes_on(timer: TimerStood) -> bool:
-    """Whether somebody who waits for it is woken."""
-    return timer.value > 0 or (timer.ticks > 0 and not timer.interval)
+def values(words: str) -> dict[str, str]:
+    """Of a fact whose value is names and numbers in turn."""
+    return dict(zip(words.split()[::2], words.split()[1::2], strict=False))
 
 
-def words(lock: LockStood) -> str:
-    """A lock in words."""
-    kind = _KINDS_OF_LOCK.get(lock.kind, lock.kind)
-    span = "" if lock.start == 0 and lock.end is None else f", bytes {lock.start} to {lock.end or 'the end'}"
-    return f"{'exclusive' if lock.write else 'shared'} {kind} on descriptor {lock.descriptor}{span}"
+def goes_on(timer: Mapping[str, str]) -> bool:
+    """Whether somebody who waits for a timer is woken."""
+    return timer["value"] != "0" or (timer["ticks"] != "0" and timer["interval"] == "0")
 
 
-def table(facts: str) -> dict[tuple[str, str], str]:
-    """Kind and name of each fact, and its value."""
-    found = {}
-    for line in filter(None, facts.split("\n")):
-        kind, name, value = line.split("\t")
-        found[kind, name] = value
-    return found
-
-
-def _facts(whose: str, before: str, after: str) -> list[Lack]:
-    if before == after:
-        return []
-    now = table(after)
+def _facts(whose: str, before: Facts, after: Facts) -> list[Lack]:
     found = []
-    for (kind, name), value in table(before).items():
-        current = now.get((kind, name))
-        if current == value or (current is not None and value.endswith(OUTSIDE)):
-            continue
-        if current is not None and _steady(_MORE.sub("", current)) == _steady(value):
-            continue
-        what = f"{whose}: {name}, {value}" if value else f"{whose}: {name}"
-        found.append(Lack(cast(LackKind, kind), what, GONE if current is None else f"it is {current} now"))
+    for kind, named in before.items():
+        now = after.get(kind, {})
+        for name, value in named.items():
+            if why := _difference(name, value, now.get(name)):
+                timer = "timerfd" in name  # its numbers say nothing
+                what = f"{whose}: {name}, {value}" if value and not timer else f"{whose}: {name}"
+                found.append(Lack(cast(LackKind, kind), what, why))
     return found
+
+
+def _difference(name: str, value: str, now: str | None) -> str:
+    """In words; empty where there is none that matters."""
+    if now is None:
+        return GONE
+    if "timerfd" in name:
+        was, timer = values(value), values(now)
+        if (was["clock"], was["interval"]) != (timer["clock"], timer["interval"]):
+            return "it has another clock or interval"
+        if goes_on(was) == goes_on(timer):
+            return ""
+        return "it does not go on" if goes_on(was) else "it had stopped, and goes on"
+    if value.endswith(OUTSIDE) or _steady(value) in (_steady(now), _steady(_MORE.sub("", now))):
+        return ""
+    return f"it is {now} now"
 
 
 def _steady(value: str) -> str:
     return _UNSENT.sub("", value)
-
-
-def _timers(stood: ProcessStood, current: ProcessStood) -> list[Lack]:
-    now = {timer.descriptor: timer for timer in current.timers}
-    found = []
-    for timer in stood.timers:
-        kept = now.get(timer.descriptor)
-        kind = "periodic timerfd" if timer.interval else "timerfd"
-        what = f"{who(stood)}: {kind} {timer.descriptor}"
-        if kept is None:
-            found.append(Lack("timers", what, GONE))
-        elif (kept.clock, kept.interval) != (timer.clock, timer.interval):
-            found.append(Lack("timers", what, "it has another clock or interval"))
-        elif goes_on(kept) != goes_on(timer):
-            found.append(
-                Lack("timers", what, "it does not go on" if goes_on(timer) else "it had stopped, and goes on")
-            )
-    return found
