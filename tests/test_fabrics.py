@@ -12,8 +12,9 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.fabrics import alternatives
-from windtunnel.training.emulate.emulation import Options, capture, simulate
+from windtunnel.training.emulate.emulation import capture, simulate
 from windtunnel.training.emulate.graph import Alternative, Collective, Group
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Function
 from windtunnel.training.emulate.run import Fabrics, emulate
 from windtunnel.training.emulate.summary import Summary

@@ -1,5 +1,4 @@
 from .agents.sandbox import Sandbox as Sandbox
-from .api import Run as Run
 from .api import SweepRun as SweepRun
 from .api import emulate as emulate
 from .api import load_run as load_run
@@ -16,6 +15,7 @@ from .cluster.load import load_cluster as load_cluster
 from .training import elastic as elastic
 from .training.checkpoint import PeerCheckpointer as PeerCheckpointer
 from .training.emulate import Options as Options
+from .training.emulate import Run as Run
 from .training.emulate import Slow as Slow
 from .training.emulate import step as step
 from .training.pipelines import PipelineTrainer as PipelineTrainer

@@ -8,8 +8,8 @@ the switches that are at hand when they add; and a function of its capability's 
 from __future__ import annotations
 
 from windtunnel.cluster.model import Cluster
-from windtunnel.training.emulate.emulation import Options
 from windtunnel.training.emulate.graph import Alternative
+from windtunnel.training.emulate.options import Options
 
 NOTHING = Options()
 

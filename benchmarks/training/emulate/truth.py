@@ -30,8 +30,9 @@ from benchmarks.training.emulate.jobs import (
 )
 from windtunnel.cluster.catalogue import device, device_names
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.emulation import Options, costs_of, simulate
+from windtunnel.training.emulate.emulation import costs_of, simulate
 from windtunnel.training.emulate.graph import Slice
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
 from windtunnel.training.emulate.program import Script

@@ -23,8 +23,9 @@ from pathlib import Path
 from benchmarks.harness.rows import Row
 from benchmarks.training.emulate.jobs import BenchJob, example, launch, run_for_real
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.emulation import EmulationResult, Options, simulate
+from windtunnel.training.emulate.emulation import EmulationResult, simulate
 from windtunnel.training.emulate.hybrid import HybridFacts, run_live
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Script
 
 STEPS = 13

@@ -16,7 +16,8 @@ from benchmarks import ROOT
 from benchmarks.figures import figure
 from benchmarks.harness.rows import Row
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.emulation import Options, capture, costs_of
+from windtunnel.training.emulate.emulation import capture, costs_of
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.policy.stitch import stitch
 from windtunnel.training.emulate.program import Function, Script

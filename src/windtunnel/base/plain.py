@@ -156,4 +156,6 @@ def _dataclass(kind: type, value: Any, where: str, foreign: bool) -> Any:
 
 
 def _key(kind: Any, key: str) -> Any:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind[key.upper()]
     return int(key) if kind is int else key

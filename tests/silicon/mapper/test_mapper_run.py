@@ -226,8 +226,8 @@ def test_a_job_flies_on_the_drawing_and_says_its_joules(home: Path, tmp_path: Pa
         made = profile("last", read_accelerator("tpu"), out)
         run = wt.emulate(train, 256, cluster=str(out), report=False)
     assert run.summary.joules_per_iteration == pytest.approx(2 * made.step.joules)
-    assert run.critical_path["compute"] == pytest.approx(made.step.seconds)
-    assert {one.source for one in run.operators} == {"modelled"}
+    assert run.summary.critical_path["compute"] == pytest.approx(made.step.seconds)
+    assert {one.source for one in run.summary.operators} == {"modelled"}
 
 
 def test_a_run_without_operators_or_on_a_link_of_its_own_is_refused(emulated: str, tmp_path: Path) -> None:

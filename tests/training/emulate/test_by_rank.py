@@ -9,7 +9,7 @@ import pytest
 from by_rank import FAULTS, HEALTHY, HOST, WORLD, ByRank
 
 from windtunnel.base.errors import ScriptError
-from windtunnel.training.emulate.run import Emulation, emulate
+from windtunnel.training.emulate.run import Run, emulate
 
 CLUSTER = f"h100-sxm:{WORLD // HOST}x{HOST}"
 
@@ -20,7 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAD_RANK", "2")
 
 
-def run(program: ByRank, folder: Path) -> Emulation:
+def run(program: ByRank, folder: Path) -> Run:
     (folder / "skip-12").touch()
     script = folder / "train.py"
     script.write_text(program.text)

@@ -12,8 +12,8 @@ from capturing import SCRIPTS, capture, operator_names, session, steady_events
 
 import windtunnel as wt
 from windtunnel.report import text
-from windtunnel.training.emulate.emulation import Options
 from windtunnel.training.emulate.graph import EventKind, Slice
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Script
 from windtunnel.training.emulate.run import emulate
 from windtunnel.training.emulate.steps import Period, find_period

@@ -382,11 +382,12 @@ def test_the_example_is_faster_and_smaller_compiled(monkeypatch, tmp_path):
         wt.emulate(example(), *arguments, *more, cluster="h100-sxm:1x2", report=False)
         for more in ((), ("--compile",))
     )
-    assert done.iteration_time < eager.iteration_time
-    assert done.peak_allocated < eager.peak_allocated
+    assert done.summary.iteration_time_s < eager.summary.iteration_time_s
+    peaks = [one.summary.ranks[0].peak_allocated_bytes for one in (done, eager)]
+    assert peaks[0] < peaks[1]
     assert done.summary.model_flops_per_iteration == eager.summary.model_flops_per_iteration
-    assert any(op.kind == "compiled" for op in done.operators)
-    assert not any(op.kind == "compiled" for op in eager.operators)
+    assert any(op.kind == "compiled" for op in done.summary.operators)
+    assert not any(op.kind == "compiled" for op in eager.summary.operators)
 
 
 def test_the_example_in_float8_is_faster_and_its_products_run_at_the_rate_of_float8(monkeypatch, tmp_path):
@@ -394,12 +395,12 @@ def test_the_example_in_float8_is_faster_and_its_products_run_at_the_rate_of_flo
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     arguments = ["--size", "debug", "--seq", "512", "--parallel", "fsdp", "--compile", "--fp8"]
     run = wt.emulate(example(), *arguments, cluster="h100-sxm:1x2", report=False)
-    assert 0 < run.mfu <= run.hfu < 1
-    products = next(op for op in run.operators if op.name == "aten._scaled_mm.default")
+    assert 0 < run.summary.mfu <= run.summary.hfu < 1
+    products = next(op for op in run.summary.operators if op.name == "aten._scaled_mm.default")
     assert products.count == 6 * (7 * 3 + 3)  # forward and twice backward, and what checkpointing repeats
     assert run.summary.flops_dtype.startswith("float8")
     # A cast, and the search for the largest value: each with what it follows on.
-    assert any("abs_max" in op.name for op in run.operators)
+    assert any("abs_max" in op.name for op in run.summary.operators)
 
 
 @pytest.mark.conformance

@@ -19,14 +19,14 @@ from windtunnel.store.runs import Store
 from windtunnel.training.emulate.operators import joules
 from windtunnel.training.emulate.policy import POLICIES, Capture, Decision, Known, Observation, decide
 from windtunnel.training.emulate.program import Function
-from windtunnel.training.emulate.run import Emulation, emulate
+from windtunnel.training.emulate.run import Run, emulate
 from windtunnel.training.emulate.summary import Summary
 from windtunnel.training.emulate.twin import cost
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, decode, signature
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Emulation:
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINDTUNNEL_HOME", str(tmp_path_factory.mktemp("home")))
         emulation = emulate(train, (256,), "h100-sxm:2x2", pictures=False)
@@ -37,7 +37,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Emulation:
     return emulation
 
 
-def test_a_function_is_emulated_as_a_script_is(done: Emulation) -> None:
+def test_a_function_is_emulated_as_a_script_is(done: Run) -> None:
     summary = done.summary
     assert summary.world_size == 4
     assert summary.command.script.endswith("support.programs.train")
@@ -49,7 +49,7 @@ def test_a_function_is_emulated_as_a_script_is(done: Emulation) -> None:
     assert summary.ranks[0].members == (0, 1, 2, 3)
 
 
-def test_the_operators_of_a_step_lie_in_the_folder_and_their_energies_add_up(done: Emulation) -> None:
+def test_the_operators_of_a_step_lie_in_the_folder_and_their_energies_add_up(done: Run) -> None:
     content = json.loads((done.directory / "operators.json").read_text())
     rows = content["operators"]
     assert all(facts["ranks"] == 4 and facts["kind"] != "view" for *_, facts in rows)
@@ -57,9 +57,11 @@ def test_the_operators_of_a_step_lie_in_the_folder_and_their_energies_add_up(don
     keys = [signature(decode(*row[:3])) for row in rows]
     profile = DeviceProfile("drawn", joules={key: 2.0 + place for place, key in enumerate(keys)})
     total = sum((2.0 + place) * 4 * facts["count"] for place, (*_, facts) in enumerate(rows))
-    assert joules(dataclasses.replace(done.result, profile=profile)) == total / content["period"]
+    assert (
+        done.result and joules(dataclasses.replace(done.result, profile=profile)) == total / content["period"]
+    )
     del profile.joules[keys[0]]
-    assert joules(dataclasses.replace(done.result, profile=profile)) is None
+    assert done.result and joules(dataclasses.replace(done.result, profile=profile)) is None
     assert done.summary.joules_per_iteration is None
     assert "joules_per_iteration" not in done.summary.provenance
 
@@ -89,7 +91,7 @@ def test_what_cannot_travel_is_refused() -> None:
         Function(3).check()  # type: ignore[arg-type]
 
 
-def test_a_summary_of_another_form_is_refused(done: Emulation) -> None:
+def test_a_summary_of_another_form_is_refused(done: Run) -> None:
     content = done.summary.to_json()
     assert Summary.from_json(content | {"added_later": 1}) == done.summary
     with pytest.raises(UserError, match=r"no summary of an emulation .*windtunnel\.emulate/3"):
@@ -99,7 +101,7 @@ def test_a_summary_of_another_form_is_refused(done: Emulation) -> None:
             Summary.from_json(content | {"captured_ranks": wrong})
 
 
-def test_the_ranks_of_a_large_class_are_one_range(done: Emulation) -> None:
+def test_the_ranks_of_a_large_class_are_one_range(done: Run) -> None:
     (one,) = done.summary.ranks
     members = (*range(504), 510, *range(512, 8192))
     large = dataclasses.replace(done.summary, ranks=(dataclasses.replace(one, members=members),))
@@ -110,7 +112,7 @@ def test_the_ranks_of_a_large_class_are_one_range(done: Emulation) -> None:
 
 
 def test_a_run_whose_summary_lists_every_rank_is_still_read(
-    done: Emulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    done: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     (row,) = (content := done.summary.to_json())["ranks"]
@@ -120,7 +122,7 @@ def test_a_run_whose_summary_lists_every_rank_is_still_read(
     )
     Store.open().begin("training.emulate", {}).finish(done.summary.to_json())
     new, old = api.runs()
-    assert old.ranks == new.ranks == done.summary.ranks
+    assert old.summary.ranks == new.summary.ranks == done.summary.ranks
     for words in (["show", Store.open().list()[1].id], ["compare", *(run.id for run in Store.open().list())]):
         monkeypatch.setattr("sys.argv", ["windtunnel", "runs", *words])
         with pytest.raises(SystemExit) as end:
@@ -128,7 +130,7 @@ def test_a_run_whose_summary_lists_every_rank_is_still_read(
         assert end.value.code == 0, capsys.readouterr()
 
 
-def test_the_log_alone_is_enough_to_decide_anew(done: Emulation) -> None:
+def test_the_log_alone_is_enough_to_decide_anew(done: Run) -> None:
     events = decisions(done.directory / NAME)
     assert [event["policy"] for event in events] == ["auto"] * len(events)
     assert {event["capability"] for event in events} == {"training.emulate"}
@@ -142,7 +144,7 @@ def test_the_log_alone_is_enough_to_decide_anew(done: Emulation) -> None:
     assert (seen[1].seconds_each or 0) > 0
 
 
-def test_other_policies_decide_on_the_same_observations(done: Emulation) -> None:
+def test_other_policies_decide_on_the_same_observations(done: Run) -> None:
     first, second, last = [
         from_plain(Observation, event["observation"]) for event in decisions(done.directory / NAME)
     ]

@@ -18,8 +18,9 @@ from windtunnel.base.errors import HangError, ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.linux.processes import descendants
 from windtunnel.training.emulate import hybrid
-from windtunnel.training.emulate.emulation import EmulationResult, Options, simulate
+from windtunnel.training.emulate.emulation import EmulationResult, simulate
 from windtunnel.training.emulate.hybrid import RECORD, HybridFacts, check_live, run_live
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Script
 
 WORLD, STEPS = 4, 10

@@ -202,7 +202,7 @@ def test_what_is_held_at_the_peak():
         Category.ACTIVATION: 70 * MIB,
         Category.TEMPORARY: 50 * MIB,
     }
-    assert [(s.scope, s.bytes, s.blocks) for s in peak.live] == [
+    assert [(s.scope, s.bytes, s.blocks) for s in peak.held] == [
         ("layers.0", 150 * MIB, 2),
         ("layers.1", 70 * MIB, 2),
     ]

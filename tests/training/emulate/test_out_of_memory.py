@@ -47,7 +47,7 @@ def test_what_it_is_for_is_named(slices: dict[str, Slice], name: str) -> None:
 
 def test_what_is_held_is_that_without_the_refused_block(slices: dict[str, Slice]) -> None:
     oom = refused(slices["optimizer"])
-    assert [(one.scope, one.bytes) for one in oom.live[:2]] == [("parameters", 30 * GIB), ("0", 30 * GIB)]
+    assert [(one.scope, one.bytes) for one in oom.held[:2]] == [("parameters", 30 * GIB), ("0", 30 * GIB)]
     assert oom.by_category[Category.PARAMETER] == oom.by_category[Category.GRADIENT] == 30 * GIB
     assert oom.by_category[Category.OPTIMIZER] < GIB
     assert sum(oom.by_category.values()) == oom.allocated_bytes

@@ -14,7 +14,8 @@ import pytest
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.emulation import Options, simulate
+from windtunnel.training.emulate.emulation import simulate
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Script
 from windtunnel.training.emulate.sweep import load_sweep, run_sweep
 

@@ -9,7 +9,8 @@ from capturing import SCRIPTS, session
 from rich.console import Console
 
 from windtunnel.report.terminal import print_summary
-from windtunnel.training.emulate.emulation import Options, measure
+from windtunnel.training.emulate.emulation import measure
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.run import emulate
 

@@ -108,7 +108,7 @@ def test_python_gets_the_run_with_the_verdict(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     with pytest.raises(wt.VerdictError, match="out of memory") as caught:
         wt.emulate(*NEEDY, cluster="h100-sxm:1x1", report=False, fail_on="oom,hang")
-    assert isinstance(caught.value.run, wt.Run) and not caught.value.run.fits
+    assert isinstance(caught.value.run, wt.Run) and not caught.value.run.summary.fits
     assert wt.load_run().summary.verdict == caught.value.run.summary.verdict
 
 

@@ -11,7 +11,8 @@ import windtunnel as wt
 from support import quick
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.emulation import EmulationResult, Options, capture, simulate
+from windtunnel.training.emulate.emulation import EmulationResult, capture, simulate
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Function
 from windtunnel.training.emulate.summary import Summary, summarise
 from windtunnel.trust.gpu import SCHEMES

@@ -34,14 +34,8 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.linux import network
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
 from windtunnel.training.emulate import steps
-from windtunnel.training.emulate.emulation import (
-    Changes,
-    EmulationResult,
-    Options,
-    Progress,
-    retimed,
-    simulate,
-)
+from windtunnel.training.emulate.emulation import Changes, EmulationResult, Progress, retimed, simulate
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import FUNCTION, Function, Program, run_program, what
 
 WARM, STEPS = 3, 15

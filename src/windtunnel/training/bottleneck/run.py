@@ -18,16 +18,10 @@ from windtunnel.training.bottleneck import twin
 from windtunnel.training.bottleneck.measure import LivePoint, compare
 from windtunnel.training.bottleneck.policy import TARGET, Decision, Observation, decide
 from windtunnel.training.bottleneck.twin import Workload, netai20, published
-from windtunnel.training.emulate.emulation import (
-    Changes,
-    EmulationResult,
-    Options,
-    recosted,
-    retimed,
-    simulate,
-)
+from windtunnel.training.emulate.emulation import Changes, EmulationResult, recosted, retimed, simulate
 from windtunnel.training.emulate.gradients import backward_of
 from windtunnel.training.emulate.graph import DTYPE_BYTES, Group
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.run import program_of
 
 CAPABILITY = "training.bottleneck"

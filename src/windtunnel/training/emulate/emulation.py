@@ -34,6 +34,7 @@ from windtunnel.training.emulate.graph import (
 from windtunnel.training.emulate.live import native_library
 from windtunnel.training.emulate.live.conditions import conditions
 from windtunnel.training.emulate.live.session import Session
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy import Decision, Observation, decide
 from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.search import name_of
@@ -53,9 +54,9 @@ from windtunnel.training.emulate.twin.costs.work import (
     kind_of,
 )
 from windtunnel.training.emulate.twin.emulate import Timing, WorldCosts, replay_world
-from windtunnel.training.emulate.twin.job import Slow, parse_slow
+from windtunnel.training.emulate.twin.job import parse_slow
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
-from windtunnel.training.emulate.twin.memory.profile import CONTEXT_RESERVE, MemoryProfile, emulate_memory
+from windtunnel.training.emulate.twin.memory.profile import MemoryProfile, emulate_memory
 from windtunnel.trust.gpu.schemes import Scheme, scheme_of
 
 Progress = Callable[[str, float], None]
@@ -64,45 +65,6 @@ Progress = Callable[[str, float], None]
 
 def no_progress(what: str, fraction: float) -> None:
     """Tell nobody."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to emulate.
-
-    ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: `Slow`, or as in ``host=3:1.3``. ``alloc_conf``: as
-    ``PYTORCH_CUDA_ALLOC_CONF``. ``steps``: that the first rank runs to find those that repeat (None: until
-    they do, and some more are looked at). ``tokens``: of a step of the whole job, where they are unknown.
-    ``reserve``: bytes of device memory that no tensor can have. ``jobs``: ranks captured at once.
-    ``aggregation``: the policy by which switches add all_reduces, beside as many ``neighbours``.
-    ``confidential``: the scheme of `windtunnel.trust.gpu` that protects what leaves a GPU.
-    ``live``: ranks that run for real beside the others (``0,17``, or numbers), to which virtual ranks give
-    ``data`` by the rule ``uniform`` or ``zeros``; ``attach``: the step before which the first of them stops.
-    """
-
-    ranks: str = "auto"
-    slow: Sequence[str | Slow] = ()
-    jitter: float = 0.0
-    seed: int = 0
-    alloc_conf: str = ""
-    tokens: int | None = None
-    reserve: float = CONTEXT_RESERVE
-    jobs: int = 2
-    timeout: float = 900.0
-    profile: str | None = None
-    aggregation: str = "none"
-    neighbours: int = 0
-    steps: int | None = None
-    confidential: str = "none"
-    live: str | Sequence[int] = ""
-    data: str = "uniform"
-    attach: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.live, str):
-            object.__setattr__(self, "live", ",".join(map(str, self.live)))
-        given = (self.slow,) if isinstance(self.slow, str | Slow) else self.slow
-        object.__setattr__(self, "slow", tuple(str(one) for one in given))
 
 
 CAPABILITY = "training.emulate"

@@ -33,10 +33,11 @@ from windtunnel.base.errors import HangError, ScriptError, UserError
 from windtunnel.base.plain import to_plain
 from windtunnel.cluster.model import Cluster
 from windtunnel.training.emulate.coordinate import Coordinator, LiveRank, LiveStep
-from windtunnel.training.emulate.emulation import EmulationResult, Options, costs_of
+from windtunnel.training.emulate.emulation import EmulationResult, costs_of
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.progress import kill_tree
 from windtunnel.training.emulate.live.session import LOG_LINES
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy.search import parse_ranks
 from windtunnel.training.emulate.program import FUNCTION, Function, what
 from windtunnel.training.emulate.twin.hybrid import Virtual, expected

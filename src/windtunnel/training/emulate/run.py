@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import atomic
+from windtunnel.base import atomic, units
+from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
+from windtunnel.report import text
+from windtunnel.report.timeline import Timeline, read_trace
+from windtunnel.store.compare import Comparison, compare
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.emulation import (
     CAPABILITY,
     Capturing,
     EmulationResult,
-    Options,
     Progress,
     no_progress,
     simulate,
@@ -26,10 +30,14 @@ from windtunnel.training.emulate.emulation import (
 from windtunnel.training.emulate.graph import Alternative
 from windtunnel.training.emulate.hybrid import check_live, run_live
 from windtunnel.training.emulate.operators import write_operators
-from windtunnel.training.emulate.pictures import write_pictures
+from windtunnel.training.emulate.options import Options
+from windtunnel.training.emulate.pictures import shown_ranks, timeline, write_pictures
 from windtunnel.training.emulate.program import Function, Module, Program, Script
 from windtunnel.training.emulate.summary import Summary, summarise
 from windtunnel.training.emulate.verdict import FailOn
+
+TIMELINE = "timeline.json.gz"
+REPORT = "report.html"
 
 Fabrics = Callable[[Cluster, Options], Sequence[Alternative]]
 
@@ -39,17 +47,84 @@ def no_fabrics(cluster: Cluster, options: Options) -> Sequence[Alternative]:
     return ()
 
 
-@dataclass(frozen=True)
-class Emulation:
-    """An emulation that was done: its figures, its files, and all that was found.
+@dataclass(frozen=True, repr=False)
+class Run:
+    """An emulation: its figures, and its files in ``directory``. A notebook shows its report.
 
-    ``directory`` has ``summary.json`` and ``events.jsonl``, and, if pictures were asked for, ``report.html``,
-    ``timeline.json.gz`` and ``graph/``.
+    ``summary`` has the figures, by the names of docs/summary.md. ``result`` has the graphs and arrays behind
+    them; None for a run that was read from the store.
     """
 
     summary: Summary
-    directory: Path
-    result: EmulationResult
+    result: EmulationResult | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        one = self.summary
+        time, memory = units.seconds(one.iteration_time_s), units.size(one.peak_reserved_bytes)
+        return f"Run({self.id}: {one.cluster.name}, {time} an iteration, {memory} reserved)"
+
+    @property
+    def id(self) -> str:
+        """Of the run in the store."""
+        return self.summary.run_id
+
+    @property
+    def directory(self) -> Path:
+        """The folder with ``summary.json`` and ``events.jsonl``, and, if pictures were asked for,
+        ``report.html``, ``timeline.json.gz`` and ``graph/``."""
+        return Path(self.summary.directory)
+
+    def timeline(self, ranks: Sequence[int] = ()) -> Timeline:
+        """What ``ranks`` do in the last step, queue by queue; by default those of the report.
+
+        Raises:
+            UserError: the run was read from the store, and its timeline does not have these ranks.
+        """
+        path = self.directory / TIMELINE
+        if self.result is not None:
+            world = self.summary.world_size
+            if wrong := [rank for rank in ranks if not 0 <= rank < world]:
+                raise UserError(f"timeline: rank {wrong[0]} is not one of 0 to {world - 1}")
+            return timeline(self.result.timing, list(ranks) or shown_ranks(self.result))
+        if not path.exists():
+            raise UserError(f"timeline: run {self.id} was kept without pictures: there is no {path}")
+        kept = read_trace(path)
+        if missing := sorted(set(ranks) - set(kept.ranks())):
+            raise UserError(
+                f"timeline: rank {missing[0]} is not in {path}, which has {text.ranks(kept.ranks())}"
+            )
+        chosen = [track for track in kept.tracks if not ranks or track.rank in ranks]
+        return Timeline(chosen, kept.names, kept.kinds)
+
+    def compare(self, *others: Run) -> Comparison:
+        """This run beside others: inputs in which they differ, figures, and their ratios to this one's."""
+        store = Store.open()
+        return compare([store.get(one.id) for one in (self, *others)])
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the figures as a table, and the report with its pictures, if it was written."""
+        one = self.summary
+        rows = {
+            "iteration": units.seconds(one.iteration_time_s),
+            "tokens/s per device": units.count(one.tokens_per_second_per_device),
+            "MFU": units.share(one.mfu),
+            "reserved memory": f"{units.size(one.peak_reserved_bytes)}, "
+            + ("fits" if one.fits else "does not fit"),
+            "run": self.id,
+        }
+        cells = "".join(
+            f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows.items()
+        )
+        title = " ".join([one.command.script, *one.command.args])
+        head = f"<b>{escape(title)}</b> on {escape(one.cluster.name)}, emulated"
+        path = self.directory / REPORT
+        page = ""
+        if path.exists():
+            page = (
+                '<iframe sandbox="allow-scripts" style="width:100%;height:640px;border:1px solid #ccc" '
+                f'srcdoc="{escape(path.read_text(encoding="utf-8"))}"></iframe>'
+            )
+        return f"<div>{head}<table>{cells}</table>{page}</div>"
 
 
 def emulate(
@@ -65,7 +140,7 @@ def emulate(
     fabrics: Fabrics = no_fabrics,
     fail_on: FailOn | None = None,
     baseline: str | None = None,
-) -> Emulation:
+) -> Run:
     """Emulate a program on a cluster, and keep the run with its files.
 
     ``program``: the path of a torchrun-style script, or a function that does what such a script does;
@@ -87,18 +162,9 @@ def emulate(
         cluster = load_cluster(cluster)
     inputs = {
         "script": program.name, "args": [str(one) for one in program.arguments], "cluster": cluster.name,
-        "world_size": cluster.world_size, "ranks": options.ranks, "slow": list(options.slow),
-        "jitter": options.jitter, "allocator": options.alloc_conf,
-    }  # fmt: skip
-    if options.aggregation != "none":
-        inputs |= {"aggregation": options.aggregation, "neighbours": options.neighbours}
-    if options.confidential != "none":
-        inputs["confidential"] = options.confidential
-    if options.steps is not None:
-        inputs["steps"] = options.steps
+        "world_size": cluster.world_size,
+    } | options.deciding()  # fmt: skip
     live = check_live(options, cluster)
-    if live:
-        inputs |= {"live": options.live, "data": options.data}
     fail_on = fail_on or FailOn()
     store = Store.open()
     compared = fail_on.baseline(baseline, inputs, store)
@@ -117,10 +183,10 @@ def emulate(
         write_operators(run.directory, result)
         if pictures:
             write_pictures(run.directory, result, content, timeline_ranks)
-        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-        atomic.replace(run.directory / "summary.json", text)
+        written = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        atomic.replace(run.directory / "summary.json", written)
     run.finish(content)
-    return Emulation(summary, run.directory, result)
+    return Run(summary, result)
 
 
 def program_of(given: Program | Callable[..., Any] | Path | str, arguments: Sequence[Any] = ()) -> Program:

@@ -6,7 +6,7 @@ import platform
 import resource
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -30,17 +30,13 @@ from windtunnel.training.emulate.twin.costs.collectives import (
     sharing_of,
 )
 from windtunnel.training.emulate.twin.costs.operators import cost_of
-from windtunnel.training.emulate.twin.findings import CollectiveUse
+from windtunnel.training.emulate.twin.findings import CollectiveUse, Wait
+from windtunnel.training.emulate.twin.memory.profile import OutOfMemory, ScopeBytes
 from windtunnel.trust.gpu.schemes import messages
 
 SCHEMA = "windtunnel.emulate/2"
 EARLIER = "windtunnel.emulate/1"
 """Read as well, since stores keep it: there the sets of ranks are lists of numbers."""
-OPTIONS = {
-    "ranks": "ranks", "slow": "slow", "jitter": "jitter", "seed": "seed", "allocator": "alloc_conf",
-    "tokens": "tokens", "reserve_bytes": "reserve", "steps": "steps",
-}  # fmt: skip
-"""Those that decide the figures, as a summary calls them."""
 MORE = 4
 """Calls that are told of a kind of step."""
 HELD = 12
@@ -76,35 +72,6 @@ class ClusterFacts:
 
 
 @dataclass(frozen=True)
-class WaitFacts:
-    """What the slowest rank waits for; ``seconds`` of an iteration, ``share`` of it."""
-
-    what: str
-    seconds: float
-    share: float
-    remedy: str
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes that the blocks of one module path hold."""
-
-    scope: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class OutOfMemory:
-    """The first allocation that is refused: what it is for, and what holds memory then."""
-
-    scope: str
-    requested_bytes: int
-    reserved_bytes: int
-    by_category: dict[str, int] = field(default_factory=dict)
-    held: tuple[MemoryUse, ...] = ()
-
-
-@dataclass(frozen=True)
 class RankFacts:
     """A class of ranks that do the same; bytes are of each of them."""
 
@@ -116,12 +83,12 @@ class RankFacts:
     peak_reserved_bytes: int
     first_step_peak_allocated_bytes: int
     first_step_peak_reserved_bytes: int
-    by_category: dict[str, int]
+    by_category: dict[Category, int]
     memory_bytes: float
     headroom_bytes: float
     fits: bool
     fragmentation: float
-    peak_at: tuple[MemoryUse, ...]
+    peak_at: tuple[ScopeBytes, ...]
     oom: OutOfMemory | None
     busy_s: float
     iteration_time_s: float
@@ -255,7 +222,7 @@ class Summary:
     cost_per_iteration: float | None
     critical_rank: int
     critical_path: dict[str, float]
-    waits: tuple[WaitFacts, ...]
+    waits: tuple[Wait, ...]
     ranks: tuple[RankFacts, ...]
     collectives: tuple[CollectiveFacts, ...]
     operators: tuple[OperatorFacts, ...]
@@ -337,8 +304,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         command=Command(
             script=result.program.name,
             args=tuple(str(one) for one in result.program.arguments),
-            options={name: to_plain(getattr(result.options, own)) for name, own in OPTIONS.items()}
-            | ({} if result.scheme is None else {"confidential": result.scheme.name}),
+            options=result.options.deciding(),
         ),
         cluster=ClusterFacts(
             name=cluster.name,
@@ -357,7 +323,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         flops_dtype=work.dtype, mfu=used.mfu, hfu=used.hfu,
         cost_per_iteration=_price(result), critical_rank=timing.critical_rank,
         critical_path=_split(timing.critical_path),
-        waits=tuple(WaitFacts(one.what, one.seconds, one.share, one.remedy) for one in timing.waits),
+        waits=tuple(timing.waits),
         ranks=tuple(_rank_class(result, row) for row in range(len(result.classes.classes))),
         collectives=tuple(_collective(result, use) for use in timing.collectives),
         operators=tuple(operator_table(result)),
@@ -472,15 +438,10 @@ def _rank_class(result: EmulationResult, row: int) -> RankFacts:
         peak_allocated_bytes=steady.allocated_bytes, peak_reserved_bytes=steady.reserved_bytes,
         first_step_peak_allocated_bytes=whole.allocated_bytes,
         first_step_peak_reserved_bytes=whole.reserved_bytes,
-        by_category={c.name.lower(): steady.by_category.get(c, 0) for c in Category},
+        by_category=steady.by_category,
         memory_bytes=result.cluster.host.device.memory_bytes, headroom_bytes=memory.headroom_bytes,
         fits=memory.fits, fragmentation=memory.fragmentation,
-        peak_at=tuple(MemoryUse(live.scope, live.bytes) for live in steady.live[:HELD]),
-        oom=None if oom is None else OutOfMemory(
-            oom.scope, oom.requested_bytes, oom.reserved_bytes,
-            {c.name.lower(): oom.by_category.get(c, 0) for c in Category},
-            tuple(MemoryUse(live.scope, live.bytes) for live in oom.live[:HELD]),
-        ),
+        peak_at=steady.held[:HELD], oom=oom and replace(oom, held=oom.held[:HELD]),
         busy_s=float(timing.rank_busy_s[cls.members].mean()),
         iteration_time_s=float(timing.rank_iteration_s[cls.members].max()),
     )  # fmt: skip

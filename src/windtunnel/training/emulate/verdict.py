@@ -22,7 +22,7 @@ from windtunnel.store.runs import Run, Store
 from windtunnel.training.emulate.summary import BaselineFacts, Summary, VerdictFacts
 
 ACCEPTED = "accepted are oom, hang and slower:10%"
-COMPARED = ("script", "args", "cluster", "slow", "jitter", "allocator")
+COMPARED = ("script", "args", "cluster", "slow", "jitter", "alloc_conf")
 """Inputs of a run in which the default baseline is the same."""
 
 

@@ -118,7 +118,8 @@ def plan_run(
     log = EventLog(run.directory / NAME)
     with run.failing(), closing(log):
         if given is None:
-            from windtunnel.training.emulate.emulation import Options, simulate
+            from windtunnel.training.emulate.emulation import simulate
+            from windtunnel.training.emulate.options import Options
             from windtunnel.training.emulate.run import program_of
             from windtunnel.training.gradsync.twin import profile_of
 

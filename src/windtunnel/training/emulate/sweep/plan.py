@@ -16,15 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import BaseModel
+
 from windtunnel.base.errors import UserError
+from windtunnel.base.options import settled
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster, Device
 from windtunnel.store.database import versions
-from windtunnel.training.emulate.emulation import Options
+from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy.search import parse_ranks
 from windtunnel.training.emulate.program import Script
 from windtunnel.training.emulate.sweep.spec import (
-    OptionsSpec,
     SweepSpec,
     Value,
     argument_names,
@@ -103,7 +105,7 @@ def load_sweep(path: Path) -> Sweep:
     if not points:
         raise UserError(f"{path}: field where leaves none of the {size:,} points, accepted is one that does")
     name = spec.name or path.stem
-    return Sweep(_id(spec, script.path, clusters), name, points, size - len(points))
+    return Sweep(_id(spec, script.path, clusters, options.profile), name, points, size - len(points))
 
 
 def _arguments(path: Path, spec: SweepSpec) -> tuple[list[str], dict[str, list[Value]]]:
@@ -171,15 +173,9 @@ def _clusters(path: Path, spec: SweepSpec) -> list[Cluster]:
     return found
 
 
-def _options(path: Path, spec: OptionsSpec, clusters: Iterable[Cluster]) -> Options:
+def _options(path: Path, spec: BaseModel, clusters: Iterable[Cluster]) -> Options:
     """The options of every point; what depends on the cluster is checked on each."""
-    options = Options(
-        ranks=spec.ranks, slow=spec.slow, jitter=spec.jitter, seed=spec.seed,
-        alloc_conf=spec.alloc_conf, tokens=spec.tokens, timeout=spec.timeout, profile=spec.profile,
-        aggregation=spec.aggregation, neighbours=spec.neighbours,
-    )  # fmt: skip
-    if spec.reserve is not None:
-        options = dataclasses.replace(options, reserve=spec.reserve * 2**20)
+    options = Options(**settled(Options, spec.model_dump()))
     try:
         AllocatorConfig.parse(options.alloc_conf)
         if options.profile and find_profile(options.profile) is None:
@@ -224,9 +220,9 @@ class _Conditions:
         return UserError(f"{self.path}: field where has {text!r}: {why}")
 
 
-def _id(spec: SweepSpec, script: Path, clusters: Sequence[Cluster]) -> str:
+def _id(spec: SweepSpec, script: Path, clusters: Sequence[Cluster], profile: str | None) -> str:
     """Twelve hexadecimal digits of all that decides the results of the points."""
-    profiles = [find_profile(spec.options.profile or one.host.device.name) for one in clusters]
+    profiles = [find_profile(profile or one.host.device.name) for one in clusters]
     content = {
         "spec": spec.model_dump(mode="json"),
         "script": hashlib.sha256(script.read_bytes()).hexdigest(),

@@ -16,12 +16,14 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from windtunnel.base.fields import fitted
+from windtunnel.base.options import Option, options
 from windtunnel.base.strict_yaml import read_mapping
+from windtunnel.training.emulate.options import ALONE, Options
 
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 # Only where it is the whole value of an option: JSON and the like is left alone.
@@ -177,20 +179,24 @@ Whole = Annotated[int, Field(strict=True)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class OptionsSpec(BaseModel, extra="forbid"):
-    """As the options of ``windtunnel emulate``; ``reserve`` in MiB."""
+def _field(one: Option) -> tuple[Any, Any]:
+    """An option of the emulations as a field of the file."""
+    if one.kind == list[str]:
+        return Annotated[list[str], BeforeValidator(_list)], list(one.default)
+    kind = Literal[one.among] if one.among else one.kind
+    limits: dict[str, Any] = {"ge": one.least, "le": one.most}
+    if kind is float:
+        limits["allow_inf_nan"] = False
+    elif kind in (int, int | None):
+        limits["strict"] = True
+    before = [BeforeValidator(_ranks)] if one.name == "ranks" else []
+    return Annotated[(kind, Field(**limits), *before)], one.default  # type: ignore[return-value]
 
-    ranks: Annotated[str, BeforeValidator(_ranks)] = "auto"
-    slow: Annotated[list[str], BeforeValidator(_list)] = []
-    jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Whole = 0
-    alloc_conf: str = ""
-    tokens: Annotated[Whole, Field(ge=0)] | None = None
-    timeout: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 900.0
-    reserve: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    profile: str | None = None
-    aggregation: Literal["none", "switchml", "atp", "esa"] = "none"
-    neighbours: Annotated[Whole, Field(ge=0, le=15)] = 0
+
+SWEPT = [one for one in options(Options) if one.name not in ALONE]
+FIELDS: dict[str, Any] = {one.name: _field(one) for one in SWEPT}
+OptionsSpec = create_model("OptionsSpec", __config__=ConfigDict(extra="forbid"), **FIELDS)
+"""As the options of ``windtunnel emulate``."""
 
 
 class SweepSpec(BaseModel, extra="forbid"):
@@ -200,7 +206,7 @@ class SweepSpec(BaseModel, extra="forbid"):
     clusters: Texts
     grid: dict[str, Annotated[list[Value], BeforeValidator(_values)]] = {}
     where: Annotated[list[str], BeforeValidator(_list)] = []
-    options: OptionsSpec = OptionsSpec()
+    options: OptionsSpec = OptionsSpec()  # type: ignore[valid-type]
     price_per_device_hour: Price | dict[str, Price] | None = None
 
 
@@ -214,18 +220,7 @@ ACCEPTED = {
     "where": 'a list of conditions, such as ["tp * pp <= 64"]',
     "options": "a mapping of fields",
     "price_per_device_hour": "a number from 0 up, or a mapping of devices to such numbers",
-    "ranks": "auto, all, or 0,17,120-127",
-    "slow": "a list such as [host=3:1.3]",
-    "jitter": "a number from 0 to 1",
-    "seed": "a whole number",
-    "alloc_conf": "text as in PYTORCH_CUDA_ALLOC_CONF",
-    "tokens": "a whole number from 0 up",
-    "timeout": "seconds, a number from 1 up",
-    "reserve": "MiB, a number from 0 up",
-    "profile": "the name of a measured profile",
-    "aggregation": "none, switchml, atp or esa",
-    "neighbours": "a whole number from 0 to 15",
-}
+} | {one.name: one.words for one in SWEPT}
 
 
 def read_spec(path: Path) -> SweepSpec:

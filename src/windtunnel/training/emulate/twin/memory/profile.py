@@ -17,10 +17,7 @@ from windtunnel.training.emulate.graph import Category, Slice
 from windtunnel.training.emulate.twin.memory import purpose
 from windtunnel.training.emulate.twin.memory.allocator import Trajectory, simulate
 from windtunnel.training.emulate.twin.memory.blocks import REFUSED, Int64
-from windtunnel.training.emulate.twin.memory.config import MIB, AllocatorConfig
-
-CONTEXT_RESERVE = 500.0 * MIB
-"""Bytes of a device that no allocator sees: the CUDA context, kernels, and NCCL's buffers. An estimate."""
+from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 
 LAUNCH_QUEUE = 1024
 """Kernel launches that a CUDA context holds before the host blocks."""
@@ -35,20 +32,20 @@ class ScopeBytes:
 
     scope: str
     bytes: int
-    blocks: int
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
     """The greatest need within a range of events, as after ``torch.cuda.reset_peak_memory_stats()`` at its
-    start. ``event`` is where allocated bytes are greatest (the first such); ``by_category`` and ``live``
+    start. ``event`` is where allocated bytes are greatest (the first such); ``by_category`` and ``held``
     (largest first) say what is allocated there. The reserved bytes may be greatest at another event."""
 
     allocated_bytes: int
     reserved_bytes: int
     event: int
     by_category: dict[Category, int]
-    live: tuple[ScopeBytes, ...]
+    held: tuple[ScopeBytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +53,13 @@ class OutOfMemory:
     """The first allocation that the device refused, after everything cached had been given back: what it was
     for, and what was held then. ``reserved_bytes - allocated_bytes`` is what fragmentation kept."""
 
-    event: int
-    requested_bytes: int
     scope: str
-    allocated_bytes: int
+    requested_bytes: int
     reserved_bytes: int
     by_category: dict[Category, int]
-    live: tuple[ScopeBytes, ...]
+    held: tuple[ScopeBytes, ...]
+    allocated_bytes: int = 0
+    event: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +109,9 @@ def emulate_memory(
     """Device memory of one rank over everything that it did.
 
     ``capacity`` is the bytes that the allocator may reserve: the device's memory less what it never sees
-    (`CONTEXT_RESERVE`); infinite is accepted. ``lag`` is the number of kernel launches after which work on
-    another stream is surely finished (see `allocator`). Raises ValueError when the slice frees or allocates a
-    block twice, or when its step ranges are not within its events.
+    (``reserve`` of the options); infinite is accepted. ``lag`` is the number of kernel launches after which
+    work on another stream is surely finished (see `allocator`). Raises ValueError when the slice frees or
+    allocates a block twice, or when its step ranges are not within its events.
     """
     events = slice.events
     begin, end = slice.steady
@@ -143,10 +140,10 @@ def _peaks(path: Trajectory, begin: int, end: int) -> tuple[int, int]:
 def _peak(slice: Slice, path: Trajectory, category: Int64, begin: int, end: int) -> Peak:
     first = max(begin - 1, 0)
     event = first + int(path.allocated[first:end].argmax())
-    by_category, live = _held(slice, path, category, event)
+    by_category, held = _held(slice, path, category, event)
     return Peak(
         allocated_bytes=int(path.allocated[event]), reserved_bytes=_peaks(path, begin, end)[1],
-        event=event, by_category=by_category, live=live,
+        event=event, by_category=by_category, held=held,
     )  # fmt: skip
 
 
@@ -176,7 +173,7 @@ def _out_of_memory(slice: Slice, path: Trajectory, category: Int64) -> OutOfMemo
     if event < 0:
         return None
     asked = int(path.size[path.born == event][0])
-    by_category, live = _held(slice, path, category, event - 1)
+    by_category, held = _held(slice, path, category, event - 1)
     return OutOfMemory(
         event=event,
         requested_bytes=int(slice.events["value"][event]),
@@ -184,7 +181,7 @@ def _out_of_memory(slice: Slice, path: Trajectory, category: Int64) -> OutOfMemo
         allocated_bytes=int(path.allocated[event]) - asked,
         reserved_bytes=int(path.heap.totals[REFUSED]),
         by_category=by_category,
-        live=live,
+        held=held,
     )
 
 

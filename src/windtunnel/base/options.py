@@ -1,0 +1,63 @@
+"""Options that are declared once, as the fields of a dataclass: the command line, files of options and Python
+are made from them.
+
+    @dataclass(frozen=True)
+    class Options:
+        jitter: float = option(0.0, "Sigma of random operator times.", least=0.0, most=1.0)
+
+`windtunnel.cli.options.takes` gives a command these options; `settled` is what a file of them is read into.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KEY = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """How an option is written. ``kind``: the type of what is written. ``least``, ``most``, ``among``: what
+    is accepted. ``unit``: so many of what the field holds are one of what is written. ``environment``: the
+    variable that is read where it is not given. ``words``: what a file accepts, said in its errors."""
+
+    name: str
+    default: Any
+    kind: Any
+    help: str
+    least: float | None = None
+    most: float | None = None
+    among: tuple[str, ...] = ()
+    unit: float | None = None
+    environment: str | None = None
+    metavar: str | None = None
+    words: str = ""
+
+    def value(self, written: Any) -> Any:
+        """What the field holds, of what was written."""
+        return written if self.unit is None or written is None else written * self.unit
+
+
+def option(default: Any, help: str, *, kind: Any = None, **more: Any) -> Any:
+    """A field that is an option; the arguments are those of `Option`, ``default`` as it is written."""
+    value = default * more["unit"] if more.get("unit") and default is not None else default
+    return dataclasses.field(
+        default=value, metadata={KEY: {"default": default, "kind": kind, "help": help, **more}}
+    )
+
+
+def options(kind: type) -> Iterator[Option]:
+    """The options that the dataclass ``kind`` declares, in order. Fields that are none are passed over."""
+    for field in dataclasses.fields(kind):
+        if KEY in field.metadata:
+            given = dict(field.metadata[KEY])
+            written = given.pop("kind") or field.type
+            yield Option(name=field.name, kind=written, **given)
+
+
+def settled(kind: type, written: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``kind`` that were written."""
+    return {one.name: one.value(written[one.name]) for one in options(kind) if one.name in written}

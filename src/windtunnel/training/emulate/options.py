@@ -1,0 +1,93 @@
+"""How to emulate: declared once, for the command line, sweep files, Python, and a run's inputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from windtunnel.base.options import option
+
+MIB = 2.0**20
+BESIDE = ("jobs", "timeout", "attach")
+"""Options that no figure depends on."""
+ALONE = ("jobs", "live", "data", "attach")
+"""Options of one emulation, not of a sweep."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to emulate.
+
+    ``slow``: `Slow`, or as in ``host=3:1.3``. ``steps``: that the first rank runs to find those that repeat
+    (None: until they do, and some more are looked at). ``tokens``: of a step of the whole job, where they are
+    unknown. ``reserve``: bytes of device memory that no tensor can have: the CUDA context, kernels, and
+    NCCL's buffers; by default an estimate. ``confidential``: the scheme of `windtunnel.trust.gpu` that
+    protects what leaves a GPU. ``live``: ranks that run for real beside the others (``0,17``, or numbers), to
+    which virtual ranks give ``data``; ``attach``: the step before which the first of them stops.
+    """
+
+    ranks: str = option(
+        "auto", "Ranks to capture: auto, all, or 0,17,120-127.", words="auto, all, or 0,17,120-127"
+    )
+    slow: Sequence[Any] = option(
+        (), "A straggler: host=3:1.3, rank=17:1.5, nic=3:2.", kind=list[str],
+        words="a list such as [host=3:1.3]",
+    )  # fmt: skip
+    jitter: float = option(
+        0.0, "Sigma of random operator times.", least=0.0, most=1.0, words="a number from 0 to 1"
+    )
+    seed: int = option(0, "Seed of the jitter.", words="a whole number")
+    alloc_conf: str = option(
+        "", "As PYTORCH_CUDA_ALLOC_CONF.", environment="PYTORCH_CUDA_ALLOC_CONF",
+        words="text as in PYTORCH_CUDA_ALLOC_CONF",
+    )  # fmt: skip
+    tokens: int | None = option(
+        None, "Tokens (or samples) of a step of the whole job.", least=0, words="a whole number from 0 up"
+    )
+    jobs: int = option(2, "Ranks captured at once.", least=1)
+    timeout: float = option(
+        900.0, "Seconds without progress that are a hang.", least=1.0, words="seconds, a number from 1 up"
+    )
+    steps: int | None = option(
+        None, "Steps to run at most for a sequence that repeats.", least=1, words="a whole number from 1 up"
+    )
+    reserve: float = option(
+        500.0, "Device memory that no tensor can have, MiB.", least=0.0, unit=MIB,
+        words="MiB, a number from 0 up",
+    )  # fmt: skip
+    profile: str | None = option(
+        None, "A measured device profile to use, by name.", words="the name of a measured profile"
+    )
+    aggregation: str = option(
+        "none", "Switches that add all_reduces: none, switchml, atp or esa.",
+        among=("none", "switchml", "atp", "esa"), words="none, switchml, atp or esa",
+    )  # fmt: skip
+    neighbours: int = option(
+        0, "Other jobs that share the slots of these switches.", least=0, most=15,
+        words="a whole number from 0 to 15",
+    )  # fmt: skip
+    confidential: str = option(
+        "none", "What protects all that leaves a GPU: none, hix, graviton or h100-cc.",
+        words="none, hix, graviton or h100-cc",
+    )  # fmt: skip
+    live: str | Sequence[int] = option("", "Ranks that run for real beside the others, as --ranks.", kind=str)
+    data: str = option("uniform", "What virtual ranks give live ones: uniform (the same data), or zeros.")
+    attach: int | None = option(None, "Stop the first live rank in pdb before this step.", least=3)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.live, str):
+            object.__setattr__(self, "live", ",".join(map(str, self.live)))
+        several = isinstance(self.slow, Sequence) and not isinstance(self.slow, str)
+        given = self.slow if several else () if self.slow is None else (self.slow,)
+        object.__setattr__(self, "slow", tuple(str(one) for one in given))
+
+    def deciding(self) -> dict[str, Any]:
+        """Those on which the figures depend, as values of JSON: always the usual ones, others where they are
+        not as by default."""
+        usual = ("ranks", "slow", "jitter", "seed", "alloc_conf", "tokens", "reserve", "steps")
+        return {
+            one.name: list(value) if isinstance(value, tuple) else value
+            for one in fields(self)
+            if one.name not in BESIDE
+            and ((value := getattr(self, one.name)) != one.default or one.name in usual)
+            and (one.name != "data" or self.live)
+        }
