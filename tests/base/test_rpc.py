@@ -1,14 +1,13 @@
-"""One connection, many calls: what travels, what fails, who is let in."""
+"""Calls over a connection: what travels, what fails, who is let in."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import io
 import os
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,9 @@ from hypothesis import strategies as st
 
 from windtunnel.base import calls, rpc
 from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.base.keys import Keys
 
-SECRET = b"s" * 32
+KEYS = Keys(b"s" * 32)
 
 
 @dataclass(frozen=True)
@@ -30,230 +30,31 @@ class Point:
     names: tuple[str, ...] = ()
 
 
-class Full(WindtunnelError):
+class Less(WindtunnelError):
     """One that both sides know."""
 
+    travels: ClassVar[dict[str, Any]] = {"points": tuple[Point, ...]}
 
-class Calls(Protocol):
-    async def echo(self, point: Point | None, data: bytes) -> Point | None: ...
-    async def reverse(self, data: bytes) -> bytes: ...
-    async def fail(self, kind: str) -> None: ...
-    async def wait(self) -> int: ...
-    async def release(self) -> None: ...
-
-
-class Target:
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.waiting = asyncio.Event()
-        self.cancelled = asyncio.Event()
-        self.received = b""
-
-    async def echo(self, point: Point | None, data: bytes) -> Point | None:
-        self.received = data
-        return point
-
-    async def reverse(self, data: bytes) -> bytes:
-        return data[::-1]
-
-    async def fail(self, kind: str) -> None:
-        if kind == "os":
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        raise {"user": UserError, "full": Full, "other": ZeroDivisionError}[kind]("why")
-
-    async def wait(self) -> int:
-        self.waiting.set()
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        return 7
-
-    async def release(self) -> None:
-        self.gate.set()
-
-    async def hidden(self) -> None:
-        raise AssertionError("it is no method of the protocol")
-
-
-def run(
-    body: Callable[[Target, Calls, rpc.Server], Coroutine[Any, Any, None]], address: str, **options: Any
-) -> None:
-    async def main() -> None:
-        target = Target()
-        server = await rpc.serve(rpc.Service.of(Calls, target, (Full,)), address, **options)
-        remote = await rpc.connect(Calls, server.address, errors=(Full,), **options)
-        try:
-            await body(target, remote, server)
-        finally:
-            await rpc.close(remote)
-            await server.close()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
-@pytest.fixture(params=["unix", "tcp"])
-def options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    if request.param == "unix":
-        return {"address": f"unix:{tmp_path}/socket"}
-    return {"address": "tcp:127.0.0.1:0", "secret": SECRET}
-
-
-def test_values_and_bytes_arrive_as_they_were(options: dict[str, Any]) -> None:
-    async def body(target: Target, remote: Calls, server: rpc.Server) -> None:
-        point = Point(1.5, ("a", "b"))
-        assert await remote.echo(point, data=b"\0\xff" * 100_000) == point
-        assert target.received == b"\0\xff" * 100_000
-        assert await remote.echo(None, b"") is None
-        assert await remote.reverse(b"abc") == b"cba"
-
-    run(body, **options)
-
-
-def test_a_call_that_waits_does_not_stop_the_others(options: dict[str, Any]) -> None:
-    async def body(target: Target, remote: Calls, server: rpc.Server) -> None:
-        waiting = asyncio.create_task(remote.wait())
-        await target.waiting.wait()
-        assert await remote.reverse(b"ab") == b"ba" and not waiting.done()
-        await remote.release()
-        assert await waiting == 7
-
-    run(body, **options)
-
-
-def test_who_gives_up_or_goes_ends_the_call_there(options: dict[str, Any]) -> None:
-    async def body(target: Target, remote: Calls, server: rpc.Server) -> None:
-        waiting = asyncio.create_task(remote.wait())
-        await target.waiting.wait()
-        waiting.cancel()
-        await target.cancelled.wait()
-        target.cancelled.clear()
-        target.waiting.clear()
-        given = {name: value for name, value in options.items() if name != "address"}
-        other = await rpc.connect(Calls, server.address, **given)
-        waiting = asyncio.create_task(other.wait())
-        await target.waiting.wait()
-        await rpc.close(other)
-        await target.cancelled.wait()
-        with pytest.raises(ConnectionError):
-            await waiting
-
-    run(body, **options)
-
-
-def test_exceptions_arrive_as_what_they_were(options: dict[str, Any]) -> None:
-    async def body(target: Target, remote: Calls, server: rpc.Server) -> None:
-        kinds = {"os": FileNotFoundError, "user": UserError, "full": Full, "other": calls.RemoteError}
-        for kind, expected in kinds.items():
-            with pytest.raises(expected) as error:
-                await remote.fail(kind)
-            assert type(error.value) is expected
-        with pytest.raises(AttributeError):
-            await remote.hidden()  # type: ignore[attr-defined]
-        assert await remote.reverse(b"ab") == b"ba"
-
-    run(body, **options)
-
-
-def test_a_server_that_goes_fails_the_calls(options: dict[str, Any]) -> None:
-    async def body(target: Target, remote: Calls, server: rpc.Server) -> None:
-        waiting = asyncio.create_task(remote.wait())
-        await target.waiting.wait()
-        await server.close()
-        with pytest.raises(ConnectionError):
-            await waiting
-        with pytest.raises(ConnectionError):
-            await remote.reverse(b"")
-
-    run(body, **options)
-
-
-def test_who_does_not_know_the_secret_calls_nothing() -> None:
-    async def body(target: Target, remote: Calls, server: rpc.Server) -> None:
-        with pytest.raises(PermissionError):
-            await rpc.connect(Calls, server.address, secret=b"x" * 32)
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.address.rpartition(":")[2]))
-        writer.write(b"\0\0\0\2\0\0\0\0{}" * 64)  # one that proves nothing
-        assert len(await reader.read()) == 32  # the nonce, and the end
-        writer.close()
-        assert await remote.reverse(b"ab") == b"ba"
-
-    run(body, "tcp:127.0.0.1:0", secret=SECRET)
-
-
-def test_a_server_of_another_secret_is_not_believed() -> None:
-    async def body(target: Target, remote: Calls, server: rpc.Server) -> None:
-        async def reflect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while data := await reader.read(1 << 16):
-                writer.write(data)  # the client's own nonce and proof back
-            writer.close()
-
-        liar = await asyncio.start_server(reflect, "127.0.0.1", 0)
-        with pytest.raises(PermissionError):
-            await rpc.connect(Calls, f"tcp:127.0.0.1:{liar.sockets[0].getsockname()[1]}", secret=SECRET)
-        liar.close()
-
-    run(body, "tcp:127.0.0.1:0", secret=SECRET)
-
-
-@pytest.mark.parametrize("address", ["nowhere", "unix:", "tcp:host", "tcp:127.0.0.1:0", "tcp:127.0.0.1:x"])
-def test_addresses_that_are_none(address: str) -> None:
-    with pytest.raises(UserError, match="accepted"):
-        asyncio.run(rpc.serve(rpc.Service.of(Calls, Target), address))
-
-
-def test_a_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(path))
-
-    async def body(target: Target, remote: Calls, server: rpc.Server) -> None:
-        assert path.stat().st_mode & 0o777 == 0o600
-        with pytest.raises(UserError, match="another server answers"):
-            await rpc.serve(rpc.Service.of(Calls, target), server.address)
-        assert await remote.reverse(b"ab") == b"ba"
-
-    run(body, f"unix:{path}")
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=200))
-def test_bytes_that_are_no_message_end_only_their_connection(tmp_path: Path, data: bytes) -> None:
-    async def body(target: Target, remote: Calls, server: rpc.Server) -> None:
-        reader, writer = await asyncio.open_unix_connection(server.address.partition(":")[2])
-        writer.write(data)
-        writer.write_eof()
-        await reader.read()
-        writer.close()
-        assert await remote.reverse(b"ab") == b"ba"
-
-    run(body, f"unix:{tmp_path}/socket")
+    def __init__(self, message: str, points: tuple[Point, ...] = ()) -> None:
+        super().__init__(message)
+        self.points = points
 
 
 class Worker(Protocol):
-    """Plain functions, which the server calls in threads."""
-
     @property
     def size(self) -> int: ...
+    def echo(self, point: Point | None, data: bytes) -> Point | None: ...
+    def reverse(self, data: bytes) -> bytes: ...
     def fill(self, source: bytes | IO[bytes], *, mode: int = 7) -> int: ...
     def drain(self, out: IO[bytes]) -> None: ...
     def work(
         self, text: str | Sequence[str], *, cancel: threading.Event | None = None,
         on_output: Callable[[str, bytes], None] | None = None,
     ) -> Point: ...  # fmt: skip
-    def fail(self) -> None: ...
+    def fail(self, kind: str) -> None: ...
     def spawn(self, count: int) -> Sequence[Worker]: ...
     @calls.local
     def end(self) -> None: ...
-
-
-class Less(WindtunnelError):
-    travels: ClassVar[dict[str, Any]] = {"points": tuple[Point, ...]}
-
-    def __init__(self, message: str, points: tuple[Point, ...] = ()) -> None:
-        super().__init__(message)
-        self.points = points
 
 
 class Working:
@@ -263,6 +64,13 @@ class Working:
     @property
     def size(self) -> int:
         return len(self.data)
+
+    def echo(self, point: Point | None, data: bytes) -> Point | None:
+        self.data = data
+        return point
+
+    def reverse(self, data: bytes) -> bytes:
+        return data[::-1]
 
     def fill(self, source: Any, *, mode: int = 7) -> int:
         self.data = source.read()
@@ -282,8 +90,12 @@ class Working:
                 on_output("word", word.encode())
         return Point(float(cancel is not None), (str(text),))
 
-    def fail(self) -> None:
-        raise Less("why", (Point(1.0),))
+    def fail(self, kind: str) -> None:
+        if kind == "os":
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if kind == "less":
+            raise Less("why", (Point(1.0),))
+        raise {"user": UserError, "other": ZeroDivisionError}[kind]("why")
 
     def spawn(self, count: int) -> list[Working]:
         return [Working(f"{self.name}-{number}") for number in range(count)]
@@ -299,9 +111,18 @@ class Elsewhere:
         self._link, self._on, self.name = link, name, name
 
 
+@contextmanager
+def running(service: rpc.Service, address: str, keys: Keys | None = None) -> Iterator[rpc.Server]:
+    server = rpc.Server(service, address, keys)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
 @pytest.fixture(params=["unix", "tcp"])
-def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Working, calls.Link]]:
-    options: dict[str, Any] = {} if request.param == "unix" else {"secret": SECRET}
+def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Working, rpc.Server]]:
+    keys = None if request.param == "unix" else KEYS
     first, known = Working(), {}
     known["first"] = first
 
@@ -310,31 +131,96 @@ def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[An
         return worker.name
 
     service = rpc.Service((Worker,), lambda kind, name: known[name], refer, (Less,))
-    with running(service, f"unix:{tmp_path}/w" if not options else "tcp:127.0.0.1:0", **options) as address:
+    with running(service, f"unix:{tmp_path}/w" if keys is None else "tcp:127.0.0.1:0", keys) as server:
         kind: Any = calls.forwards(Worker)(type("Other", (Elsewhere,), {}))
         objects = {Worker: lambda name: kind(link, name)}
-        link = calls.Link(address, errors=(Less,), objects=objects, timeout=60, **options)
-        yield kind(link, "first"), first, link
+        link = calls.Link(server.address, errors=(Less,), objects=objects, timeout=60, keys=keys)
+        yield kind(link, "first"), first, server
         link.close()
 
 
-@contextmanager
-def running(service: rpc.Service, address: str, **options: Any) -> Iterator[str]:
-    """A server in a thread of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    server = asyncio.run_coroutine_threadsafe(rpc.serve(service, address, **options), loop).result(30)
-    try:
-        yield server.address
-    finally:
-        asyncio.run_coroutine_threadsafe(server.close(), loop).result(30)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+def test_values_and_bytes_arrive_as_they_were(workers: tuple[Any, Working, rpc.Server]) -> None:
+    remote, target, _ = workers
+    point = Point(1.5, ("a", "b"))
+    assert remote.echo(point, data=b"\0\xff" * 100_000) == point
+    assert target.data == b"\0\xff" * 100_000
+    assert remote.echo(None, b"") is None
+    assert remote.reverse(b"abc") == b"cba"
 
 
-def test_files_travel_in_pieces_both_ways(workers: tuple[Any, Working, calls.Link]) -> None:
+def test_exceptions_arrive_as_what_they_were(workers: tuple[Any, Working, rpc.Server]) -> None:
+    remote, _, _ = workers
+    kinds = {"os": FileNotFoundError, "user": UserError, "less": Less, "other": calls.RemoteError}
+    for kind, expected in kinds.items():
+        with pytest.raises(expected) as error:
+            remote.fail(kind)
+        assert type(error.value) is expected
+    assert remote.reverse(b"ab") == b"ba"
+
+
+def test_a_server_that_goes_fails_the_calls_and_cancels(workers: tuple[Any, Working, rpc.Server]) -> None:
+    remote, target, server = workers
+    failed: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            remote.work("wait", cancel=threading.Event())
+        except ConnectionError as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert target.begun.wait(60)
+    server.close()
+    waiting.join(60)
+    assert failed and target.cancelled.wait(60)
+    with pytest.raises(ConnectionError):
+        remote.reverse(b"")
+
+
+def test_who_does_not_know_the_secret_calls_nothing() -> None:
+    with running(rpc.Service.of(Worker, Working()), "tcp:127.0.0.1:0", KEYS) as server:
+        with pytest.raises(PermissionError):
+            calls.Blocking(Worker, server.address, keys=Keys(b"x" * 32))
+        with socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))) as stranger:
+            stranger.sendall(b"\0\0\0\2\0\0\0\0{}" * 64)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(100) == b""
+        assert calls.Blocking(Worker, server.address, keys=KEYS).reverse(b"ab") == b"ba"
+
+
+@pytest.mark.parametrize("address", ["nowhere", "unix:", "tcp:host", "tcp:127.0.0.1:0", "tcp:127.0.0.1:x"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(UserError, match="accepted"):
+        rpc.Server(rpc.Service.of(Worker, Working()), address)
+
+
+def test_a_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    service = rpc.Service.of(Worker, Working())
+    with running(service, f"unix:{path}"):
+        assert path.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(UserError, match="another server answers"):
+            rpc.Server(service, f"unix:{path}")
+        assert calls.Blocking(Worker, f"unix:{path}").reverse(b"ab") == b"ba"
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_message_end_only_their_connection(tmp_path: Path, data: bytes) -> None:
+    with running(rpc.Service.of(Worker, Working()), f"unix:{tmp_path}/socket") as server:
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(f"{tmp_path}/socket")
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                stranger.recv(100)
+        assert calls.Blocking(Worker, server.address).reverse(b"ab") == b"ba"
+
+
+def test_files_travel_in_pieces_both_ways(workers: tuple[Any, Working, rpc.Server]) -> None:
     remote, target, _ = workers
     data = os.urandom(3_000_001)
     assert remote.fill(io.BytesIO(data), mode=4) == 4 and target.data == data and remote.size == len(data)
@@ -353,7 +239,7 @@ def test_files_travel_in_pieces_both_ways(workers: tuple[Any, Working, calls.Lin
 
 
 def test_output_comes_while_a_function_runs_and_it_can_be_cancelled(
-    workers: tuple[Any, Working, calls.Link],
+    workers: tuple[Any, Working, rpc.Server],
 ) -> None:
     remote, target, _ = workers
     pieces: list[tuple[str, bytes]] = []
@@ -368,30 +254,12 @@ def test_output_comes_while_a_function_runs_and_it_can_be_cancelled(
     assert remote.size == 0
 
 
-def test_a_caller_who_goes_away_cancels(workers: tuple[Any, Working, calls.Link]) -> None:
-    remote, target, link = workers
-    waiting = threading.Thread(
-        target=lambda: suppress_all(lambda: remote.work("wait", cancel=threading.Event()))
-    )
-    waiting.start()
-    assert target.begun.wait(60)
-    link.hang_up()
-    assert target.cancelled.wait(60)
-    waiting.join(60)
-    assert not waiting.is_alive()
-
-
-def suppress_all(work: Callable[[], Any]) -> None:
-    with suppress(ConnectionError):
-        work()
-
-
-def test_what_an_exception_carries_and_what_stays_there(workers: tuple[Any, Working, calls.Link]) -> None:
+def test_what_an_exception_carries_and_what_stays_there(workers: tuple[Any, Working, rpc.Server]) -> None:
     remote, _, _ = workers
     with pytest.raises(Less) as error:
-        remote.fail()
+        remote.fail("less")
     assert error.value.points == (Point(1.0),)
-    assert [one.name for one in remote.spawn(2)] == ["first-0", "first-1"]
+    assert [worker.name for worker in remote.spawn(2)] == ["first-0", "first-1"]
     assert remote.spawn(1)[0].fill(b"x") == 7
     assert not hasattr(type(remote), "end")
 
@@ -409,7 +277,7 @@ def test_what_an_exception_carries_and_what_stays_there(workers: tuple[Any, Work
 )
 def test_only_what_is_declared_is_called(do: str, given: dict[str, Any], words: str) -> None:
     service = rpc.Service((Worker,), lambda kind, name: Working())
-    answer, _ = asyncio.run(service.perform({"do": do, "with": given}))
+    answer, _ = service.perform({"do": do, "with": given})
     assert answer["error"] == "UserError" and words in answer["text"]
 
 
@@ -426,37 +294,17 @@ def test_who_is_started_on_demand(tmp_path: Path) -> None:
         calls.Link(f"unix:{tmp_path}/w").call(Worker, "size", "")
 
 
-def test_threads_share_a_client(tmp_path: Path) -> None:
-    ready, stop = threading.Event(), threading.Event()
-    loop = asyncio.new_event_loop()
-
-    def serve() -> None:
-        async def main() -> None:
-            server = await rpc.serve(rpc.Service.of(Calls, Target()), f"unix:{tmp_path}/socket")
-            ready.set()
-            await asyncio.to_thread(stop.wait)
-            await server.close()
-
-        loop.run_until_complete(main())
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    assert ready.wait(30)
-    remote = calls.Blocking(Calls, f"unix:{tmp_path}/socket", timeout=30)
+def test_threads_share_a_client(workers: tuple[Any, Working, rpc.Server]) -> None:
+    remote, _, _ = workers
     results: list[bytes] = []
     threads = [
         threading.Thread(target=lambda n=n: results.append(remote.reverse(bytes([n, 0])))) for n in range(8)
     ]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert sorted(results) == [bytes([0, n]) for n in range(8)]
-    stop.set()
-    thread.join()
-    with pytest.raises(ConnectionError):
-        remote.reverse(b"")
-    remote.close()
 
 
 def test_a_call_that_nobody_read_is_made_again(tmp_path: Path) -> None:

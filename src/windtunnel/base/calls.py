@@ -1,12 +1,17 @@
-"""Calls between processes, without asyncio: how they look on a connection, and a client for threads.
+"""Calls between processes: how they are declared, and a client for threads.
 
     class Counter(Protocol):
         def add(self, amount: int) -> int: ...
 
-    Blocking(Counter, "unix:/run/counter").add(2)  # served by `rpc.serve`; "tcp:HOST:PORT" needs a secret
+    Blocking(Counter, "unix:/run/counter").add(2)  # served by `rpc.Server`; "tcp:HOST:PORT" needs `Keys`
 
-A method is declared once, in a Protocol; its type hints say how arguments and results travel (`plain`). A
-message is two lengths, a JSON object and raw bytes. What a hint makes of a parameter:
+Over TCP both sides prove that they know the secret of their keys, and all of it is encrypted where these have
+certificates (`handshake`); a Unix socket is for its user alone. A connection carries one call at a time
+(frames of `wire`), so a client has as many as threads that call. When one ends, the call on it raises
+ConnectionError, and nobody knows whether it was performed.
+
+A method is declared once, in a Protocol; its type hints say how arguments and results travel (`plain`). What
+a hint makes of a parameter:
 
 * ``bytes``: it travels raw, as a result that is ``bytes`` does.
 * ``bytes | IO[bytes]``: the other side reads it a piece at a time, when it wants one.
@@ -17,11 +22,7 @@ message is two lengths, a JSON object and raw bytes. What a hint makes of a para
 
 An exception arrives as what it was where it is an `OSError` (by its number), a `UserError`, a TimeoutError,
 or of the classes that both sides name in ``errors``; any other as a `RemoteError`. ``travels`` of a class
-names the attributes that go with it, and their types. When a connection ends, calls on their way raise
-ConnectionError, and nobody knows whether they were performed.
-
-With a ``secret`` both sides prove that they know it (HMAC-SHA256 over a nonce of each) before the first call;
-with ``tls`` all of it is encrypted. TCP without a secret is refused: a Unix socket is guarded by its mode.
+names the attributes that go with it, and their types.
 """
 
 from __future__ import annotations
@@ -31,10 +32,8 @@ import contextlib
 import functools
 import inspect
 import io
-import json
 import select
 import socket
-import struct
 import threading
 import time
 import types
@@ -43,19 +42,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
+from windtunnel.base import wire
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.plain import from_plain, to_plain
 
 if typing.TYPE_CHECKING:
-    from windtunnel.base.tls import Certificates
+    from windtunnel.base.keys import Keys
 
 T = TypeVar("T", bound=type)
 Errors = Sequence[type[Exception]]
 Message = dict[str, Any]
-LENGTHS = struct.Struct("!II")
+SERVICE = "rpc"
 LARGEST = 1 << 28
-"""Bytes of either part of a message."""
-NONCE = PROOF = 32
+"""Raw bytes of a message."""
 PATIENCE = 10.0
 """Seconds for connecting and the proofs."""
 _CANCEL = 0.05  # seconds from one look at an event to the next
@@ -66,25 +65,10 @@ class RemoteError(HostError):
     """A method failed at the other side, with an exception that is none of those that travel."""
 
 
-class Lost(ConnectionError):
-    """The connection ended before the answer: nobody knows whether the call was performed."""
-
-
-class _Unread(Lost):
-    """What listened there closed with the call unread, as the kernel tells of Unix sockets."""
-
-
-class Unanswered(ConnectionError):
-    """Nobody answers there: nothing was performed."""
-
-
 def local(method: Any) -> Any:
     """Of a Protocol's method: it is not served."""
     method.is_local = True
     return method
-
-
-# -- methods -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -103,6 +87,21 @@ class Method:
         """Arguments by name. Raises TypeError."""
         given = inspect.signature(self.function).bind(None, *args, **kwargs).arguments
         return dict(list(given.items())[1:])
+
+    def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Those that came. Raises UserError: one is unknown, missing, or of another type."""
+        try:
+            files = ("raw", "read")
+            kinds = {key: bytes if self.roles.get(key) in files else kind for key, kind in self.kinds.items()}
+            read = {key: result(kinds[key], value) for key, value in given.items()}
+            needed = {key: None for key, role in self.roles.items() if role}
+            inspect.signature(self.function).bind(None, **(needed | read))
+            return read
+        except KeyError as error:
+            accepted = ", ".join(self.kinds) or "none"
+            raise UserError(f"{self.name}: {error.args[0]!r} is unknown; accepted are {accepted}") from error
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{self.name}: {error}") from error
 
     def role(self, wanted: str) -> str:
         """The parameter of that role, or ""."""
@@ -137,7 +136,7 @@ def method(protocol: type, name: str) -> Method:
 
 def _role(hint: Any) -> str:
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    parts = [one for one in (typing.get_args(hint) if union else (hint,)) if one is not type(None)]
+    parts = [part for part in (typing.get_args(hint) if union else (hint,)) if part is not type(None)]
     if IO[bytes] in parts:
         return "read" if bytes in parts else "write"
     if hint is bytes:
@@ -160,8 +159,6 @@ def result(kind: Any, value: Any, *, foreign: bool = False) -> Any:
     """A value that came as JSON. ``foreign``: fields that are unknown here are left out."""
     return None if kind is type(None) else from_plain(kind, value, foreign=foreign)
 
-
-# -- exceptions ----------------------------------------------------------------------------------------------
 
 _KNOWN: tuple[type[Exception], ...] = (UserError, TimeoutError)
 
@@ -190,51 +187,36 @@ def error_of(message: Message, errors: Errors) -> Exception:
     return kind(text, **{name: from_plain(hint, given[name], foreign=True) for name, hint in attributes})
 
 
-# -- messages ------------------------------------------------------------------------------------------------
+class Lost(ConnectionError):
+    """The connection ended before the answer: nobody knows whether the call was performed."""
 
 
-def packed(message: Message, data: bytes = b"") -> bytes:
-    head = json.dumps(message, separators=(",", ":")).encode()
-    return b"".join((LENGTHS.pack(len(head), len(data)), head, data))
+class _Unread(Lost):
+    """What listened there closed with the call unread, as the kernel tells of Unix sockets."""
 
 
-def lengths(head: bytes) -> tuple[int, int]:
-    """Raises ValueError: too long to be a message."""
-    sizes: tuple[int, int] = LENGTHS.unpack(head)
-    if max(sizes) > LARGEST:
-        raise ValueError(f"a message of {max(sizes)} bytes")
-    return sizes
+class Unanswered(ConnectionError):
+    """Nobody answers there: nothing was performed."""
 
 
-def unpacked(head: bytes) -> Message:
-    """Raises ValueError: it is none."""
-    message = json.loads(head)
-    if not isinstance(message, dict) or not isinstance(message.get("id"), int):
-        raise ValueError("no message")
-    return message
-
-
-def parsed(address: str, secret: bytes | None) -> tuple[str, str, int]:
-    """Kind, host or path, and port. Raises UserError: it is no address, or TCP without a secret."""
+def parsed(address: str, keys: Keys | None) -> str:
+    """The address as `wire` has it. Raises UserError: it is no address, or TCP without a secret."""
     kind, _, rest = address.partition(":")
-    if kind == "unix" and rest:
-        return kind, rest, 0
     host, _, port = rest.rpartition(":")
+    if kind == "unix" and rest:
+        return address
     if kind != "tcp" or not host or not port.isdigit() or int(port) > 65535:
         raise UserError(f"address {address!r} is not accepted; accepted are unix:PATH and tcp:HOST:PORT")
-    if secret is None:
+    if keys is None:
         raise UserError(f"address {address!r} is TCP, which is accepted only with a secret")
-    return kind, host.strip("[]"), int(port)
+    return rest
 
 
-def proof(secret: bytes, role: bytes, own: bytes, other: bytes) -> bytes:
-    """That ``role`` (server or client), whose nonce is ``own``, knows the secret."""
-    import hmac  # with OpenSSL behind it, which a Unix socket does without
-
-    return hmac.digest(secret, role + own + other, "sha256")
-
-
-# -- a client for threads ------------------------------------------------------------------------------------
+def receive(sock: socket.socket) -> tuple[Message, bytes]:
+    message, size = wire.receive(sock)
+    if size > LARGEST or not isinstance(message.get("id"), int):
+        raise wire.WireError("a message is none of a call")
+    return message, bytes(wire.rest(sock, size))
 
 
 class _Ours(Exception):
@@ -245,66 +227,20 @@ class _Ours(Exception):
 
 
 class _Connection:
-    """One call at a time; another thread may send meanwhile."""
+    """One call at a time; another thread may send meanwhile. Messages of another number than that of the
+    call at work are left of an earlier one, and belong to none."""
 
-    def __init__(self, address: str, secret: bytes | None, tls: Certificates | None) -> None:
-        kind, host, port = parsed(address, secret)
-        self._sending = threading.Lock()
-        self.number = 0  # of the call at work: what is left of an earlier one belongs to none
-        if kind == "unix":
-            self.socket = socket.socket(socket.AF_UNIX)
-            self._guarded(lambda: self.socket.connect(host))
-        else:
-            self.socket = socket.create_connection((host, port), PATIENCE)
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if tls is not None:
-                self.socket = tls.connected(self.socket, PATIENCE)
-        if secret is not None:
-            self._guarded(lambda: self._prove(secret))
-
-    def _guarded(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except BaseException:
-            self.socket.close()
-            raise
-
-    def _prove(self, secret: bytes) -> None:
-        import hmac
-        import secrets
-
-        self.socket.settimeout(PATIENCE)
-        own = secrets.token_bytes(NONCE)
-        self.socket.sendall(own)
-        theirs = self._exactly(NONCE)
-        self.socket.sendall(proof(secret, b"client", own, theirs))
-        with contextlib.suppress(EOFError):  # who does not take our proof hangs up
-            if hmac.compare_digest(self._exactly(PROOF), proof(secret, b"server", theirs, own)):
-                return
-        raise PermissionError("the peer does not know the secret")
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket, self.number, self._sending = sock, 0, threading.Lock()
 
     def send(self, message: Message, data: bytes = b"") -> None:
         with self._sending:
-            self.socket.sendall(packed(message, data))
-
-    def receive(self) -> tuple[Message, bytes]:
-        head, raw = lengths(self._exactly(LENGTHS.size))
-        both = self._exactly(head + raw)
-        return unpacked(both[:head]), both[head:]
-
-    def _exactly(self, count: int) -> bytes:
-        data = bytearray(count)
-        view = memoryview(data)
-        while view:
-            size = self.socket.recv_into(view)
-            if not size:
-                raise EOFError
-            view = view[size:]
-        return bytes(data)
+            wire.send(self.socket, {"id": self.number, **message}, data)
 
     def readable(self, seconds: float) -> bool:
-        pending = getattr(self.socket, "pending", None)
-        return bool(pending and pending()) or bool(select.select([self.socket], [], [], seconds)[0])
+        if isinstance(self.socket, wire.Secured) and self.socket.pending():
+            return True
+        return bool(select.select([self.socket], [], [], seconds)[0])
 
 
 class Link:
@@ -316,16 +252,12 @@ class Link:
     """
 
     def __init__(
-        self, address: str, *, secret: bytes | None = None, tls: Certificates | None = None,
-        errors: Errors = (), timeout: float | None = None, start: Callable[[], None] | None = None,
-        objects: dict[type, Callable[[str], Any]] | None = None,
+        self, address: str, *, keys: Keys | None = None, errors: Errors = (), timeout: float | None = None,
+        start: Callable[[], None] | None = None, objects: dict[type, Callable[[str], Any]] | None = None,
     ) -> None:  # fmt: skip
-        parsed(address, secret)
-        self.address, self._secret, self._tls = address, secret, tls
+        self.address, self._where, self._keys = address, parsed(address, keys), keys
         self._errors, self._timeout, self._start, self._objects = errors, timeout, start, objects or {}
         self._idle: list[_Connection] = []
-        self._used: set[_Connection] = set()
-        self._lock = threading.Lock()
 
     def call(self, protocol: type, name: str, on: str, *args: Any, **kwargs: Any) -> Any:
         """The result of a method of the object ``on``.
@@ -335,8 +267,9 @@ class Link:
             PermissionError: the peer does not know the secret.
         """
         declared = method(protocol, name)
-        given = {key: value for key, value in declared.named(*args, **kwargs).items() if value is not None}
+        given = declared.named(*args, **kwargs)
         streams = {key: given.pop(key) for key in list(given) if declared.roles.get(key, "raw") != "raw"}
+        streams = {key: value for key, value in streams.items() if value is not None}
         data = given.pop(declared.role("raw"), b"")
         message = {
             "do": f"{protocol.__name__}.{name}", "on": on, "with": to_plain(given),
@@ -357,8 +290,19 @@ class Link:
         kind, several = referred(declared.returns, tuple(self._objects))
         if kind is not None:
             make, value = self._objects[kind], answer["value"]
-            return [make(one) for one in value] if several else make(value)
+            return [make(each) for each in value] if several else make(value)
         return result(declared.returns, answer.get("value"), foreign=True)
+
+    def connect(self) -> None:
+        """Make sure that somebody answers. Raises as `call` does."""
+        with self._connected():
+            pass
+
+    def close(self) -> None:
+        """Close the connections that no call uses."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.socket.close()
 
     def _performed(
         self, declared: Method, message: Message, data: bytes, streams: dict[str, Any]
@@ -368,7 +312,7 @@ class Link:
         try:
             with self._connected() as connection:
                 connection.number += 1
-                connection.send({"id": connection.number, **message}, data)
+                connection.send(message, data)
                 return self._answer(connection, declared, streams, heard)
         except Lost as error:
             unread = isinstance(error.__cause__, ConnectionResetError | BrokenPipeError)
@@ -376,31 +320,10 @@ class Link:
                 raise _Unread(str(error)) from error
             raise
 
-    def connect(self) -> None:
-        """Make sure that somebody answers. Raises as `call` does."""
-        with self._connected():
-            pass
-
-    def close(self) -> None:
-        """Close the connections that no call uses."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.socket.close()
-
-    def hang_up(self) -> None:
-        """End the calls under way: they raise ConnectionError."""
-        with self._lock:
-            for connection in self._used:
-                with contextlib.suppress(OSError):
-                    connection.socket.shutdown(socket.SHUT_RDWR)
-
     @contextlib.contextmanager
     def _connected(self) -> Iterator[_Connection]:
         """A connection; where the block is left by an exception, the call ends at the other side too."""
         connection = self._taken()
-        with self._lock:
-            self._used.add(connection)
         try:
             connection.socket.settimeout(self._timeout)
             yield connection
@@ -408,35 +331,40 @@ class Link:
             connection.socket.close()
             if isinstance(error, _Ours):
                 raise error.error from None
-            if isinstance(error, EOFError | ValueError | OSError) and not isinstance(error, TimeoutError):
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                 raise Lost("the connection ended before the answer") from error
             raise
-        finally:
-            with self._lock:
-                self._used.discard(connection)
-        with self._lock:
-            self._idle.append(connection)
+        self._idle.append(connection)
 
     def _taken(self) -> _Connection:
-        while True:
-            with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
-                break
-            if not connection.readable(0):
-                return connection
-            connection.socket.close()  # whoever was there has gone
+        with contextlib.suppress(IndexError):
+            while connection := self._idle.pop():
+                if not connection.readable(0):
+                    return connection
+                connection.socket.close()  # whoever was there has gone
         for last in (self._start is None, True):
             try:
-                return _Connection(self.address, self._secret, self._tls)
+                return _Connection(self._dialled())
             except PermissionError:
                 raise
-            except (OSError, EOFError) as error:
+            except OSError as error:
                 if last:
                     raise Unanswered(f"{self.address}: {error or 'no answer in time'}") from error
                 assert self._start is not None
                 self._start()
         raise AssertionError  # the second try raises
+
+    def _dialled(self) -> socket.socket:
+        patience = min(PATIENCE, self._timeout or PATIENCE)
+        if self.address is self._where:
+            return wire.connect(self._where, patience)
+        from windtunnel.base import handshake
+
+        assert self._keys is not None
+        try:
+            return handshake.connect(self._where, patience, self._keys, SERVICE)
+        except handshake.Refused as error:
+            raise PermissionError(str(error)) from error
 
     def _answer(
         self, connection: _Connection, declared: Method, streams: dict[str, Any], heard: list[bool]
@@ -448,9 +376,11 @@ class Link:
             while cancel is not None and not connection.readable(_CANCEL):
                 if cancel.is_set():
                     heard.append(True)
-                    connection.send({"id": connection.number, "cancel": True})
+                    connection.send({"cancel": True})
                     cancel = None
-            message, data = connection.receive()
+            message, data = receive(connection.socket)
+            if message["id"] != connection.number:
+                continue
             heard.append(True)
             if "read" in message:
                 source = streams[message["read"]]
@@ -460,16 +390,14 @@ class Link:
                 threading.Thread(target=work, name="rpc-read", daemon=True).start()
             elif "to" in message:
                 stream = streams[message["to"]]
+                take = stream if declared.roles[message["to"]] == "call" else stream.write
                 try:
-                    if declared.roles[message["to"]] == "call":
-                        stream(*message["with"], data)
-                    else:
-                        stream.write(data)
+                    take(*message["with"], data)
                 except Exception as error:
                     raise _Ours(error) from error
+            elif failed:
+                raise _Ours(failed[0])
             else:
-                if failed:
-                    raise _Ours(failed[0])
                 return message, data
 
 
@@ -486,8 +414,7 @@ def _send_piece(connection: _Connection, source: IO[bytes], size: int, failed: l
 
 
 class Blocking:
-    """The object at an address, for threads: its methods are those of ``protocol`` (``options``: of
-    `Link`)."""
+    """The object at an address: its methods are those of ``protocol`` (``options``: of `Link`)."""
 
     def __init__(self, protocol: type, address: str, **options: Any) -> None:
         self._protocol, self._link = protocol, Link(address, **options)

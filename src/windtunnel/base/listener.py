@@ -49,13 +49,17 @@ class Listener:
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
         self._thread.start()
 
+    def refuse(self) -> None:
+        """Take no more connections; those that there are go on."""
+        self._closed = True
+        _shut(self._sock)
+
     def close(self) -> None:
         """Take no more connections, end those that there are."""
+        self.refuse()
         with self._lock:
-            self._closed = True
             for sock in self._open:
                 _shut(sock)
-        _shut(self._sock)
         self._thread.join(2.0)
         self._sock.close()
 

@@ -13,14 +13,14 @@ says who is at its other end.
 
 from __future__ import annotations
 
-import hmac
 import json
 import select
 import socket
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from typing_extensions import Buffer
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 HEAD = struct.Struct("!IQ")
 LARGEST_TEXT = 64 << 20
@@ -38,8 +38,14 @@ class _Way:
     """One direction of a connection."""
 
     def __init__(self, key: bytes) -> None:
-        self._mac = hmac.new(key, digestmod="sha256")
+        import hmac  # with OpenSSL behind it, which a Unix socket does without
+
+        self._mac, self._equal = hmac.new(key, digestmod="sha256"), hmac.compare_digest
         self._count = 0
+
+    def equal(self, tag: Buffer, *parts: Buffer) -> bool:
+        """Whether it is that of the next thing that is sent this way."""
+        return self._equal(self.tag(*parts), bytes(tag))
 
     def tag(self, *parts: Buffer) -> bytes:
         """The tag of the next thing that is sent this way."""
@@ -67,7 +73,7 @@ class Session:
         Raises:
             WireError: they are not.
         """
-        if not hmac.compare_digest(self._in.tag(*parts), bytes(tag)):
+        if not self._in.equal(tag, *parts):
             raise WireError("a message is not from the peer that the connection was made with")
 
 
@@ -270,6 +276,6 @@ def connect(address: str, timeout: float) -> socket.socket:
             raise
         return sock
     host, _, port = address.rpartition(":")
-    sock = socket.create_connection((host, int(port)), timeout=timeout)
+    sock = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

@@ -41,7 +41,7 @@ class _Daemon(Link):
         self.place = place
         home = place.home
         super().__init__(
-            place.address, secret=place.token.encode() or None, tls=place.tls, errors=ERRORS,
+            place.address, keys=place.keys, errors=ERRORS,
             start=functools.partial(launch.ensure, home) if start and home is not None else None,
             objects={
                 AnySandbox: functools.partial(RemoteBox, self),

@@ -23,6 +23,7 @@ from windtunnel.agents.sandbox.place import default_home
 from windtunnel.base.errors import HostError, UserError
 
 if TYPE_CHECKING:
+    from windtunnel.base.keys import Keys
     from windtunnel.base.tls import Certificates
 
 ERRORS = (SandboxDied, LessError, SandboxError, HostError)
@@ -43,8 +44,7 @@ class Address:
 
     home: Path | None
     url: str
-    token: str = field(default="", repr=False)
-    tls: Certificates | None = field(default=None, repr=False)
+    keys: Keys | None = field(default=None, repr=False)
 
     @property
     def address(self) -> str:
@@ -80,7 +80,9 @@ def address(where: str | os.PathLike[str] | None, token: str | None = None, tls:
         raise UserError(f"sandbox: {where} needs a token; set WINDTUNNEL_SANDBOX_TOKEN or give one")
     if tls is None:
         refuse_open(host, where)
-    return Address(None, f"tcp://{host}:{port}", checked_token(given), certificates(tls))
+    from windtunnel.base.keys import Keys
+
+    return Address(None, f"tcp://{host}:{port}", Keys(checked_token(given).encode(), certificates(tls)))
 
 
 def certificates(tls: Tls) -> Certificates | None:

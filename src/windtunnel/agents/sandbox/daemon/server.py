@@ -9,7 +9,6 @@ them over.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -21,8 +20,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,14 +31,13 @@ from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import Event, Facility
 from windtunnel.agents.sandbox.place import checked_name
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, Health, PendingTurn
-from windtunnel.base import rpc
 from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.base.keys import Keys
+from windtunnel.base.rpc import Server, Service
 from windtunnel.base.tls import Certificates
 from windtunnel.linux.processes import session_first
 
 LOG = logging.getLogger("windtunnel.sandbox.daemon")
-CALLS = 512
-"""Calls at a time, each in a thread: a command occupies one until it ends."""
 KEPT_TURNS = 1024
 TAKEOVER_SECONDS = 30.0
 """How long a daemon that is just ending is waited for."""
@@ -60,6 +57,10 @@ class Listening:
     tcp: tuple[str, int] | None = None
     http: tuple[str, int] | None = None
     tls: Certificates | None = None
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.token.encode(), self.tls)
 
     def check(self) -> None:
         """Raises UserError: it is without a token, or open to other machines."""
@@ -148,7 +149,7 @@ def run(
     with held(home):
         host = (open_host or real_host)(home, _log_event)
         try:
-            asyncio.run(_life(host, home, doctor or real_doctor, listening, idle_seconds, ready))
+            _live(host, home, doctor or real_doctor, listening, idle_seconds, ready)
         finally:
             _close(host)
 
@@ -165,86 +166,60 @@ def real_doctor() -> list[Facility]:
     return doctor()
 
 
-async def _life(
+def _live(
     host: AnyHost, home: Path, report: Callable[[], list[Facility]], listening: Listening,
     idle_seconds: float | None, ready: Callable[[str], None],
 ) -> None:  # fmt: skip
-    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+    stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    daemon = Daemon(host, home, report, lambda: loop.call_soon_threadsafe(stopping.set))
-    threads = ThreadPoolExecutor(CALLS, thread_name_prefix="sandbox-call")
+        signal.signal(number, lambda *_: stopping.set())
+    daemon = Daemon(host, home, report, stopping.set)
     protocols = (AnyDaemon, AnyHost, AnySandbox, PendingTurn)
-    service = rpc.Service(protocols, daemon.find, daemon.refer, ERRORS, explained, threads)
-    async with contextlib.AsyncExitStack() as stack:
-        servers = [await rpc.serve(service, f"unix:{socket_of(home)}")]
+    service = Service(protocols, daemon.find, daemon.refer, ERRORS, explained)
+    with contextlib.ExitStack() as stack:
+        servers = [Server(service, f"unix:{socket_of(home)}")]
         stack.callback(socket_of(home).unlink, missing_ok=True)
         ready(str(socket_of(home)))
         if listening.tcp is not None:
-            where = f"tcp:{listening.tcp[0]}:{listening.tcp[1]}"
-            secret = listening.token.encode()
-            servers.append(await rpc.serve(service, where, secret=secret, tls=listening.tls))
+            servers.append(Server(service, "tcp:{}:{}".format(*listening.tcp), listening.keys))
             ready(servers[-1].address.replace("tcp:", "tcp://", 1))
         if listening.http is not None:
-            ready(await stack.enter_async_context(_http(service, listening, *listening.http)))
+            from windtunnel.agents.sandbox.daemon.http import HttpServer
+
+            http = HttpServer(service, listening.keys, *listening.http)
+            stack.callback(http.close)
+            ready(http.url)
         _tell_systemd()
-        await _until_stopped(host, service, stopping, idle_seconds)
+        _until_stopped(host, service, stopping, idle_seconds)
         LOG.info("ending; sandboxes run on")
         for server in servers:
             server.refuse()
-        await _finished(service, GRACE_SECONDS)
+        _finished(service, GRACE_SECONDS)
         for server in servers:
-            await server.close()  # which cancels the commands that still run
-        await _finished(service, GRACE_SECONDS)
-    threads.shutdown(wait=False, cancel_futures=True)
+            server.close()  # which cancels the commands that still run
+        _finished(service, GRACE_SECONDS)
 
 
-async def _until_stopped(
-    host: AnyHost, service: rpc.Service, stopping: asyncio.Event, idle_seconds: float | None
+def _until_stopped(
+    host: AnyHost, service: Service, stopping: threading.Event, idle_seconds: float | None
 ) -> None:
     """Until told to end, or nobody needs the daemon: no sandbox, no call for ``idle_seconds``."""
-    while not stopping.is_set():
-        left = None
+    left = None if idle_seconds is None else 0.0
+    while not stopping.wait(left):
         if idle_seconds is not None:
             left = idle_seconds - (time.monotonic() - service.last)
             if service.busy == 0 and left <= 0:
-                if not await asyncio.to_thread(host.boxes):
+                if not host.boxes():
                     return LOG.info("no sandbox and no call for %g s", idle_seconds)
                 left = idle_seconds
             left = min(max(left, 0.05), 60.0)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), left)
+    return None
 
 
-async def _finished(service: rpc.Service, seconds: float) -> None:
+def _finished(service: Service, seconds: float) -> None:
     end = time.monotonic() + seconds
     while service.busy and time.monotonic() < end:
-        await asyncio.sleep(0.02)
-
-
-@contextlib.asynccontextmanager
-async def _http(service: rpc.Service, listening: Listening, host: str, port: int) -> AsyncIterator[str]:
-    import uvicorn
-
-    from windtunnel.agents.sandbox.daemon.http import application
-    from windtunnel.base.web import Server, listen
-
-    listener = listen("serve", host.strip("[]"), port)
-    files = listening.tls.paths if listening.tls is not None else (None, None, None)
-    config = uvicorn.Config(
-        application(service, listening.token, host), http="h11", lifespan="off", access_log=False,
-        log_config=None, proxy_headers=False, server_header=False,
-        ssl_certfile=files[0], ssl_keyfile=files[1],
-    )  # fmt: skip
-    server = Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    scheme = "http" if listening.tls is None else "https"
-    try:
-        yield f"{scheme}://{host}:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await serving
-        listener.close()
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager

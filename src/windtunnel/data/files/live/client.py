@@ -180,7 +180,7 @@ class FileClient:
         return self._remote
 
     def _remote_of(self, host: Host, timeout: float) -> calls.Blocking:
-        return calls.Blocking(FileCalls, host.server, secret=self._secret, errors=ERRORS, timeout=timeout)
+        return calls.Blocking(FileCalls, host.server, keys=Keys(self._secret), errors=ERRORS, timeout=timeout)
 
     def _disconnect(self) -> None:
         if self._remote is not None:

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import atomic, rpc
+from windtunnel.base import atomic, calls, rpc
 from windtunnel.base.keys import Keys
 from windtunnel.base.plain import canonical, from_plain, to_plain
 from windtunnel.data.files import policy
@@ -59,11 +59,11 @@ _PIECE = 4 << 20
 
 
 class Nic:
-    """The state of one host's process. All but the pipeline runs in one event loop."""
+    """The state of one host's process. All but the pipeline and what others ask runs in one event loop."""
 
     def __init__(self, spec: HostSpec) -> None:
         self.spec, self.folder = spec, Path(spec.folder)
-        self.secret = Keys.read(Path(spec.secret), "secret").secret
+        self.keys = Keys.read(Path(spec.secret), "secret")
         self.store = MembershipStore(spec.store)
         self.log = EventLog(self.folder / "events.jsonl", host=spec.name)
         self.area = PublicArea(self.folder)
@@ -87,7 +87,7 @@ class Nic:
 
     # -- what others ask
 
-    async def status(self) -> Status:
+    def status(self) -> Status:
         pipeline = self.pipeline
         return Status(
             self.spec.name, self.membership.epoch, tuple(host.name for host in self.membership.chain),
@@ -97,16 +97,16 @@ class Nic:
             self.flow.wait, self.promise, self.stalled, dict(pipeline.seconds) if pipeline else {},
         )  # fmt: skip
 
-    async def serving(self) -> Status:
+    def serving(self) -> Status:
         """Of the host's own server: that it asks says that it lives."""
         self.served = time.monotonic()
-        return await self.status()
+        return self.status()
 
     @property
     def able(self) -> bool:
         return time.monotonic() - self.served < LEASE
 
-    async def sync(self, sequence: int) -> int:
+    def sync(self, sequence: int) -> int:
         while True:
             pipeline = self.pipeline
             if pipeline is None or not self.leads:
@@ -115,13 +115,16 @@ class Nic:
                 holders = f"{len(self.membership.chain)} of {self.spec.copies} hosts hold the files"
                 raise TooFew(f"{holders}; an fsync needs {self.spec.least}")
             try:
-                return await asyncio.to_thread(pipeline.sync, sequence, LEASE)
+                return pipeline.sync(sequence, LEASE)
             except TimeoutError:
                 continue
             except Ended:
-                await asyncio.sleep(BEAT / 4)  # the next epoch's goes on with it, or this host leads no more
+                time.sleep(BEAT / 4)  # the next epoch's goes on with it, or this host leads no more
 
-    async def admit(self, host: Host) -> int:
+    def admit(self, host: Host) -> int:
+        return asyncio.run_coroutine_threadsafe(self.take_in(host), self.loop).result()
+
+    async def take_in(self, host: Host) -> int:
         async with self.turn:
             self.joining = host
             await self.look()
@@ -129,13 +132,13 @@ class Nic:
             raise NotPrimary(f"{self.spec.name} is not the primary")
         return self.membership.epoch
 
-    async def snapshot(self) -> bytes:
-        tree, position = await asyncio.to_thread(areas.newest, self.folder)
+    def snapshot(self) -> bytes:
+        tree, position = areas.newest(self.folder)
         self.hold = (time.monotonic(), position)
         return canonical({"tree": tree.plain(), "position": to_plain(position)})
 
-    async def content(self, inode: int, offset: int, length: int) -> bytes:
-        return await asyncio.to_thread(areas.read, self.folder, inode, offset, length)
+    def content(self, inode: int, offset: int, length: int) -> bytes:
+        return areas.read(self.folder, inode, offset, length)
 
     # -- what goes on
 
@@ -162,9 +165,7 @@ class Nic:
         self.ring = Ring(self.folder / "ring", self.spec.ring)
         for folder in (self.folder, self.folder.parent):  # the names of what was made now are on the disk
             atomic.sync_folder(folder)
-        server = await rpc.serve(
-            rpc.Service.of(HostCalls, self, ERRORS), self.spec.host.nic, secret=self.secret
-        )
+        server = rpc.Server(rpc.Service.of(HostCalls, self, ERRORS), self.spec.host.nic, self.keys)
         try:
             while True:
                 try:
@@ -180,7 +181,7 @@ class Nic:
                     self.stalled = f"{self.spec.name}: {error}"
                 await asyncio.sleep(BEAT)
         finally:
-            await server.close()
+            server.close()
             await self.end_pipeline()
             if self.engine is not None:
                 self.engine.stop()
@@ -191,26 +192,29 @@ class Nic:
         realtime = self.spec.mode != "host"
         self.engine = start_engine(
             self.folder / "ring", self.spec.ring, listen=self.spec.host.engine, realtime=realtime,
-            cores=self.flow.cores or None, secret=self.secret,
+            cores=self.flow.cores or None, secret=self.keys.secret,
         )  # fmt: skip
 
     async def hear(self) -> None:
         """Ask all other hosts of the chain how they are."""
 
-        async def ask(host: Host) -> None:
-            with contextlib.suppress(OSError, TimeoutError):
-                status = await asyncio.wait_for((await self.remote(host)).status(), LEASE / 2)
-                self.peers[host.name] = (time.monotonic(), status)
+        def ask(host: Host) -> None:
+            with contextlib.suppress(OSError):
+                self.hear_of(host)
 
-        await asyncio.gather(*(ask(host) for host, _, _ in self.others()))
+        await asyncio.gather(*(asyncio.to_thread(ask, host) for host, _, _ in self.others()))
 
-    async def remote(self, host: Host) -> Any:
+    def hear_of(self, host: Host) -> Status:
+        """Raises OSError: it does not answer in time."""
+        if host.nic not in self.remotes:
+            self.remotes[host.nic] = self.remote(host, LEASE / 2)
+        status: Status = self.remotes[host.nic].status()
+        self.peers[host.name] = (time.monotonic(), status)
+        return status
+
+    def remote(self, host: Host, timeout: float | None) -> Any:
         """The calls of another host. Raises ConnectionError."""
-        remote = self.remotes.get(host.nic)
-        if remote is None or remote.ended:
-            remote = await rpc.connect(HostCalls, host.nic, secret=self.secret, errors=ERRORS)
-            self.remotes[host.nic] = remote
-        return remote
+        return calls.Blocking(HostCalls, host.nic, keys=self.keys, errors=ERRORS, timeout=timeout)
 
     async def look(self) -> None:
         """Decide about the epoch, and do it."""
@@ -224,7 +228,7 @@ class Nic:
         for host, heard, said in self.others():
             fields = (said.written, said.epoch, said.leads, said.able) if said else (0, 0, True, True)
             peers.append(policy.Peer(host.name, now - heard, *fields))
-        status = await self.status()
+        status = self.status()
         seen = policy.Membership(
             self.spec.name, status.written, status.epoch, status.chain, tuple(peers), self.spec.least,
             self.leads and self.able, self.able, self.broken, self.joining.name if self.joining else "",
@@ -264,9 +268,7 @@ class Nic:
         chain = tuple(hosts[name] for name in decision.chain)
         start = [self.area.published]
         for host in chain[1:]:  # before the epoch is written: one that is gone is left out of the next try
-            status = await (await self.remote(host)).status()
-            self.peers[host.name] = (time.monotonic(), status)
-            start.append(status.published)
+            start.append((await asyncio.to_thread(self.hear_of, host)).published)
         membership = Membership(decision.epoch, self.spec.copies, chain)
         if not await asyncio.to_thread(self.store.create, membership):
             await self.read_store()
@@ -280,7 +282,7 @@ class Nic:
         try:
             if members:
                 self.group = await asyncio.to_thread(
-                    Group, members, epoch=decision.epoch, secret=self.secret, log=self.log
+                    Group, members, epoch=decision.epoch, secret=self.keys.secret, log=self.log
                 )
         except (GroupHalted, OSError) as error:
             self.broken, self.stalled, self.again = True, str(error), time.monotonic() + LEASE
@@ -335,18 +337,19 @@ class Nic:
 
     async def join(self, newest: Membership) -> None:
         """Copy the files that the primary has published, and be admitted. Raises OSError, FilesError."""
-        primary = await self.remote(newest.chain[0])
-        snapshot = json.loads(await primary.snapshot())
+        primary = await asyncio.to_thread(self.remote, newest.chain[0], None)
+        snapshot = json.loads(await asyncio.to_thread(primary.snapshot))
         tree, position = Tree.of(snapshot["tree"]), from_plain(Position, snapshot["position"])
         self.ring.clear()
         self.area.clear()
         for node in tree.files():
             offset = 0
-            while piece := await primary.content(node.inode, offset, _PIECE):
+            while piece := await asyncio.to_thread(primary.content, node.inode, offset, _PIECE):
                 await asyncio.to_thread(self.area.write, node.inode, offset, piece)
                 offset += len(piece)
         await asyncio.to_thread(self.area.install, tree, position)
-        await primary.admit(self.spec.host)
+        await asyncio.to_thread(primary.admit, self.spec.host)
+        primary.close()
         membership = await asyncio.to_thread(self.store.newest)
         assert membership is not None
         self.membership = membership

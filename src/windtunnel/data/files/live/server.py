@@ -17,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import rpc
+from windtunnel.base import calls, rpc
 from windtunnel.base.keys import Keys
 from windtunnel.data.files.live.area import State
 from windtunnel.data.files.live.process import run_process
@@ -45,23 +46,32 @@ _LOOK = 0.01  # seconds between two looks whether the log has room
 
 
 class Server:
-    """``state``: as the log has it. ``epoch``: in which this host is the primary; 0 if it is not."""
+    """``state``: as the log has it. ``epoch``: in which this host is the primary; 0 if it is not. Calls come
+    in threads, and take turns at both."""
 
     def __init__(self, spec: HostSpec) -> None:
         self.spec, self.folder = spec, Path(spec.folder)
-        self.secret = Keys.read(Path(spec.secret), "secret").secret
+        self.keys = Keys.read(Path(spec.secret), "secret")
         self.ring: Ring | None = None
         self.state = State(self.folder)
         self.epoch = 0
         self.heard = 0.0
         self.last: Status | None = None
-        self.nic: Any = None
+        self.turn = threading.RLock()
+        self.nics: dict[float | None, Any] = {}
 
-    async def status(self) -> Status:
-        return await self._nic("status")
+    def status(self) -> Status:
+        return self._nic("status")
 
-    async def perform(self, operation: Operation, data: bytes) -> Done:
-        while True:
+    def perform(self, operation: Operation, data: bytes) -> Done:
+        while (done := self._performed(operation, data)) is None:
+            time.sleep(_LOOK)
+            self.look()
+        return done
+
+    def _performed(self, operation: Operation, data: bytes) -> Done | None:
+        """None: there is no room in the log."""
+        with self.turn:
             status = self._leading()
             if len(data) > WRITE_MOST:
                 raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE), operation.path)
@@ -71,31 +81,32 @@ class Server:
                 return Done(tail.sequence, status.synced, before[1])
             operation = state.tree.check(operation, len(data))
             framed = frame(operation, data, self.epoch, tail.sequence)
-            if not status.wait and tail.offset + len(framed) - status.trim.offset <= self.spec.ring:
-                break
-            await asyncio.sleep(_LOOK)
-            await self.look()
-        assert self.ring is not None  # whoever leads has recovered from it
-        self.ring.write(tail.offset, framed)
-        after = Position(tail.sequence + 1, tail.offset + len(framed), self.epoch)
-        state.apply(Entry(operation, data, tail.sequence, after))
-        return Done(after.sequence, status.synced, operation.offset)
+            if status.wait or tail.offset + len(framed) - status.trim.offset > self.spec.ring:
+                return None
+            assert self.ring is not None  # whoever leads has recovered from it
+            self.ring.write(tail.offset, framed)
+            after = Position(tail.sequence + 1, tail.offset + len(framed), self.epoch)
+            state.apply(Entry(operation, data, tail.sequence, after))
+            return Done(after.sequence, status.synced, operation.offset)
 
-    async def sync(self, sequence: int) -> int:
+    def sync(self, sequence: int) -> int:
         self._leading()
-        return int(await self._nic("sync", sequence or self.state.tail.sequence))
+        return int(self._nic("sync", sequence or self.state.tail.sequence, timeout=None))
 
-    async def read(self, path: str, offset: int, length: int) -> bytes:
-        self._leading()
-        return self.state.read(path, offset, length)
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        with self.turn:
+            self._leading()
+            return self.state.read(path, offset, length)
 
-    async def stat(self, path: str) -> Stat:
-        self._leading()
-        return self.state.tree.stat(path)
+    def stat(self, path: str) -> Stat:
+        with self.turn:
+            self._leading()
+            return self.state.tree.stat(path)
 
-    async def names(self, path: str) -> tuple[str, ...]:
-        self._leading()
-        return self.state.tree.names(path)
+    def names(self, path: str) -> tuple[str, ...]:
+        with self.turn:
+            self._leading()
+            return self.state.tree.names(path)
 
     def _leading(self) -> Status:
         """The newest status, on the primary. Raises NotPrimary."""
@@ -103,41 +114,43 @@ class Server:
             raise NotPrimary(f"{self.spec.name} is not the primary")
         return self.last
 
-    async def _nic(self, call: str, *arguments: Any) -> Any:
+    def _nic(self, call: str, *arguments: Any, timeout: float | None = LEASE) -> Any:
         """Raises NotPrimary: it does not answer."""
         try:
-            if self.nic is None or self.nic.ended:
-                self.nic = await rpc.connect(HostCalls, self.spec.host.nic, secret=self.secret, errors=ERRORS)
-            return await getattr(self.nic, call)(*arguments)
+            if timeout not in self.nics:
+                self.nics[timeout] = calls.Blocking(
+                    HostCalls, self.spec.host.nic, keys=self.keys, errors=ERRORS, timeout=timeout
+                )
+            return getattr(self.nics[timeout], call)(*arguments)
         except ConnectionError as error:
             raise NotPrimary(f"{self.spec.name}: its pipeline does not answer") from error
 
-    async def look(self) -> None:
+    def look(self) -> None:
         """Ask the pipeline how things are, and lead or stop leading accordingly."""
         try:
-            status: Status = await asyncio.wait_for(self._nic("serving"), LEASE)
+            status: Status = self._nic("serving")
         except (NotPrimary, TimeoutError):
             return
-        self.last, self.heard = status, time.monotonic()
-        if not status.leads:
-            self.epoch = 0
-        elif status.epoch != self.epoch:
-            if not self.epoch:
-                self.ring = self.ring or Ring(self.folder / "ring", self.spec.ring)
-                self.state = State.recovered(self.folder, self.ring)
-            self.epoch = status.epoch
-        self.state.overlay.drop(status.published.sequence)
+        with self.turn:
+            self.last, self.heard = status, time.monotonic()
+            if not status.leads:
+                self.epoch = 0
+            elif status.epoch != self.epoch:
+                if not self.epoch:
+                    self.ring = self.ring or Ring(self.folder / "ring", self.spec.ring)
+                    self.state = State.recovered(self.folder, self.ring)
+                self.epoch = status.epoch
+            self.state.overlay.drop(status.published.sequence)
 
     async def run(self) -> None:
         """Until cancelled."""
-        host = self.spec.host
-        server = await rpc.serve(rpc.Service.of(FileCalls, self, ERRORS), host.server, secret=self.secret)
+        server = rpc.Server(rpc.Service.of(FileCalls, self, ERRORS), self.spec.host.server, self.keys)
         try:
             while True:
-                await self.look()
+                await asyncio.to_thread(self.look)
                 await asyncio.sleep(_BEAT)
         finally:
-            await server.close()
+            server.close()
 
 
 async def main(spec: HostSpec) -> None:
