@@ -23,7 +23,7 @@ from benchmarks.harness.measure import scratch, spread
 from benchmarks.harness.rows import Row
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.criu import find_criu
-from windtunnel.agents.sandbox.criu.process import is_tmpfs
+from windtunnel.agents.sandbox.criu.run import is_tmpfs
 from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import SandboxSpec, Turn, TurnResult

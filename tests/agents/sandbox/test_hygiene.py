@@ -50,7 +50,7 @@ import os, sys
 from pathlib import Path
 from windtunnel.agents.sandbox import checkpoint, inventory, restore, store
 from windtunnel.agents.sandbox import record as records
-from windtunnel.agents.sandbox.criu import Criu, process
+from windtunnel.agents.sandbox.criu import Criu, run
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.store import manifests
 from windtunnel.agents.sandbox.inspect import Inspector
@@ -95,7 +95,7 @@ CHECKPOINT = "box.checkpoint(full=True)"
         "after 1 Cgroup freeze",
         "before 1 Inspector references",
         "after 1 Pool snapshot",
-        "after 1 process start",
+        "before 1 run _ends",
         "before 1 Inspector rebase",
         "before 1 Cgroup thaw",
         "after 1 Pool sync",
@@ -135,7 +135,7 @@ def test_the_host_is_killed_in_a_checkpoint(lasting: Path, point: str) -> None:
     [
         "after 1 Pool clone",
         "after 1 Pages begin",
-        "after 1 process start",
+        "before 1 run _ends",
         "after 1 Criu restore",
         "after 1 Machine adopt",
         "before 2 records write",

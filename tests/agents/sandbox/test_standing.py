@@ -146,7 +146,7 @@ def test_locks_and_timers_are_there_after_every_restore(
         box.machine().cgroup.kill()
         report = box.restore(point, allow_less=True)
         # they are held, but a program may lose them by the device number
-        assert all("POSIX lock" in lack.what and "SQLite" in lack.why for lack in report.lacks)
+        assert all("POSIX lock" in lack.what and "SQLite" in lack.why for lack in report.lacks), report.lacks
         assert held(box) == before
         first = seen(box)
         until(

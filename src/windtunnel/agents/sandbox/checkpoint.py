@@ -290,7 +290,6 @@ def _full(
     name, folder = order.spec.name, context.home.dump(order.id)
     criu, inspector = context.criu, context.inspector
     assert criu is not None
-    folder.mkdir(parents=True)
     if inspector is not None:
         inspector.arm(name)
     try:

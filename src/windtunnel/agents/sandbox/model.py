@@ -343,9 +343,7 @@ class Turn:
     lacks: tuple[Lack, ...] = ()
 
 
-Capability = Literal[
-    "root", "criu", "btrfs", "ebpf", "userfaultfd", "cgroup-freezer", "overlay", "user-namespaces"
-]
+Capability = Literal["root", "criu", "btrfs", "ebpf", "userfaultfd", "cgroup-freezer", "user-namespaces"]
 
 
 @dataclass(frozen=True)

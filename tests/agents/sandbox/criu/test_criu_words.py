@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from windtunnel.agents.sandbox.criu import find_criu, ladder, rung
 from windtunnel.agents.sandbox.criu.doctor import LADDER
 from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore, real_errors
-from windtunnel.agents.sandbox.criu.find import default_prefix
+from windtunnel.agents.sandbox.criu.program import default_prefix
 from windtunnel.agents.sandbox.inventory.sockets import (
     TCP_REPAIR,
     Connection,
@@ -79,7 +79,6 @@ def test_a_failed_restore_names_what_does_not_fit(line: str, words: str) -> None
             "(criu/sk-unix.c:1): unix: External socket is used. Consider using",
             "a process outside the sandbox",
         ),
-        ("(compel/src/lib/infect.c:1): SEIZE 7: task is traced", "is being debugged"),
     ],
 )
 def test_a_refused_dump_names_the_process_and_what_it_holds(line: str, words: str) -> None:
@@ -116,7 +115,7 @@ def test_a_program_that_is_no_criu_is_passed_over(tmp_path: Path, monkeypatch: p
     fake = tmp_path / "criu"
     monkeypatch.setenv("WINDTUNNEL_CRIU", str(fake))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("windtunnel.agents.sandbox.criu.find.default_prefix", lambda: tmp_path / "none")
+    monkeypatch.setattr("windtunnel.agents.sandbox.criu.program.default_prefix", lambda: tmp_path / "none")
     for text in (None, "#!/bin/sh\nexit 1\n", "#!/bin/sh\necho something else\n"):
         if text is not None:
             fake.write_text(text)

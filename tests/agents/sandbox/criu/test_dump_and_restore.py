@@ -13,7 +13,7 @@ import pytest
 from tiny_box import TinyBox, shell
 
 from support.waiting import until
-from windtunnel.agents.sandbox.criu import Criu, process
+from windtunnel.agents.sandbox.criu import Criu, run
 from windtunnel.agents.sandbox.errors import CriuError
 
 pytestmark = pytest.mark.root
@@ -127,7 +127,7 @@ def test_a_dump_that_is_killed_leaves_the_processes_as_they_were(
 def test_a_restore_that_fails_or_is_cut_leaves_no_process(box: TinyBox, criu: Criu, tmp_path: Path) -> None:
     counters(box)
     box.freeze(True)
-    criu.dump(box.pid, tmp_path / "images", box.externals, leave_running=False)
+    criu.dump(box.pid, tmp_path / "images", box.externals)
     box.kill()
     box.remount()
     chance = random.Random(7)
@@ -153,7 +153,7 @@ def test_files_that_do_not_fit_are_named(
     held.write_text("seven")
     box.start("/bin/sh", "-c", "exec 5</workspace/open; >/workspace/ready; exec sleep 1000")
     until(box.path("/workspace/ready").exists, "start")
-    criu.dump(box.pid, tmp_path / "images", box.externals, leave_running=False)
+    criu.dump(box.pid, tmp_path / "images", box.externals)
     box.kill()
     box.remount()
     change(held)
@@ -235,7 +235,7 @@ time.sleep(1000)
     box.start("/usr/bin/python3", "/workspace/program.py")
     said = box.path("/workspace/said")
     until(lambda: said.exists() and said.read_text() == "up", "connection")
-    criu.dump(box.pid, tmp_path / "images", box.externals, leave_running=False)
+    criu.dump(box.pid, tmp_path / "images", box.externals)
     box.kill()
     said.write_text("")
     box.remount()
@@ -251,24 +251,24 @@ def test_the_kernel_cache_is_ours_alone(tmp_path: Path, monkeypatch: pytest.Monk
     shared, work = tmp_path / "shared", tmp_path / "work"
     shared.mkdir()
     work.mkdir()
-    monkeypatch.setattr(process, "SHARED_MEMORY", shared)
-    monkeypatch.setattr(process, "is_tmpfs", lambda path: path == str(shared))
+    monkeypatch.setattr(run, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(run, "is_tmpfs", lambda path: path == str(shared))
     for program in ("one", "other"):
         (tmp_path / program).write_text("#!/bin/sh\n> /run/$(basename $0)\n")
         (tmp_path / program).chmod(0o755)
-        assert process.run(tmp_path / program, ["check"], work, timeout=60).code == 0
-    made = process.kernel_cache()
+        assert run.run(tmp_path / program, ["check"], work, timeout=60) == 0
+    made = run.kernel_cache()
     assert made is not None and list(shared.iterdir()) == [made]
     assert sorted(file.name for file in made.iterdir()) == ["one", "other"]
     shutil.rmtree(made)
     made.mkdir(mode=0o777)
     made.chmod(0o777)
-    assert process.kernel_cache() is None
+    assert run.kernel_cache() is None
     made.rmdir()
     made.symlink_to(tmp_path)
-    assert process.kernel_cache() is None
-    monkeypatch.setattr(process, "is_tmpfs", lambda path: True)
-    assert process.kernel_cache() is None
+    assert run.kernel_cache() is None
+    monkeypatch.setattr(run, "is_tmpfs", lambda path: True)
+    assert run.kernel_cache() is None
 
 
 def test_nothing_restored_runs_before_it_was_looked_at(box: TinyBox, criu: Criu, tmp_path: Path) -> None:

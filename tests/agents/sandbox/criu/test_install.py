@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.criu import Criu, find, install, setup
-from windtunnel.agents.sandbox.criu.find import known_trial
+from windtunnel.agents.sandbox.criu import Criu, program, setup
 from windtunnel.agents.sandbox.errors import CriuError
 
 TARBALL = b"the source"
-SAYS = f"#!/bin/sh\necho Version: 4.2.1; echo GitID: {find.build_id()}\n"
+SAYS = f"#!/bin/sh\necho Version: 4.2.1; echo GitID: {program.build_id()}\n"
 
 
 @pytest.fixture
@@ -24,11 +23,11 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pool.mkdir(parents=True)
     (tmp_path / "work").mkdir()
     monkeypatch.setattr(
-        install, "list_mirrors", lambda: [f"file://{tmp_path}/none/", f"file://{tmp_path}/mirror/"]
+        program, "list_mirrors", lambda: [f"file://{tmp_path}/none/", f"file://{tmp_path}/mirror/"]
     )
-    monkeypatch.setattr(install, "SNAPSHOT", f"file://{tmp_path}/archive")
-    monkeypatch.setattr(install, "SHA256", hashlib.sha256(TARBALL).hexdigest())
-    return pool / install.TARBALL
+    monkeypatch.setattr(program, "SNAPSHOT", f"file://{tmp_path}/archive")
+    monkeypatch.setattr(program, "SHA256", hashlib.sha256(TARBALL).hexdigest())
+    return pool / program.TARBALL
 
 
 def test_the_source_is_the_one_that_is_known(
@@ -36,44 +35,44 @@ def test_the_source_is_the_one_that_is_known(
 ) -> None:
     work = tmp_path / "work"
     mirror.write_bytes(TARBALL)
-    assert install.fetch_source(work, print).read_bytes() == TARBALL
+    assert program.fetch_source(work, print).read_bytes() == TARBALL
     mirror.write_bytes(b"another")
     told: list[str] = []
     (tmp_path / "archive").write_bytes(TARBALL)
-    assert install.fetch_source(work, told.append).read_bytes() == TARBALL
+    assert program.fetch_source(work, told.append).read_bytes() == TARBALL
     assert len(told) == 1 and "another" in told[0]
     (tmp_path / "archive").unlink()
     with pytest.raises(CriuError, match=r"mirror of Debian .*0001-compel.* WINDTUNNEL_CRIU"):
-        install.fetch_source(work, print)
+        program.fetch_source(work, print)
 
 
 def test_a_patch_makes_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "criu"
-    program.write_text(f"#!/bin/sh\necho Version: 4.2.1; echo GitID: {find.build_id()}\n")
-    program.chmod(0o755)
-    known = find.read_program(program)
+    built = tmp_path / "criu"
+    built.write_text(SAYS)
+    built.chmod(0o755)
+    known = program.read_program(built)
     assert known is not None and known.patched
     patch = tmp_path / "0002-more.patch"
     patch.write_text("more")
-    monkeypatch.setattr(find, "PATCHES", (*find.PATCHES, patch))
-    find.build_id.cache_clear()
-    other = find.read_program(program)
-    find.build_id.cache_clear()
+    monkeypatch.setattr(program, "PATCHES", (*program.PATCHES, patch))
+    program.build_id.cache_clear()
+    other = program.read_program(built)
+    program.build_id.cache_clear()
     assert other is not None and not other.patched
 
 
 def fake_build(text: str) -> Callable[..., Path]:
-    def build(work: Path, progress: install.Progress) -> Path:
-        program = work / "criu"
-        program.write_text(text)
-        program.chmod(0o755)
-        return program
+    def build(work: Path, progress: program.Progress) -> Path:
+        built = work / "criu"
+        built.write_text(text)
+        built.chmod(0o755)
+        return built
 
     return build
 
 
 def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "_install_packages", lambda progress: None)
+    monkeypatch.setattr(program, "_install_packages", lambda progress: None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     old = tmp_path / "bin" / "criu"
     old.parent.mkdir()
@@ -85,7 +84,7 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         ("#!/bin/sh\necho Version: 4.2.1\n", "is not build windtunnel-"),
         (SAYS, "does not work here"),
     ):
-        monkeypatch.setattr(install, "build", fake_build(text))
+        monkeypatch.setattr(program, "build", fake_build(text))
         with pytest.raises(CriuError, match=why):
             setup(tmp_path)
         assert old.read_text() == before
@@ -93,40 +92,23 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 
 
 def test_a_good_one_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "_install_packages", lambda progress: None)
-    monkeypatch.setattr(install, "trial", lambda criu: "")
-    monkeypatch.setattr(install, "build", fake_build(SAYS))
+    monkeypatch.setattr(program, "_install_packages", lambda progress: None)
+    monkeypatch.setattr(program, "trial", lambda criu: "")
+    monkeypatch.setattr(program, "build", fake_build(SAYS))
     made = setup(tmp_path)
     assert made == Criu(tmp_path / "bin" / "criu", (4, 2, 1), patched=True)
-    monkeypatch.setattr(install, "build", None)
+    monkeypatch.setattr(program, "build", None)
     assert setup(tmp_path) == made
 
 
 def test_what_building_needs_is_named_where_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(work: Path, progress: install.Progress) -> Path:
+    def build(work: Path, progress: program.Progress) -> Path:
         raise CriuError("make did not run")
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(install, "build", build)
+    monkeypatch.setattr(program, "build", build)
     with pytest.raises(CriuError, match=r"make did not run; building it needs .* libnet1-dev"):
         setup(tmp_path)
-
-
-def test_a_trial_is_asked_once_per_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Path] = []
-    monkeypatch.setattr(
-        "windtunnel.agents.sandbox.criu.find.trial", lambda criu: asked.append(criu.path) or "no"
-    )
-    program = tmp_path / "criu"
-    program.touch()
-    criu, cache = Criu(program, (4, 2, 1)), tmp_path / "cache" / "trial.json"
-    assert [known_trial(criu, cache), known_trial(criu, cache)] == ["no", "no"]
-    assert len(asked) == 1
-    os.utime(program, (1, 1))
-    known_trial(criu, cache)
-    cache.write_text("nonsense")
-    known_trial(criu, cache)
-    assert len(asked) == 3
 
 
 @pytest.mark.root
@@ -134,5 +116,5 @@ def test_the_trial_tells_a_working_criu_from_a_broken_one(criu: Criu, tmp_path: 
     broken = tmp_path / "criu"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
-    assert known_trial(criu, tmp_path / "trial.json") == ""
-    assert "CRIU failed" in known_trial(Criu(broken, (4, 2, 1)), tmp_path / "trial.json")
+    assert program.trial(criu) == ""
+    assert "CRIU failed" in program.trial(Criu(broken, (4, 2, 1)))

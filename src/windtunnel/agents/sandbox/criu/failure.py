@@ -29,10 +29,6 @@ DUMP = (
         "it close that first",
     ),
     (
-        "(packetized mode) for pipes",
-        "holds a pipe of packets (O_DIRECT), which CRIU cannot keep; let it close that first",
-    ),
-    (
         r"Can't dump file \d+ of that type \[\d+\] \(([^)]*)\)",
         "holds a file of a kind that CRIU cannot keep ({0}); let it close that first",
     ),
@@ -51,14 +47,9 @@ DUMP = (
         "is connected by a unix socket to a process outside the sandbox; let it close that first",
     ),
     (
-        r"zombie \d+ \(comm|traced|Unable to seize",
-        "is being debugged (gdb, strace); end the debugger first",
-    ),
-    (
         "Unable to freeze cgroup|Timeout reached",
         "could not be stopped in time: a process waits in the kernel (a dead disk or network file system)",
     ),
-    ("No space left on device", "could not be written: the disk that holds the images is full"),
 )
 RESTORE = (
     (
@@ -73,8 +64,8 @@ RESTORE = (
         "Cannot allocate memory|Can't mmap|signal 9",
         "there was not enough memory, on the machine or within the sandbox's limit",
     ),
-    ("No space left on device", "the disk is full"),
 )
+FULL = (("No space left on device", "the disk of the images is full"),)
 
 LINE = re.compile(r"^(?:pie: )?(?: *\d+: )?Error \([^)]*\): (?P<text>.*)$")
 HARMLESS = re.compile(r"rlimit: Can't setup|cgroupd: recv req error|Dumping FAILED|Restoring FAILED")
@@ -90,13 +81,15 @@ def explain_dump(log: str, init: int) -> str:
     """Why a dump failed; ``init`` is the first process of the sandbox, named when the log names none."""
     lines = real_errors(log)
     whose = who(next(filter(None, map(_pid, lines)), init))
+    if said := _sentence(FULL, lines):
+        return f"process image: {said}"
     said = _sentence(DUMP, lines)
     return f"process image: {whose} {said}" if said else f"process image: CRIU failed at {whose}: {_own(log)}"
 
 
 def explain_restore(log: str) -> str:
     """Why a restore failed."""
-    return f"process restore: {_sentence(RESTORE, real_errors(log)) or f'CRIU failed: {_own(log)}'}"
+    return f"process restore: {_sentence(RESTORE + FULL, real_errors(log)) or f'CRIU failed: {_own(log)}'}"
 
 
 def real_errors(log: str) -> list[str]:

@@ -5,11 +5,16 @@ none of it; before any of it runs it stands in the freezer, so that it can be lo
 happens, the freezer of the sandbox's cgroup is as it was before the call.
 
 Options: the network namespace belongs to the host and stays, so no packet has to be locked out, and CRIU
-runs in it; cgroups are the host's too (``--manage-cgroups=ignore``). TCP connections are kept
+runs in it (to save it, CRIU would read the host's whole table of tracked connections, 10 ms while the sandbox
+stands); cgroups are the host's too (``--manage-cgroups=ignore``). TCP connections are kept
 (``--tcp-established``): both ends of one inside the sandbox come back together and go on. Of one to the
 outside (the host's model proxy, another host) only the inner end comes back, which is then ended. A file that
 was deleted under the name by which it is open while another name remains makes the dump fail: CRIU's stand-in
 for it (``--link-remap``) exists only while it dumps, so no snapshot of files would hold it.
+
+CRIU keeps what it learnt about the kernel in ``/run``, but only where that is a tmpfs; elsewhere each start
+asks the kernel again (10 ms), so there it runs in a mount namespace of its own with a private tmpfs folder on
+``/run`` (CRIU, criu/kerndat.c).
 """
 
 from __future__ import annotations
@@ -17,27 +22,40 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
+import select
 import shutil
+import signal
+import stat
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from windtunnel.agents.sandbox.criu import process, steps
+from windtunnel.agents.sandbox.criu import steps
 from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore, who
 from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.inventory.sockets import close_orphans, leave_repair
 from windtunnel.agents.sandbox.place import Externals
 from windtunnel.linux import cgroup
 from windtunnel.linux.cgroup import pids_of
+from windtunnel.linux.snapshot import read_status
+from windtunnel.linux.system import TMPFS, file_system
 
 T = TypeVar("T")
-COMMON = ("-o", "log", "-v1", "--no-default-config", "--manage-cgroups=ignore", "--file-locks")
-NETWORK = ("--network-lock", "skip", "--skip-in-flight")
+COMMON = ("-o", "log", "-v1", "--no-default-config", "--manage-cgroups=ignore", "--file-locks",
+          "--network-lock", "skip")  # fmt: skip
 CONNECTION_FAILED = re.compile(r"soccr|criu/sk-tcp|tcp-stream|Cannot assign requested address")
 COLLECT_SECONDS = 10
 """How long CRIU may try to stop all processes of a tree."""
+GRACE_SECONDS = 5.0
+"""How long a CRIU that ran out of time may take to put the processes back before it is killed."""
+LOG_BYTES = 20_000
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def _nothing(_: int) -> None:
@@ -57,76 +75,34 @@ class Criu:
     def words(self) -> str:
         return ".".join(map(str, self.version))
 
-    def dump(
-        self,
-        pid: int,
-        into: Path,
-        externals: Externals,
-        *,
-        leave_running: bool = True,
-        timeout: float = 60,
-    ) -> None:
-        """Write the images of the tree of ``pid`` into the folder ``into``, which must not hold any yet."""
+    def dump(self, pid: int, into: Path, externals: Externals, *, timeout: float = 60) -> None:
+        """Write the images of the tree of ``pid`` into the folder ``into``, which is made here."""
         refuse_traced(pids_of(externals.freezer))
-        arguments = ["--freeze-cgroup", str(externals.freezer), *NETWORK]
+        arguments = ["--skip-in-flight", "--ghost-limit", "64M", "--leave-running"]
+        arguments += ["--freeze-cgroup", str(externals.freezer)]
+        arguments += ["--timeout", str(max(1, min(COLLECT_SECONDS, int(timeout))))]
         for inside, key, _ in externals.mounts:
             arguments += ["--external", f"mnt[{inside}]:{key}"]
 
         def attempt(option: str) -> None:
+            into.mkdir(parents=True)
             try:
-                self.dump_tree(
-                    pid,
-                    into,
-                    [*arguments, option],
-                    netns=externals.netns,
-                    leave_running=leave_running,
-                    timeout=timeout,
-                )
-            except CriuError as failed:
-                failed.interrupted = leave_repair(pids_of(externals.freezer)) > 0
+                with _work(into) as work:
+                    command = ["dump", "-t", str(pid), "-D", str(into), *COMMON, *arguments, option]
+                    code = run(self.path, command, work, netns=externals.netns, timeout=timeout)
+                    if code is None:
+                        words = f"process image: not complete after {timeout:g} s; CRIU was stopped"
+                        raise CriuError(words, read_log(work))
+                    if code != 0:
+                        raise CriuError(explain_dump(read_log(work), pid), read_log(work))
+            except BaseException as failed:
+                shutil.rmtree(into, ignore_errors=True)
+                if isinstance(failed, CriuError):
+                    failed.interrupted = leave_repair(pids_of(externals.freezer)) > 0
                 raise
 
         with _freezer_kept(externals.freezer):
             _with_connections(attempt)
-
-    def dump_tree(
-        self,
-        pid: int,
-        into: Path,
-        options: list[str],
-        *,
-        netns: Path | None = None,
-        leave_running: bool = True,
-        timeout: float = 60,
-        own_mounts: bool = True,
-    ) -> None:
-        """``dump`` with options given one by one, for a tree that is no sandbox."""
-        made = not into.exists()
-        into.mkdir(parents=True, exist_ok=True)
-        if any(into.iterdir()):
-            raise CriuError(f"process image: the folder {into} is not empty")
-        collect = max(1, min(COLLECT_SECONDS, int(timeout)))
-        arguments = ["dump", "-t", str(pid), "-D", str(into), *COMMON, *options]
-        arguments += ["--ghost-limit", "64M", "--timeout", str(collect)]
-        if leave_running:
-            arguments.append("--leave-running")
-        complete = False
-        try:
-            with _work(into) as work:
-                arguments += ["-W", str(work)]
-                ended = process.run(
-                    self.path, arguments, work, netns=netns, timeout=timeout, own_mounts=own_mounts
-                )
-                if ended.code is None:
-                    raise CriuError(
-                        f"process image: not complete after {timeout:g} s; CRIU was stopped", ended.log
-                    )
-                if ended.code != 0:
-                    raise CriuError(explain_dump(ended.log, pid), ended.log)
-            complete = True
-        finally:
-            if not complete:
-                _clear(into, remove=made)
 
     def restore(
         self,
@@ -144,95 +120,124 @@ class Criu:
         process has ended, the tree is killed.
         """
         # newer files under an older image may have other permissions: an open descriptor does not care
-        options = ["--root", str(externals.root), "--skip-file-rwx-check", *NETWORK]
+        arguments = ["--root", str(externals.root), "--skip-file-rwx-check", "--skip-in-flight"]
         for _, key, host in externals.mounts:
-            options += ["--external", f"mnt[{key}]:{host}"]
+            arguments += ["--external", f"mnt[{key}]:{host}"]
         before = set(pids_of(externals.freezer))
-        restored = False
-        try:
-            pid = _with_connections(
-                lambda option: self._restore(images, externals, [*options, option], before, wanted, timeout)
-            )
+
+        def attempt(option: str) -> int:
+            with _work(images) as work, _nothing_left(externals.freezer, before):
+                script, given = steps.script(externals.procs, externals.freezer, wanted)
+                command = ["restore", "-d", "-D", str(images), *COMMON, *arguments, option]
+                command += ["--pidfile", str(work / "pid"), "--action-script", script]
+                code = run(self.path, command, work, netns=externals.netns, given=given, timeout=timeout)
+                if code is None:
+                    words = f"process restore: not complete after {timeout:g} s; CRIU was stopped"
+                    raise CriuError(words, read_log(work))
+                if code != 0:
+                    raise CriuError(explain_restore(read_log(work)), read_log(work))
+                return int((work / "pid").read_text())
+
+        with _nothing_left(externals.freezer, before):
+            pid = _with_connections(attempt)
             _stand(externals.freezer)
             close_orphans(pids_of(externals.freezer), externals.netns)
             meanwhile(pid)
-            restored = True
-        finally:
-            if not restored:
-                process.kill_new(externals.freezer, before)
-            cgroup.thaw(externals.freezer)
+        cgroup.thaw(externals.freezer)
         return pid
 
-    def _restore(
-        self,
-        images: Path,
-        externals: Externals,
-        options: list[str],
-        before: set[int],
-        wanted: Path | None,
-        timeout: float,
-    ) -> int:
-        """One attempt, of which nothing is left when it fails."""
-        # images of earlier checkpoints name the network, which CRIU then has to be given
-        netns = os.open(externals.netns, os.O_RDONLY)
-        restored = False
-        try:
-            pid = self.restore_tree(
-                images,
-                [*options, "--inherit-fd", f"fd[{netns}]:net"],
-                within=externals,
-                wanted=wanted,
-                timeout=timeout,
-                descriptors=(netns,),
-            )
-            restored = True
-        finally:
-            os.close(netns)
-            if not restored:
-                process.kill_new(externals.freezer, before)
-                cgroup.thaw(externals.freezer)
-        return pid
 
-    def restore_tree(
-        self,
-        images: Path,
-        options: list[str],
-        *,
-        within: Externals | None = None,
-        wanted: Path | None = None,
-        timeout: float = 60,
-        descriptors: tuple[int, ...] = (),
-        own_mounts: bool = True,
-    ) -> int:
-        """``restore`` with options given one by one, for a tree that is no sandbox. ``within``: the network
-        and the control groups that it gets into; it stands in the freezer afterwards."""
-        if not (images / "inventory.img").exists():
-            raise CriuError(f"process restore: {images} holds no complete process image")
-        arguments = ["restore", "-d", "-D", str(images), *COMMON, *options]
-        with _work(images) as work:
-            arguments += ["-W", str(work), "--pidfile", str(work / "pid")]
-            given: dict[str, str] = {}
-            if within is not None:
-                script, given = steps.script(within.procs, within.freezer, wanted)
-                arguments += ["--action-script", script]
-            ended = process.run(
-                self.path,
-                arguments,
-                work,
-                netns=within.netns if within is not None else None,
-                given=given,
-                descriptors=descriptors,
-                timeout=timeout,
-                own_mounts=own_mounts,
-            )
-            if ended.code is None:
-                raise CriuError(
-                    f"process restore: not complete after {timeout:g} s; CRIU was stopped", ended.log
-                )
-            if ended.code != 0:
-                raise CriuError(explain_restore(ended.log), ended.log)
-            pid = int((work / "pid").read_text())
-        return pid
+def run(
+    program: Path,
+    arguments: Sequence[str],
+    work: Path,
+    *,
+    netns: Path | None = None,
+    given: Mapping[str, str] | None = None,
+    timeout: float,
+) -> int | None:
+    """Run ``program`` to its end in the network of ``netns``, with messages in the folder ``work``: its exit
+    status, or None when it was killed for taking too long. ``given``: what it finds in its environment."""
+    command = steps.starting(
+        [str(program), *arguments, "-W", str(work)], netns=netns, cache=kernel_cache(), moves=bool(given)
+    )
+    with open(work / "stderr", "wb") as errors:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            cwd=work,
+            env={**steps.environment_in(work), **(given or {})},
+            start_new_session=True,
+            # this leaves SIGXFSZ ignored, as Python has it: see _let_fail
+            restore_signals=False,
+        )
+    try:
+        if _ends(child, timeout):
+            return child.wait()
+        if arguments[0] == "dump":
+            _let_fail(child)
+            _ends(child, GRACE_SECONDS)
+        return None
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _ends(child: subprocess.Popen[bytes], timeout: float) -> bool:
+    """Whether it does in that time; polling for it would add up to 50 ms to a step that takes as long."""
+    handle = os.pidfd_open(child.pid)
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+    finally:
+        os.close(handle)
+
+
+def _let_fail(child: subprocess.Popen[bytes]) -> None:
+    """Make CRIU give up by itself: from now on it can write no file, so the next write of an image fails.
+
+    A dump that is killed while it makes a process run its code leaves that process with wrong registers, and
+    it dies (one kill in thirty at random instants did that). One that fails puts all processes back.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (0, 0))
+
+
+def read_log(work: Path) -> str:
+    """The end of CRIU's log in ``work``, or what it said before it had one."""
+    for file in ("log", "stderr"):
+        with contextlib.suppress(OSError):
+            if said := (work / file).read_text(errors="replace"):
+                return said[-LOG_BYTES:]
+    return ""
+
+
+@contextlib.contextmanager
+def _work(images: Path) -> Iterator[Path]:
+    """A folder for messages, beside the images, so that whoever clears those away clears it too."""
+    with tempfile.TemporaryDirectory(prefix="criu-", dir=images.absolute().parent) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _nothing_left(freezer: Path, before: set[int]) -> Iterator[None]:
+    """A restore that fails within the block leaves no process in the cgroup but those of ``before``."""
+    try:
+        yield
+    except BaseException:
+        deadline = time.monotonic() + 5.0
+        while (left := set(pids_of(freezer)) - before) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
+        cgroup.thaw(freezer)
+        raise
 
 
 def _stand(freezer: Path) -> None:
@@ -259,45 +264,43 @@ def _with_connections(attempt: Callable[[str], T]) -> T:
 def refuse_traced(pids: list[int]) -> None:
     """CRIU would try for ten seconds to seize a process that has a debugger, so ask first."""
     for pid in sorted(pids):
-        try:
-            status = Path(f"/proc/{pid}/status").read_bytes()
-        except OSError:
-            continue
-        tracer = status.partition(b"TracerPid:")[2].split(maxsplit=1)[0]
-        if tracer != b"0":
+        if (tracer := read_status(pid).get("TracerPid", "0")) != "0":
             raise CriuError(
                 f"process image: {who(pid)} is being traced by {who(int(tracer))}; end the debugger first"
             )
 
 
 @contextlib.contextmanager
-def _work(images: Path) -> Iterator[Path]:
-    """A folder for messages, beside the images, so that whoever clears those away clears it too."""
-    with tempfile.TemporaryDirectory(prefix="criu-", dir=images.absolute().parent) as folder:
-        yield Path(folder)
-
-
-@contextlib.contextmanager
 def _freezer_kept(cgroup: Path) -> Iterator[None]:
     """A CRIU that was killed leaves the freezer as it happened to be: put it back."""
     file = cgroup / "cgroup.freeze"
-    try:
-        state = file.read_text()
-    except OSError:
-        state = ""
+    state = file.read_text()
     try:
         yield
     finally:
-        if state:
-            with contextlib.suppress(OSError):
-                if file.read_text() != state:
-                    file.write_text(state)
-
-
-def _clear(folder: Path, *, remove: bool) -> None:
-    if remove:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    for entry in os.scandir(folder):
         with contextlib.suppress(OSError):
-            os.unlink(entry.path)
+            if file.read_text() != state:
+                file.write_text(state)
+
+
+def kernel_cache() -> Path | None:
+    """A private tmpfs folder to stand in for ``/run``; None where it is one or none can be had.
+
+    All programs share it, as they share ``/run``: a CRIU discards what another build of it has written.
+    """
+    if os.geteuid() != 0 or is_tmpfs("/run") or not is_tmpfs(str(SHARED_MEMORY)):
+        return None
+    folder = SHARED_MEMORY / "windtunnel-criu"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    state = folder.lstat()
+    # /dev/shm is open to everybody: a folder or link that somebody else put there is not trusted
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
+        return None
+    return folder
+
+
+@cache
+def is_tmpfs(path: str) -> bool:
+    """Whether ``path`` lies on a tmpfs."""
+    return file_system(path) == TMPFS

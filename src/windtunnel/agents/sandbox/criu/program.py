@@ -1,39 +1,137 @@
-"""Builds CRIU from one source that is known by its digest, with this package's patches, beside the system's.
+"""The CRIU program: where it is, whether it works here, and how it is built.
 
-The new program has to dump and restore a process before it takes its place; until then, and when it fails,
-what was there stays.
+Working means a dump and a restore of one tiny process, and nothing less: ``criu check`` says what the kernel
+offers, not whether this program can use it; a CRIU that is too old for the kernel passes it and fails at the
+first dump. It is built from one source that is known by its digest, with this package's patches, beside the
+system's; a new one has to work before it takes its place, and until then what was there stays.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
+import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
-from windtunnel.agents.sandbox.criu.find import PATCHES, SHA256, build_id, default_prefix, read_program, trial
-from windtunnel.agents.sandbox.criu.run import Criu
+from windtunnel.agents.sandbox.criu.failure import real_errors
+from windtunnel.agents.sandbox.criu.run import COMMON, Criu, kernel_cache, read_log
 from windtunnel.agents.sandbox.errors import CriuError
+from windtunnel.base import paths
 from windtunnel.base.errors import UserError
-from windtunnel.linux.system import locked
+from windtunnel.linux.processes import command_line
+from windtunnel.linux.system import in_sbin, locked
 
 Progress = Callable[[str], None]
 
 TARBALL = "criu_4.2.1.orig.tar.xz"
+SHA256 = "29ec0ee09e296479fe7048c80980e8ef1d0684d0b0204c2b101dfea19f6725b9"
 SNAPSHOT = "https://snapshot.debian.org/file/943aa42a53e9678fee0c8cb85c544afa2d331229"
 """Where the tarball stays, by its SHA-1, when mirrors have a newer one."""
+PATCHES = tuple(sorted((Path(__file__).parent / "patches").glob("*.patch")))
 BUILD = (
     "build-essential", "patch", "pkg-config", "libprotobuf-dev", "libprotobuf-c-dev", "protobuf-c-compiler",
     "protobuf-compiler", "python3-protobuf", "libnl-3-dev", "libcap-dev", "libnet1-dev", "uuid-dev",
     "libbsd-dev",
 )  # fmt: skip
-COMMAND_SECONDS, FETCH_SECONDS = 1800, 60
+COMMAND_SECONDS, FETCH_SECONDS, TRIAL_SECONDS = 1800, 60, 30
+TRIES = 3
+"""How often a trial is made: the restored process wants its old number back, which another may have got."""
+
+
+def default_prefix() -> Path:
+    """The folder into which ``setup`` installs: of the machine for root, else of the user."""
+    return paths.of_host() / "criu"
+
+
+def find_criu() -> Criu | None:
+    """The CRIU to use: ``$WINDTUNNEL_CRIU``, the own folder, PATH; None when there is none."""
+    given = os.environ.get("WINDTUNNEL_CRIU")
+    system = in_sbin("criu") if not given and os.geteuid() == 0 else shutil.which("criu")
+    for candidate in (given, str(default_prefix() / "bin" / "criu"), system):
+        if candidate and os.access(candidate, os.X_OK) and (criu := read_program(Path(candidate))):
+            return criu
+    return None
+
+
+def read_program(program: Path) -> Criu | None:
+    """The CRIU at ``program``, by what it says of itself; None when that is no CRIU."""
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r"Version: *v?(\d+(?:\.\d+)*)", said)
+    if match is None:
+        return None
+    version = tuple(int(part) for part in match.group(1).split("."))
+    return Criu(program, version, patched=f"GitID: {build_id()}" in said)
+
+
+@cache
+def build_id() -> str:
+    """What a CRIU of the known source with the patches of this package says as its ``GitID``."""
+    digest = hashlib.sha256(SHA256.encode())
+    for patch in PATCHES:
+        digest.update(patch.read_bytes())
+    return f"windtunnel-{digest.hexdigest()[:12]}"
+
+
+def trial(criu: Criu) -> str:
+    """Why ``criu`` does not work on this machine, in words; empty when it does."""
+    if os.geteuid() != 0:
+        return "it needs root (or CAP_CHECKPOINT_RESTORE and CAP_SYS_ADMIN) to dump and restore"
+    half = (kernel_cache() or Path("/run")) / "criu.kdat.tmp"
+    with contextlib.suppress(OSError):
+        # a CRIU that was killed while it wrote its cache keeps all later ones from writing it
+        if time.time() - half.stat().st_mtime > 5:
+            half.unlink()
+    said = ""
+    for _ in range(TRIES):
+        with tempfile.TemporaryDirectory(prefix="windtunnel-trial-") as folder:
+            said = _dump_and_restore(criu.path, Path(folder))
+        if not said:
+            break
+    return said
+
+
+def _dump_and_restore(program: Path, folder: Path) -> str:
+    """What failed, in words; empty when a process was dumped and restored."""
+    silent = subprocess.DEVNULL
+    child = subprocess.Popen(
+        ["sleep", "1000"], stdin=silent, stdout=silent, stderr=silent, cwd="/", start_new_session=True
+    )
+
+    def failed(*words: str) -> str:
+        command = [str(program), *words, "-D", str(folder), *COMMON]
+        try:
+            done = subprocess.run(command, stdout=silent, stderr=silent, timeout=TRIAL_SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        log = read_log(folder)
+        return f"CRIU failed: {(real_errors(log) or [log.strip()])[0]}" if done.returncode else ""
+
+    try:
+        said = failed("dump", "-t", str(child.pid))
+    finally:
+        child.kill()
+        child.wait()
+    if said := said or failed("restore", "-d"):
+        return said
+    try:
+        right = command_line(child.pid) == "sleep 1000"
+        return "" if right else "the restored process is not the one that was dumped"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
 
 
 def setup(prefix: Path | None = None, progress: Progress = lambda line: None) -> Criu:
@@ -92,7 +190,7 @@ def build(work: Path, progress: Progress) -> Path:
 def fetch_source(work: Path, progress: Progress) -> Path:
     """The tarball, in ``work``, from a mirror among the apt sources, or the archive of all of them."""
     for address in (*(f"{mirror}pool/main/c/criu/{TARBALL}" for mirror in list_mirrors()), SNAPSHOT):
-        with suppress(OSError), urllib.request.urlopen(address, timeout=FETCH_SECONDS) as answer:
+        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=FETCH_SECONDS) as answer:
             content = answer.read()
             if hashlib.sha256(content).hexdigest() == SHA256:
                 (work / TARBALL).write_bytes(content)
