@@ -24,18 +24,18 @@ def test_without_ray_the_sentence_says_what_to_install() -> None:
 
 def test_an_actor_serves_its_node(client: Client) -> None:
     actor = SandboxActor(str(client.place.home))
-    assert actor.call(None, "health").home == str(client.place.home)
-    assert actor.call(None, "create", SandboxSpec("a")) == "a"
-    assert actor.call("a", "run", "echo hi", timeout=60).stdout == b"hi\n"
-    assert actor.call("a", "end_turn", "r") is None
-    made = actor.call("a", "checkpoint")
-    assert actor.call(None, "fork", made.id, 2) == ["a-1", "a-2"]
-    assert set(actor.call(None, "notice", 9)) == {"a", "a-1", "a-2"}
-    actor.call(None, "remove", "a")
-    assert [one.name for one in actor.call(None, "boxes")] == ["a-1", "a-2"]
-    for name, method in (("a-1", "_execute"), ("a-1", "fork"), (None, "down")):
+    assert actor.call("AnyDaemon", "health", "").home == str(client.place.home)
+    assert actor.call("AnyHost", "create", "", SandboxSpec("a")) == "a"
+    assert actor.call("AnySandbox", "run", "a", "echo hi", timeout=60).stdout == b"hi\n"
+    assert actor.call("AnySandbox", "end_turn", "a", "r") is None
+    made = actor.call("AnySandbox", "checkpoint", "a")
+    assert actor.call("AnyHost", "fork", "", made.id, 2) == ["a-1", "a-2"]
+    assert set(actor.call("AnyHost", "notice", "", 9)) == {"a", "a-1", "a-2"}
+    actor.call("AnyHost", "remove", "", "a")
+    assert [one.name for one in actor.call("AnyHost", "boxes", "")] == ["a-1", "a-2"]
+    for kind, method in (("AnySandbox", "_execute"), ("AnySandbox", "fork"), ("AnyDaemon", "down")):
         with pytest.raises(UserError, match="no method"):
-            actor.call(name, method)
+            actor.call(kind, method, "a-1")
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_pool_on_a_real_ray(ray: Any, client: Client) -> None:
         pool(["nowhere"])
     with pytest.raises(UserError, match="not in the pool"):
         made.create(SandboxSpec("b"), node="nowhere")
-    assert made.get("a").call("info").status == "running"
+    assert made.get("a").info().status == "running"
     made.remove("a")
     made.close()
     assert len(client.boxes()) == 2  # sandboxes do not end with the actors

@@ -64,11 +64,9 @@ def test_errors_are_those_of_the_standard_library(box: RemoteBox) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda box: ours.run(box, ["cat"], input=b"x"), "input"),
         (lambda box: ours.run(box, ["cat"], stdin=0), "stdin"),
-        (lambda box: ours.run(box, ["cat"], stdout=7), "a file is not supported"),
+        (lambda box: ours.run(box, ["cat"], stdout=7), "no file"),
         (lambda box: ours.run(box, []), "empty"),
-        (lambda box: ours.run(box, ["cat"], capture_output=True, stdout=ours.PIPE), "capture_output"),
         (lambda box: ours.run(box, ["cat"], env={"A=B": "x"}), "A=B"),
         (lambda box: ours.Popen(box, ["cat"], stdin=ours.PIPE), "stdin"),
     ],

@@ -10,15 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from windtunnel.agents.sandbox.model import BoxInfo, Manifest, SandboxSpec, Saved, TurnResult
-from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox
-from windtunnel.base.calls import methods
+from windtunnel.agents.sandbox.model import BoxInfo, SandboxSpec, Saved
+from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox
+from windtunnel.base.calls import forwards, method, methods, referred
 from windtunnel.base.errors import UserError
+
+if TYPE_CHECKING:  # it has the same methods, which type checkers read there
+    from windtunnel.agents.sandbox.box import Box as _Box
+else:
+    _Box = object
 
 CONCURRENT = 256
 """Calls that one actor takes at a time: a command occupies one until it ends."""
+KINDS = {kind.__name__: kind for kind in (AnyDaemon, AnyHost, AnySandbox)}
 
 
 class SandboxActor:
@@ -29,21 +35,31 @@ class SandboxActor:
 
         self._client = connect(home)
 
-    def call(self, name: str | None, method: str, *arguments: Any, **options: Any) -> Any:
-        """A method of the sandbox ``name``, or of the host where that is None.
+    def call(self, kind: str, name: str, on: str, *arguments: Any, **options: Any) -> Any:
+        """A method of the sandbox ``on``, or of the host.
 
         A sandbox is answered by its name; of a checkpoint under way nothing is told.
         """
-        known = (*methods(AnyHost), "health") if name is None else methods(AnySandbox)
-        if method not in known:
-            raise UserError(f"sandbox: {method!r} is no method of a sandbox in a pool")
-        at: Any = self._client if name is None else self._client.get(name)
-        answer = getattr(at, method)(*arguments, **options)
-        if name is None and method in ("create", "get", "import_"):
-            return answer.name
-        if name is None and method == "fork":
-            return [one.name for one in answer]
-        return None if method == "end_turn" else answer
+        if name not in methods(KINDS[kind]) or name == "down":
+            raise UserError(f"sandbox: {name!r} is no method of a sandbox in a pool")
+        answer = getattr(self._client.get(on) if on else self._client, name)(*arguments, **options)
+        boxes, several = referred(method(KINDS[kind], name).returns, (AnySandbox,))
+        if boxes is not None:
+            return [box.name for box in answer] if several else answer.name
+        return None if name == "end_turn" else answer
+
+
+class _Link:
+    """Calls to one actor, as `windtunnel.base.calls` makes them."""
+
+    def __init__(self, actor: Any, node: str) -> None:
+        self.actor, self.node = actor, node
+
+    def start(self, protocol: type, name: str, on: str, *arguments: Any, **options: Any) -> Any:
+        return self.actor.call.remote(protocol.__name__, name, on, *arguments, **options)
+
+    def call(self, protocol: type, name: str, on: str, *arguments: Any, **options: Any) -> Any:
+        return _got(self.start(protocol, name, on, *arguments, **options))
 
 
 def pool(hosts: Sequence[str] | None = None, *, home: str | None = None) -> Pool:
@@ -60,140 +76,113 @@ def pool(hosts: Sequence[str] | None = None, *, home: str | None = None) -> Pool
         ray.init()
     alive = [node for node in ray.nodes() if node["Alive"]]
     chosen = alive if hosts is None else [_node(alive, host) for host in hosts]
-    remote = ray.remote(SandboxActor)
-    actors = {
-        node["NodeID"]: remote.options(
-            num_cpus=0,
-            max_concurrency=CONCURRENT,
-            max_restarts=-1,
-            max_task_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-        ).remote(home)
+    links = [
+        _Link(
+            ray.remote(SandboxActor).options(
+                num_cpus=0, max_concurrency=CONCURRENT, max_restarts=-1, max_task_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+            ).remote(home),
+            node["NodeID"],
+        )
         for node in chosen
-    }
+    ]  # fmt: skip
+    made = Pool(links)
     try:
-        ray.get([actor.call.remote(None, "health") for actor in actors.values()])
+        ray.get([link.start(AnyDaemon, "health", "") for link in links])
     except BaseException:
-        for actor in actors.values():
-            ray.kill(actor)
+        made.close()
         raise
-    return Pool(actors)
+    return made
 
 
 class Pool:
     """Sandboxes on several nodes. A new one goes to the node that runs the fewest."""
 
-    def __init__(self, actors: dict[str, Any]) -> None:
-        self._actors = actors
+    def __init__(self, links: Sequence[_Link]) -> None:
+        self._links = {link.node: link for link in links}
 
     @property
     def nodes(self) -> list[str]:
-        return list(self._actors)
+        return list(self._links)
 
     def boxes(self) -> dict[str, list[BoxInfo]]:
         """The sandboxes of each node."""
-        asked = {node: actor.call.remote(None, "boxes") for node, actor in self._actors.items()}
-        return {node: _got(answer) for node, answer in asked.items()}
+        begun = {node: link.start(AnyHost, "boxes", "") for node, link in self._links.items()}
+        return {node: _got(answer) for node, answer in begun.items()}
 
     def create(self, spec: SandboxSpec, *, node: str | None = None) -> PooledBox:
         """A new sandbox; its name must be free on all nodes."""
         known = self.boxes()
-        for at, found in known.items():
-            if any(one.name == spec.name for one in found):
+        for at, boxes in known.items():
+            if any(box.name == spec.name for box in boxes):
                 raise UserError(f"sandbox: {spec.name!r} exists already, on node {at}")
         if node is None:
-            node = min(known, key=lambda at: sum(one.status == "running" for one in known[at]))
-        self._host(node, "create", spec)
-        return PooledBox(self._actors[node], spec.name, node)
+            node = min(known, key=lambda at: sum(box.status == "running" for box in known[at]))
+        link = self._link(node)
+        return PooledBox(link, link.call(AnyHost, "create", "", spec))
 
     def get(self, name: str) -> PooledBox:
         """The sandbox of that name, on whichever node it is."""
-        for node, found in self.boxes().items():
-            if any(one.name == name for one in found):
-                return PooledBox(self._actors[node], name, node)
-        raise UserError(f"sandbox: {name!r} is unknown on all {len(self._actors)} nodes of the pool")
+        for node, boxes in self.boxes().items():
+            if any(box.name == name for box in boxes):
+                return PooledBox(self._links[node], name)
+        raise UserError(f"sandbox: {name!r} is unknown on all {len(self._links)} nodes of the pool")
 
     def remove(self, name: str) -> None:
         self.get(name).remove()
 
-    def move(self, name: str, node: str, url: str, *, allow_less: bool = False) -> PooledBox:
+    def move(self, name: str, node: str, url: str, **options: Any) -> PooledBox:
         """Take a sandbox to another node through ``url``, which both reach; it is removed where it was.
-
-        Raises LessError where something would be left behind, unless ``allow_less``; it stays then.
+        ``options``: of the host's ``export`` and ``import_``. It stays where one of these raises LessError.
         """
-        self._known(node)
-        source = self.get(name)
+        there, source = self._link(node), self.get(name)
         if source.node == node:
             return source
-        self._host(source.node, "export", name, url, allow_less=allow_less)
-        self._host(node, "import_", url, name, allow_less=allow_less)
+        source.link.call(AnyHost, "export", "", name, url, **options)
+        there.call(AnyHost, "import_", "", url, name, **options)
         source.remove()
-        return PooledBox(self._actors[node], name, node)
+        return PooledBox(there, name)
 
     def notice(self, node: str, seconds: float) -> dict[str, Saved]:
         """A node will be taken: checkpoint all that runs there."""
-        return dict(self._host(node, "notice", seconds))
+        return dict(self._link(node).call(AnyHost, "notice", "", seconds))
 
     def close(self) -> None:
         """End the actors; daemons and sandboxes run on."""
         import ray
 
-        for actor in self._actors.values():
-            ray.kill(actor)
+        for link in self._links.values():
+            ray.kill(link.actor)
 
-    def _host(self, node: str, method: str, *arguments: Any, **options: Any) -> Any:
-        """A method of a node's host, and its answer."""
-        self._known(node)
-        return _got(self._actors[node].call.remote(None, method, *arguments, **options))
-
-    def _known(self, node: str) -> None:
-        if node not in self._actors:
-            known = ", ".join(self._actors)
+    def _link(self, node: str) -> _Link:
+        if node not in self._links:
+            known = ", ".join(self._links)
             raise UserError(f"sandbox: node {node!r} is not in the pool; there are: {known}")
+        return self._links[node]
 
 
-class PooledBox:
-    """One sandbox of a pool. Its methods are those of ``Box``; ``start`` gives a reference to wait for."""
+@forwards(AnySandbox)
+class PooledBox(_Box):
+    """One sandbox of a pool. Its methods are those of ``Box`` with arguments that are plain data."""
 
-    def __init__(self, actor: Any, name: str, node: str) -> None:
-        self._actor, self.name, self.node = actor, name, node
+    def __init__(self, link: _Link, name: str) -> None:
+        self._link, self._on, self.link, self.node = link, name, link, link.node
 
-    def start(self, method: str, *arguments: Any, **options: Any) -> Any:
+    @property
+    def name(self) -> str:
+        return self._on
+
+    def start(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Call a method without waiting: a Ray object reference."""
-        return self._actor.call.remote(self.name, method, *arguments, **options)
+        return self.link.start(AnySandbox, name, self._on, *arguments, **options)
 
-    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of `AnySandbox` whose arguments are plain data, and wait for its answer."""
-        return _got(self.start(method, *arguments, **options))
-
-    def run(
-        self, command: str | Sequence[str], *, shell: str = "main", timeout: float | None = None
-    ) -> TurnResult:
-        result: TurnResult = self.call("run", command, shell=shell, timeout=timeout)
-        return result
-
-    def end_turn(self, request: str = "") -> None:
-        """End the turn; its checkpoint goes on while the model thinks."""
-        self.call("end_turn", request)
-
-    def checkpoint(self, label: str = "", *, full: bool = False, allow_less: bool = False) -> Manifest:
-        made: Manifest = self.call("checkpoint", label, full=full, allow_less=allow_less)
-        return made
-
-    def fork(
-        self,
-        count: int = 1,
-        *,
-        names: list[str] | None = None,
-        allow_less: bool = False,
-    ) -> list[PooledBox]:
-        """Sandboxes that go on from its state now, on the same node."""
-        options = {"names": names, "allow_less": allow_less}
-        made = _got(self._actor.call.remote(None, "fork", self.name, count, **options))
-        return [PooledBox(self._actor, name, self.node) for name in made]
+    def fork(self, count: int = 1, **options: Any) -> list[PooledBox]:
+        """Sandboxes that go on from its state now, on the same node. ``options``: of the host's ``fork``."""
+        names = self.link.call(AnyHost, "fork", "", self._on, count, **options)
+        return [PooledBox(self.link, name) for name in names]
 
     def remove(self) -> None:
-        _got(self._actor.call.remote(None, "remove", self.name))
+        self.link.call(AnyHost, "remove", "", self._on)
 
 
 def _node(alive: list[dict[str, Any]], host: str) -> dict[str, Any]:
@@ -211,7 +200,6 @@ def _got(reference: Any) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, Exception):
-            raise cause from None
+        if isinstance(error.cause, Exception):
+            raise error.cause from None
         raise

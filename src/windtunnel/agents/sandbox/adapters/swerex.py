@@ -17,7 +17,6 @@ import contextlib
 import logging
 import shlex
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +39,11 @@ LOG = logging.getLogger("windtunnel.sandbox.swerex")
 
 
 class SandboxRuntime(rex.AbstractRuntime):
-    """Runs an agent's actions in a sandbox. ``turns``: each action is a turn."""
+    """Runs an agent's actions in a sandbox; each is a turn."""
 
-    def __init__(self, box: AnySandbox, *, turns: bool = True) -> None:
+    def __init__(self, box: AnySandbox) -> None:
         self.box = box
         self.logger = LOG
-        self._turns = turns
         self._sessions: set[str] = set()
         self._running: dict[str, threading.Event] = {}
 
@@ -113,26 +111,18 @@ class SandboxRuntime(rex.AbstractRuntime):
         if request.session not in self._sessions:
             raise faults.SessionDoesNotExistError(f"session {request.session!r} does not exist")
         self._sessions.discard(request.session)
-        await asyncio.to_thread(lambda: self.box.run("exit", shell=request.session, timeout=10))
+        await asyncio.to_thread(self.box.run, "exit", shell=request.session, timeout=10)
         return rex.CloseBashSessionResponse()
 
     async def execute(self, command: rex.Command) -> rex.CommandResponse:
         """Run a command beside all sessions, as ``subprocess.run`` does."""
 
-        def work() -> Any:
-            return commands.run(
-                self.box,
-                command.command,
-                shell=command.shell,
-                timeout=command.timeout,
-                env=command.env,
-                cwd=command.cwd,
-                stdout=commands.PIPE,
-                stderr=commands.STDOUT if command.merge_output_streams else commands.PIPE,
-            )
-
+        second = commands.STDOUT if command.merge_output_streams else commands.PIPE
         try:
-            done = await asyncio.to_thread(work)
+            done = await asyncio.to_thread(
+                commands.run, self.box, command.command, shell=command.shell, timeout=command.timeout,
+                env=command.env, cwd=command.cwd, stdout=commands.PIPE, stderr=second,
+            )  # fmt: skip
         except commands.TimeoutExpired as error:
             sentence = f"Timeout ({command.timeout}s) exceeded while running command"
             raise faults.CommandTimeoutError(sentence) from error
@@ -175,7 +165,7 @@ class SandboxRuntime(rex.AbstractRuntime):
         self._running[session] = cancel
         try:
             result = await asyncio.to_thread(
-                lambda: self.box.run(text, shell=session, timeout=timeout, cancel=cancel)
+                self.box.run, text, shell=session, timeout=timeout, cancel=cancel
             )
         except asyncio.CancelledError:
             cancel.set()
@@ -186,13 +176,12 @@ class SandboxRuntime(rex.AbstractRuntime):
         return result
 
     async def _end_turn(self) -> None:
-        if self._turns:
-            await asyncio.to_thread(self.box.end_turn)
+        await asyncio.to_thread(self.box.end_turn)
 
     async def _check_syntax(self, command: str) -> None:
         """Raise BashIncorrectSyntaxError where that is why a command failed; nothing of it has run then."""
         line = commands.command_line(["bash", "-n", "-c", command])
-        checked = await asyncio.to_thread(lambda: self.box.run(line, shell=commands.SHELL, timeout=30))
+        checked = await asyncio.to_thread(self.box.run, line, shell=commands.SHELL, timeout=30)
         if checked.exit_code == 2 or b"syntax error" in checked.stderr:
             told = _text(checked.stderr)
             raise faults.BashIncorrectSyntaxError(
@@ -209,23 +198,13 @@ class SandboxRuntime(rex.AbstractRuntime):
 
 
 class SandboxDeployment(AbstractDeployment):
-    """Makes a sandbox when it starts and removes it when it stops; one that was there before stays, and so
-    does one to ``keep``."""
+    """Makes a sandbox when it starts and removes it when it stops; one that was there before stays."""
 
-    def __init__(
-        self,
-        host: AnyHost | Callable[[], AnyHost],
-        spec: SandboxSpec,
-        *,
-        keep: bool = False,
-        turns: bool = True,
-    ) -> None:
+    def __init__(self, host: AnyHost, spec: SandboxSpec) -> None:
         self.logger = LOG
-        self._open = host if callable(host) else lambda: host
-        self._spec, self._keep, self._turns = spec, keep, turns
+        self._host, self._spec = host, spec
         self._hooks: list[Any] = []
-        self._host: AnyHost | None = None
-        self._made = False
+        self._owned = False
         self._runtime: SandboxRuntime | None = None
 
     def add_hook(self, hook: Any) -> None:
@@ -245,17 +224,16 @@ class SandboxDeployment(AbstractDeployment):
         except Exception as error:
             sentence = f"sandbox {self._spec.name} did not start: {error}"
             raise faults.DeploymentStartupError(sentence) from error
-        self._runtime = SandboxRuntime(box, turns=self._turns)
+        self._runtime = SandboxRuntime(box)
 
     async def stop(self) -> None:
         if self._runtime is None:
             return
         runtime, self._runtime = self._runtime, None
-        goes = self._made and not self._keep
         # what the last turn's checkpoint lacks matters to nobody where no checkpoint stays
-        with contextlib.suppress(*([LessError] if goes else [])):
+        with contextlib.suppress(*([LessError] if self._owned else [])):
             await runtime.close()
-        if goes and self._host is not None:
+        if self._owned:
             await asyncio.to_thread(self._host.remove, self._spec.name)
 
     @property
@@ -268,11 +246,9 @@ class SandboxDeployment(AbstractDeployment):
         """Nothing: a sandbox is made to outlive the program that made it; ``stop`` removes it."""
 
     def _find(self) -> AnySandbox:
-        self._host = self._open()
-        known = {info.name: info for info in self._host.boxes()}
-        found = known.get(self._spec.name)
+        found = next((info for info in self._host.boxes() if info.name == self._spec.name), None)
         if found is None:
-            self._made = True
+            self._owned = True
             return self._host.create(self._spec)
         box = self._host.get(found.name)
         if found.status != "running":
