@@ -17,17 +17,14 @@ from windtunnel.cli.sandbox.common import (
     box,
     bytes_of,
     client,
-    escape,
     moment,
     pairs,
     print_json,
-    show,
+    show_table,
     size,
-    table,
     told_of_file,
 )
 
-STYLES = {"running": "green", "stopped": "yellow", "dead": "red"}
 Inside = Annotated[str, typer.Argument(metavar="PATH", help="An absolute path inside the sandbox.")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="The sandboxes.")]
 
@@ -129,14 +126,12 @@ def list_all(
         return print_json(found)
     if not found:
         return typer.echo("No sandboxes yet: start with `windtunnel sandbox create NAME`.")
-    shown = table(
-        "name", "status", "turns", "newest checkpoint", "image", "network", "made", right=("turns",)
-    )
-    for one in found:
-        status = f"[{STYLES.get(one.status, 'white')}]{one.status}[/]"
-        image, tip = escape(one.image), one.tip or "–"
-        shown.add_row(one.name, status, str(one.turns), tip, image, one.network, moment(one.created))
-    show(shown)
+    head = ("name", "status", "turns", "newest checkpoint", "image", "network", "made")
+    rows = [
+        (one.name, one.status, str(one.turns), one.tip or "–", one.image, one.network, moment(one.created))
+        for one in found
+    ]
+    show_table(head, rows, right=("turns",))
 
 
 def ps(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
@@ -265,12 +260,14 @@ def _list_files(context: typer.Context, name: str, path: str, as_json: bool) -> 
     found = box(context, name).listdir(path)
     if as_json:
         return print_json(found)
-    shown = table("name", "kind", "size", "mode", "modified", right=("size",))
-    for one in found:
-        when = moment(one.modified) if one.modified else ""
-        shown_name = escape(one.name + (f" → {one.target}" if one.target else ""))
-        shown.add_row(shown_name, one.kind, size(one.size), f"{one.mode & 0o7777:04o}", when)
-    show(shown)
+    rows = [
+        (
+            one.name + (f" → {one.target}" if one.target else ""), one.kind, size(one.size),
+            f"{one.mode & 0o7777:04o}", moment(one.modified) if one.modified else "",
+        )
+        for one in found
+    ]  # fmt: skip
+    show_table(("name", "kind", "size", "mode", "modified"), rows, right=("size",))
 
 
 def _image(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,20 +15,17 @@ from windtunnel.cli.sandbox.common import (
     Name,
     box,
     client,
-    escape,
     lacking,
     less_as_json,
     local_url,
     moment,
     print_json,
-    show,
+    printable,
+    show_table,
     size,
-    table,
 )
 
 if TYPE_CHECKING:
-    from rich.tree import Tree
-
     from windtunnel.agents.sandbox.model import Manifest, RestoreReport
     from windtunnel.agents.sandbox.protocol import Log
 
@@ -36,13 +33,7 @@ Checkpoint = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="An id, or the beginning of one; see `log`.")
 ]
 
-CLASSES = {"none": "dim", "shell": "cyan", "files": "blue", "full": "magenta"}
-CHANGES = {
-    "created": "[green]+[/]",
-    "deleted": "[red]-[/]",
-    "modified": "[yellow]~[/]",
-    "renamed": "[yellow]>[/]",
-}
+CHANGES = {"created": "+", "deleted": "-", "modified": "~", "renamed": ">"}
 
 
 def checkpoint(
@@ -302,7 +293,7 @@ def log(
     elif not found.checkpoints:
         typer.echo(f"sandbox {name} has no checkpoint yet")
     else:
-        show(tree(name, found, tips))
+        typer.echo("\n".join(tree(name, found, tips)))
 
 
 def diff(
@@ -322,78 +313,63 @@ def diff(
     if as_json:
         return print_json(found)
     for change in found.files:
-        mark = CHANGES.get(change.change, "[dim]m[/]")
-        show(f"{mark} {escape(change.path)}" + (f"  [dim]{size(change.size)}[/]" if change.size else ""))
+        added = f"  {size(change.size)}" if change.size else ""
+        typer.echo(f"{CHANGES.get(change.change, 'm')} {printable(change.path)}{added}")
     for command in found.started:
-        show(f"[green]started[/] {escape(command)}")
+        typer.echo(f"started {printable(command)}")
     for command in found.ended:
-        show(f"[red]ended[/] {escape(command)}")
+        typer.echo(f"ended {printable(command)}")
     if not (found.files or found.started or found.ended):
         typer.echo("no difference")
 
 
-def tree(name: str, found: Log, newest: Mapping[str, str]) -> Tree:
-    """The checkpoints as a tree; a chain without branches stays on one level, so that it can be read.
-    ``newest``: the newest checkpoint of every sandbox of the host."""
-    from rich.tree import Tree
-
+def tree(name: str, found: Log, newest: Mapping[str, str]) -> list[str]:
+    """The checkpoints as a tree, one a line; a chain without branches stays on one level, so that it can be
+    read. ``newest``: the newest checkpoint of every sandbox of the host."""
     known = {one.id for one in found.checkpoints}
-    children: dict[str, list[Manifest]] = {}
+    children: dict[str, list[tuple[str, str]]] = {}
     for one in found.checkpoints:
         parent = one.parent if one.parent is not None and one.parent in known else ""
-        children.setdefault(parent, []).append(one)
-    tips: dict[str, list[str]] = {}
-    for owner, tip in newest.items():
-        tips.setdefault(tip, []).append(owner)
-    root = Tree(f"[bold]{escape(name)}[/]", guide_style="dim")
+        tips = [owner for owner, tip in newest.items() if tip == one.id]
+        children.setdefault(parent, []).append((one.id, _label(name, one, tips)))
+    return [name, *_below(children, "", 1)]
 
-    def add(node: Tree, parent: str) -> None:
-        """Below ``node``, all that comes after the checkpoint ``parent``."""
-        while len(only := children.get(parent, [])) == 1:
-            last = node.add(_label(name, only[0], tips.get(only[0].id, [])))
-            parent = only[0].id
-            if len(children.get(parent, [])) > 1:
-                node = last
-        for branch in only:
-            add(node.add(_label(name, branch, tips.get(branch.id, []))), branch.id)
 
-    add(root, "")
-    return root
+def _below(children: Mapping[str, list[tuple[str, str]]], parent: str, depth: int) -> Iterator[str]:
+    """The lines of all that comes after the checkpoint ``parent``."""
+    branches = children.get(parent, [])
+    while len(branches) == 1:
+        ((parent, label),) = branches
+        yield "  " * depth + label
+        branches = children.get(parent, [])
+        if len(branches) > 1:
+            depth += 1
+    for parent, label in branches:
+        yield "  " * depth + label
+        yield from _below(children, parent, depth + 1)
 
 
 def _label(name: str, one: Manifest, tips: list[str]) -> str:
-    word = one.turn_class.word
     added = sum(part.bytes_new for part in (one.files, one.image) if part is not None and part.id == one.id)
-    text = f"{one.id}  turn {one.turn}  [{CLASSES[word]}]{word}[/]  {size(added)}  {moment(one.created)}"
-    if one.lacks:
-        text += f"  [red]{one.wanted.word} was wanted, {len(one.lacks)} lacking[/]"
-    if one.box != name:
-        text += f"  [dim]of {escape(one.box)}[/]"
-    if one.label:
-        text += f"  [bold]{escape(one.label)}[/]"
-    if one.pinned:
-        text += "  [yellow]pinned[/]"
-    if name in tips:
-        text += "  [green]← tip[/]"
     others = [tip for tip in tips if tip != name]
-    if others:
-        text += f"  [green]← tip of {escape(', '.join(others))}[/]"
-    return text
+    notes = (
+        (one.lacks, f"{one.wanted.word} was wanted, {len(one.lacks)} lacking"),
+        (one.box != name, f"of {one.box}"),
+        (one.label, printable(one.label)), (one.pinned, "pinned"), (name in tips, "← tip"),
+        (others, f"← tip of {', '.join(others)}"),
+    )  # fmt: skip
+    first = (one.id, f"turn {one.turn}", one.turn_class.word, size(added), moment(one.created))
+    return "  ".join((*first, *(text for applies, text in notes if applies)))
 
 
 def _show_turns(found: Log) -> None:
-    columns = ("turn", "kept", "wanted", "checkpoint", "added", "took", "why")
-    shown = table(*columns, right=("turn", "added", "took"))
-    for one in found.turns:
-        kept, wanted = one.turn_class.word, one.wanted.word
-        lacks = [f"lacks {lack}" for lack in one.lacks]
-        shown.add_row(
-            str(one.number),
-            f"[{CLASSES[kept]}]{kept}[/]",
-            f"[{'red' if lacks else CLASSES[wanted]}]{wanted}[/]",
-            one.checkpoint or "–",
-            size(one.bytes_new),
+    head = ("turn", "kept", "wanted", "checkpoint", "added", "took", "why")
+    rows = [
+        (
+            str(one.number), one.turn_class.word, one.wanted.word, one.checkpoint or "–", size(one.bytes_new),
             f"{one.seconds * 1e3:,.0f} ms",
-            escape("; ".join((*lacks, *one.reasons))),
+            "; ".join((*(f"lacks {lack}" for lack in one.lacks), *one.reasons)),
         )
-    show(shown)
+        for one in found.turns
+    ]  # fmt: skip
+    show_table(head, rows, right=("turn", "added", "took"))

@@ -1,6 +1,6 @@
 """What the commands of ``windtunnel sandbox`` share: options, the connection, and how things are printed.
 
-Rich is imported where something is printed with it: most calls print a line, and a program reads JSON.
+Tables are plain text: to import what draws nicer ones would double what a short command costs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -22,8 +22,6 @@ from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.plain import to_plain
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from windtunnel.agents.sandbox.client import Client, RemoteBox
     from windtunnel.agents.sandbox.model import Lack
 
@@ -92,36 +90,25 @@ def lacking(lacks: Sequence[Lack]) -> None:
         typer.echo(f"  lacks {one.what}: {one.why}")
 
 
-def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in columns:
-        made.add_column(
-            column,
-            justify="right" if column in right else "left",
-            overflow="fold",
-            no_wrap=column in ("id", "name"),
-        )
-    return made
-
-
-def escape(text: str) -> str:
-    """Text in which nothing is markup."""
-    from rich import markup
-
-    return markup.escape(text)
+def show_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), title: str = ""
+) -> None:
+    """Columns as wide as what they hold, those of ``right`` with numbers."""
+    cells = [head, *(tuple(map(printable, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if title:
+        typer.echo(f"\n{title}")
+    for row in cells:
+        padded = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(head, row, widths, strict=True)
+        ]
+        typer.echo("  ".join(padded).rstrip())
 
 
-def show(what: Any) -> None:
-    """Print a table or tree; what is piped is searched or cut, so it is not folded."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 140)
-    console.print(what)
+def printable(text: str) -> str:
+    """What a sandbox named, without what a terminal would obey."""
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def size(count: float) -> str:

@@ -14,11 +14,8 @@ from windtunnel.cli.sandbox.common import (
     amount,
     bytes_of,
     client,
-    escape,
     home_of,
     print_json,
-    show,
-    table,
 )
 
 
@@ -40,12 +37,10 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         kinds = {one.kind: one.why for one in LOST}
         return print_json({"facilities": found, "kinds": kinds, "never": NEVER, "leftovers": left})
-    shown = table("", "facility", "found", "gives", "to have it")
     for one in found:
-        mark = "[green]✓[/]" if one.present else "[red]✗[/]"
-        remedy = one.remedy or ("" if one.present else "cannot be had here")
-        shown.add_row(mark, one.name, escape(one.detail), escape(one.gives), escape(remedy))
-    show(shown)
+        typer.echo(f"{'✓' if one.present else '✗'} {one.name}: {one.detail}; gives {one.gives}")
+        if one.remedy or not one.present:
+            typer.echo(f"    to have it: {one.remedy or 'cannot be had here'}")
     typer.echo(ladder(found))
     typer.echo("\nof what processes hold, no checkpoint brings back:")
     for kind in LOST:

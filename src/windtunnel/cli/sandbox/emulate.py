@@ -11,7 +11,7 @@ import typer
 
 from windtunnel.base import units
 from windtunnel.base.errors import UserError
-from windtunnel.cli.sandbox.common import AsJson, show, table
+from windtunnel.cli.sandbox.common import AsJson, show_table
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.twin.questions import Answers
@@ -120,64 +120,55 @@ def _numbers(name: str, text: str, kind: type[Number], least: float, most: float
     return found
 
 
-def _show(found: Answers) -> None:
-    def tell(title: str, rows: Iterable[Any], columns: dict[str, Callable[[Any], str]]) -> None:
-        first, *rest = columns
-        made = table(first, *rest, right=rest, title=f"{title} (emulated)")
-        for row in rows:
-            made.add_row(*(cell(row) for cell in columns.values()))
-        show(made)
+Columns = dict[str, tuple[str, Callable[[Any], str]]]
+SECONDS, PERCENT = units.seconds, "{:.0%}".format
+POLICY: Columns = {"policy": ("policy", str)}
+DENSITIES: Columns = {
+    **POLICY,
+    "sandboxes": ("density", str),
+    "overhead": ("overhead", lambda share: f"{max(0.0, share):.2%}"),
+    "gate p95": ("gate_p95", SECONDS),
+    "p99": ("gate_p99", SECONDS),
+    "hidden": ("hidden", "{:.1%}".format),
+    "freeze": ("freeze_p95", SECONDS),
+    "CPU": ("cpu_busy", PERCENT),
+    "fits": ("fits", lambda fits: "yes" if fits else "no"),
+}
+BREAKS: Columns = {
+    **POLICY,
+    "bears": ("bears", str),
+    "breaks at": ("breaks", lambda number: "none found" if number is None else str(number)),
+    "searched up to": ("searched", str),
+    "memory holds": ("fits", str),
+}
+NOTICES: Columns = {
+    **POLICY,
+    "notice": ("notice", SECONDS),
+    "turns lost": ("turns_lost", "{:.2f}".format),
+    "work again": ("seconds_lost", SECONDS),
+    "whole": ("saved", PERCENT),
+}
+FORKS: Columns = {
+    "forks": ("forks", str),
+    "hosts": ("hosts", str),
+    "first": ("first", SECONDS),
+    "median": ("median", SECONDS),
+    "last": ("last", SECONDS),
+}
 
-    second = units.seconds
-    policy = {"policy": lambda row: row.policy}
-    placed = {**policy, "sandboxes": lambda row: str(row.density)}
+
+def _show(found: Answers) -> None:
     shares = ", ".join(f"{name} {share:.0%}" for name, share in found.classes.items())
-    show(f"Emulated, not measured. {found.setting}.")
-    show(f"Turns: {shares}. {found.assumed}.")
-    show(f"Costs: {found.origin}.")
-    tell(
-        "Density",
-        found.densities,
-        placed
-        | {
-            "overhead": lambda row: f"{max(0.0, row.overhead):.2%}",
-            "gate p95": lambda row: second(row.gate_p95),
-            "p99": lambda row: second(row.gate_p99),
-            "hidden": lambda row: f"{row.hidden:.1%}",
-            "freeze": lambda row: second(row.freeze_p95),
-            "CPU": lambda row: f"{row.cpu_busy:.0%}",
-            "fits": lambda row: "yes" if row.fits else "no",
-        },
+    typer.echo(f"Emulated, not measured. {found.setting}.")
+    typer.echo(f"Turns: {shares}. {found.assumed}.")
+    typer.echo(f"Costs: {found.origin}.")
+    where = "Where policies break: overhead above 1.9 %, or p95 of gate waits above 1 ms"
+    tables: tuple[tuple[str, Iterable[Any], Columns], ...] = (
+        ("Density", found.densities, DENSITIES),
+        (where, found.breaks, BREAKS),
+        ("A host goes", found.spots, NOTICES),
+        ("Forks of one checkpoint", found.fanouts, FORKS),
     )
-    tell(
-        "Where policies break: overhead above 1.9 %, or p95 of gate waits above 1 ms",
-        found.breaks,
-        policy
-        | {
-            "bears": lambda row: str(row.bears),
-            "breaks at": lambda row: f"none up to {row.searched}" if row.breaks is None else str(row.breaks),
-            "memory holds": lambda row: str(row.fits),
-        },
-    )
-    tell(
-        "A host goes",
-        found.spots,
-        policy
-        | {
-            "notice": lambda row: second(row.notice),
-            "turns lost": lambda row: f"{row.turns_lost:.2f}",
-            "work again": lambda row: second(row.seconds_lost),
-            "whole": lambda row: f"{row.saved:.0%}",
-        },
-    )
-    tell(
-        "Forks of one checkpoint",
-        found.fanouts,
-        {
-            "forks": lambda row: str(row.forks),
-            "hosts": lambda row: str(row.hosts),
-            "first": lambda row: second(row.first),
-            "median": lambda row: second(row.median),
-            "last": lambda row: second(row.last),
-        },
-    )
+    for title, rows, columns in tables:
+        cells = [[word(getattr(row, name)) for name, word in columns.values()] for row in rows]
+        show_table(list(columns), cells, list(columns)[1:], f"{title} (emulated)")

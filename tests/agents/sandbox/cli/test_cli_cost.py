@@ -16,7 +16,7 @@ from windtunnel.cli.main import app
 CLI = (sys.executable, "-X", "importtime", str(Path(__file__).parent / "fakecli.py"), "sandbox")
 HEAVY = {
     "asyncio", "fastapi", "fsspec", "httpcore", "httpx", "networkx", "numba", "numpy", "pandas", "plotly",
-    "pydantic", "pydantic_core", "rich", "scipy", "sqlalchemy", "torch", "uvicorn", "yaml",
+    "pydantic", "pydantic_core", "rich", "scipy", "sqlalchemy", "ssl", "torch", "uvicorn", "yaml",
 }  # fmt: skip
 
 
@@ -31,7 +31,8 @@ def test_calls_load_nothing_heavy(client: Client) -> None:
     client.create(SandboxSpec("a"))
     home = ("--home", str(client.place.home))
     for call in (
-        ["ls", "--json"],
+        ["ls"],
+        ["log", "a"],
         ["exec", "a", "--timeout", "60", "--", "true"],
         ["checkpoint", "a", "--full", "--label", "b"],
         ["fork", "a", "--count", "2", "--name", "f", "--json"],

@@ -14,7 +14,6 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -371,23 +370,11 @@ def test_two_at_once_start_one_daemon_and_down_ends_it(started_by_cli: Path) -> 
 
 def test_the_tree_shows_branches_below_what_they_come_from() -> None:
     def made(name: str, parent: str | None, box: str = "a") -> Manifest:
+        kept = TurnClass.FILES
         return Manifest(
-            name,
-            box,
-            1,
-            parent,
-            TurnClass.FILES,
-            TurnClass.FILES,
-            (),
-            1.0,
-            None,
-            None,
-            (),
-            SandboxSpec(box),
-            (),
-            (),
+            name, box, 1, parent, kept, kept, (), 1.0, None, None, (), SandboxSpec(box), (), (),
             pinned=name == "c2",
-        )
+        )  # fmt: skip
 
     chain = [
         made("c1", None),
@@ -396,19 +383,16 @@ def test_the_tree_shows_branches_below_what_they_come_from() -> None:
         made("d1", "c2", "b"),
         made("d2", "d1", "b"),
     ]
-    root = tree("a", Log(tuple(chain), ()), {"a": "c3", "b": "d2"})
-
-    def plain(node: Any) -> list[Any]:
-        return [str(node.label).split()[0], *(plain(one) for one in node.children)]
-
-    assert plain(root)[1:] == [["c1"], ["c2", ["c3"], ["d1", ["d2"]]]]
-    labels = {str(one.label).split()[0]: str(one.label) for one in _all(root)}
-    assert "← tip[/]" in labels["c3"] and "tip of b" in labels["d2"] and "pinned" in labels["c2"]
-    assert tree("a", Log((made("c9", "forgotten"),), ()), {}).children[0].label is not None
+    lines = tree("a", Log(tuple(chain), ()), {"a": "c3", "b": "d2"})
+    starts = [line.partition("  turn")[0] for line in lines]
+    assert starts == ["a", "  c1", "  c2", "    c3", "    d1", "      d2"]
+    assert lines[3].endswith("← tip") and "tip of b" in lines[5] and "pinned" in lines[2]
+    assert "c9" in tree("a", Log((made("c9", "forgotten"),), ()), {})[1]
 
 
-def _all(node: Any) -> list[Any]:
-    return [node, *(below for one in node.children for below in _all(one))]
+def test_names_that_a_sandbox_gives_command_no_terminal(client: Client, verb: Verb) -> None:
+    client.create(SandboxSpec("a")).put("/x/\x1b[31mred", b"")
+    assert r"\x1b[31mred" in verb("ls", "a", "/x")
 
 
 def test_sizes_are_shown() -> None:
