@@ -235,7 +235,7 @@ def test_what_must_outlive_trainers_needs_no_torch() -> None:
         loaded(
             [
                 "windtunnel.training.host",
-                "windtunnel.training.elastic.live.supervise",
+                "windtunnel.training.launch",
                 "windtunnel.training.elastic.live.supervisor",
                 "windtunnel.training.checkpoint.live.memory.service",
             ],

@@ -142,7 +142,7 @@ class _Decided:
     def send(self, *_: Any, **__: Any) -> None:
         """Nobody hears."""
 
-    drop = record = order = strike = send
+    drop = record = order = kill_launcher = send
 
 
 def elastic_twin(events: Sequence[Event]) -> Pairs:

@@ -77,13 +77,12 @@ def planned(folder: Path, known: Calibrated, seconds: float, seed: int) -> Plan:
     costs = folder / "costs.json"
     costs.write_text(json.dumps(known.costs(SHARES)))
     by = {reach: sum(kind.share for kind in KINDS if kind.reach == reach) for reach in ("host", "leaf")}
-    stopping = sum(kind.share for kind in KINDS if kind.reach != "nobody")
     hosts = by["host"] + by["leaf"]
     return plan(
         PlanRequest(
-            cluster=f"cpu:{HOSTS}x1", state_bytes=f"{known.state:.0f}", mtbf=f"{MTBF / stopping}", trace=None,
+            cluster=f"cpu:{HOSTS}x1", state_bytes=f"{known.state:.0f}", mtbf=f"{MTBF}", trace=None,
             step_time=f"{known.step}", step_overhead=None, days=seconds / 86_400,
-            software=1.0 - hosts / stopping, leaf_share=by["leaf"] / hosts, replace="1s", spares=0,
+            software=1.0 - hosts, leaf_share=by["leaf"] / hosts, replace="1s", spares=0,
             detect="1s", start="1s", storage="1 GB/s", storage_share=1.0, storage_within="1d",
             save_stall=None, host_memory="1 GB", network_share=1.0, stages=1, microbatches=0, layers=4,
             costs=costs, seed=seed, script="train.py", persist="checkpoints",
@@ -127,7 +126,7 @@ def weathered(events: Sequence[Event], struck: Sequence[Struck], begin: float, s
 
 def replayed(known: Calibrated, made: Plan, ran: Weathered) -> SimulationResult:
     """The twin through the strikes of ``ran``, each at its time."""
-    hit = [one for one in ran.struck if one.found and one.kind.reach != "nobody"]
+    hit = [one for one in ran.struck if one.found]
     changes = [
         Change(one.t - ran.begin, tuple(range(HOSTS)) if one.kind.reach == "leaf" else (one.rank,),
                software=one.kind.reach == "processes", cause=one.kind.name)
@@ -164,12 +163,11 @@ def rows(known: Calibrated, plans: Sequence[Plan], ran: Weathered, load: str) ->
     yield Row(SECTION, "… recoveries from storage", "", measured=stored, emulated=again.from_storage)
     for kind in KINDS:
         alone = [one.seconds for one in ran.interruptions if [s.kind for s in one.struck] == [kind]]
-        if kind.reach != "nobody":
-            yield Row(
-                SECTION, f"{kind.name}: seconds without a step, mean", "s",
-                measured=mean(alone) if alone else None, emulated=known.cost(kind.name),
-                note=f"of {len(alone)} that struck alone; forecast: of {len(known.strikes[kind.name])}",
-            )  # fmt: skip
+        yield Row(
+            SECTION, f"{kind.name}: seconds without a step, mean", "s",
+            measured=mean(alone) if alone else None, emulated=known.cost(kind.name),
+            note=f"of {len(alone)} that struck alone; forecast: of {len(known.strikes[kind.name])}",
+        )  # fmt: skip
 
 
 def _goodput(name: str, measured: float, emulated: float, note: str) -> Row:

@@ -3,8 +3,8 @@
 Four hosts, each in a network of its own, whose steps wait mostly for that network: so a step takes about as
 long whatever else runs on this computer. The gaps between two faults are exponential, their kinds and ranks
 drawn by chance. The kinds are those that ``windtunnel plan resilience`` knows: processes of a host that end,
-a host that is gone with its memory, all hosts of a leaf at once; and the loss of the supervisor, which the
-plan takes to cost nothing. What it has no word for (storage that is away, links) is not among them.
+a host that is gone with its memory, all hosts of a leaf at once. What it has no word for (storage that is
+away, links, the launcher) is not among them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _SETTLED = 10  # steps after which a job runs as it will
 
 @dataclass(frozen=True)
 class Kind:
-    """``share``: of all strikes. ``reach``: as the plan's model has it; "nobody": it takes nobody along."""
+    """``share``: of all strikes. ``reach``: as the plan's model has it."""
 
     name: str
     strike: Callable[[Launched, int], None]
     share: float
-    reach: Literal["processes", "host", "leaf", "nobody"]
+    reach: Literal["processes", "host", "leaf"]
 
 
 def _all_hosts(job: Launched, rank: int) -> None:
@@ -50,12 +50,11 @@ def _all_hosts(job: Launched, rank: int) -> None:
 
 
 KINDS = (
-    Kind("trainer killed", Launched.kill_worker, 0.30, "processes"),
+    Kind("trainer killed", Launched.kill_worker, 0.35, "processes"),
     Kind("trainer stopped", Launched.stop_worker, 0.20, "processes"),
-    Kind("host lost with its memory", Launched.kill_host, 0.20, "host"),
+    Kind("host lost with its memory", Launched.kill_host, 0.25, "host"),
     Kind("agent killed", Launched.kill_agent, 0.15, "host"),
     Kind("all hosts lost at once", _all_hosts, 0.05, "leaf"),
-    Kind("supervisor killed", lambda job, rank: job.kill_supervisor(), 0.10, "nobody"),
 )
 
 
@@ -154,9 +153,7 @@ def interruptions(events: Sequence[Event], strikes: Sequence[Struck]) -> list[In
         if recovery.first_step is None:
             continue
         mine = tuple(one for one in strikes if one.found and after < one.t < recovery.first_step)
-        # one that takes nobody along did not begin it
-        causes = [one for one in mine if one.kind.reach != "nobody"] or mine
-        begin = min([recovery.detected, *(one.t for one in causes)])
+        begin = min([recovery.detected, *(one.t for one in mine)])
         after = recovery.first_step
         decided = recovery.decided or recovery.detected
         pace = median(seconds for _, seconds in jobs.paces(steps(events, after, after + 5.0))) or 0.0

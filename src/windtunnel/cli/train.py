@@ -16,10 +16,7 @@ CERTIFICATE = typer.Option(
 )
 KEY = typer.Option(metavar="FILE", help="The certificate's private key (mode 0600).")
 CA = typer.Option(metavar="FILE", help="The CA whose certificates all hosts of the job have.")
-RESUMED = (
-    *("resume", "resume_auto", "standby", "listen", "as_json", "log", "out"),
-    *("secret_file", "tls_cert", "tls_key", "tls_ca"),
-)
+RESUMED = ("resume", "as_json", "secret_file", "tls_cert", "tls_key", "tls_ca")
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -105,14 +102,6 @@ def train(
     orphan_after: Annotated[
         float, typer.Option(help="Seconds that hosts, memory and trainers wait for --resume, then end.")
     ] = 300.0,
-    log: Annotated[
-        str,
-        typer.Option(
-            metavar="URL",
-            envvar="WINDTUNNEL_LOG",
-            help="Keep the run's log in a database, such as postgresql://USER@HOST/NAME.",
-        ),
-    ] = "",
     resume: Annotated[
         str | None,
         typer.Option(
@@ -120,17 +109,6 @@ def train(
             help="Take over a run whose launcher is gone: its name, how it begins, last, or its folder.",
         ),
     ] = None,
-    resume_auto: Annotated[
-        bool, typer.Option("--resume-auto", help="Start a launcher that is killed anew, as a standby.")
-    ] = False,
-    standby: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST[,HOST]",
-            help="Further launchers, here under these names, that take over by themselves when the one that "
-            "leads is gone or stands still; with --resume RUN: only these, for a run that is led elsewhere.",
-        ),
-    ] = "",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run's files; else one in the store.")
     ] = None,
@@ -152,12 +130,7 @@ def train(
         _only(context, *RESUMED)
         resume_and_store(
             resume,
-            log=log,
-            out=out,
             as_json=as_json,
-            auto=resume_auto,
-            standby=standby,
-            listen=listen or None,
             secret_file=secret_file,
             certificates=(tls_cert, tls_key, tls_ca),
         )
@@ -198,12 +171,9 @@ def train(
             secret_file=secret_file,
             tls=(tls_cert, tls_key, tls_ca),
             orphan_after=orphan_after,
-            log=log,
         ),
         out,
         as_json=as_json,
-        auto=resume_auto,
-        standby=standby,
     )
 
 
@@ -220,9 +190,8 @@ def _only(context: typer.Context, *accepted: str) -> None:
         if name not in accepted and _given(context, name):
             told = name.upper() if name in ("script", "arguments") else f"--{name.replace('_', '-')}"
             raise UserError(
-                f"--resume: {told} is that of the run and cannot be given; accepted are --standby, "
-                "--resume-auto, --listen, --log, --out, --secret-file, --tls-cert, --tls-key, --tls-ca and "
-                "--json"
+                f"--resume: {told} is that of the run and cannot be given; accepted are --secret-file, "
+                "--tls-cert, --tls-key, --tls-ca and --json"
             )
 
 

@@ -110,12 +110,6 @@ def set_hostname(where: Path | int, name: str) -> None:
     within(where, lambda: checked(libc.sethostname(text, len(text)), "sethostname"), "uts")
 
 
-def own_hostname(name: str) -> None:
-    """Take the calling thread, and what it starts from now on, to a host name of its own. Raises OSError."""
-    checked(libc.unshare(KINDS["uts"]), "unshare")
-    socket.sethostname(name)
-
-
 def apart(kinds: Sequence[str], work: Callable[[], T]) -> T:
     """``work()`` in a thread of its own in new namespaces of these ``kinds``; a process that it starts lives
     on inside. What is mounted there is seen there alone. Raises what ``work`` raises, and OSError."""

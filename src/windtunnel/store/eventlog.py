@@ -39,22 +39,14 @@ class LogFailed(HostError):
     """The log cannot be written (a full disk, a folder that is gone)."""
 
 
-class Fenced(LogFailed):
-    """Another leader has the run by now: nothing was written."""
-
-
 class EventLog:
     """The log at ``path``, opened for writing. Several processes may write the same log.
 
-    ``head``: fields of every line. ``sync``: a line is on the disk when `append` returns. ``first``: gets
-    each line before the file does, and may refuse it by a `LogFailed`.
+    ``head``: fields of every line. ``sync``: a line is on the disk when `append` returns.
     """
 
-    def __init__(
-        self, path: Path, *, sync: bool = False, first: Callable[[str], None] | None = None, **head: Any
-    ) -> None:
+    def __init__(self, path: Path, *, sync: bool = False, **head: Any) -> None:
         self.path = path
-        self._first = first
         self._head = head
         self._sync = sync
         self._turn = threading.Lock()  # the file's own lock is between processes
@@ -75,8 +67,6 @@ class EventLog:
         line = json.dumps(event, separators=(",", ":"))
         try:
             with self._turn:
-                if self._first is not None:
-                    self._first(line)
                 append_line(self._file, line.encode() + b"\n", durable=self._sync)
         except OSError as error:
             raise LogFailed(f"{self.path}: {error.strerror}") from error

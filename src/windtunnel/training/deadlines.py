@@ -18,8 +18,7 @@ from windtunnel.training.checkpoint.live.settings import Settings
 from windtunnel.training.elastic.live.agent import config as agent
 from windtunnel.training.elastic.policy.state import Deadlines
 
-Who = Literal["supervisor", "agent", "trainer", "memory", "checkpoint", "launcher"]
-START = 60.0
+Who = Literal["supervisor", "agent", "trainer", "memory", "checkpoint"]
 LONGEST = 1e7
 
 
@@ -52,7 +51,6 @@ WAITS = (
     Wait("store", "supervisor", Deadlines.store, "a store to meet at"),
     Wait("end", "supervisor", Deadlines.end, "the agents to go when the run is over"),
     Wait("stuck", "agent", agent.AgentConfig.stuck_after, "a sign of life of a process that is not stopped"),
-    Wait("orphan", "agent", agent.AgentConfig.orphan_after, "a supervisor, until the host gives the job up"),
     Wait("leave", "agent", agent.AgentConfig.leave, "the trainers to end when the job is finished"),
     Wait(
         "operation", "trainer", agent.OPERATION, "an operation of the group, an agreement (else `--timeout`)"
@@ -65,7 +63,6 @@ WAITS = (
     Wait("slot", "memory", Limits.slot, "a slot at the holder of a copy"),
     Wait("commit", "checkpoint", Settings.patience, "a commit, before a checkpoint is left out"),
     Wait("stored", "checkpoint", Settings.stored, "what is being written to storage, at the end"),
-    Wait("start", "launcher", START, "a supervisor to say where it listens"),
 )
 NAMES = {wait.name: wait for wait in WAITS}
 

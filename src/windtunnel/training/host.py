@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 from windtunnel.linux.forkserver_client import ForkServerKeeper
-from windtunnel.training import calling
 from windtunnel.training.checkpoint.live.memory import Limits, MemoryService
 from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.agent import Agent
@@ -61,7 +60,6 @@ def with_memory(agent: Agent) -> None:
         keys=agent.keys,
         context=agent,
         limits=Limits(**agent.config.limits),
-        also={calling.CALL: calling.answer(agent.follow)},
     )
     agent.services.append(service)
 

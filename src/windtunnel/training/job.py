@@ -39,8 +39,7 @@ class JobSpec:
     which go before the ones here. ``preload``: modules that trainers find imported. ``listen``: "host:port"
     where hosts that are not ours ask for the job; then none are emulated. ``secret_file``: with the secret
     that the job's processes share; None: that of the environment (`base.keys`), or a new one. ``tls``: the
-    files of the certificates with which connections are encrypted (`tls.OPTIONS`). ``log``: the database with
-    the run's log, in words, where it is in one.
+    files of the certificates with which connections are encrypted (`tls.OPTIONS`).
     """
 
     script: Path
@@ -58,13 +57,12 @@ class JobSpec:
     frozen_after: float = 1.0
     beat: float = 0.1
     replace_after: float = 0.0
-    orphan_after: float = 60.0
+    orphan_after: float = 300.0
     timeout: float = 60.0
     deadlines: dict[str, float] = field(default_factory=dict)
     listen: str | None = None
     secret_file: Path | None = None
     tls: tuple[str, ...] = ()
-    log: str | None = None
     preload: tuple[str, ...] = PRELOAD
     env: dict[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -18,21 +17,19 @@ from windtunnel.base import atomic, keys, tls
 from windtunnel.base.errors import LessError, ScriptError, UserError
 from windtunnel.base.tls import Certificates
 from windtunnel.linux.system import adopt_orphans
-from windtunnel.store import database, eventlog
+from windtunnel.store import eventlog
 from windtunnel.store.objects import open_files
-from windtunnel.training import cleanup, deadlines, watch
+from windtunnel.training import cleanup, deadlines
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.elastic import report
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.live import rendezvous
 from windtunnel.training.elastic.policy.rules import OnLoss, Rules
-from windtunnel.training.elastic.policy.state import Outcome
 from windtunnel.training.job import PRELOAD, JobSpec
-from windtunnel.training.launch import Ended, Launched, TakenOver, resume
+from windtunnel.training.launch import Launched, resume
 
 if TYPE_CHECKING:
     from windtunnel.store.runs import Run
-    from windtunnel.store.sharedlog import SharedLog
 
 CAPABILITY = "training.elastic"
 SUMMARY = "summary.json"
@@ -94,7 +91,6 @@ class Request:
     secret_file: Path | None
     tls: tuple[Path | None, ...]
     orphan_after: float
-    log: str
 
     def job(self) -> JobSpec:
         """What is to be launched.
@@ -145,8 +141,7 @@ class Request:
             frozen_after=self.lease,
             beat=min(0.1, self.lease / 4),
             replace_after=self.replace_after,
-            orphan_after=told.get("orphan", self.orphan_after),
-            log=database.hidden(self.log) if self.log else None,
+            orphan_after=self.orphan_after,
             deadlines={"form": self.timeout, **told},
             timeout=self.timeout,
             preload=(*PRELOAD, *filter(None, self.preload.split(","))),
@@ -196,35 +191,26 @@ class Request:
                 )
 
 
-def train_and_store(
-    request: Request, out: Path | None, *, as_json: bool = False, auto: bool = False, standby: str = ""
-) -> dict[str, Any]:
+def train_and_store(request: Request, out: Path | None, *, as_json: bool = False) -> dict[str, Any]:
     """Run, keep the run in the store (or in ``out`` alone) with its files, print its end: the summary.
 
     ``as_json``: the summary, of a job that failed as well, is all that stdout gets; the ranks print to
-    stderr. ``auto``, ``standby``: in a process that a parent watches; when a signal kills it the next one
-    takes over, or a standby on one of these hosts (`watch`).
+    stderr.
 
     Raises:
         UserError: an option is wrong. ScriptError: the job failed; with the failed rank's traceback.
-        LessError: what was asked for could not be reached. TakenOver: another launcher has the run.
+        LessError: what was asked for could not be reached.
     """
-    standbys, job = read_standbys(standby), request.job()
+    job = request.job()
     request.require_own_storage()
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--out {out}: the folder cannot be made ({error.strerror})") from error
-        if (out / "events.jsonl").exists():
+        if (out / eventlog.NAME).exists():
             raise UserError(f"--out {out}: there is a run in it already; give a new folder")
-    me = watch.split(standbys, again=auto) if auto or standbys else watch.Launcher()
-    if me.run is not None:
-        return _resume(me, me.run, request.log, None, as_json, {})
-    if out is not None:
-        me.begins(str(out.absolute()))
-        log = shared_log(request.log, out.absolute().name, new=True)
-        return _launch(partial(Launched, job, log=log), out, me, str(out), as_json)
+        return _launch(partial(Launched, job), out, str(out), as_json)
     from windtunnel.store.runs import Store
 
     inputs = {
@@ -232,118 +218,66 @@ def train_and_store(
         "script": str(request.script),
         "secret_file": str(request.secret_file or ""),
         "tls": job.tls,
-        "log": job.log or "",
     }
     run = Store.open().begin(CAPABILITY, inputs)
-    me.begins(run.id)
-    log = shared_log(request.log, run.id, new=True)
-    return _stored(run, partial(Launched, job, log=log), me, as_json, mine=True)
+    return _stored(run, partial(Launched, job), as_json, mine=True)
 
 
 def resume_and_store(
     name: str,
     *,
-    log: str = "",
-    out: Path | None = None,
     as_json: bool = False,
-    auto: bool = False,
-    standby: str = "",
     certificates: tuple[Path | None, ...] = (),
     **changes: Any,
 ) -> dict[str, Any]:
     """Take over the run ``name`` (as `Store.get` finds it, or its folder), whose launcher is gone, and go on
-    as `train_and_store`; with ``standby`` wait until it is. ``log``: URL of the database with its log; then
-    ``out`` is the folder of its files on this host, where it has none. ``certificates``: files of this host,
-    see `tls.given`; those of the run, if there are none. ``changes``: of the `JobSpec`, None for what stays.
+    as `train_and_store`. ``certificates``: files of this host, see `tls.given`; those of the run, if there
+    are none. ``changes``: of the `JobSpec`, None for what stays.
 
     Raises:
-        UserError: there is no such run, it has ended, or it is running. TakenOver, ScriptError: as above.
+        UserError: there is no such run, it has ended, or it is running. ScriptError: as above.
     """
-    standbys = read_standbys(standby)
-    changes["tls"] = tls.given(*certificates) or None
-    if out is not None and not log:
-        raise UserError(f"--out {out}: with --resume it needs --log, the database with the run's log")
-    me = watch.split(standbys, name, again=auto) if auto or standbys else watch.Launcher(name)
-    return _resume(me, name, log, out, as_json, changes)
-
-
-def _resume(
-    me: watch.Launcher, name: str, log: str, out: Path | None, as_json: bool, changes: dict[str, Any]
-) -> dict[str, Any]:
     from windtunnel.store.runs import Store
 
-    changes = {key: value for key, value in changes.items() if value is not None}
-    begin = partial(resume, wait=me.waits, **changes)
-    if out is not None or (Path(name) / eventlog.NAME).is_file():
-        folder = (out or Path(name)).absolute()
-        shared = shared_log(log, name if out else folder.name)
-        return _launch(partial(begin, log=shared), folder, me, name, as_json)
+    changes = {**changes, "tls": tls.given(*certificates) or None}
+    begin = partial(resume, **{key: value for key, value in changes.items() if value is not None})
+    if (Path(name) / eventlog.NAME).is_file():
+        return _launch(begin, Path(name).absolute(), name, as_json)
     store = Store.open()
     if name == "last":
         name = next((run.id for run in store.list(1, CAPABILITY)), name)
     run = store.get(name)
     if run.capability != CAPABILITY:
         raise UserError(f"{run.id}: this run is one of {run.capability}, only those of train can be resumed")
-    return _stored(run, partial(begin, log=shared_log(log, run.id)), me, as_json, mine=False)
-
-
-def shared_log(url: str, run: str, *, new: bool = False) -> SharedLog | None:
-    """The log of ``run`` in the database at ``url``; None where there is no URL.
-
-    Raises:
-        UserError: it cannot be used, there is no such run, or, for a ``new`` one, there is.
-    """
-    if not url:
-        return None
-    from windtunnel.store.sharedlog import SharedLog
-
-    try:
-        log = SharedLog(url, run)
-        epoch, _ = log.leader()
-    except eventlog.LogFailed as error:
-        raise UserError(f"--log: {error}") from error
-    if new and epoch:
-        raise UserError(f"--log: {log.where}: there is a run of that name in it already; give another --out")
-    if not new and not epoch:
-        raise UserError(f"--log: {log.where}: there is no run to resume")
-    return log
+    return _stored(run, begin, as_json, mine=False)
 
 
 Begin = Callable[[Path, Callable[[dict[str, Any]], None], int | None], Launched]
 
 
-def _stored(run: Run, begin: Begin, me: watch.Launcher, as_json: bool, *, mine: bool) -> dict[str, Any]:
+def _stored(run: Run, begin: Begin, as_json: bool, *, mine: bool) -> dict[str, Any]:
     """`_launch`; what comes of it is in the store. ``mine``: the run is this process's, also if it cannot be
     begun; else it is so once it has been taken over."""
 
     def taken(*arguments: Any) -> Launched:
         nonlocal mine
-        try:
-            launched = begin(*arguments)
-        except Ended:
-            if Store.open().get(run.id).status == "killed":  # between the run's end and its own
-                run.take()
-                mine = True
-            raise
+        launched = begin(*arguments)
         run.take()
         mine = True
         return launched
 
-    from windtunnel.store.runs import Store
-
     try:
-        summary = _launch(taken, run.directory, me, run.id, as_json)
+        summary = _launch(taken, run.directory, run.id, as_json)
     except BaseException as error:
-        if mine and not isinstance(error, TakenOver):
+        if mine:
             told = isinstance(error, UserError | ScriptError | LessError)
             run.fail(str(error) if told else f"{type(error).__name__}: {error}")
         raise
-    if mine:
-        run.finish(summary)
+    run.finish(summary)
     return summary
 
 
-def _launch(begin: Begin, folder: Path, me: watch.Launcher, name: str, as_json: bool) -> dict[str, Any]:
+def _launch(begin: Begin, folder: Path, name: str, as_json: bool) -> dict[str, Any]:
     """``name``: by which the run can be resumed."""
     narrator = report.Narrator()
 
@@ -354,33 +288,14 @@ def _launch(begin: Begin, folder: Path, me: watch.Launcher, name: str, as_json: 
             _say(line)
 
     adopt_orphans()
-    leads, events = False, list[dict[str, Any]]()
-    if me.waits:
-        _say(f"a standby on {os.uname().nodename} waits until the launcher of {name} is gone or silent")
-    try:
-        # stdout is for the one object of JSON alone
-        with (
-            _terminable(
-                lambda: "every process of the run is ended" if leads or not me.waits else "it waits no more"
-            ),
-            begin(folder, narrate, 2 if as_json else None) as launched,
-        ):
-            leads = True
-            me.leads()
-            wait = f"hosts and trainers wait {launched.job.orphan_after:g} s"
-            _say(f"if this launcher dies, {wait} for `windtunnel train --resume {name}`")
-            outcome = launched.wait()
-            events = launched.events()
-    except Ended:
-        if not me.waits:
-            raise
-        events = eventlog.read(folder / eventlog.NAME)
-        outcome = Outcome.of(events)
+    # stdout is for the one object of JSON alone
+    with _terminable(), begin(folder, narrate, 2 if as_json else None) as launched:
+        wait = f"hosts and trainers wait {launched.job.orphan_after:g} s"
+        _say(f"if this launcher dies, {wait} for `windtunnel train --resume {name}`")
+        outcome = launched.wait()
+        events = launched.events()
     assert outcome is not None
-    if leads:
-        _tell_end(events, folder)
-    else:
-        _say(f"the run has ended, status {outcome.status}: {in_short(outcome.reason)}")
+    _tell_end(events, folder)
     summary = {
         "status": outcome.status,
         "reason": outcome.reason,
@@ -390,13 +305,13 @@ def _launch(begin: Begin, folder: Path, me: watch.Launcher, name: str, as_json: 
         "directory": str(folder),
     }
     atomic.replace(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
-    me.over(outcome.status, folder / SUMMARY if as_json else None)
+    if as_json:
+        print(json.dumps(summary), flush=True)
     if outcome.status == LessError.status:
         raise LessError(f"the job ended: {in_short(outcome.reason)}")
     if outcome.status != 0:
-        lost = report.failed_rank(events) if leads else None
-        details = (lost or {}).get("error") or ""
-        raise ScriptError(f"the job failed: {in_short(outcome.reason)}", details)
+        lost = report.failed_rank(events) or {}
+        raise ScriptError(f"the job failed: {in_short(outcome.reason)}", lost.get("error") or "")
     return summary
 
 
@@ -420,9 +335,8 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _terminable(what: Callable[[], str]) -> Iterator[None]:
-    """SIGTERM and SIGHUP end this launcher as Ctrl-C does, ``what`` says what that comes to; a second one
-    does not disturb the cleaning up."""
+def _terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this launcher as Ctrl-C does; a second one does not disturb the cleaning up."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
         numbers.append(signal.SIGHUP)
@@ -430,7 +344,7 @@ def _terminable(what: Callable[[], str]) -> Iterator[None]:
     def end(number: int, _: object) -> None:
         for other in numbers:
             signal.signal(other, signal.SIG_IGN)
-        os.write(2, f"windtunnel: interrupted; {what()}\n".encode())
+        os.write(2, b"windtunnel: interrupted; every process of the run is ended\n")
         raise KeyboardInterrupt
 
     before = [(number, signal.signal(number, end)) for number in numbers]
@@ -517,20 +431,6 @@ def stored_steps(url: str, option: str) -> list[int]:
         return [one.step for one in storage.steps(url) if not one.bad]
     except (ObjectError, OSError) as error:
         raise UserError(f"{option} {url}: it cannot be read ({error})") from error
-
-
-def read_standbys(text: str) -> tuple[str, ...]:
-    """The names of hosts that "a,b" lists.
-
-    Raises:
-        UserError: they are none.
-    """
-    found = tuple(text.split(",")) if text else ()
-    if len(set(found)) < len(found) or not all(
-        map(re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}").fullmatch, found)
-    ):
-        raise UserError(f"--standby {text}: accepted are names of hosts, each once, with commas between them")
-    return found
 
 
 def parse_rate(text: str) -> float:

@@ -28,7 +28,6 @@ from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training import cleanup
 from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.live.supervise import LOG
 from windtunnel.training.job import JobSpec
 
 NAME = "site.json"
@@ -123,8 +122,7 @@ class Site:
 
     def _environment(self, job: JobSpec) -> dict[str, str]:
         env = {**os.environ, **job.env, cleanup.TOKEN: self.token}
-        for name in (keys.VARIABLE, LOG):  # it is in the run's folder; it is the supervisor's
-            env.pop(name, None)
+        env.pop(keys.VARIABLE, None)  # it is in the run's folder
         env.setdefault("OMP_NUM_THREADS", "1")
         # torch asks the DNS for the name of each connection to a store, and waits 5 s where no answer comes
         env.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -178,6 +176,13 @@ class Site:
         for host in self.hosts:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 host.process.wait(max(0.0, last - time.monotonic()))
+
+    def leave(self) -> None:
+        """Leave what is there to the next launcher."""
+        if self.found:
+            self.forkserver.leave()
+        else:
+            self.close(set())  # which no host has seen
 
     def close(self, orphans: set[int]) -> None:
         """End everything that is left, and reap the ``orphans`` that are children of ours."""

@@ -16,13 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from windtunnel.base.processes import Adopted
-from windtunnel.linux import mounts, namespaces, processes
+from windtunnel.linux import mounts, namespaces
 from windtunnel.store import eventlog
-from windtunnel.store.sharedlog import SharedLog
 from windtunnel.training import cleanup, site
 from windtunnel.training.elastic.events import Event
-from windtunnel.training.elastic.live.supervisor import leadership
 from windtunnel.training.elastic.policy.state import Outcome
 
 MAIN = "from windtunnel.cli.main import main; main()"
@@ -33,13 +30,11 @@ END = 30.0
 
 @dataclass
 class Commanded:
-    """``process``: of the command. ``hosts``: how many the job has. Its files are in ``folder``, its ``log``
-    in a database if it has one there."""
+    """``process``: of the command. ``hosts``: how many the job has. Its files are in ``folder``."""
 
     folder: Path
     process: subprocess.Popen[bytes]
     hosts: int
-    log: SharedLog | None = None
     _events: list[Event] = field(default_factory=list)
     _read: int = 0
 
@@ -79,20 +74,10 @@ class Commanded:
         """Of its processes; "" before there are any."""
         return self.site()["token"] or ""
 
-    @property
-    def supervisor(self) -> Adopted | None:
-        """The one that leads."""
-        return leadership.record_of(self.folder, self.log).read().process
-
-    @property
-    def launcher(self) -> int | None:
-        """The process that keeps the supervisor which leads: the command's own, or a child of it."""
-        leader = self.supervisor
-        found = None if leader is None else processes.look(leader.pid)
-        above = None if found is None else processes.look(found.parent)
-        if above is None or self.process.pid not in (above.pid, above.parent):
-            return None
-        return above.pid
+    def restart(self) -> None:
+        """As whoever watches the command does once it was killed."""
+        self.process.wait()
+        self.process = command(["train", "--resume", self.folder], self.folder / OUTPUT)
 
     def site(self) -> dict[str, str | None]:
         """What its launcher wrote down: ``token`` of its processes, ``network`` of its hosts."""
@@ -137,18 +122,16 @@ def training(
     words: list[object],
     folder: Path,
     hosts: int,
-    program: Path | None = None,
+    program: Path,
     *,
     arguments: Sequence[object] = (),
     host: str = "",
     memory: str = "",
 ) -> Iterator[Commanded]:
-    """A job of ``program`` (None: one that is resumed) with these options; all of it on this computer ends
+    """A job of ``program`` with these options; all of it on this computer ends
     with the block. ``arguments``: of the program."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = ["train", *words, "--out", folder]
-    if program is not None:
-        words += ["--hosts", hosts, program, *arguments]
+    words = ["train", *words, "--out", folder, "--hosts", hosts, program, *arguments]
     job = Commanded(folder, command(words, folder / OUTPUT, host=host, memory=memory), hosts)
     try:
         yield job

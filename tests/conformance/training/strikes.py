@@ -34,6 +34,7 @@ SLOW = 2e5  # bytes/s of a slow link; of the others there is no limit
 FAST = 1e9
 FUTURE = 1_000_000  # steps by which a forged checkpoint is newer
 PATIENCE = 30.0
+STANDS = 3.0  # seconds
 _FILLER = "filler"
 
 
@@ -163,11 +164,18 @@ def _befalls(target: Target, what: str) -> Undo:
 
 
 def launcher_killed(target: Target) -> Undo:
-    """The process above the supervisor; the one above that starts another launcher."""
-    launcher = target.job.launcher
-    if launcher is None:
-        raise Impossible("the launcher is being replaced")
-    return _signal(launcher, signal.SIGKILL)
+    """And started anew, as by systemd."""
+    _signal(target.job.process.pid, signal.SIGKILL)
+    target.job.restart()
+    return nothing
+
+
+def launcher_stopped(target: Target) -> Undo:
+    """For longer than a lease."""
+    go_on = _signal(target.job.process.pid, signal.SIGSTOP)
+    time.sleep(STANDS)
+    go_on()
+    return nothing
 
 
 def agent_killed(target: Target) -> Undo:
@@ -176,29 +184,6 @@ def agent_killed(target: Target) -> Undo:
 
 def agent_stopped(target: Target) -> Undo:
     return _signal(target.place()["pid"], signal.SIGSTOP)
-
-
-def supervisor_killed(target: Target) -> Undo:
-    return _signal(target.process("elastic.live.supervise"), signal.SIGKILL)
-
-
-def supervisor_stopped(target: Target) -> Undo:
-    return _signal(target.process("elastic.live.supervise"), signal.SIGSTOP)
-
-
-def leader_stopped(target: Target) -> Undo:
-    """The supervisor that leads and its launcher, as where their host stands still; they wake up later, to
-    find that a standby leads."""
-    supervisor, launcher = target.job.supervisor, target.job.launcher
-    if supervisor is None or launcher is None:
-        raise Impossible("the launcher is being replaced")
-    undo = [_signal(launcher, signal.SIGSTOP), _signal(supervisor.pid, signal.SIGSTOP)]
-
-    def go_on() -> None:
-        for one in undo:
-            one()
-
-    return go_on
 
 
 def forkserver_killed(target: Target) -> Undo:

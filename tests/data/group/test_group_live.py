@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,12 +151,15 @@ def test_a_group_goes_on_after_a_loss_and_takes_back_who_was_away(three: Replica
     assert set(copied[2]) == {"m1"} and 1 <= copied[2]["m1"] <= 2
 
 
-def test_a_log_that_fails_keeps_nobody_waiting(three: Replicas, tmp_path: Path) -> None:
-    def full(line: str) -> None:
-        if "halted" in line:
+class FullLog(EventLog):
+    def append(self, kind: str, **fields: Any) -> Any:
+        if kind == "halted":
             raise LogFailed("no space is left")
+        return super().append(kind, **fields)
 
-    log = EventLog(tmp_path / "events.jsonl", first=full)
+
+def test_a_log_that_fails_keeps_nobody_waiting(three: Replicas, tmp_path: Path) -> None:
+    log = FullLog(tmp_path / "events.jsonl")
     with Group([three.member("m0")], epoch=1, secret=SECRET, log=log, patience=200) as group:
         os.kill(three.engines["m0"].pid, signal.SIGSTOP)
         pending = group.write(0, b"x")

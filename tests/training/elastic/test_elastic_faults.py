@@ -40,7 +40,6 @@ from windtunnel.training.elastic.faults import POINTS, RECOVERY, WITHOUT_STEP, F
         ("slow:host=1,step=4,rate=10Mbit", Fault("", "slow", host=1, step=4, rate=1.25e6)),
         ("slow:host=1,step=4,rate=2.5GB", Fault("", "slow", host=1, step=4, rate=2.5e9)),
         ("kill-launcher:step=7", Fault("", "kill-launcher", rank=0, step=7)),
-        ("stop-supervisor:during=recovery", Fault("", "stop-supervisor", rank=0, during="recovery")),
     ],
 )
 def test_parse(text: str, fault: Fault) -> None:
@@ -60,7 +59,7 @@ def test_parse(text: str, fault: Fault) -> None:
         ("kill:host=1,step=1,step=2", "twice", "one value"),
         ("kill:host=1,step", "'step'", "name=value"),
         ("kill-launcher:rank=1,step=1", "'rank=1'", "step, point"),
-        ("stop-supervisor", "when", "step="),
+        ("kill-launcher", "when", "step="),
         ("kill:host=1,step=1,status=2", "'status=2'", "generation"),
         ("kill:host=1,step=1,times=0", "times=0", "from 1"),
         ("kill:host=1,point=lunch", "point=lunch", "after_local_write"),

@@ -14,7 +14,6 @@
     down:host=1,step=4                          its network link goes down
     slow:host=1,step=4,rate=10Mbit              its network link gets slow
     kill-launcher:step=7                        the launcher gets SIGKILL when rank 0 is there
-    stop-supervisor:step=7                      the supervisor gets SIGSTOP then
 
 ``host`` (or ``node``) is a place, so that it names the same position before and after a replacement. A fault
 strikes ``times`` (1) times in a job, however often processes start anew (`live.inject`). This file only reads
@@ -61,14 +60,12 @@ _OWN_FIELDS: dict[str, tuple[str, ...]] = {
     "down": (),
     "slow": ("rate",),
 }
-CONTROL = ("kill-launcher", "stop-supervisor")  # strike what no rank or host has, at the moment of rank 0
+LAUNCHER = "kill-launcher"  # strikes what no rank or host has, at the moment of rank 0
 PROCESS = ("stop", "exit", "raise", "delay", "full")  # done by the process itself, also where a host is named
 _OF_HOSTS = ("kill-agent", "wipe", "flip", "down", "slow")
 _NUMBERS = ("host", "rank", "step", "generation", "times", "status")
 _WHEN = ("step", "point", "during", "generation", "times")
-_FIELDS = {action: ("host", "rank", *_WHEN, *own) for action, own in _OWN_FIELDS.items()} | dict.fromkeys(
-    CONTROL, _WHEN
-)
+_FIELDS = {action: ("host", "rank", *_WHEN, *own) for action, own in _OWN_FIELDS.items()} | {LAUNCHER: _WHEN}
 
 
 @dataclass(frozen=True)
@@ -150,7 +147,7 @@ def _value(text: str, name: str, value: str) -> int | float | str:
 
 
 def _check_whom_and_when(text: str, action: str, fields: dict[str, Any]) -> None:
-    if action in CONTROL:
+    if action == LAUNCHER:
         fields["rank"] = 0
     elif ("host" in fields) == ("rank" in fields):
         raise refused(text, "it does not say whom it strikes", "either host=PLACE or rank=RANK")

@@ -26,6 +26,7 @@ from windtunnel.training.elastic.live.rendezvous import Offer
 from windtunnel.training.elastic.live.supervisor import Supervisor
 from windtunnel.training.elastic.model import OFFER, MemberHost, Membership
 from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.elastic.policy.state import Settings
 
 pytestmark = pytest.mark.conformance
 
@@ -111,8 +112,7 @@ def test_the_supervisor_lives(tmp_path: Path) -> None:
     supervisor = Supervisor(
         tmp_path,
         Rules(),
-        2,
-        1,
+        Settings(2, 1),
         start_store=lambda: made.append(1) or threading.Event().wait(),  # type: ignore[arg-type, return-value, func-returns-value]
         order_hosts=lambda count: None,
         keys=secret.KEYS,

@@ -143,10 +143,8 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
       test_many_generations_leak_nothing
 21. A supervisor may be started again at any moment; two cannot own a run
   - elastic/supervisor/test_supervisor_restart.py
-      test_killed_at_any_time_and_started_again test_two_supervisors_cannot_own_a_run
-      test_an_owner_of_an_older_epoch_steps_back
-  - elastic/runs/test_runs_services.py
-      test_services_that_die
+      test_killed_at_any_time_and_started_again test_two_cannot_lead_a_run
+      test_an_agent_of_a_later_supervisor_is_none_of_an_older_ones
 22. Nothing is left behind: every run looks for processes, memory and networks of the run
   - test_resume.py
       test_a_killed_launcher_is_followed_by_another test_where_nobody_comes_all_ends_by_itself

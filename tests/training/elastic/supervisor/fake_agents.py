@@ -14,6 +14,7 @@ from support.waiting import PATIENCE, until
 from windtunnel.base import wire
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.elastic.policy.state import Settings
 
 PIDS = itertools.count(1_000_000)
 QUICK = Deadlines(suspect=0.1, end=2.0)
@@ -166,6 +167,7 @@ class Run:
         self.folder = folder
         self.rules = rules or Rules()
         self.places = places
+        self.given = {name: settings.pop(name) for name in ("start_store", "order_hosts") if name in settings}
         self.settings: dict[str, Any] = {"deadlines": QUICK, "beat": 0.02, "lease": 1.0, **settings}
         self.stores: list[FakeStore] = []
         self.ordered: list[int] = []
@@ -177,10 +179,10 @@ class Run:
             "start_store": self._store,
             "order_hosts": self.ordered.append,
             "keys": secret.KEYS,
-            **self.settings,
+            **self.given,
         }
-        per_host = settings.pop("per_host", 1)
-        self.supervisor = Supervisor(self.folder, self.rules, self.places, per_host, **settings)
+        told = Settings(self.places, **{"per_host": 1, **self.settings})
+        self.supervisor = Supervisor(self.folder, self.rules, told, **settings)
         self.supervisor.start()
         return self.supervisor
 

@@ -17,23 +17,27 @@ from fake_agents import FakeStore
 
 from support.secret import KEYS
 from support.waiting import PATIENCE, until
-from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor, leadership
+from windtunnel.store import eventlog
+from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.elastic.policy.state import Settings, past
 
 TESTS = Path(__file__).parents[3]
 
 
 def start(folder: Path, places: int, lease: float = 1.0) -> tuple[subprocess.Popen[bytes], str]:
     """A supervisor's process and its address."""
-    record = leadership.FileRecord(folder)
-    before = record.read().epoch
+    path = folder / eventlog.NAME
+    before = past(eventlog.read(path)).epoch
     command = [sys.executable, __file__, str(folder), str(places), str(lease)]
-    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(TESTS)})
+    process = subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
+    )
 
     def listening() -> str | None:
         assert process.poll() is None, "the supervisor ended"
-        leader = record.read()
-        return leader.address if leader.epoch > before and leader.beat else None
+        now = past(eventlog.read(path))
+        return now.address if now.epoch > before else None
 
     return process, until(listening, "the supervisor's address")
 
@@ -56,14 +60,10 @@ def main() -> None:
     supervisor = Supervisor(
         folder,
         Rules(order=False),
-        places,
-        1,
+        Settings(places, 1, 0.02, lease, deadlines=Deadlines(grace=10.0, back=10.0, suspect=0.2)),
         start_store=lambda: ("127.0.0.1:1", FakeStore()),
         order_hosts=lambda count: None,
         keys=KEYS,
-        beat=0.02,
-        lease=lease,
-        deadlines=Deadlines(grace=10.0, back=10.0, suspect=0.2),
     )
     sys.exit(supervisor.run().status)
 

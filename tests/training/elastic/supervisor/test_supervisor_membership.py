@@ -15,9 +15,8 @@ from fake_agents import Agent, a_run
 from support import secret
 from support.waiting import PATIENCE, until
 from windtunnel.base import wire
-from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain
-from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
+from windtunnel.training.elastic.live.supervisor import Deadlines
 from windtunnel.training.elastic.policy import core
 from windtunnel.training.elastic.policy.rules import Decision, Fence, Observation, Rules, decide
 
@@ -520,18 +519,6 @@ def test_stop_ends_everybody(tmp_path: Path) -> None:
         run.formed(1)
         run.supervisor.stop("interrupted")
         assert run.outcome().reason == "interrupted" and agent.ended.wait(PATIENCE)
-
-
-def test_refused_values(tmp_path: Path) -> None:
-    given = {"start_store": lambda: None, "order_hosts": lambda count: None, "keys": secret.KEYS}
-    with pytest.raises(UserError, match="at least 1"):
-        Supervisor(tmp_path, Rules(), 0, 1, **given)
-    with pytest.raises(UserError, match="two beats"):
-        Supervisor(tmp_path, Rules(), 1, 1, beat=1.0, lease=1.0, **given)
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="listen 127"):
-        Supervisor(tmp_path, Rules(), 1, 1, listen=("127.0.0.1", taken.getsockname()[1]), **given)
-    with a_run(tmp_path, 1):  # what was refused left no lock behind
-        pass
 
 
 def test_a_supervisor_that_was_stopped_gives_nobody_up(tmp_path: Path) -> None:

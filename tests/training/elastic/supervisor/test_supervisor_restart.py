@@ -7,6 +7,7 @@ import os
 import platform
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,9 @@ from support.waiting import PATIENCE, until
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import Adopted, Identity
 from windtunnel.store import eventlog
-from windtunnel.training.elastic.live.supervisor import Deadlines, leadership
+from windtunnel.training.elastic.live.supervisor import Deadlines, server
+from windtunnel.training.elastic.live.supervisor.lead import Lead
+from windtunnel.training.elastic.policy.rules import Rules
 
 PATIENT = Deadlines(grace=20.0, back=20.0, suspect=0.1, end=2.0)
 
@@ -317,64 +320,36 @@ def test_a_log_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('hello\n{"kind": "x"}\n')
     with pytest.raises(UserError, match=r"events\.jsonl: line 1 is not an event"):
         Run(tmp_path, 1)
-    (tmp_path / "leader.json").write_text("many")
-    with pytest.raises(UserError, match=r"leader\.json: no record of a run's leader"):
-        Run(tmp_path, 1)
 
 
-def test_two_supervisors_cannot_own_a_run(tmp_path: Path) -> None:
-    with a_run(tmp_path, 1):
-        told = f"process {os.getpid()} on {platform.node()} supervises this run"
+def test_two_cannot_lead_a_run(tmp_path: Path) -> None:
+    """Also not two of one process; who has died does not lead."""
+    code = "import sys, pathlib\nfrom windtunnel.training.elastic.live.supervisor.lead import Lead\n"
+    code += "lead = Lead(pathlib.Path(sys.argv[1])); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        told = f"this run is running, process {other.pid} on {platform.node()} leads it"
         with pytest.raises(UserError, match=told):
-            Run(tmp_path, 1)
-        code = "import sys, pathlib\nfrom windtunnel.training.elastic.live.supervisor.leadership import *\n"
-        code += "lead(FileRecord(pathlib.Path(sys.argv[1])))"
-        other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
-        assert told in other.stderr
+            Lead(tmp_path)
+        other.kill()
+    lead = Lead(tmp_path)
+    with pytest.raises(UserError, match=f"process {os.getpid()} on"):
+        Lead(tmp_path)
+    lead.release()
+    Lead(tmp_path).release()
 
 
-def test_of_two_that_follow_one_leader_one_wins(tmp_path: Path) -> None:
-    """And the leader itself, had it only been stopped, writes nothing more."""
-    with a_run(tmp_path, 1) as run:
-        agents = run.add(1)
-        run.formed(1)
-        leadership.lead(leadership.FileRecord(tmp_path), after=1)
-        with pytest.raises(leadership.Superseded, match="leads this run now"):
-            Run(tmp_path, 1, after=1)
-        assert run.outcome().reason == "a later supervisor (epoch 2) has this run"
-        assert not run.events("finished") and not agents[0].ended.is_set()
-
-
-def test_a_leader_is_silent_when_no_sign_comes_for_a_term(tmp_path: Path) -> None:
-    record = leadership.FileRecord(tmp_path)
-    assert leadership.silent(record) == leadership.Leader()
-    with a_run(tmp_path, 1) as run:
-        assert leadership.silent(record) is None
-        run.supervisor.abandon()
-        run.outcome()
-        assert (leadership.silent(record) or leadership.Leader()).epoch == 1
-        elsewhere = leadership.Leader(1, 9, "1 1 other-boot", "elsewhere")
-        assert record.swap(1, elsewhere) and not elsewhere.gone
-        assert leadership.silent(record, term=0.05) == elsewhere
-
-
-def test_the_lead_goes_with_its_holder(tmp_path: Path) -> None:
-    process, _ = supervised_process.start(tmp_path, places=1)
-    process.kill()
-    process.wait(PATIENCE)
-    with a_run(tmp_path, 1) as run:
-        assert run.supervisor.snapshot()["epoch"] == 2
-
-
-def test_an_owner_of_an_older_epoch_steps_back(tmp_path: Path) -> None:
-    """An agent that has seen a later supervisor than this one."""
-    with a_run(tmp_path, 2) as run:
+def test_an_agent_of_a_later_supervisor_is_none_of_an_older_ones(tmp_path: Path) -> None:
+    """Who follows an older copy of the log ends nothing of it."""
+    with a_run(tmp_path, 2, Rules("shrink")) as run:
         agents = run.add(2)
         run.formed(1)
         agents[0].epoch = 7
         agents[0].cut()
-        assert run.outcome().reason == "a later supervisor (epoch 7) has this run"
-        assert not run.events("finished") and not any(agent.ended.is_set() for agent in agents)
+        run.formed(2, [agents[1]])
+        assert [event["host"] for event in run.events("lost")] == [0] and not agents[0].ended.is_set()
 
 
 def test_a_store_outlives_its_supervisor(tmp_path: Path) -> None:
@@ -475,8 +450,13 @@ def test_killed_at_any_time_and_started_again(tmp_path: Path, seed: int) -> None
         process.wait(PATIENCE)
 
 
-def test_where_to_connect_is_published(tmp_path: Path) -> None:
-    with a_run(tmp_path, 1) as run:
-        leader = leadership.FileRecord(tmp_path).read()
-        assert (leader.address, leader.epoch) == (run.supervisor.address, 1)
-        assert leader.process is not None and leader.process.pid == os.getpid()
+def test_where_the_hosts_look_for_the_next_one_somebody_else_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PATIENCE", 0.2)
+    log = eventlog.EventLog(tmp_path / eventlog.NAME, epoch=1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        log.append("started", generation=0, config={}, address=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(UserError, match=r"in use.*, and the hosts of this run look for it there"):
+            Run(tmp_path, 1)
+    log.close()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.linux import network
 from windtunnel.linux.faults import InjectedError, InjectionCounts, inject
 from windtunnel.training.checkpoint.model import SLOT_HEADER
-from windtunnel.training.elastic.faults import CONTROL, PROCESS, Fault, matches, parse
+from windtunnel.training.elastic.faults import LAUNCHER, PROCESS, Fault, matches, parse
 
 if TYPE_CHECKING:
     from windtunnel.training.elastic.live.agent.agent import Agent
@@ -48,7 +48,7 @@ class Injector:
             now = matches(fault, point, step, rank, place, generation, fired)
             if now and self._counts.claim(number, fired):
                 told = {"fault": fault.text, "place": place, "rank": rank, "generation": generation}
-                if fault.action in CONTROL:
+                if fault.action == LAUNCHER:
                     told |= {"place": None, "rank": None, "control": True}
                 self._link.send("event", kind="injected", t=time.time(), **told)
                 self._inject(fault)
@@ -73,10 +73,10 @@ class Injector:
 
 def inject_on_host(agent: Agent, message: dict[str, Any]) -> None:
     """Do ``action``: kill-host, kill-agent, wipe-memory, flip (a bit of ``shard``, or of all that is held),
-    down or slow (the network link, to ``rate`` bytes/s); what strikes the control plane is passed on."""
+    down or slow (the network link, to ``rate`` bytes/s); what strikes the launcher is passed on."""
     action = message["action"]
-    if action in CONTROL:
-        agent.link.send({"op": "inject", "action": action})
+    if action == LAUNCHER:
+        agent.link.send({"op": "kill-launcher"})
     elif action == "kill-host":
         kill_host(agent)
     elif action == "kill-agent":

@@ -79,7 +79,7 @@ FROM_AGENT: Table = {
     "suspect": fields(rank=count, generation=count, error=maybe(text)),
     "reached": fields(round=count, silent=each(count)),
     "done": fields(rank=count, generation=count),
-    "inject": fields(action=text),
+    "kill-launcher": anything,
 }
 FROM_SUPERVISOR: Table = {
     "welcome": fields(epoch=maybe(count), host=count, beat=maybe(positive)),

@@ -7,7 +7,6 @@ knows better.
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -26,21 +25,13 @@ PATIENCE = 10.0
 
 
 class Offer:
-    """Listens at ``address`` ("host:port") and answers with what ``config()`` makes. ``must``: at that port;
-    else at another one where a launcher that stands still has it."""
+    """Listens at ``address`` ("host:port") and answers with what ``config()`` makes."""
 
-    def __init__(
-        self, address: str, keys: Keys, config: Callable[[], AgentConfig], *, must: bool = True
-    ) -> None:
+    def __init__(self, address: str, keys: Keys, config: Callable[[], AgentConfig]) -> None:
         host, port = split(address, "--listen")
         self._config = config
         try:
-            try:
-                sock = socket.create_server((host, port), backlog=64)
-            except OSError as error:
-                if must or error.errno != errno.EADDRINUSE:
-                    raise
-                sock = socket.create_server((host, 0), backlog=64)
+            sock = socket.create_server((host, port), backlog=64)
         except OSError as error:
             raise UserError(f"--listen {address}: {error.strerror}") from error
         self.address = f"{host}:{sock.getsockname()[1]}"

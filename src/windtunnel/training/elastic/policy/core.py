@@ -58,7 +58,6 @@ class Core:
     ) -> None:
         deadlines = settings.deadlines
         self.outcome: Outcome | None = None
-        self.superseded = False
         self.hosts = Hosts(settings.lease, deadlines.grace, before.next_id, set(before.gone))
         self.membership = before.membership
         self.plain = before.membership.plain() if before.membership is not None else None
@@ -135,11 +134,6 @@ class Core:
         self.outcome = Outcome(status, reason, dict(sorted(self.done.items())))
         self.record("finished", status=status, reason=reason)
         self.end_all()
-
-    def step_back(self, epoch: int) -> None:
-        """Another supervisor has this run: nothing is said to the agents or the log any more."""
-        self.superseded = True
-        self.outcome = Outcome(1, f"a later supervisor (epoch {epoch}) has this run", {})
 
     def end_all(self) -> None:
         """Tell all agents the outcome."""

@@ -36,7 +36,7 @@ def hello(core: Core, link: int, message: Message, now: float) -> None:
         core.end(link, core.outcome.status, core.outcome.reason)
         return
     if int(message.get("epoch", 0)) > core.epoch:
-        core.step_back(int(message["epoch"]))
+        core.effects.drop(link)  # it hears nobody who follows an older log
         return
     if id is None:
         count = len(core.hosts.live)
@@ -84,8 +84,8 @@ def message(core: Core, link: int, message: Message, now: float) -> None:
         case "reached":
             if core.round is not None and message["round"] == core.round.number:
                 core.round.told[host.member.id] = tuple(message["silent"])
-        case "inject":
-            core.effects.strike(str(message["action"]))
+        case "kill-launcher":
+            core.effects.kill_launcher()
         case "done":
             if _mine(core, host, message):
                 core.is_done(int(message["rank"]), message.get("result"), now)

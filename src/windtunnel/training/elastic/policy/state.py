@@ -99,8 +99,8 @@ class Effects(Protocol):
 
     def order(self, count: int) -> None: ...
 
-    def strike(self, action: str) -> None:
-        """Do a fault that was asked for (`faults.CONTROL`)."""
+    def kill_launcher(self) -> None:
+        """The fault that strikes the process of the supervisor itself."""
 
 
 @dataclass
@@ -273,12 +273,13 @@ class Agreements:
 
 @dataclass
 class Past:
-    """The state after the last event. ``hosts``: those that were not lost, with their agents' process ids.
-    ``lost``: ranks of the present generation whose process is gone; ``suspects``: those that suspect their
-    peers, with their errors. ``store``: the last store's event.
+    """The state after the last event. ``epoch``, ``address``: of the last supervisor. ``hosts``: those that
+    were not lost, with their agents' process ids. ``lost``: ranks of the present generation whose process is
+    gone; ``suspects``: those that suspect their peers, with their errors. ``store``: the last store's event.
     """
 
-    begun: bool = False
+    epoch: int = 0
+    address: str = ""
     generation: int = 0
     membership: Membership | None = None
     hosts: dict[int, tuple[MemberHost, int]] = field(default_factory=dict)
@@ -308,6 +309,7 @@ def past(events: list[dict[str, Any]]) -> Past:
             gone = state.gone | set(state.hosts)
             stored = Checkpoints(persisted=state.checkpoints.persisted)  # memory went with the run
             state = Past(
+                epoch=state.epoch,
                 generation=state.generation,
                 gone=gone,
                 next_id=state.next_id,
@@ -320,7 +322,7 @@ def past(events: list[dict[str, Any]]) -> Past:
 def _apply(state: Past, event: dict[str, Any]) -> None:
     kind = event["kind"]
     if kind == "started":
-        state.begun = True
+        state.epoch, state.address = event["epoch"], event["address"]
     elif kind == "host.joined":
         host = MemberHost(event["host"], event["address"], event["memory"], event["domain"])
         state.hosts[host.id] = (host, event["pid"])

@@ -19,16 +19,13 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from windtunnel.base import handshake
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.listener import Listener
-from windtunnel.base.schema import Check
 from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
@@ -50,7 +47,6 @@ _LONGEST_SOCKET_NAME = 100
 class MemoryService:
     """``folder``: in tmpfs, of this host alone. ``host``: the address under which peers reach it; it listens
     there alone. ``keys``: of the job; whoever does not know them learns nothing here and leaves nothing.
-    ``also``: further requests that are answered there, with what their fields must be.
 
     ``address``: "host:port" for peers. ``path``: "unix:/..." for local ranks.
     """
@@ -63,7 +59,6 @@ class MemoryService:
         keys: Keys,
         context: Context,
         limits: Limits | None = None,
-        also: Mapping[str, tuple[Check, Handler]] = MappingProxyType({}),
     ) -> None:
         limits = limits or Limits()
         self._folder = folder
@@ -73,9 +68,7 @@ class MemoryService:
         self._persister = Persister(self._state)
         outer = socket.create_server((host, 0), family=_family(host), backlog=256)
         self.address = f"{host}:{outer.getsockname()[1]}"
-        calls = {**self._holder.handlers, **{op: handler for op, (_, handler) in also.items()}}
-        table = {**FROM_PEER, **{op: check for op, (check, _) in also.items()}}
-        requests = Requests(calls, table, limits.silence)
+        requests = Requests(self._holder.handlers, FROM_PEER, limits.silence)
         self._peers = Listener(
             outer, requests.serve, keys=keys, services=self._services, name="memory-listener"
         )

@@ -9,8 +9,8 @@ agent decides nothing about the membership: it makes the present one true on its
 Everything else is passed on: posts and events of workers and services to the supervisor, decisions to them.
 
 What is said to a supervisor that dies is said to the next one: posts (open ones, and the newest that were
-decided in this generation), questions and results go with ``hello``. One that listens elsewhere calls
-(`follow`). Without one for ``orphan_after`` seconds the agent ends its workers, its memory and itself.
+decided in this generation), questions and results go with ``hello``. Without one for ``orphan_after`` seconds
+the agent ends its workers, its memory and itself.
 """
 
 from __future__ import annotations
@@ -119,16 +119,6 @@ class Agent:
     def do(self, function: Callable[[], None]) -> None:
         """Run ``function`` in the agent's thread."""
         self._inbox.put(function)
-
-    def follow(self, address: str, epoch: int) -> None:
-        """From any thread: the supervisor of that epoch listens at ``address``."""
-
-        def move() -> None:
-            if epoch >= self.epoch:
-                self.epoch = epoch
-                self.link.move(address)
-
-        self.do(move)
 
     def stop(self, status: int) -> None:
         """End in order, from any thread or a signal handler."""

@@ -56,7 +56,7 @@ class AgentConfig:
     name: str = "agent"
     frozen_after: float = 1.0
     stuck_after: float = 10.0
-    orphan_after: float = 60.0
+    orphan_after: float = 300.0
     leave: float = 5.0
     limits: dict[str, float] = field(default_factory=dict)
 

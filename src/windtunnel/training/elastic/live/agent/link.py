@@ -3,7 +3,7 @@
 That to the supervisor is made again for ever, and nothing said on it is lost in between. After each
 connection the agent says ``hello`` with all that is still open; the ``welcome`` makes the link. What is sent
 before waits and follows then. The supervisor answers every beat: where nothing comes for `SILENCE` seconds it
-is cut off, or stopped, and the connection is made anew, with it or with the one that has replaced it.
+is cut off, or stopped, and the connection is made anew, with it or with the one that follows it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class Link:
         self.last_heard = time.monotonic()
         self._hello, self._deliver = hello, deliver
         self._lock = threading.Lock()
-        self._open: socket.socket | None = None
-        self._sock: socket.socket | None = None  # the same, only while welcome
+        self._sock: socket.socket | None = None  # only while welcome
         self._waiting: deque[Message] = deque(maxlen=KEPT)
         self._ended = threading.Event()
         self._threads = [
@@ -67,15 +66,6 @@ class Link:
                     self._drop()
             if keep:
                 self._waiting.append(message)
-
-    def move(self, address: str) -> None:
-        """The supervisor is at ``address`` from now on; what was not said to the one before is said there."""
-        with self._lock:
-            if address != self.address:
-                self.address = address
-                if self._open is not None:  # also one that waits for its welcome
-                    with contextlib.suppress(OSError):
-                        self._open.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End the connection and its threads."""
@@ -101,7 +91,6 @@ class Link:
                 self._ended.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
-            self._open = sock
             try:
                 self._converse(sock)
                 pause = 0.01
@@ -111,7 +100,6 @@ class Link:
             finally:
                 with self._lock:
                     self._drop()
-                    self._open = None
                 sock.close()
 
     def _converse(self, sock: socket.socket) -> None:

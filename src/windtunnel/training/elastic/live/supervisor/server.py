@@ -8,9 +8,9 @@ ones later. A host or worker that was given up is fenced: its messages are refus
 told to ``end``, its process killed (``fence``). When all ranks are done, or nothing more can be done, all
 agents get ``end``.
 
-If the supervisor dies the job goes on training; the agents try to connect again. The next supervisor takes
-the lead (`leadership`) under a higher epoch, the same port where it can, and the state from the event log,
-waits for the agents, and forms a new generation only if something is missing.
+The supervisor lives in the launcher's process. If that dies the agents try to connect again. The next one
+(`lead`) takes a higher epoch, the same address, and the state from the event log, waits for the agents, and
+forms a new generation only if something is missing.
 
 One thread does everything; it is the only one that touches the state (`Core`). Sources: membership in views
 as in ISIS (Birman and Joseph, SOSP 1987); leases: Gray and Cheriton, SOSP 1989; fencing by generation as in
@@ -19,31 +19,30 @@ Oobleck's rewritten runtime and torchft's quorum ids.
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import os
+import signal
 import socket
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.store import eventlog
-from windtunnel.training.elastic.live.supervisor import leadership
 from windtunnel.training.elastic.live.supervisor.connections import Connections
 from windtunnel.training.elastic.live.supervisor.stores import StartStore, Stores
 from windtunnel.training.elastic.policy import handlers
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules
-from windtunnel.training.elastic.policy.state import Deadlines, Outcome, Settings, past
-
-if TYPE_CHECKING:
-    from windtunnel.store.sharedlog import SharedLog
+from windtunnel.training.elastic.policy.state import Outcome, Settings, past
 
 CAPABILITY = "training.elastic"
+PATIENCE = 5.0
+"""Seconds for which a port that is in use is tried."""
 
 
 class Supervisor:
@@ -51,69 +50,39 @@ class Supervisor:
 
     ``start_store``: starts a store process and returns its "host:port" and the process (`StoreProcess`); it
     is called in a thread and may take seconds. ``order_hosts``: asks for so many more hosts; it is
-    called in the supervisor's thread and must return at once. ``listen``: host and port (0: the last one of
-    this run, or any). ``config``: for the log, values of JSON. ``after``: the epoch of the leader that this
-    one follows, and ``attended``: whether its launcher moves (`leadership.lead`). ``alive``: called at every
-    turn. ``strike``: does faults of the control plane. ``shared``: a log in a database, of which that in the
-    folder is a copy. Further settings: see `Settings`.
+    called in the supervisor's thread and must return at once. ``host``: where it listens, at the port that
+    the log names if this one follows another. ``config``: for the log, values of JSON.
 
     Raises:
-        UserError: another supervisor holds the run, its log cannot be read, or a value is impossible.
-        Superseded: another supervisor has followed that leader.
+        UserError: the log cannot be read, or nobody can listen there.
     """
 
     def __init__(
         self,
         folder: Path,
         rules: Rules,
-        places: int,
-        per_host: int,
+        settings: Settings,
         *,
         start_store: StartStore,
         order_hosts: Callable[[int], None],
         keys: Keys,
-        beat: float = 0.1,
-        lease: float = 1.0,
-        settle: float = 0.02,
-        listen: tuple[str, int] = ("127.0.0.1", 0),
-        deadlines: Deadlines | None = None,
+        host: str = "127.0.0.1",
         config: dict[str, Any] | None = None,
-        after: int | None = None,
-        attended: Callable[[], bool] = lambda: True,
-        alive: Callable[[], None] = lambda: None,
-        strike: Callable[[str], None] = lambda _: None,
-        shared: SharedLog | None = None,
     ) -> None:
-        if places < 1 or per_host < 1:
-            raise UserError(f"places {places}, per_host {per_host}: both must be at least 1")
-        if not 0 < 2 * beat <= lease:
-            raise UserError(f"lease {lease:g} s: it must be at least two beats ({beat:g} s each)")
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._leadership = leadership.lead(leadership.record_of(self.folder, shared), after, attended)
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._leadership.release)
-            path = self.folder / eventlog.NAME
-            if shared is not None:
-                shared.copy(path)
-            before = past(eventlog.read(path))
-            first = None if shared is None else partial(shared.append, self.epoch)
-            self._log = eventlog.EventLog(path, first=first, epoch=self.epoch)
-            undo.callback(self._log.close)
-            listener = _listen(listen, self._leadership.leader.address if before.begun else "")
-            undo.callback(listener.close)
-            host, port = listener.getsockname()[:2]
-            self.address = f"{host}:{port}"
-            self._leadership.renew(time.monotonic(), self.address)
-            undo.pop_all()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / eventlog.NAME
+        before = past(eventlog.read(path))
+        self.epoch = before.epoch + 1
+        listener = _listen(host, before.address)
+        self.address = "{}:{}".format(*listener.getsockname()[:2])
+        self._log = eventlog.EventLog(path, epoch=self.epoch)
         self._log_works = True
         self._connections = Connections(listener, keys)
         self._stores = Stores(start_store, self._connections.wake)
-        self._order, self._alive, self._strike = order_hosts, alive, strike
+        self._order = order_hosts
         self._stop: tuple[str, bool] | None = None
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
-        settings = Settings(places, per_host, beat, lease, settle, deadlines or Deadlines())
         self._settings = settings
         now = time.monotonic()
         self._core = Core(settings, rules, self, self.epoch, before, now)
@@ -126,25 +95,14 @@ class Supervisor:
 
     # for the caller
 
-    @property
-    def epoch(self) -> int:
-        return self._leadership.epoch
-
-    @property
-    def superseded(self) -> bool:
-        """Whether another supervisor leads the run by now."""
-        return self._core.superseded
-
     def run(self) -> Outcome:
         """Supervise until the run is over. To be called once."""
         try:
             outcome = self._loop()
-            mine = not self._core.superseded and (self._stop is None or self._stop[1])
-            self._stores.close(kill=mine)
+            self._stores.close(kill=self._stop is None or self._stop[1])
         finally:
             self._connections.close_all()
             self._log.close()
-            self._leadership.release()
         return outcome
 
     def start(self) -> None:
@@ -192,11 +150,8 @@ class Supervisor:
             now = time.monotonic()
             if self._stop is not None and not self._stop[1]:
                 return Outcome(1, self._stop[0], {})
-            self._alive()
             try:
                 self._turn(now)
-            except (leadership.Superseded, eventlog.Fenced):
-                core.step_back(self._leadership.record.read().epoch)
             except eventlog.LogFailed as error:
                 core.outcome = core.outcome or Outcome(1, f"the event log cannot be written: {error}", {})
                 self._log_works = False
@@ -205,8 +160,6 @@ class Supervisor:
                 self.record("note", core.generation, text=traceback.format_exc())
                 core.finish(1, f"the supervisor failed: {type(error).__name__}: {error}", now)
             self._view = _view(core)
-            if core.superseded and core.outcome is not None:
-                return core.outcome
             if core.outcome is not None:
                 ended = ended or now
                 if not len(self._connections) or now > ended + self._settings.deadlines.end:
@@ -214,7 +167,6 @@ class Supervisor:
 
     def _turn(self, now: float) -> None:
         core, connections = self._core, self._connections
-        self._leadership.renew(now)
         if self._stop is not None:
             core.finish(1, self._stop[0], now)
         for link, what in connections.poll(core.due(now), now):
@@ -257,17 +209,15 @@ class Supervisor:
         self._connections.drop(link)
 
     def record(self, kind: str, generation: int, t: float | None = None, **fields: Any) -> None:
-        self._leadership.renew(time.monotonic())  # one that stood still for long must not write
         if self._log_works:
             self._log.append(kind, generation=generation, t=t, **fields)
 
     def decision(self, generation: int, policy: str, observation: Observation, decision: Decision) -> None:
-        self._leadership.renew(time.monotonic())
         if self._log_works:
             self._log.decision(CAPABILITY, policy, observation, decision, generation=generation)
 
-    def strike(self, action: str) -> None:
-        self._strike(action)
+    def kill_launcher(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def order(self, count: int) -> None:
         try:
@@ -296,14 +246,16 @@ def _view(core: Core) -> dict[str, Any]:
     }
 
 
-def _listen(wanted: tuple[str, int], last: str) -> socket.socket:
-    """A listening socket: at the port of the supervisor before, where agents look for the next one."""
-    host, port = wanted
-    ports = [port] if port else [int(last.rpartition(":")[2]), 0] if last else [0]
-    for attempt in ports:
+def _listen(host: str, last: str) -> socket.socket:
+    """A socket that listens where the ``last`` supervisor did, since agents look for the next one there."""
+    address = (host, int(last.rpartition(":")[2])) if last else (host, 0)
+    end = time.monotonic() + PATIENCE
+    while True:
         try:
-            return socket.create_server((host, attempt), backlog=256)
+            return socket.create_server(address, backlog=256)
         except OSError as error:
-            if attempt == ports[-1]:
-                raise UserError(f"listen {host}:{attempt}: {error.strerror}") from error
-    raise AssertionError
+            if error.errno != errno.EADDRINUSE or time.monotonic() > end:
+                why = f"{error.strerror}, and the hosts of this run look for it there"
+                told = why if last else error.strerror
+                raise UserError(f"the supervisor cannot listen at {host}:{address[1]}: {told}") from error
+            time.sleep(0.1)  # a connection of somebody else has that port for its own end
