@@ -68,17 +68,6 @@ def within(where: Path | str | int | None, work: Callable[[], T], kind: str = "n
     return _in_thread(inside)
 
 
-def in_folder(folder: Path, work: Callable[[], T]) -> T:
-    """``work()`` in a thread of its own whose working directory is ``folder``. Raises what it raises."""
-
-    def inside() -> T:
-        checked(libc.unshare(_OWN_ROOT), "unshare")
-        os.chdir(folder)
-        return work()
-
-    return _in_thread(inside)
-
-
 def make_network(file: Path) -> None:
     """A new network, with its loopback device up, held by ``file`` until `release`. Raises OSError."""
 

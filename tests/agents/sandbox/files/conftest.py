@@ -5,34 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from pool_support import KINDS, Opener, need_btrfs, need_root
+from pool_support import KINDS, Opener, need_btrfs
 
 from windtunnel.agents.sandbox.files import Pool, open_pool
-from windtunnel.agents.sandbox.files.copy_pool import CopyPool
 from windtunnel.linux import mounts
 
 
 @pytest.fixture
-def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener]:
+def opened(tmp_path: Path) -> Iterator[Opener]:
     """Opens the pool of a kind in ``tmp_path``, and leaves nothing mounted."""
     pools: list[Pool] = []
 
-    def open_kind(kind: str, name: str = "pool", size: int = 256 << 20) -> Pool:
+    def open_kind(kind: Literal["btrfs", "copy"], name: str = "pool", size: int = 256 << 20) -> Pool:
         folder = tmp_path / name
         if kind == "btrfs":
             need_btrfs(folder)
-        elif kind == "overlay":
-            need_root()
-        with monkeypatch.context() as patched:
-            if kind == "plain":
-                patched.setattr(CopyPool, "_overlays_work", lambda pool: False)
-            pool = open_pool(folder, kind="btrfs" if kind == "btrfs" else "copy", size=size)
-        pools.append(pool)
-        if kind == "overlay" and not pool._overlay:  # type: ignore[attr-defined]
-            pytest.skip("needs overlayfs")
-        return pool
+        pools.append(open_pool(folder, kind=kind, size=size))
+        return pools[-1]
 
     yield open_kind
     for pool in pools:

@@ -11,7 +11,7 @@ import pytest
 
 from windtunnel.agents.sandbox.files import Pool, btrfs
 
-KINDS = ("btrfs", "overlay", "plain")
+KINDS = ("btrfs", "copy")
 Opener = Callable[..., Pool]
 
 

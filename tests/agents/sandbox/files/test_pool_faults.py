@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pool_support import Opener, need_root, state
+from pool_support import KINDS, Opener, need_root, state
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import Pool, open_pool
@@ -24,11 +24,7 @@ def stop(text):
     print("importing", flush=True)
     signal.pause()
 
-kind = sys.argv[2]
-if kind == "plain":
-    from windtunnel.agents.sandbox.files.copy_pool import CopyPool
-    CopyPool._overlays_work = lambda pool: False
-open_pool(Path(sys.argv[1]), kind="btrfs" if kind == "btrfs" else "copy").import_image(sys.argv[3], stop)
+open_pool(Path(sys.argv[1]), kind=sys.argv[2]).import_image(sys.argv[3], stop)
 """
 
 
@@ -74,15 +70,8 @@ def test_a_full_btrfs_keeps_what_it_has(opened: Opener, image: Path, tmp_path: P
     pool.snapshot("box", "again")
 
 
-@pytest.mark.parametrize("kind", ["overlay", "plain"])
-def test_a_full_disk_of_copies_keeps_what_it_has(
-    kind: str, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_of_copies_keeps_what_it_has(image: Path, tmp_path: Path) -> None:
     need_root()
-    from windtunnel.agents.sandbox.files.copy_pool import CopyPool
-
-    if kind == "plain":
-        monkeypatch.setattr(CopyPool, "_overlays_work", lambda pool: False)
     disk = tmp_path / "disk"
     disk.mkdir()
     mounts.mount("tmpfs", disk, "tmpfs", 0, "size=6m")
@@ -107,7 +96,7 @@ def test_a_full_disk_of_copies_keeps_what_it_has(
         mounts.unmount(disk)
 
 
-@pytest.mark.parametrize("kind", ["btrfs", "overlay", "plain"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_import_leaves_no_image(opened: Opener, image: Path, tmp_path: Path, kind: str) -> None:
     pool = opened(kind)
     command = [sys.executable, "-c", IMPORTER, str(tmp_path / "pool"), kind, str(image)]

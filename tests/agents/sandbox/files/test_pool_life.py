@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from pool_support import Opener, need_btrfs, need_root, state
+from pool_support import KINDS, Opener, need_btrfs, need_root, state
 
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import PoolError
@@ -123,9 +123,8 @@ def test_mounting_twice_is_one_private_mount(pool: Pool, image: Path) -> None:
     assert not mounts.at(root)
 
 
-@pytest.mark.parametrize("kind", ["btrfs", "overlay"])
-def test_a_mount_tells_no_path_of_the_host(opened: Opener, image: Path, tmp_path: Path, kind: str) -> None:
-    pool = opened(kind)
+def test_a_mount_tells_no_path_of_the_host(opened: Opener, image: Path, tmp_path: Path) -> None:
+    pool = opened("btrfs")
     pool.create("a", pool.import_image(str(image)))
     (mount,) = mounts.at(pool.mount("a"))
     told = f"{mount.root} {mount.source} {mount.options}"
@@ -184,8 +183,8 @@ def test_leftovers_are_found_and_collected(pool: Pool, image: Path) -> None:
     pool.clone("box", "kept")
 
 
-@pytest.mark.parametrize("to", ["btrfs", "overlay", "plain"])
-@pytest.mark.parametrize("of", ["btrfs", "overlay", "plain"])
+@pytest.mark.parametrize("to", KINDS)
+@pytest.mark.parametrize("of", KINDS)
 def test_streams_carry_everything_between_kinds(opened: Opener, image: Path, of: str, to: str) -> None:
     source = opened(of, "source")
     source.create("box", source.import_image(str(image)))
@@ -196,32 +195,17 @@ def test_streams_carry_everything_between_kinds(opened: Opener, image: Path, of:
     if os.geteuid() == 0:
         os.chown(root / "workspace/inner", 1234, 5678)
     source.snapshot("box", "a")
-    before = state(root)
-    (root / "workspace/inner/deep").unlink()
-    os.link(root / "workspace/one", root / "workspace/three")
-    (root / "workspace/pipe").unlink()
-    (root / "workspace/pipe").mkdir()
-    source.snapshot("box", "b")
-    after = state(root)
-    whole, rest = io.BytesIO(), io.BytesIO()
+    whole = io.BytesIO()
     source.send("a", whole)
-    source.send("b", rest, parent="a")
-    assert rest.tell() < whole.tell()
     target = opened(to, "target")
     whole.seek(0)
     target.receive("x", whole)
-    rest.seek(0)
-    target.receive("y", rest, parent="x")
-    for snapshot, expected in (("x", before), ("y", after)):
-        target.clone("copy", snapshot)
-        assert state(target.mount("copy")) == expected
-    rest.seek(0)
-    with pytest.raises(PoolError, match="parent"):
-        target.receive("z", rest)
+    target.clone("copy", "x")
+    assert state(target.mount("copy")) == state(root)
     with pytest.raises(PoolError, match="no whole tar"):
-        target.receive("z", io.BytesIO(whole.getvalue()[: whole.tell() // 2 + 100]))
-    assert target.snapshots() == ["x", "y"]
-    assert target.leftovers({"copy"}, {"x", "y"}) == []
+        target.receive("z", io.BytesIO(whole.getvalue().partition(b"1" * 4999)[0]))
+    assert target.snapshots() == ["x"]
+    assert target.leftovers({"copy"}, {"x"}) == []
 
 
 def test_a_file_of_ten_gigabytes_that_is_mostly_holes(pool: Pool, image: Path) -> None:

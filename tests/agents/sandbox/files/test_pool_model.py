@@ -178,7 +178,6 @@ def act(root: Path, deed: str, first: str, second: str) -> None:
 
 
 def test_other_bytes_under_the_same_size_and_time_are_seen(world: World) -> None:
-    """Only ``ctime`` moves, which is what a snapshot that shares unchanged files must go by."""
     pool = world.pool
     pool.create("box", world.image)
     file = pool.mount("box") / "same"

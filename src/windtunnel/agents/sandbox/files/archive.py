@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import hashlib
 import io
 import lzma
 import os
 import stat
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -27,7 +26,8 @@ from typing import IO, cast
 from windtunnel.agents.sandbox.files.tree import remove, set_extended, set_owner
 from windtunnel.base.errors import UserError
 
-Progress = Callable[[str], None]
+HOLLOW = "WINDTUNNEL.hollow"
+"""Header of a file without data: its size."""
 _BROKEN = (
     tarfile.TarError,
     EOFError,
@@ -98,16 +98,10 @@ def _zstd(source: IO[bytes]) -> Iterator[IO[bytes]]:
         raise tarfile.ReadError(f"damaged zstd data: {error}") from error
 
 
-def digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def unpack(path: Path, target: Path, progress: Progress) -> None:
-    """All of the tarball ``path`` into the empty folder ``target``."""
-    progress(f"unpacking {path}")
-    with open(path, "rb", buffering=0) as file, opened(cast(IO[bytes], file), f"image {str(path)!r}") as tar:
-        Unpacker(target, f"image {str(path)!r}").all(tar)
+def unpack(path: Path, target: Path, what: str, *, layered: bool = False) -> None:
+    """All of the tarball ``path`` into the folder ``target``; ``what`` it is, for what is wrong with it."""
+    with open(path, "rb", buffering=0) as file, opened(cast(IO[bytes], file), what) as tar:
+        Unpacker(target, what, layered=layered).all(tar)
 
 
 class Unpacker:
@@ -119,12 +113,13 @@ class Unpacker:
         self._fresh: set[str] = set()
         self._folders: dict[str, tarfile.TarInfo] = {}
 
-    def all(self, tar: tarfile.TarFile, first: tarfile.TarInfo | None = None) -> None:
-        """Every member of ``tar`` that is left in the stream, after ``first`` where that was read already."""
-        if first is not None:
-            self._one(tar, first)
+    def all(self, tar: tarfile.TarFile) -> None:
+        """Every member of ``tar`` that is left in the stream."""
+        # what a member may be is decided here
+        tar.extraction_filter = lambda member, path: member
+        tar.errorlevel = 2
         while (member := tar.next()) is not None:
-            self._one(tar, member)
+            self._place(tar, member)
             # a stream is read once: what tarfile remembers of it would only grow
             tar.members.clear()  # type: ignore[attr-defined]
         # last, because writing into a folder moves its time
@@ -133,7 +128,7 @@ class Unpacker:
             if path.is_dir() and not path.is_symlink():
                 self._attributes(str(path), member)
 
-    def _one(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _place(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         name = self._name(member.name)
         if name == "":
             if member.isdir():
@@ -147,10 +142,6 @@ class Unpacker:
         if member.isdir():
             path.mkdir(exist_ok=True)
             self._folders[name] = member
-        elif member.isreg():
-            self._file(tar, member, path)
-        elif member.issym():
-            os.symlink(member.linkname, path)
         elif member.islnk():
             origin = self._placed(self._name(member.linkname))
             if not os.path.lexists(origin) or origin.is_dir():
@@ -158,18 +149,19 @@ class Unpacker:
                     f"{self._what}: {member.name!r} is a link to {member.linkname!r}, which is not in it"
                 )
             os.link(origin, path, follow_symlinks=False)
-        elif member.isfifo():
-            os.mkfifo(path)
-        elif member.ischr() or member.isblk():
-            kind = stat.S_IFCHR if member.ischr() else stat.S_IFBLK
-            try:
-                os.mknod(path, kind | 0o600, os.makedev(member.devmajor, member.devminor))
-            except PermissionError:
-                return  # devices need root; a sandbox has its own /dev
-        else:
+        elif member.type not in tarfile.SUPPORTED_TYPES:
             raise UserError(
                 f"{self._what}: {member.name!r} is of a kind that is not supported ({member.type!r})"
             )
+        else:
+            try:
+                tar.extract(member.replace(name=path.name), path.parent, set_attrs=False)
+            except PermissionError:
+                if os.geteuid() == 0 or not (member.ischr() or member.isblk()):
+                    raise
+                return  # devices need root; a sandbox has its own /dev
+            if HOLLOW in member.pax_headers:
+                os.truncate(path, int(member.pax_headers[HOLLOW]))
         self._fresh.add(name)
         if not member.isdir() and not member.islnk():
             self._attributes(str(path), member)
@@ -243,28 +235,10 @@ class Unpacker:
             elif not any(name == inner or name.startswith(f"{inner}/") for name in self._fresh):
                 remove(Path(entry.path))
 
-    def _file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-        # read below the archive's own files: they would give a hole of gigabytes as zeros
-        source = cast(IO[bytes], tar.fileobj)
-        source.seek(member.offset_data)
-        parts: list[tuple[int, int]] = getattr(member, "sparse", None) or [(0, member.size)]
-        with open(path, "xb") as made:
-            for start, size in parts:
-                made.seek(start)
-                while size > 0 and (block := source.read(min(size, 1 << 20))):
-                    size -= len(block)
-                    if block.count(0) == len(block):
-                        made.seek(len(block), os.SEEK_CUR)
-                    else:
-                        made.write(block)
-                if size:
-                    raise tarfile.ReadError("unexpected end of data")
-            made.truncate(member.size)
-
     def _attributes(self, path: str, member: tarfile.TarInfo) -> None:
         set_owner(path, member.uid, member.gid)
         for key, value in member.pax_headers.items():
-            if key.startswith(_XATTR) and not key.startswith(f"{_XATTR}trusted.overlay."):
+            if key.startswith(_XATTR):
                 set_extended(path, key.removeprefix(_XATTR), value.encode("utf-8", "surrogateescape"))
         if not member.issym():
             os.chmod(path, member.mode & 0o7777)

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import btrfs, stream
-from windtunnel.agents.sandbox.files.pool import FLAGS, Pool, checked, faults
+from windtunnel.agents.sandbox.files.pool import Pool, checked, faults
 from windtunnel.agents.sandbox.files.quota import FRESHENED, Account, Statement, account_in
 from windtunnel.agents.sandbox.files.tree import Comparison
 from windtunnel.agents.sandbox.model import FileChange
@@ -122,15 +122,6 @@ class BtrfsPool(Pool):
             if error.errno != errno.ENOSPC or not path.exists():
                 raise
             btrfs.destroy(path)
-
-    def mount(self, box: str) -> Path:
-        live = self._live(box)
-        with faults(f"the root of sandbox {box!r} cannot be mounted"):
-            return self._show(
-                box,
-                lambda point: os.path.samefile(point, live),
-                lambda point: mounts.bind(live, point, FLAGS),
-            )
 
     def snapshot(self, box: str, snapshot: str) -> int:
         live, made = self._live(box), self._unused(snapshot)
@@ -244,22 +235,10 @@ class BtrfsPool(Pool):
             text = json.dumps({**self._noted(snapshot), "account": asdict(stated)})
             atomic.replace(self._note_of(snapshot), text.encode())
 
-    @contextmanager
-    def _whole(self, tree: Path) -> Iterator[Path]:
-        yield tree
-
-    def receive(self, snapshot: str, source: IO[bytes], parent: str | None = None) -> None:
+    def receive(self, snapshot: str, source: IO[bytes]) -> None:
         made = self._unused(snapshot)
-        origin = self._snap(parent) if parent is not None else None
-
-        def make(path: Path) -> None:
-            if origin is None:
-                btrfs.create(path)
-            else:
-                btrfs.snapshot(origin, path, read_only=False)
-
-        with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot, make) as path:
-            used = stream.receive(path, source, parent or "")
+        with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as path:
+            used = stream.receive(path, source)
             btrfs.snapshot(path, made, read_only=True)
             self._note(made, made, [], Statement(btrfs.subvolume(made).born, used, brought=used))
 

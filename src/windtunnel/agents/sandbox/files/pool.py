@@ -14,15 +14,14 @@ import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import stream
-from windtunnel.agents.sandbox.files.known import Known
-from windtunnel.agents.sandbox.files.source import look_at, told_by
+from windtunnel.agents.sandbox.files.source import look_at
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.base.errors import UserError
 from windtunnel.linux import mounts
@@ -85,12 +84,7 @@ class Pool(ABC):
         all; its name here."""
         if source in self.images():
             return source
-        seen, known = told_by(source), Known(self._folder / "known.json")
-        if seen is not None and (name := known.name(seen)) in self.images():
-            return str(name)
         found = look_at(source)
-        if seen is not None:
-            known.note(seen, found.name)
         with locked(self._images):
             if found.name in self.images():
                 return found.name
@@ -105,12 +99,9 @@ class Pool(ABC):
             ):
                 if origin is None:
                     made.chmod(0o755)
-                if chain:
-                    keep = lambda count: self._share(made, self._layers / chain[count - 1])  # noqa: E731
-                    found.fill(made, told, there, keep)
-                else:
-                    found.fill(made, told)
-                if seen is not None and seen.changed():
+                keep = lambda count: self._share(made, self._layers / chain[count - 1])  # noqa: E731
+                found.fill(made, told, there, keep)
+                if look_at(source).name != found.name:
                     raise UserError(f"image {source!r}: it was changed while it was read; import it again")
                 self._publish(made, self._images / found.name)
         return found.name
@@ -128,9 +119,13 @@ class Pool(ABC):
         """The live root becomes what the snapshot is. It has to be mounted (again) afterwards. What the
         snapshot uses beyond its image counts against the ``limit``."""
 
-    @abstractmethod
     def mount(self, box: str) -> Path:
         """Where the live root is visible: a mount point of its own with private propagation. Idempotent."""
+        tree = self._tree(self._live(box))
+        if not self._may_mount:
+            return tree
+        with faults(f"the root of sandbox {box!r} cannot be mounted"):
+            return self._show(box, tree)
 
     def unmount(self, box: str) -> None:
         """Idempotent; what is busy goes away with its last user."""
@@ -151,7 +146,6 @@ class Pool(ABC):
     def drop_box(self, box: str) -> None:
         self.unmount(box)
         with faults(f"the root of sandbox {box!r} cannot be removed"):
-            self._leave_channel(box)
             self._discard(self._lives / box)
             self._discard(self._channels / box)
 
@@ -196,15 +190,13 @@ class Pool(ABC):
         """Within the block the host's own few files have room in a root that is full."""
         yield
 
-    def send(self, snapshot: str, out: IO[bytes], parent: str | None = None) -> None:
-        """Write the snapshot as a tar stream, or what differs from ``parent``."""
+    def send(self, snapshot: str, out: IO[bytes]) -> None:
+        """Write the snapshot as a tar stream."""
         with faults(f"snapshot {snapshot!r} cannot be sent"):
-            changes = self.changed(parent, snapshot) if parent is not None else None
-            with self._whole(self._snap(snapshot)) as tree:
-                stream.send(tree, out, parent or "", changes, used=self._used(snapshot))
+            stream.send(self._tree(self._snap(snapshot)), out, used=self._used(snapshot))
 
     @abstractmethod
-    def receive(self, snapshot: str, source: IO[bytes], parent: str | None = None) -> None:
+    def receive(self, snapshot: str, source: IO[bytes]) -> None:
         """Make a snapshot from what ``send`` of any kind of pool wrote."""
 
     def usage(self) -> tuple[int, int]:
@@ -233,11 +225,10 @@ class Pool(ABC):
         for snapshot in snapshots:
             damage[snapshot] = []
             try:
-                with self._whole(self._snap(snapshot)) as tree:
-                    for wrong, count in _unreadable(tree, seen):
-                        read += count
-                        if wrong and len(damage[snapshot]) < 10:
-                            damage[snapshot].append(wrong)
+                for wrong, count in _unreadable(self._tree(self._snap(snapshot)), seen):
+                    read += count
+                    if wrong and len(damage[snapshot]) < 10:
+                        damage[snapshot].append(wrong)
             except (PoolError, OSError) as error:
                 damage[snapshot].append(str(error))
         return damage, read
@@ -262,8 +253,6 @@ class Pool(ABC):
             with faults(f"the pool {self._folder} cannot be unmounted"):
                 for name in os.listdir(self._points):
                     self._hide(name)
-                for name in os.listdir(self._channels):
-                    self._leave_channel(name)
                 while mounts.unmount(self._points):
                     pass
 
@@ -291,9 +280,9 @@ class Pool(ABC):
     def _compared(self, first: Path, second: Path) -> list[FileChange]:
         """What differs between a snapshot, and another one or a live root."""
 
-    @abstractmethod
-    def _whole(self, tree: Path) -> AbstractContextManager[Path]:
-        """The whole tree that a live root or a snapshot stands for, visible for the block."""
+    def _tree(self, path: Path) -> Path:
+        """The files of a live root or a snapshot."""
+        return path
 
     def _image(self, image: str) -> Path:
         return self._found(self._images, image, "image")
@@ -357,15 +346,12 @@ class Pool(ABC):
                     continue
         return found
 
-    def _show(self, box: str, same: Callable[[Path], bool], attach: Callable[[Path], None]) -> Path:
-        """The mount point of ``box``; ``attach`` mounts there unless ``same`` says that the right thing is
-        there."""
+    def _show(self, box: str, tree: Path) -> Path:
+        """The mount point of ``box``, with ``tree`` there."""
         point = self._points / box
-        if _is_mounted(point) and same(point):
-            return point
         with locked(self._points):
             if _is_mounted(point):
-                if same(point):
+                if os.path.samefile(point, tree):
                     return point
                 while mounts.unmount(point):
                     pass
@@ -373,7 +359,7 @@ class Pool(ABC):
                 # what is mounted below must not spread to other mount namespaces: pivot_root(2) asks for it
                 mounts.bind(self._points, self._points)
             point.mkdir(exist_ok=True)
-            attach(point)
+            mounts.bind(tree, point, FLAGS)
         return point
 
     def _hide(self, box: str) -> None:
@@ -385,31 +371,13 @@ class Pool(ABC):
         except FileNotFoundError:
             return
 
-    def _leave_channel(self, box: str) -> None:
-        while self._may_mount and mounts.unmount(self._channels / box):
-            pass
-
-    @contextmanager
-    def _view(self, attach: Callable[[Path], None]) -> Iterator[Path]:
-        """A mount point for a moment, named after this process."""
-        name = f"view-{os.getpid()}-{time.monotonic_ns()}"
-        point = self._show(name, lambda point: False, attach)
-        try:
-            yield point
-        finally:
-            self._hide(name)
-
     def _unclaimed(
         self, boxes: set[str], snapshots: set[str] | None
     ) -> list[tuple[str, Path, Callable[[Path], None]]]:
         """What nobody refers to: in words, where, and how it is removed."""
         found: list[tuple[str, Path, Callable[[Path], None]]] = []
         for point in sorted(self._points.iterdir()):
-            if point.name.startswith("view-"):
-                claimed = os.path.exists(f"/proc/{point.name.split('-')[1]}")
-            else:
-                claimed = point.name in boxes
-            if not claimed:
+            if point.name not in boxes:
                 found.append((f"mount {point}", point, lambda path: self._hide(path.name)))
         for name in sorted({*os.listdir(self._lives), *os.listdir(self._channels)} - boxes):
             found.append((f"root of sandbox {name}", Path(name), lambda path: self.drop_box(path.name)))

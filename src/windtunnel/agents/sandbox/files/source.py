@@ -1,8 +1,8 @@
 """Where a root comes from: this machine's packages, a directory, a tarball, an OCI layout or a registry.
 
 A source is looked at before anything is written: it yields the name under which the pool keeps the image
-(with a digest of what is in it, so that the same thing is imported once) and a function that fills an empty
-folder.
+(with a digest of what is known of it without reading it, so that the same thing is imported once) and a
+function that fills an empty folder.
 
 An OCI image layout, a folder or a tarball of it, is what ``skopeo``, ``buildah`` and ``docker save`` make. Of
 an index, the manifest for Linux on this machine's architecture is taken. Every blob is checked against the
@@ -21,14 +21,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from windtunnel.agents.sandbox.files import archive, host_image
-from windtunnel.agents.sandbox.files.known import Look, look
 from windtunnel.agents.sandbox.files.tree import Copier, walk
 from windtunnel.base.errors import UserError
 
@@ -46,57 +46,53 @@ PATIENCE = 1800.0
 _LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?/")
 _SMALL = 8 << 20
 """More bytes than any index, manifest or configuration has."""
+Progress = Callable[[str], None]
+Keep = Callable[[int], None]
 
 
-@dataclass(frozen=True)
-class Image:
-    """``digest``: hexadecimal digest of the manifest."""
-
-    path: Path
-    digest: str
-    layers: tuple[str, ...]
+def is_layout(path: Path) -> bool:
+    """Whether a folder or a tarball is an OCI image layout."""
+    if path.is_dir():
+        return (path / "oci-layout").is_file() and (path / "index.json").is_file()
+    return archive.is_layout(path)
 
 
-def is_layout(folder: Path) -> bool:
-    return (folder / "oci-layout").is_file() and (folder / "index.json").is_file()
+def layers_of(path: Path) -> tuple[str, ...]:
+    """Digests of the layers of the layout at ``path`` (folder or tarball) for this machine, or UserError."""
+    with _folder(path) as folder:
+        return _layers(path, folder)
 
 
-def read(path: Path) -> Image:
-    """What the layout at ``path`` (folder or tarball) holds for this machine, or UserError."""
-    with ExitStack() as stack:
-        folder = _folder(path, stack)
-        manifest_digest = _chosen(path, folder)
-        manifest = _json(path, _blob(path, folder, manifest_digest).read_bytes(), manifest_digest)
-        layers = manifest.get("layers")
-        if not isinstance(layers, list) or not layers:
-            raise UserError(f"image {str(path)!r}: its manifest names no layers")
-        return Image(path, manifest_digest.split(":")[1], tuple(_digest(path, layer) for layer in layers))
+def _layers(path: Path, folder: Path) -> tuple[str, ...]:
+    digest = _chosen(path, folder)
+    layers = _json(path, _blob(path, folder, digest).read_bytes(), digest).get("layers")
+    if not isinstance(layers, list) or not layers:
+        raise UserError(f"image {str(path)!r}: its manifest names no layers")
+    return tuple(_digest(path, layer) for layer in layers)
 
 
-def fill(
-    image: Image, target: Path, progress: Callable[[str], None], there: int, keep: Callable[[int], None]
-) -> None:
-    """Apply the layers to ``target``, in which so many lie already; ``keep`` is called after each."""
-    with ExitStack() as stack:
-        folder = _folder(image.path, stack)
-        for count, layer in enumerate(image.layers[there:], there + 1):
-            progress(f"layer {count} of {len(image.layers)}")
-            what = f"image {str(image.path)!r}, layer {count}"
-            with (
-                open(_blob(image.path, folder, layer), "rb", buffering=0) as file,
-                archive.opened(cast(IO[bytes], file), what) as tar,
-            ):
-                archive.Unpacker(target, what, layered=True).all(tar)
+def fill_layers(path: Path, target: Path, progress: Progress, there: int, keep: Keep) -> None:
+    """Apply the layers of the layout at ``path`` to ``target``, in which so many lie already; ``keep`` is
+    called after each."""
+    with _folder(path) as folder:
+        layers = _layers(path, folder)
+        for count, layer in enumerate(layers[there:], there + 1):
+            progress(f"layer {count} of {len(layers)}")
+            archive.unpack(
+                _blob(path, folder, layer), target, f"image {str(path)!r}, layer {count}", layered=True
+            )
             keep(count)
 
 
-def _folder(path: Path, stack: ExitStack) -> Path:
-    """The layout as a folder; a tarball is unpacked for as long as ``stack`` is open."""
+@contextmanager
+def _folder(path: Path) -> Iterator[Path]:
+    """The layout as a folder; a tarball is unpacked within the block."""
     if path.is_dir():
-        return path
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-oci-", dir="/var/tmp")))
-    archive.unpack(path, folder, lambda text: None)
-    return folder
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="windtunnel-oci-", dir="/var/tmp") as folder:
+        archive.unpack(path, Path(folder), f"image {str(path)!r}")
+        yield Path(folder)
 
 
 def _chosen(path: Path, folder: Path) -> str:
@@ -161,41 +157,21 @@ def _json(path: Path, raw: bytes, name: str) -> dict[str, Any]:
     return found
 
 
-Progress = Callable[[str], None]
-Keep = Callable[[int], None]
-
-
-def _nothing(count: int) -> None:
-    """No layer is kept."""
-
-
 @dataclass(frozen=True)
 class Source:
-    """``fill`` makes the root in an empty folder; what it raises leaves that folder to its caller. Where
-    there are ``layers`` (their digests), the folder may hold the first of them already: see `fill` above."""
+    """``fill(target, progress, there, keep)`` makes the root in an empty folder; what it raises leaves that
+    folder to its caller. ``layers``: the digests of what it is made of; where there are some, the folder may
+    hold the first of them already (how many: ``there``); ``keep`` is called with their number after each."""
 
     name: str
-    fill: Callable[..., None]
-    layers: tuple[str, ...] = ()
+    fill: Callable[[Path, Progress, int, Keep], None]
+    layers: Callable[[], tuple[str, ...]] = tuple
 
     def chain(self) -> list[str]:
         """A name for what the first layer makes, the first two, and so on."""
-        made = [
-            hashlib.sha256("".join(self.layers[: count + 1]).encode()) for count in range(len(self.layers))
-        ]
-        return [each.hexdigest()[:32] for each in made]
-
-
-def told_by(source: str) -> Look | None:
-    """The one file that says all of what ``source`` is, as it is now; None where there are many."""
-    if source == "host":
-        return look(host_image.STATUS, f"host-{host_image.RECIPE}")
-    if source.startswith("host+"):
-        return None
-    if source.startswith(REGISTRY):
-        return None
-    path = _path(source)
-    return look(path, "tarball") if path.is_file() and os.access(path, os.R_OK) else None
+        layers = self.layers()
+        whole = ["".join(layers[: count + 1]).encode() for count in range(len(layers))]
+        return [hashlib.sha256(each).hexdigest()[:32] for each in whole]
 
 
 def _path(source: str) -> Path:
@@ -217,7 +193,7 @@ def look_at(source: str) -> Source:
         digest = hashlib.blake2s(repr((parts, folders)).encode(), digest_size=6).hexdigest()
         return Source(
             f"host-{digest if folders else parts[0]}",
-            lambda target, progress: host_image.fill(target, packages, progress, folders=folders),
+            lambda target, progress, *_: host_image.fill(target, packages, progress, folders=folders),
         )
     if source.startswith(REGISTRY):
         return _of_registry(source)
@@ -230,28 +206,12 @@ def look_at(source: str) -> Source:
         )
     if not os.access(path, os.R_OK):
         raise UserError(f"image {source!r}: it cannot be read")
-    if path.is_dir():
-        if is_layout(path):
-            return _of_layout(path)
-        return Source(
-            _name(path, _digest_of_folder(path)), lambda target, progress: _copy(path, target, progress)
-        )
-    if not path.is_file():
+    if not path.is_dir() and not path.is_file():
         raise UserError(f"image {source!r}: it is neither a folder nor a file")
-    if archive.is_layout(path):
-        return _of_layout(path)
-    return Source(
-        _name(path, archive.digest(path)), lambda target, progress: archive.unpack(path, target, progress)
-    )
-
-
-def _of_layout(path: Path) -> Source:
-    image = read(path)
-
-    def layered(target: Path, progress: Progress, there: int = 0, keep: Keep = _nothing) -> None:
-        fill(image, target, progress, there, keep)
-
-    return Source(_name(path, image.digest), layered, image.layers)
+    name = _name(path, _digest_of_path(path))
+    if is_layout(path):
+        return Source(name, partial(fill_layers, path), partial(layers_of, path))
+    return Source(name, partial(_copy if path.is_dir() else _unpack, path))
 
 
 def _of_registry(source: str) -> Source:
@@ -261,16 +221,16 @@ def _of_registry(source: str) -> Source:
     said = json.loads(_skopeo(source, "inspect", source))
     digest, layers = said["Digest"], tuple(said["Layers"])
 
-    def layered(target: Path, progress: Progress, there: int = 0, keep: Keep = _nothing) -> None:
+    def layered(target: Path, progress: Progress, there: int, keep: Keep) -> None:
         with tempfile.TemporaryDirectory(prefix="windtunnel-oci-", dir="/var/tmp") as folder:
             progress(f"fetching {source}")
             _skopeo(source, "copy", "--quiet", source, f"oci:{folder}:image")
-            image = read(Path(folder))
-            if image.layers != layers:
+            if layers_of(Path(folder)) != layers:
                 raise UserError(f"image {source!r}: it was changed while it was fetched; import it again")
-            fill(image, target, progress, there, keep)
+            fill_layers(Path(folder), target, progress, there, keep)
 
-    return Source(_name(Path(source.partition("@")[0]), digest.split(":")[1]), layered, layers)
+    name = _name(Path(source.partition("@")[0]), digest.split(":")[1])
+    return Source(name, layered, lambda: layers)
 
 
 def _skopeo(source: str, verb: str, *arguments: str) -> bytes:
@@ -293,16 +253,23 @@ def _name(path: Path, digest: str) -> str:
     return f"{base}-{digest[:12]}"
 
 
-def _copy(path: Path, target: Path, progress: Progress) -> None:
+def _copy(path: Path, target: Path, progress: Progress, *_: object) -> None:
     progress(f"copying {path}")
     Copier().tree(str(path), str(target), leave_out=lambda inner: target == Path(inner))
 
 
+def _unpack(path: Path, target: Path, progress: Progress, *_: object) -> None:
+    progress(f"unpacking {path}")
+    archive.unpack(path, target, f"image {str(path)!r}")
+
+
 def _digest_of_path(path: Path) -> str:
+    """Of what the file system says of a file or a folder: a time of change cannot be set back."""
     if path.is_dir():
         return _digest_of_folder(path)
-    about = path.stat()
-    return repr((about.st_mode, about.st_uid, about.st_gid, about.st_size, about.st_mtime_ns))
+    of = path.stat()
+    stamp = (of.st_mode, of.st_uid, of.st_gid, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns)
+    return hashlib.blake2s(repr((str(path), stamp)).encode(), digest_size=6).hexdigest()
 
 
 def _digest_of_folder(path: Path) -> str:

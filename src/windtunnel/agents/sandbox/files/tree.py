@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.agents.sandbox.model import FileChange
-from windtunnel.linux.system import opened
 
 _FICLONE = 0x40049409
-_OWN = frozenset(("btrfs.compression", "security.selinux"))
+OWN = frozenset(("btrfs.compression", "security.selinux"))
 """Attributes that belong to the file system or the host, not to the tree."""
 _NO_SHARING = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM)
 
@@ -99,8 +98,7 @@ class Copier:
             self.links[key] = target
 
     def _file(self, source: str, target: str, size: int) -> None:
-        given = _open_own(source)
-        try:
+        with _reading(source) as given:
             made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 if self.share and size:
@@ -116,25 +114,28 @@ class Copier:
                 os.ftruncate(made, size)
             finally:
                 os.close(made)
-        finally:
-            os.close(given)
 
 
-def _open_own(path: str) -> int:
-    """Open a file to read. Without root, one that this user owns and may not read becomes readable for the
+@contextmanager
+def _reading(path: str) -> Iterator[int]:
+    """A file open to read. Without root, one that this user owns and may not read becomes readable for the
     moment of opening: who is 0 in a sandbox of this user may well have made such files."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(path, flags)
+        held = os.open(path, flags)
     except PermissionError:
         with _readable(path):
-            return os.open(path, flags)
+            held = os.open(path, flags)
+    try:
+        yield held
+    finally:
+        os.close(held)
 
 
 @contextmanager
 def _entered(path: str) -> Iterator[None]:
     """The same for a folder, within the block."""
-    if os.geteuid() == 0 or os.access(path, os.R_OK | os.X_OK):
+    if os.geteuid() == 0 or os.access(path, os.R_OK | os.X_OK) or not os.path.isdir(path):
         yield
     else:
         with _readable(path):
@@ -216,7 +217,7 @@ def extended(path: str) -> dict[str, bytes]:
         if error.errno == errno.EOPNOTSUPP:
             return {}
         raise
-    return {name: _attribute(path, name) for name in names if name not in _OWN}
+    return {name: _attribute(path, name) for name in names if name not in OWN}
 
 
 def _attribute(path: str, name: str) -> bytes:
@@ -282,9 +283,10 @@ class Comparison:
 
     def trees(self, path: str = "") -> None:
         """Compare the whole of a folder that is in both trees (``path`` as seen inside, "" for the root)."""
-        before, after = _inodes(self._older + path), _inodes(self._newer + path)
-        for name in before.keys() | after.keys():
-            self.entry(f"{path}/{name}")
+        older, newer = self._older + path, self._newer + path
+        with _entered(older), _entered(newer):
+            for name in _inodes(older).keys() | _inodes(newer).keys():
+                self.entry(f"{path}/{name}")
 
     def folder(self, path: str) -> None:
         """Compare the entries of a folder, but not what is inside of those that are the same inode in
@@ -348,16 +350,11 @@ class Comparison:
             return True
         if (before.st_mode, before.st_uid, before.st_gid) != (after.st_mode, after.st_uid, after.st_gid):
             return True
-        return _shown(self._older + path) != _shown(self._newer + path)
+        return extended(self._older + path) != extended(self._newer + path)
 
 
 def _size(about: os.stat_result) -> int:
     return about.st_size if stat.S_ISREG(about.st_mode) else 0
-
-
-def _shown(path: str) -> dict[str, bytes]:
-    """Extended attributes that the sandbox sees; those of the overlay itself are not among them."""
-    return {name: value for name, value in extended(path).items() if not name.startswith("trusted.overlay.")}
 
 
 def _inodes(path: str) -> dict[str, int]:
@@ -377,8 +374,7 @@ def _lstat(path: str) -> os.stat_result | None:
 
 def _equal_bytes(older: str, newer: str, size: int) -> bool:
     """Whether two files of one size hold the same bytes; parts that are holes in both are not read."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW
-    with opened(Path(older), flags) as first, opened(Path(newer), flags) as second:
+    with _reading(older) as first, _reading(newer) as second:
         for start, end in sorted({*extents(first, size), *extents(second, size)}):
             for place in range(start, end, 1 << 20):
                 length = min(end - place, 1 << 20)

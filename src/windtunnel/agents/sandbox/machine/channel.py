@@ -26,6 +26,7 @@ import os
 import re
 import select
 import stat
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,8 +35,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.files.stream import receive as receive_tree
-from windtunnel.agents.sandbox.files.stream import send as send_tree
+from windtunnel.agents.sandbox.files.archive import HOLLOW
+from windtunnel.agents.sandbox.files.stream import receive
 from windtunnel.agents.sandbox.files.tree import remove
 from windtunnel.agents.sandbox.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.place import CHANNEL
@@ -206,8 +207,15 @@ def kept(channel: Path) -> bytes:
             f"/{CHANNEL} holds {size >> 20} MiB that a command put there; only the host should: remove them"
         )
     out = io.BytesIO()
-    send_tree(channel, out, hollow=lambda path: path == BALLAST or OUTPUT.fullmatch(path) is not None)
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.add(channel, ".", filter=_emptied)
     return out.getvalue()
+
+
+def _emptied(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    if member.isreg() and (member.name == f"./{BALLAST}" or OUTPUT.fullmatch(member.name)):
+        member.pax_headers, member.size = {HOLLOW: str(member.size)}, 0
+    return member
 
 
 def lay(file: Path, channel: Path) -> None:
@@ -216,7 +224,7 @@ def lay(file: Path, channel: Path) -> None:
     for entry in channel.iterdir():
         remove(entry)
     with file.open("rb") as source:
-        receive_tree(channel, source)
+        receive(channel, source)
     folder = Folder.at(channel)
     try:
         folder.ballast()
