@@ -15,8 +15,8 @@ import resource
 import shutil
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,6 @@ import numpy as np
 from windtunnel.agents.sandbox.costs import (
     SandboxCosts,
     SandboxProfile,
-    Work,
     cost_table,
     profile_path,
     save_costs,
@@ -36,7 +35,6 @@ from windtunnel.base.errors import UserError
 from windtunnel.calibration.fit import least_squares, quartile
 from windtunnel.calibration.profiles import Calibrated, Progress, today
 from windtunnel.cluster.catalogue import processor_name
-from windtunnel.engines.events import Environment, ProcessGenerator, Shared
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.box import Box
@@ -55,6 +53,14 @@ HOLDER = (
 )
 """A process that holds so many bytes of changing numbers; another salt gives numbers that no page store has
 seen."""
+TOGETHER = 6
+"""So many full checkpoints at once show how many disk parts go on beside each other."""
+
+Samples = dict[str, list[float]]
+"""Measured seconds and bytes by name, one for each repetition; ``…_share``: the part of an operation that was
+CPU."""
+Sizes = dict[tuple[int, int], Samples]
+"""By bytes of memory and number of processes."""
 
 
 def calibrate(
@@ -84,9 +90,9 @@ def calibrate(
     grid, repeats = (QUICK_GRID, 3) if quick else (FULL_GRID, 7)
     with _own_host(home) as host:
         basics = _basics(host, repeats, progress)
-        seen = _sizes(host, grid, repeats, basics, progress)
+        sizes = _sizes(host, grid, repeats, basics, progress)
         pool, inspector = host.context.pool.kind, host.context.inspector
-    costs, errors = fitted(basics, seen)
+    costs, errors = fitted(basics, sizes)
     profile = SandboxProfile(
         costs=costs,
         provenance={
@@ -126,12 +132,13 @@ def _own_host(home: Path | None) -> Iterator[Host]:
 
 
 @contextlib.contextmanager
-def _metered(basics: Basics, name: str) -> Iterator[None]:
-    """Note which part of the block's time was CPU of this process and its children."""
+def _metered(samples: Samples, name: str) -> Iterator[None]:
+    """Note how long the block took, and which part of that was CPU of this process and its children."""
     cpu, begin = _cpu_seconds(), time.monotonic()
     yield
     seconds = time.monotonic() - begin
-    basics.cpu.setdefault(name, []).append((_cpu_seconds() - cpu) / seconds)
+    samples[name].append(seconds)
+    samples[f"{name}_share"].append((_cpu_seconds() - cpu) / seconds)
 
 
 def _cpu_seconds() -> float:
@@ -139,39 +146,41 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
-def _basics(host: Host, repeats: int, progress: Callable[[str, float], None]) -> Basics:
-    basics = Basics()
+def _basics(host: Host, repeats: int, progress: Callable[[str, float], None]) -> Samples:
+    """What does not depend on the sandbox's size."""
+    basics: Samples = defaultdict(list)
     host.create(SandboxSpec("first"))  # imports the image, which is no part of a creation
     host.remove("first")
     boxes = []
     for number in range(1 + TOGETHER):
-        begin = time.monotonic()
-        boxes.append(host.create(SandboxSpec(f"basic{number}")))
-        basics.create.append(time.monotonic() - begin)
+        with _metered(basics, "create"):
+            boxes.append(host.create(SandboxSpec(f"basic{number}")))
     box = boxes[0]
     for number in range(repeats):
         progress("basics", number / repeats)
         box.run("true")
-        basics.decide.append(box.end_turn().wait().decide_seconds)
+        basics["decide"].append(box.end_turn().wait().decide_seconds)
         box.run(f"mkdir -p /tmp/{number}")
         box.checkpoint()
         box.run(f"cd /tmp/{number}")
         with _metered(basics, "shell"):
-            manifest = _expect(box, TurnClass.SHELL)
-        basics.shell.append(manifest.total_seconds)
+            _expect(box, TurnClass.SHELL)
         box.run(f"echo {number} > /workspace/file")
         with _metered(basics, "files"):
             manifest = _expect(box, TurnClass.FILES)
-        basics.files_freeze.append(manifest.freeze_seconds)
-        basics.files_after.append(manifest.total_seconds - manifest.freeze_seconds)
+        basics["files_freeze"].append(manifest.freeze_seconds)
+        basics["files_after"].append(manifest.total_seconds - manifest.freeze_seconds)
         assert manifest.files is not None
-        basics.files_new.append(float(manifest.files.bytes_new))
-        basics.restore.append(box.restore().seconds)
-        begin = time.monotonic()
-        forked = host.fork(box.tip)
-        basics.fork.append(time.monotonic() - begin)
+        basics["files_new"].append(float(manifest.files.bytes_new))
+        basics["bare_restore"].append(box.restore().seconds)
+        with _metered(basics, "fork"):
+            forked = host.fork(box.tip)
         host.remove(forked[0].name)
-        basics.at_once.append(_at_once(boxes[1:], number))
+        for one in boxes[1:]:
+            one.run(f"kill $(jobs -p) 2> /dev/null; sleep {1000 + number} &")
+        with _metered(basics, "at_once"):
+            for pending in [one.end_turn(urgent=True) for one in boxes[1:]]:
+                pending.wait()
     for one in boxes:
         host.remove(one.name)
     progress("basics", 1.0)
@@ -188,41 +197,40 @@ def _expect(box: Box, turn_class: TurnClass) -> Manifest:
     return manifest
 
 
-def _at_once(boxes: Sequence[Box], number: int) -> float:
-    """Seconds until every sandbox has a full checkpoint, all started together."""
-    for box in boxes:
-        box.run(f"kill $(jobs -p) 2> /dev/null; sleep {1000 + number} &")
-    begin = time.monotonic()
-    for pending in [box.end_turn(urgent=True) for box in boxes]:
-        pending.wait()
-    return time.monotonic() - begin
-
-
 def _sizes(
     host: Host,
     grid: Sequence[tuple[int, int]],
     repeats: int,
-    basics: Basics,
+    basics: Samples,
     progress: Callable[[str, float], None],
-) -> list[Seen]:
+) -> Sizes:
     """Sandboxes of every size. They are measured in turn, again and again, so that what else the machine does
     meanwhile falls on all sizes alike."""
-    boxes = []
+    boxes, sizes = {}, {size: defaultdict(list) for size in grid}
     for place, (memory, processes) in enumerate(grid):
         progress("sizes", place / len(grid))
-        boxes.append(_sized(host, f"sized{place}", memory, processes))
+        boxes[memory, processes] = _sized(host, f"sized{place}", memory, processes, sizes[memory, processes])
     for number in range(repeats):
         progress("repetitions", number / repeats)
-        for box, seen in boxes:
-            _repeat(host, box, seen, number, basics)
-    for box, _ in boxes:
+        for size, box in boxes.items():
+            samples = sizes[size]
+            with _metered(basics, "full"):
+                manifest = box.checkpoint(full=True)
+            assert manifest.image is not None
+            samples["raw"].append(float(manifest.image.bytes_raw))
+            samples["new_next"].append(float(manifest.image.bytes_new))
+            samples["freeze"].append(manifest.freeze_seconds)
+            samples["after"].append(manifest.total_seconds - manifest.freeze_seconds)
+            with _metered(basics, "restore"):
+                samples["restore"].append(box.restore().seconds)
+    for box in boxes.values():
         host.remove(box.name)
     progress("repetitions", 1.0)
-    return [seen for _, seen in boxes]
+    return sizes
 
 
-def _sized(host: Host, name: str, memory: int, processes: int) -> tuple[Box, Seen]:
-    """A sandbox of that many processes, the first of which holds the memory, and its first full image."""
+def _sized(host: Host, name: str, memory: int, processes: int, samples: Samples) -> Box:
+    """A sandbox of that many processes, the first of which holds the memory, after its first full image."""
     box = host.create(SandboxSpec(name, limits=Limits(memory=None)))
     box.put("/tmp/holder.py", HOLDER.encode())
     box.run(
@@ -237,26 +245,9 @@ def _sized(host: Host, name: str, memory: int, processes: int) -> tuple[Box, See
         raise UserError(
             f"calibrate: this machine makes no process images: {'; '.join(map(str, first.lacks))}"
         )
-    seen = Seen(
-        memory=float(memory),
-        processes=processes,
-        after_first=first.total_seconds - first.freeze_seconds,
-        new_first=float(first.image.bytes_new),
-    )
-    return box, seen
-
-
-def _repeat(host: Host, box: Box, seen: Seen, number: int, basics: Basics) -> None:
-    """One full checkpoint, one restore."""
-    with _metered(basics, "full"):
-        manifest = box.checkpoint(full=True)
-    assert manifest.image is not None
-    seen.raw.append(float(manifest.image.bytes_raw))
-    seen.new_next.append(float(manifest.image.bytes_new))
-    seen.freeze.append(manifest.freeze_seconds)
-    seen.after.append(manifest.total_seconds - manifest.freeze_seconds)
-    with _metered(basics, "restore"):
-        seen.restore.append(box.restore().seconds)
+    samples["after_first"].append(first.total_seconds - first.freeze_seconds)
+    samples["new_first"].append(float(first.image.bytes_new))
+    return box
 
 
 def calibrate_here(quick: bool, progress: Progress) -> Calibrated:
@@ -265,127 +256,62 @@ def calibrate_here(quick: bool, progress: Progress) -> Calibrated:
     return Calibrated(Path(profile.path), profile.origin, cost_table(profile))
 
 
-TOGETHER = 6
-"""So many full checkpoints at once show how many disk parts go on beside each other."""
-
-
-@dataclass
-class Seen:
-    """Measured seconds and bytes of one sandbox; lists have one entry for each repetition."""
-
-    memory: float = 0.0
-    processes: int = 0
-    raw: list[float] = field(default_factory=list)
-    new_first: float = 0.0
-    new_next: list[float] = field(default_factory=list)
-    freeze: list[float] = field(default_factory=list)
-    after_first: float = 0.0
-    after: list[float] = field(default_factory=list)
-    restore: list[float] = field(default_factory=list)
-
-
-@dataclass
-class Basics:
-    """Measured seconds of what does not depend on the sandbox's size, and shares of CPU."""
-
-    decide: list[float] = field(default_factory=list)
-    shell: list[float] = field(default_factory=list)
-    files_freeze: list[float] = field(default_factory=list)
-    files_after: list[float] = field(default_factory=list)
-    files_new: list[float] = field(default_factory=list)
-    create: list[float] = field(default_factory=list)
-    fork: list[float] = field(default_factory=list)
-    restore: list[float] = field(default_factory=list)
-    at_once: list[float] = field(default_factory=list)
-    cpu: dict[str, list[float]] = field(default_factory=dict)
-
-
-def fitted(basics: Basics, seen: Sequence[Seen]) -> tuple[SandboxCosts, str]:
+def fitted(basics: Samples, sizes: Sizes) -> tuple[SandboxCosts, str]:
     """Costs from what was measured, and in words how far the lines are from the points."""
-    memory = np.array([one.memory for one in seen])
-    processes = np.array([float(one.processes) for one in seen])
+    memory, processes = np.array(list(sizes), dtype=float).T
     ones = np.ones_like(memory)
-    raw = least_squares([ones, processes], np.array([quartile(one.raw) for one in seen]) - memory)
-    freeze_seen = np.array([quartile(one.freeze) for one in seen])
-    freeze = least_squares([ones, memory, processes], freeze_seen)
-    after_seen = np.array([quartile(one.after) for one in seen])
-    after = least_squares([ones, memory], after_seen)
-    further = np.array([max(0.0, one.after_first - quartile(one.after)) for one in seen])
-    restore_seen = np.array([quartile(one.restore) for one in seen])
-    restore = least_squares([ones, memory, processes], restore_seen)
-    fork = max(0.0, quartile(basics.fork) - quartile(basics.restore))
+    measured = {
+        name: np.array([quartile(samples[name]) for samples in sizes.values()])
+        for name in ("raw", "freeze", "after", "after_first", "restore", "new_first")
+    }
+    columns = {
+        "freeze": [ones, memory, processes],
+        "after": [ones, memory],
+        "restore": [ones, memory, processes],
+    }
+    lines = {name: least_squares(using, measured[name]) for name, using in columns.items()}
+    raw = least_squares([ones, processes], measured["raw"] - memory)
+    further = np.maximum(0.0, measured["after_first"] - measured["after"])
+    freeze, after, restore = lines["freeze"], lines["after"], lines["restore"]
+    plain = {name: quartile(basics[name]) for name in
+             ("decide", "shell", "files_freeze", "files_after", "create", "files_new")}  # fmt: skip
+    shares = {f"{name}_cpu": _share(basics, name) for name in ("shell", "files", "full", "restore")}
+    at_once, cpu = quartile(basics["at_once"]), shares["full_cpu"]
+    alone = freeze[0] + freeze[2] + after[0]
     costs = SandboxCosts(
-        decide=quartile(basics.decide),
-        shell=quartile(basics.shell),
-        shell_cpu=_share(basics, "shell"),
-        files_freeze=quartile(basics.files_freeze),
-        files_after=quartile(basics.files_after),
-        files_cpu=_share(basics, "files"),
+        **plain,
+        **shares,
         full_freeze=freeze[0],
         full_freeze_per_byte=freeze[1],
         full_freeze_per_process=freeze[2],
         full_after=after[0],
         full_after_per_byte=after[1],
         full_after_per_new_byte=least_squares([memory], further)[0],
-        full_cpu=_share(basics, "full"),
         restore=restore[0],
         restore_per_byte=restore[1],
         restore_per_process=restore[2],
-        restore_cpu=_share(basics, "restore"),
-        fork=fork,
-        create=quartile(basics.create),
+        fork=max(0.0, quartile(basics["fork"]) - quartile(basics["bare_restore"])),
         image_base=raw[0],
         image_per_process=raw[1],
-        new_base=quartile([value for one in seen for value in one.new_next]),
-        new_per_byte=least_squares([memory], np.array([one.new_first for one in seen]))[0],
-        files_new=quartile(basics.files_new),
-        disk_lanes=1.0,
+        new_base=quartile([value for samples in sizes.values() for value in samples["new_next"]]),
+        new_per_byte=least_squares([memory], measured["new_first"])[0],
+        # the disk parts of all, in the time that their CPU parts leave
+        disk_lanes=lanes(TOGETHER * alone * (1 - cpu), at_once - alone * cpu),
     )
-    costs = replace(costs, disk_lanes=_lanes(costs, quartile(basics.at_once)))
-    modelled = {
-        "freeze": (freeze_seen, freeze[0] * ones + freeze[1] * memory + freeze[2] * processes),
-        "after": (after_seen, after[0] * ones + after[1] * memory),
-        "restore": (restore_seen, restore[0] * ones + restore[1] * memory + restore[2] * processes),
-    }
-    words = [
-        f"{name} {float(np.median(np.abs(model / np.maximum(measured, 1e-9) - 1))):.0%}"
-        for name, (measured, model) in modelled.items()
-    ]
+    words = []
+    for name, using in columns.items():
+        modelled = sum(factor * column for factor, column in zip(lines[name], using, strict=True))
+        error = np.median(np.abs(modelled / np.maximum(measured[name], 1e-9) - 1))
+        words.append(f"{name} {float(error):.0%}")
     return costs, "median error of the fits: " + ", ".join(words)
 
 
-def _lanes(costs: SandboxCosts, seconds: float) -> float:
-    """With how many lanes the twin says of the checkpoints that ran at once what was measured."""
-    work = costs.checkpoint(TurnClass.FULL, processes=1)
-    cores = os.cpu_count() or 1
-    tried = [1 + step / 2 for step in range(2 * TOGETHER - 1)]
-    # of those that fit alike the fewest: more was not shown
-    return min(
-        tried,
-        key=lambda lanes: (
-            round(abs(together(replace(costs, disk_lanes=lanes), work, TOGETHER, cores) - seconds), 4),
-            lanes,
-        ),
-    )
+def lanes(disk: float, seconds: float) -> float:
+    """How many lanes serve so many seconds of disk in that time: one at least, as many as were asked at most."""
+    return min(float(TOGETHER), max(1.0, disk / seconds)) if seconds > 0 else float(TOGETHER)
 
 
-def together(costs: SandboxCosts, work: Work, count: int, cores: int) -> float:
-    """Seconds until so many equal operations end that start at once, each with a worker of its own."""
-    env = Environment()
-    cpu, disk = Shared(env, cores, 1.0), Shared(env, costs.disk_lanes, 1.0)
-
-    def one() -> ProcessGenerator:
-        for seconds in (work.freeze, work.after):
-            yield cpu.use(seconds * work.cpu)
-            yield disk.use(seconds * (1 - work.cpu))
-
-    for _ in range(count):
-        env.process(one())
-    env.run()
-    return env.now
-
-
-def _share(basics: Basics, name: str) -> float:
+def _share(basics: Samples, name: str) -> float:
     """Waiting for a busy CPU looks like waiting for a disk, so the upper quartile is nearest to the truth."""
-    ordered = sorted(basics.cpu[name])
+    ordered = sorted(basics[f"{name}_share"])
     return min(1.0, ordered[3 * len(ordered) // 4])

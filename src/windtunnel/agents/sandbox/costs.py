@@ -113,25 +113,13 @@ class SandboxCosts:
             + self.full_after_per_byte * memory
             + self.full_after_per_new_byte * min(dirty, memory)
         )
-        return Work(freeze, after, self.full_cpu, self.files_new + files + self.image_new(memory, dirty))
-
-    def image_new(self, memory: float, dirty: float) -> float:
-        """Bytes that an image adds to the page store."""
-        return self.new_base + self.new_per_byte * min(dirty, memory)
+        new = self.new_base + self.new_per_byte * min(dirty, memory)
+        return Work(freeze, after, self.full_cpu, self.files_new + files + new)
 
     def bring_back(self, *, memory: float, processes: int, fork: bool = False) -> Work:
         """What a restore takes, or a fork."""
         seconds = self.restore + self.restore_per_byte * memory + self.restore_per_process * processes
         return Work(after=seconds + (self.fork if fork else 0.0), cpu=self.restore_cpu)
-
-    def estimate_full(self, memory: float, processes: int, dirty: float | None = None) -> float:
-        """Seconds of a full checkpoint that has the machine for itself; by default all memory is new."""
-        changed = memory if dirty is None else dirty
-        return self.checkpoint(TurnClass.FULL, memory=memory, processes=processes, dirty=changed).seconds
-
-    def estimate_files(self) -> float:
-        """Seconds of a checkpoint of files that has the machine for itself."""
-        return self.checkpoint(TurnClass.FILES).seconds
 
 
 @dataclass(frozen=True)
@@ -198,17 +186,17 @@ def save_costs(profile: SandboxProfile, path: Path) -> None:
     profiles.save(path, VERSION, content)
 
 
-OPERATIONS = (
-    ("decide on a turn", "decide", ""),
-    ("checkpoint of shells", "shell", "shell_cpu"),
-    ("checkpoint of files, frozen", "files_freeze", "files_cpu"),
-    ("checkpoint of files, after", "files_after", "files_cpu"),
-    ("full checkpoint, frozen", "full_freeze", "full_cpu"),
-    ("full checkpoint, after", "full_after", "full_cpu"),
-    ("restore", "restore", "restore_cpu"),
-    ("fork, beyond a restore", "fork", "restore_cpu"),
-    ("create", "create", "restore_cpu"),
-)
+OPERATIONS = {
+    "decide": "decide on a turn",
+    "shell": "checkpoint of shells",
+    "files_freeze": "checkpoint of files, frozen",
+    "files_after": "checkpoint of files, after",
+    "full_freeze": "full checkpoint, frozen",
+    "full_after": "full checkpoint, after",
+    "restore": "restore",
+    "fork": "fork, beyond a restore",
+    "create": "create",
+}
 
 
 def cost_table(profile: SandboxProfile) -> Table:
@@ -217,16 +205,11 @@ def cost_table(profile: SandboxProfile) -> Table:
     from rich.table import Table
 
     caption = "; ".join(f"{key}: {value}" for key, value in profile.provenance.items())
-    heads = ("operation", "seconds", "each MB", "each process", "CPU")
+    heads = ("operation", "seconds", "each MB", "each process")
     table = Table(*heads, box=SIMPLE_HEAD, caption=caption, caption_justify="left")
     costs = asdict(profile.costs)
-    for words, name, cpu in OPERATIONS:
-        each_byte, each_process = costs.get(f"{name}_per_byte"), costs.get(f"{name}_per_process")
-        table.add_row(
-            words,
-            f"{costs[name] * 1e3:.2f} ms",
-            f"{each_byte * 1e9:.3f} ms" if each_byte else "",
-            f"{each_process * 1e3:.2f} ms" if each_process else "",
-            f"{costs.get(cpu, 1.0):.0%}",
-        )
+    for name, words in OPERATIONS.items():
+        each = [(costs.get(f"{name}_per_{what}"), scale) for what, scale in (("byte", 1e9), ("process", 1e3))]
+        more = [f"{value * scale:.3f} ms" if value else "" for value, scale in each]
+        table.add_row(words, f"{costs[name] * 1e3:.2f} ms", *more)
     return table

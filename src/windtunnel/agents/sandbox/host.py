@@ -283,9 +283,11 @@ class Host:
         endangered = {}
         for name, box in boxes.items():
             memory, processes = box.machine().cgroup.usage()[1], len(box.machine().cgroup.pids())
-            times = costs.estimate_files(), costs.estimate_full(memory, processes)
+            files = costs.checkpoint(TurnClass.FILES).seconds
+            # where it is not known what changed, all memory may have
+            full = costs.checkpoint(TurnClass.FULL, memory=memory, processes=processes, dirty=memory).seconds
             # what it needs is seen when its turn comes: to look now would hold the first ones up
-            endangered[name] = Endangered(name, TurnClass.FULL, *times)
+            endangered[name] = Endangered(name, TurnClass.FULL, files, full)
         workers = context.engine.workers
         order = log.decide(Notice(float(seconds), workers, tuple(endangered.values())))
         saved: list[str] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plain_costs import plain_costs
 
-from windtunnel.agents.sandbox.calibrate import Basics, Seen, calibrate, fitted, together
+from windtunnel.agents.sandbox.calibrate import calibrate, fitted, lanes
 from windtunnel.agents.sandbox.costs import (
     SHIPPED,
     SandboxProfile,
@@ -35,11 +35,9 @@ def test_a_full_checkpoint_by_hand() -> None:
     )
     work = costs.checkpoint(TurnClass.FULL, memory=10, processes=2, dirty=4, files=19)
     assert (work.freeze, work.after, work.written) == (1 + 20 + 6, 5 + 70 + 44, 17 + 19 + 13 + 2)
-    assert costs.estimate_full(10, 2) == 1 + 20 + 6 + 5 + 70 + 110
-
-
-def test_no_more_is_new_than_there_is() -> None:
-    assert plain_costs(new_per_byte=1).image_new(memory=10, dirty=99) == 10
+    # no more is new than there is
+    all_new = costs.checkpoint(TurnClass.FULL, memory=10, processes=2, dirty=99)
+    assert (all_new.seconds, all_new.written) == (1 + 20 + 6 + 5 + 70 + 110, 17 + 13 + 5)
 
 
 def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -85,34 +83,27 @@ def test_a_figure_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_costs_come_out_of_measurements_that_they_would_give() -> None:
-    basics = Basics(
-        decide=[0.001],
-        shell=[0.002],
-        files_freeze=[0.004],
-        files_after=[0.006],
-        files_new=[100.0],
-        create=[0.5],
-        fork=[0.3],
-        restore=[0.2],
-        at_once=[0.2],
-        cpu={name: [0.5] for name in ("shell", "files", "full", "restore")},
-    )
-    grid = [(memory * 1e6, processes) for memory in (0, 10, 40) for processes in (1, 4)]
-    seen = [
-        Seen(
-            memory=memory,
-            processes=processes,
-            raw=[4e6 + memory + 1e5 * processes],
-            new_first=0.4 * memory,
-            new_next=[50.0],
-            freeze=[0.05 + 1e-9 * memory + 0.003 * processes],
-            after_first=0.01 + 3e-9 * memory,
-            after=[0.01 + 1e-9 * memory],
-            restore=[0.06 + 2e-9 * memory + 0.001 * processes],
-        )
-        for memory, processes in grid
-    ]
-    costs, errors = fitted(basics, seen)
+    basics = {
+        **{f"{name}_share": [0.5] for name in ("shell", "files", "full", "restore")},
+        **{name: [1.0] for name in ("decide", "shell", "files_freeze", "files_after", "files_new", "create")},
+        "fork": [0.3],
+        "bare_restore": [0.2],
+        "at_once": [0.2],
+    }
+    sizes = {
+        (memory, processes): {
+            "raw": [4e6 + memory + 1e5 * processes],
+            "new_first": [0.4 * memory],
+            "new_next": [50.0],
+            "freeze": [0.05 + 1e-9 * memory + 0.003 * processes],
+            "after_first": [0.01 + 3e-9 * memory],
+            "after": [0.01 + 1e-9 * memory],
+            "restore": [0.06 + 2e-9 * memory + 0.001 * processes],
+        }
+        for memory in (0, 10_000_000, 40_000_000)
+        for processes in (1, 4)
+    }
+    costs, errors = fitted(basics, sizes)
     assert costs.full_freeze == pytest.approx(0.05)
     assert costs.full_freeze_per_byte == pytest.approx(1e-9)
     assert costs.full_freeze_per_process == pytest.approx(0.003)
@@ -124,10 +115,8 @@ def test_costs_come_out_of_measurements_that_they_would_give() -> None:
     assert "freeze 0%" in errors
 
 
-def test_equal_operations_together_by_hand() -> None:
-    work = plain_costs(files_freeze=1.0, files_after=1.0).checkpoint(TurnClass.FILES)
-    assert together(plain_costs(), work, 3, 8) == 6.0
-    assert together(plain_costs(disk_lanes=3), work, 3, 8) == 2.0
+def test_lanes_are_at_least_one_and_no_more_than_were_asked() -> None:
+    assert [lanes(6.0, seconds) for seconds in (12.0, 3.0, 0.5, 0.0)] == [1.0, 2.0, 6.0, 6.0]
 
 
 def test_calibration_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +134,7 @@ def test_this_machine_can_be_measured_and_nothing_stays(tmp_path: Path, own_home
     own_home.mkdir()
     assert load_costs(tmp_path / "profile.json").provenance == profile.provenance
     costs = profile.costs
-    assert 0 < costs.shell < costs.files_freeze + costs.files_after < costs.estimate_full(0, 1)
+    assert 0 < costs.shell < costs.files_freeze + costs.files_after < costs.checkpoint(TurnClass.FULL, processes=1).seconds
     assert costs.image_base > 0
     assert 0.1 < costs.new_per_byte < 1
     assert str(own_home) not in Path("/proc/self/mounts").read_text()
