@@ -12,7 +12,6 @@ import pytest
 from support.preloaded import SANDBOX, run
 from windtunnel.agents.sandbox.client import connect
 from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.lacks import hold
 from windtunnel.agents.sandbox.model import Lack, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.record import SandboxLog
 
@@ -95,6 +94,6 @@ def test_a_sentence_with_its_details_names_each_lack_once(tmp_path: Path) -> Non
     lacks = [Lack("processes", f"program {number}", "it is watched") for number in range(3)]
     log = SandboxLog("", "semantic", tmp_path, lambda event: None)
     with pytest.raises(LessError) as error:
-        hold(log, "the checkpoint", lacks, wanted=TurnClass.FULL, kept=TurnClass.FILES)
+        log.hold("the checkpoint", lacks, wanted=TurnClass.FULL, kept=TurnClass.FILES)
     said = f"{error.value.details} {error.value}"
     assert [said.count(one.what) for one in lacks] == [1, 1, 1]

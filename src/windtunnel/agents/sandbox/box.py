@@ -24,12 +24,11 @@ from functools import partial
 from typing import IO
 
 from windtunnel.agents.sandbox import record as records
-from windtunnel.agents.sandbox.checkpoint import Order, take
+from windtunnel.agents.sandbox.checkpoint import Taking
 from windtunnel.agents.sandbox.checks import checked_label
 from windtunnel.agents.sandbox.context import FAULTS, Context
 from windtunnel.agents.sandbox.engine import Pending, settled
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
-from windtunnel.agents.sandbox.lacks import hold
 from windtunnel.agents.sandbox.machine import Machine
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
@@ -346,17 +345,18 @@ class Box:
     ) -> Manifest:  # fmt: skip
         """Take the checkpoint that ``keep`` calls for: from then on it is the newest one."""
         log = self._log.allowing(allow_less or self._allows())
-        order = Order(
-            new_id(), self.spec, number, look, keep, self._tip, self._doubt, log, request, label, pin
-        )
-        self._context.in_use.append(order.id)
+        taking = Taking(
+            self._context, self.machine(), log, new_id(), self.spec, number, look, keep, self._tip,
+            self._doubt, request, label, pin,
+        )  # fmt: skip
+        self._context.in_use.append(taking.id)
         try:
-            manifest = take(self._context, self.machine(), order)
+            manifest = taking.run()
         except SandboxError as error:
             self._doubt = f"the last checkpoint failed: {error}"
             raise
         finally:
-            self._context.in_use.remove(order.id)
+            self._context.in_use.remove(taking.id)
         self._doubt = ""
         self._log.did(made=to_plain(manifest.made), image=manifest.image is not None)
         self._tip, self._lacks = manifest, manifest.lacks
@@ -577,8 +577,7 @@ class Box:
 
     def _hold(self, manifest: Manifest, *, allow_less: bool = False) -> None:
         """Raises LessError where the policy says that the checkpoint must not be taken as it is."""
-        hold(
-            self._log.allowing(allow_less or self._allows()),
+        self._log.allowing(allow_less or self._allows()).hold(
             f"checkpoint {manifest.id} of sandbox {self.name}",
             manifest.lacks,
             wanted=manifest.wanted,

@@ -206,7 +206,8 @@ def _sizes(
 ) -> Sizes:
     """Sandboxes of every size. They are measured in turn, again and again, so that what else the machine does
     meanwhile falls on all sizes alike."""
-    boxes, sizes = {}, {size: defaultdict(list) for size in grid}
+    boxes: dict[tuple[int, int], Box] = {}
+    sizes: Sizes = {size: defaultdict(list) for size in grid}
     for place, (memory, processes) in enumerate(grid):
         progress("sizes", place / len(grid))
         boxes[memory, processes] = _sized(host, f"sized{place}", memory, processes, sizes[memory, processes])
@@ -307,7 +308,7 @@ def fitted(basics: Samples, sizes: Sizes) -> tuple[SandboxCosts, str]:
 
 
 def lanes(disk: float, seconds: float) -> float:
-    """How many lanes serve so many seconds of disk in that time: one at least, as many as were asked at most."""
+    """How many lanes serve so many seconds of disk in that time: one at least, TOGETHER at most."""
     return min(float(TOGETHER), max(1.0, disk / seconds)) if seconds > 0 else float(TOGETHER)
 
 

@@ -40,7 +40,6 @@ from windtunnel.agents.sandbox.errors import PoolError, SandboxError
 from windtunnel.agents.sandbox.files import LeftOut, open_pool
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
 from windtunnel.agents.sandbox.inventory.sockets import leave_repair
-from windtunnel.agents.sandbox.lacks import service_line
 from windtunnel.agents.sandbox.machine import Machine, launch
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
@@ -53,6 +52,7 @@ from windtunnel.agents.sandbox.model import (
     TurnClass,
     VerifyReport,
 )  # fmt: skip
+from windtunnel.agents.sandbox.observe import service_line
 from windtunnel.agents.sandbox.place import Home, checked_name, default_home
 from windtunnel.agents.sandbox.policy import (
     DEFAULT,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 
 class TurnClass(IntEnum):
@@ -37,6 +37,13 @@ Change = Literal["created", "modified", "deleted", "renamed", "metadata"]
 NETWORKS = ("off", "host", "proxy", "egress")
 """off: loopback alone. host: a veth pair whose other end the host owns. proxy: loopback, on which only the
 host's model proxy listens."""
+
+
+D = TypeVar("D")
+
+
+class Asks(Generic[D]):
+    """An observation, of which the policy makes a ``D``."""
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,40 @@
-"""What the policy is told of a sandbox: its effects since the newest checkpoint, and what is in doubt."""
+"""What the policy is told of a sandbox: its effects since the newest checkpoint, what is in doubt, and what
+only a process image would bring back.
+
+Without an image a restore starts fresh shells, which take over the kept states, and the declared services.
+All other processes, what is in /dev/shm, and the descriptors that a shell holds are gone then. A service is
+known by a variable in its environment, which whatever it starts inherits.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.context import FAULTS, Context
+from windtunnel.agents.sandbox.criu.failure import who
+from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine import Machine, shell_effect
+from windtunnel.agents.sandbox.machine.state import State
 from windtunnel.agents.sandbox.model import (
     Doubt,
     Effects,
+    Lack,
     Manifest,
     Part,
     References,
     ShellEffect,
+    ShellState,
     TurnClass,
 )  # fmt: skip
 from windtunnel.agents.sandbox.policy import READS_EFFECTS, Look, Occasion
+from windtunnel.linux import processes
 
 WAITS = {"x86_64": (b"0 ", b"61 "), "aarch64": (b"63 ", b"260 ")}.get(platform.machine(), ())
 """What /proc/PID/syscall begins with in read(2), at the prompt, and in wait4(2), while a command runs."""
@@ -112,3 +127,60 @@ def _waits(pid: int) -> bool:
         return Path(f"/proc/{pid}/syscall").read_bytes().startswith(WAITS)
     except OSError:
         return True
+
+
+SERVICE = "WINDTUNNEL_SERVICE"
+"""Variable in the environment of a declared service: its name."""
+SHARED = "dev/shm"
+"""The one place for files that lies in memory."""
+
+
+def service_line(name: str, command: str) -> str:
+    """The shell text that starts the declared service ``name`` in the background."""
+    # one program for the whole command, so that the variable holds for all of it
+    return (
+        f"{SERVICE}={shlex.quote(name)} ${{BASH:-sh}} -c {shlex.quote(command)} </dev/null >/dev/null 2>&1 &"
+    )
+
+
+def alone(machine: Machine, states: Iterable[ShellState]) -> tuple[Lack, ...]:
+    """What only an image of ``machine`` as it stands would bring back; ``why`` is left empty."""
+    return (*processes_alone(machine).values(), *alone_beside(machine, states))
+
+
+def processes_alone(machine: Machine) -> dict[int, Lack]:
+    """The processes among it, by their pids on the host, in the order of those inside."""
+    others = machine.cgroup.pids() - {machine.pid, *machine.shells().values()}
+    there = sorted((processes.inner_pid(pid), pid) for pid in others if processes.state(pid) not in "ZX")
+    return {pid: Lack("processes", who(pid), "") for inner, pid in there if inner and not _is_service(pid)}
+
+
+def alone_beside(machine: Machine, states: Iterable[ShellState]) -> list[Lack]:
+    """What of it is no process: descriptors of shells, states that cannot be replayed, files in memory."""
+    shells, found = machine.shells(), []
+    known = {state.name: state for state in states}
+    for name in sorted(shells):
+        if name not in known:
+            found.append(Lack("shells", f"shell {name}: its state", ""))
+            continue
+        with contextlib.suppress(MachineError):
+            held = State.of(known[name]).text("descriptors").splitlines()
+            found += [Lack("descriptors", f"shell {name}: descriptor {one}", "") for one in held]
+    with contextlib.suppress(OSError):
+        count = len(os.listdir(f"/proc/{machine.pid}/root/{SHARED}"))
+        if count:
+            found.append(Lack("files", f"/{SHARED}: {count} name{'s' if count > 1 else ''}", ""))
+    return found
+
+
+def _is_service(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return any(one.startswith(f"{SERVICE}=".encode()) for one in file.read().split(b"\0"))
+    except OSError:
+        return False
+
+
+def because(lacks: Iterable[Lack], why: str) -> tuple[Lack, ...]:
+    """The same, for a reason in words."""
+    return tuple(replace(one, why=why) for one in lacks)

@@ -11,30 +11,29 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, cast
 
 from windtunnel.agents.sandbox import machine
-from windtunnel.agents.sandbox.model import Event, Limits, Manifest, SandboxSpec, Turn
+from windtunnel.agents.sandbox.errors import LessError
+from windtunnel.agents.sandbox.model import (
+    Asks,
+    Event,
+    Lack,
+    Limits,
+    Manifest,
+    RestoreReport,
+    SandboxSpec,
+    Turn,
+    TurnClass,
+)
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import (
     CAPABILITY,
     POLICIES,
-    Admission,
-    BringBack,
     Decision,
-    Forget,
-    Keep,
     Less,
-    Look,
-    Notice,
     Observation,
-    Past,
-    Pick,
     PolicyName,
-    Queued,
-    Restore,
-    Room,
-    SaveOrder,
     Settle,
 )
 from windtunnel.base import atomic
@@ -42,6 +41,7 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.base.processes import Identity
 from windtunnel.store import eventlog
 
+D = TypeVar("D")
 Status = Literal["making", "running", "stopped", "dead"]
 
 
@@ -111,28 +111,48 @@ class SandboxLog:
         other._allowing = self._allowing or less
         return other
 
-    @overload
-    def decide(self, observation: Look, *, write: bool = True) -> Keep: ...
-    @overload
-    def decide(self, observation: Notice, *, write: bool = True) -> SaveOrder: ...
-    @overload
-    def decide(self, observation: Restore, *, write: bool = True) -> BringBack: ...
-    @overload
-    def decide(self, observation: Less, *, write: bool = True) -> Settle: ...
-    @overload
-    def decide(self, observation: Queued, *, write: bool = True) -> Pick: ...
-    @overload
-    def decide(self, observation: Past, *, write: bool = True) -> Forget: ...
-    @overload
-    def decide(self, observation: Room, *, write: bool = True) -> Admission: ...
-    def decide(self, observation: Observation, *, write: bool = True) -> Decision:
+    def decide(self, observation: Asks[D], *, write: bool = True) -> D:
         """Ask the policy. ``write``: at once; otherwise the caller does (`decided`), or it never mattered."""
-        if isinstance(observation, Less) and self._allowing:
-            observation = replace(observation, allow_less=True)
-        decision = POLICIES[self._policy](observation)
+        asked = cast(Observation, observation)
+        if isinstance(asked, Less) and self._allowing:
+            asked = replace(asked, allow_less=True)
+        decision = POLICIES[self._policy](asked)
         if write:
-            self.decided(observation, decision)
-        return decision
+            self.decided(asked, decision)
+        return cast(D, decision)
+
+    def settle(
+        self,
+        wanted: TurnClass,
+        kept: TurnClass,
+        lacks: Sequence[Lack],
+        tries: int = 1,
+        *,
+        again: bool = False,
+    ) -> Settle:
+        """What is done about what would be lacking."""
+        kinds = tuple(sorted({one.kind for one in lacks}))
+        return self.decide(Less(wanted, kept, kinds, tries, again))
+
+    def hold(
+        self,
+        what: str,
+        lacks: Sequence[Lack],
+        *,
+        wanted: TurnClass,
+        kept: TurnClass,
+        manifest: Manifest | None = None,
+        report: RestoreReport | None = None,
+    ) -> None:
+        """Raises LessError where the policy says that ``what`` must not be taken as it is."""
+        if lacks and self.settle(wanted, kept, lacks).answer == "hold":
+            more = f", and {len(lacks) - 1} more" if len(lacks) > 1 else ""
+            raise LessError(
+                f"{what} lacks {lacks[0].what}{more} ({lacks[0].why}); `allow_less` takes it as it is",
+                lacks,
+                manifest=manifest,
+                report=report,
+            )
 
     def decided(self, observation: Observation, decision: Decision) -> None:
         """The policy has answered so."""

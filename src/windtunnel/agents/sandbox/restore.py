@@ -29,9 +29,9 @@ from pathlib import Path
 from windtunnel.agents.sandbox import inventory
 from windtunnel.agents.sandbox.context import FAULTS, Context, disk_limit_of
 from windtunnel.agents.sandbox.errors import CriuError, LessError, MachineError, SandboxError
-from windtunnel.agents.sandbox.lacks import because, foreseen, hold, service_line
 from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Machine, launch, walls
 from windtunnel.agents.sandbox.model import ImagePart, Lack, Manifest, RestoreReport, SandboxSpec, TurnClass
+from windtunnel.agents.sandbox.observe import because, service_line
 from windtunnel.agents.sandbox.policy import Restore
 from windtunnel.agents.sandbox.record import SandboxLog
 from windtunnel.agents.sandbox.store import StaleCopy
@@ -39,11 +39,17 @@ from windtunnel.agents.sandbox.store import StaleCopy
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+def foreseen(context: Context, manifest: Manifest) -> tuple[Lack, ...]:
+    """What a restore of ``manifest`` on this host will surely lack."""
+    image = manifest.image
+    gone = because(image.alone, context.no_images) if image is not None and context.criu is None else ()
+    return (*manifest.lacks, *gone)
+
+
 def refuse_less(context: Context, log: SandboxLog, manifest: Manifest) -> None:
     """Raises LessError where it is known beforehand that too much would lack; nothing was touched then."""
     lacks = foreseen(context, manifest)
-    hold(
-        log,
+    log.hold(
         f"checkpoint {manifest.id} of sandbox {manifest.box}",
         lacks,
         wanted=manifest.wanted,
@@ -176,8 +182,7 @@ class _Restoring:
 
     def _stop_for_less(self, kept: TurnClass) -> None:
         """Raises LessError where more lacks than was admitted, and that is too much."""
-        hold(
-            self._log,
+        self._log.hold(
             f"sandbox {self._name}, as restored from {self._manifest.id},",
             self._lacks if len(self._lacks) > self._admitted else (),
             wanted=max(self._manifest.wanted, kept),

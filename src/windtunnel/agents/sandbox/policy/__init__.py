@@ -19,7 +19,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Literal
 
-from windtunnel.agents.sandbox.model import Effects, LackKind, References, TurnClass
+from windtunnel.agents.sandbox.model import Asks, Effects, LackKind, References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import DEFAULT, Rules, class_of
 from windtunnel.agents.sandbox.policy.queues import (
     Forget,
@@ -67,7 +67,7 @@ class Occasion(Enum):
 
 
 @dataclass(frozen=True)
-class Look:
+class Look(Asks["Keep"]):
     """A sandbox that stands between two checkpoints. What the newest one lacks is told too (``has_…``).
 
     ``effects``: what happened since the newest checkpoint; None: nobody looked. ``references``: of the newest
@@ -126,7 +126,7 @@ class Endangered:
 
 
 @dataclass(frozen=True)
-class Notice:
+class Notice(Asks["SaveOrder"]):
     """The host goes away in ``seconds``; ``workers`` checkpoints can be made at once."""
 
     seconds: float
@@ -150,7 +150,7 @@ class SaveOrder:
 
 
 @dataclass(frozen=True)
-class Restore:
+class Restore(Asks["BringBack"]):
     """A checkpoint that is to be brought back. ``own_image``: its process image was taken with it, so that no
     state of a shell is newer. ``image_bytes`` (raw), ``processes``: for what it would cost."""
 
@@ -174,7 +174,7 @@ class BringBack:
 
 
 @dataclass(frozen=True)
-class Less:
+class Less(Asks["Settle"]):
     """A checkpoint or a restore has less than it should. ``wanted``: the class that would lack nothing;
     ``kept``: the one reached. ``lacks``: the kinds of what is missing. ``tries``: how often it was tried;
     ``again``: it can be tried once more. ``allow_less``: somebody has allowed it."""

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.agents.sandbox.model import Asks, Manifest
 
 
 @dataclass(frozen=True)
-class Queued:
+class Queued(Asks["Pick"]):
     """A worker is free. Names of the jobs that wait, each queue in the order of arrival; a job is urgent when
     somebody already waits for it (the model's reply has arrived). ``in_a_row``: urgent ones taken since the
     last normal one; ``most_urgent``: how many may be."""
@@ -105,7 +105,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Past:
+class Past(Asks["Forget"]):
     """The checkpoints of one sandbox, and whether it ``exists`` still. ``keep``: as `Retention`."""
 
     checkpoints: tuple[Kept, ...]

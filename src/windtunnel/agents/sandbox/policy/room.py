@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from windtunnel.agents.sandbox.model import Asks
+
 LEAST_RESERVE = 1 << 30
 RESERVED_SHARE = 0.05
 BALLAST = 4 << 20
@@ -22,7 +24,7 @@ HOSTS_CHOICE = 0
 
 
 @dataclass(frozen=True)
-class Room:
+class Room(Asks["Admission"]):
     """Something is to be made that takes room. ``free`` and ``total``: bytes of the host's disk."""
 
     what: str
