@@ -12,9 +12,9 @@ import functools
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.daemon import launch
 from windtunnel.agents.sandbox.daemon.launch import ERRORS, Address
@@ -25,6 +25,8 @@ from windtunnel.base.calls import Link, Lost, Unanswered, forwards
 from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:  # they have the same methods, which type checkers read there
+    from typing import Self
+
     from windtunnel.agents.sandbox.box import Box as _Box
     from windtunnel.agents.sandbox.engine import Pending as _Pending
     from windtunnel.agents.sandbox.host import Host as _Host
@@ -94,29 +96,20 @@ class RemoteBox(_Box):
     def name(self) -> str:
         return self._on
 
-    def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        shell: str = "main",
-        timeout: float | None = None,
-        cancel: threading.Event | None = None,
-        on_output: Callable[[str, bytes], None] | None = None,
-        stdin: bytes | IO[bytes] | None = None,
-    ) -> TurnResult:
-        """As `AnySandbox.run`; the output travels while the command runs."""
-        outputs = {"stdout": bytearray(), "stderr": bytearray()}
+    if not TYPE_CHECKING:  # as that of Box
 
-        def collect(stream: str, data: bytes) -> None:
-            outputs[stream] += data
+        @functools.wraps(AnySandbox.run)
+        def run(self, *args: Any, on_output: Any = None, **options: Any) -> TurnResult:
+            outputs = {"stdout": bytearray(), "stderr": bytearray()}
 
-        result: TurnResult = self._link.call(
-            AnySandbox, "run", self._on, command, shell=shell, timeout=timeout, cancel=cancel,
-            on_output=on_output or collect, stdin=stdin,
-        )  # fmt: skip
-        if on_output is not None:
-            return result
-        return replace(result, stdout=bytes(outputs["stdout"]), stderr=bytes(outputs["stderr"]), tails=())
+            def collect(stream: str, data: bytes) -> None:
+                outputs[stream] += data
+
+            options["on_output"] = on_output or collect
+            result: TurnResult = self._link.call(AnySandbox, "run", self._on, *args, **options)
+            if on_output is not None:
+                return result
+            return replace(result, stdout=bytes(outputs["stdout"]), stderr=bytes(outputs["stderr"]), tails=())
 
     def get(self, path: str) -> bytes:
         """The bytes of a regular file of the sandbox; links are followed inside of it only."""
@@ -131,9 +124,24 @@ class RemoteBox(_Box):
         self.end_turn(request)
 
 
+class _Closing:
+    """``close`` ends its connections; the daemon and its sandboxes run on."""
+
+    _link: Link
+
+    def close(self) -> None:
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 @forwards(AnyDaemon)
 @forwards(AnyHost)
-class Client(_Host):
+class Client(_Closing, _Host):
     """The sandboxes of one host, through its daemon. Any thread may use it."""
 
     _on = ""
@@ -147,16 +155,6 @@ class Client(_Host):
         self._link.call(AnyDaemon, "down", "")
         if self.place.home is not None:
             launch.wait_gone(self.place.home)
-
-    def close(self) -> None:
-        """Close the connections; the daemon and its sandboxes run on."""
-        self._link.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def connect(
@@ -173,7 +171,7 @@ def connect(
     return client
 
 
-class Sandbox(RemoteBox):
+class Sandbox(_Closing, RemoteBox):
     """A new sandbox on this host, or on the one that ``where`` is a URL of.
 
         with Sandbox("demo") as box:
@@ -183,41 +181,23 @@ class Sandbox(RemoteBox):
 
     Args:
         spec: its name, or all that it is to be.
-        where, token, tls, start: as `connect` has them.
+        where, options: as `connect` has them.
 
     Raises:
         UserError: the name is taken, the image cannot be had, or no daemon answers at ``where``.
         SandboxError: the host failed.
     """
 
-    def __init__(
-        self, spec: str | SandboxSpec, *, where: Where = None, token: str | None = None,
-        tls: launch.Tls = None, start: bool = True,
-    ) -> None:  # fmt: skip
-        client = connect(where, token, tls=tls, start=start)
+    connect = staticmethod(connect)
+
+    def __init__(self, spec: str | SandboxSpec, *, where: Where = None, **options: Any) -> None:
+        client = connect(where, **options)
         try:
             name = client.create(spec if isinstance(spec, SandboxSpec) else SandboxSpec(spec)).name
         except BaseException:
             client.close()
             raise
         super().__init__(client._link, name)
-
-    @staticmethod
-    def connect(
-        where: Where = None, token: str | None = None, *, tls: launch.Tls = None, start: bool = True
-    ) -> Client:
-        """All sandboxes of a host; as `connect`."""
-        return connect(where, token, tls=tls, start=start)
-
-    def close(self) -> None:
-        """Close the connection; the sandbox runs on."""
-        self._link.close()
-
-    def __enter__(self) -> Sandbox:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Awaitable:
@@ -276,13 +256,11 @@ class Awaitable:
         self._threads.shutdown(wait=False)
 
 
-async def connect_async(
-    where: Where = None, token: str | None = None, *, tls: launch.Tls = None, start: bool = True
-) -> Awaitable:
+async def connect_async(where: Where = None, *given: Any, **options: Any) -> Awaitable:
     """As `connect`, for asyncio."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
     threads = ThreadPoolExecutor(512, thread_name_prefix="sandbox-client")
-    open_client = functools.partial(connect, where, token, tls=tls, start=start)
+    open_client = functools.partial(connect, where, *given, **options)
     return Awaitable(await asyncio.get_running_loop().run_in_executor(threads, open_client), threads)

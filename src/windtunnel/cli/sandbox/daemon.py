@@ -127,13 +127,15 @@ def serve(
         words = [str(word) for option, value in options.items() if value for word in (option, value)]
         return typer.echo(unit(place, context.obj.tls, words), nl=False)
     from windtunnel.agents.sandbox.daemon.launch import certificates, checked_token
-    from windtunnel.agents.sandbox.daemon.server import Listening, end, run
+    from windtunnel.agents.sandbox.daemon.server import end, run
+    from windtunnel.base.keys import Keys
 
-    given = checked_token(_token(token)) if tcp or http else ""
-    listening = Listening(
-        given, _listen("--tcp", tcp), _listen("--http", http), certificates(context.obj.tls)
-    )
-    run(place, listening=listening, ready=lambda where: typer.echo(f"serving on {where}"))
+    given = checked_token(_token(token)).encode() if tcp or http else b""
+    run(
+        place, keys=Keys(given, certificates(context.obj.tls)) if given else None,
+        tcp=_listen("--tcp", tcp), http=_listen("--http", http),
+        ready=lambda where: typer.echo(f"serving on {where}"),
+    )  # fmt: skip
     typer.echo("the daemon has ended; sandboxes run on")
     end(0)
 

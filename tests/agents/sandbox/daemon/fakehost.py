@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.checks import checked_spec
+from windtunnel.agents.sandbox.daemon import server
 from windtunnel.agents.sandbox.daemon.launch import certificates
-from windtunnel.agents.sandbox.daemon.server import Listening, end, run
+from windtunnel.agents.sandbox.daemon.server import end, run
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
@@ -50,6 +51,7 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.base.errors import UserError
+from windtunnel.base.keys import Keys
 from windtunnel.base.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
@@ -413,7 +415,7 @@ class FakeHost:
         self.closed = True
 
 
-def opened(home: Path, report: Callable[[Any], None]) -> FakeHost:
+def open_host(home: Path, report: Callable[[Any], None]) -> FakeHost:
     return FakeHost(home, report)
 
 
@@ -449,20 +451,19 @@ def main() -> None:
     parser.add_argument("--token", default="")
     parser.add_argument("--idle", type=float)
     given = parser.parse_args()
+    server.open_host, server.facilities = open_host, facilities
     with (given.home / "starts").open("a") as starts:
         starts.write(f"{os.getpid()}\n")
     try:
         run(
             given.home,
-            listening=Listening(
-                given.token,
-                *(None if port is None else ("127.0.0.1", port) for port in (given.tcp, given.http)),
-                certificates(given.tls),
-            ),
+            keys=Keys(given.token.encode(), certificates(given.tls)) if given.token else None,
+            **{
+                name: None if port is None else ("127.0.0.1", port)
+                for name, port in (("tcp", given.tcp), ("http", given.http))
+            },
             idle_seconds=given.idle,
             ready=lambda where: print(where, flush=True),
-            open_host=opened,
-            doctor=facilities,
         )
     except UserError as error:
         print(f"windtunnel: {error}", file=sys.stderr, flush=True)

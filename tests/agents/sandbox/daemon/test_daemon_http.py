@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from support.certificates import Authority
 from windtunnel.agents.sandbox.client import connect
 from windtunnel.agents.sandbox.daemon.http import named_here
-from windtunnel.agents.sandbox.daemon.server import Listening
 from windtunnel.agents.sandbox.daemon.server import run as serve_home
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
+from windtunnel.base.keys import Keys
 
 TOKEN = "t0ken-of-the-test"
 
@@ -136,14 +136,15 @@ def test_what_is_open_to_others_or_without_a_token_is_refused(
     daemon_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WINDTUNNEL_SANDBOX_TOKEN", raising=False)
+    keys, loopback = Keys(TOKEN.encode()), ("127.0.0.1", 0)
     for listening, words in (
-        (Listening("", ("127.0.0.1", 0)), "--tcp needs a token"),
-        (Listening("", http=("127.0.0.1", 0)), "--http needs a token"),
-        (Listening(TOKEN, http=("0.0.0.0", 0)), "--tls-cert"),
-        (Listening(TOKEN, ("example.org", 0)), "--tls-cert"),
+        ({"tcp": loopback}, "--tcp needs a token"),
+        ({"http": loopback}, "--http needs a token"),
+        ({"http": ("0.0.0.0", 0), "keys": keys}, "--tls-cert"),
+        ({"tcp": ("example.org", 0), "keys": keys}, "--tls-cert"),
     ):
         with pytest.raises(UserError, match=words):
-            serve_home(daemon_home, listening=listening, open_host=fakehost.opened)
+            serve_home(daemon_home, **listening)
     for url, token, words in (
         ("http://127.0.0.1:1", TOKEN, "tcp://HOST:PORT"),
         ("tcp://127.0.0.1:x", TOKEN, "tcp://HOST:PORT"),

@@ -34,7 +34,6 @@ from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, H
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.keys import Keys
 from windtunnel.base.rpc import Server, Service
-from windtunnel.base.tls import Certificates
 from windtunnel.linux.processes import session_first
 
 LOG = logging.getLogger("windtunnel.sandbox.daemon")
@@ -45,33 +44,15 @@ GRACE_SECONDS = 10.0
 """How long calls may go on after the daemon is told to end, before they are cancelled."""
 CLOSE_SECONDS = 120.0
 """How long checkpoints under way may take when the daemon ends."""
-OpenHost = Callable[[Path, Callable[[Event], None]], AnyHost]
+Place = tuple[str, int]
 
 
-@dataclass(frozen=True)
-class Listening:
-    """Where else than in its home a daemon answers, to whoever knows ``token``: addresses and ports (0: any
-    that is free) for calls over TCP and for HTTP."""
-
-    token: str
-    tcp: tuple[str, int] | None = None
-    http: tuple[str, int] | None = None
-    tls: Certificates | None = None
-
-    @property
-    def keys(self) -> Keys:
-        return Keys(self.token.encode(), self.tls)
-
-    def check(self) -> None:
-        """Raises UserError: it is without a token, or open to other machines."""
-        for what, where in (("--tcp", self.tcp), ("--http", self.http)):
-            if where is not None:
-                if not self.token:
-                    raise UserError(
-                        f"serve: {what} needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN"
-                    )
-                if self.tls is None:
-                    refuse_open(where[0], f"{what} {where[0]}")
+def check(option: str, where: Place, keys: Keys | None) -> None:
+    """Raises UserError: it would be without a token, or open to other machines."""
+    if keys is None:
+        raise UserError(f"serve: {option} needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN")
+    if keys.tls is None:
+        refuse_open(where[0], f"{option} {where[0]}")
 
 
 @dataclass
@@ -80,7 +61,6 @@ class Daemon:
 
     host: AnyHost
     home: Path
-    report: Callable[[], list[Facility]]
     stop: Callable[[], object]
     _turns: dict[str, PendingTurn] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -89,7 +69,7 @@ class Daemon:
         return Health(os.getpid(), str(self.home), __version__)
 
     def doctor(self) -> list[Facility]:
-        return self.report()
+        return facilities()
 
     def down(self) -> None:
         self.stop()
@@ -130,65 +110,61 @@ def explained(error: Exception) -> Exception:
 
 
 def run(
-    home: Path,
-    *,
-    listening: Listening | None = None,
-    idle_seconds: float | None = None,
-    ready: Callable[[str], None] = lambda where: None,
-    open_host: OpenHost | None = None,
-    doctor: Callable[[], list[Facility]] | None = None,
-) -> None:
+    home: Path, *, keys: Keys | None = None, tcp: Place | None = None, http: Place | None = None,
+    idle_seconds: float | None = None, ready: Callable[[str], None] = lambda where: None,
+) -> None:  # fmt: skip
     """Be the daemon of ``home`` until told to end. Raises UserError where another one is.
 
-    ``ready`` is told each address as soon as it answers. ``open_host`` and ``doctor`` stand in for the real
-    host and its report.
+    ``tcp``, ``http``: where else it answers (port 0: any that is free), to whoever knows ``keys``. ``ready``
+    is told each address as soon as it answers.
     """
-    listening = listening or Listening("")
-    listening.check()
+    for option, where in (("--tcp", tcp), ("--http", http)):
+        if where is not None:
+            check(option, where, keys)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with held(home):
-        host = (open_host or real_host)(home, _log_event)
+        host = open_host(home, _log_event)
         try:
-            _live(host, home, doctor or real_doctor, listening, idle_seconds, ready)
+            _live(host, home, keys, tcp, http, idle_seconds, ready)
         finally:
             _close(host)
 
 
-def real_host(home: Path, on_event: Callable[[Event], None]) -> AnyHost:
+def open_host(home: Path, on_event: Callable[[Event], None]) -> AnyHost:
     from windtunnel.agents.sandbox.host import Host
 
     return Host(home, on_event=on_event)
 
 
-def real_doctor() -> list[Facility]:
+def facilities() -> list[Facility]:
     from windtunnel.agents.sandbox.criu import doctor
 
     return doctor()
 
 
 def _live(
-    host: AnyHost, home: Path, report: Callable[[], list[Facility]], listening: Listening,
+    host: AnyHost, home: Path, keys: Keys | None, tcp: Place | None, http: Place | None,
     idle_seconds: float | None, ready: Callable[[str], None],
 ) -> None:  # fmt: skip
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    daemon = Daemon(host, home, report, stopping.set)
+    daemon = Daemon(host, home, stopping.set)
     protocols = (AnyDaemon, AnyHost, AnySandbox, PendingTurn)
     service = Service(protocols, daemon.find, daemon.refer, ERRORS, explained)
     with contextlib.ExitStack() as stack:
         servers = [Server(service, f"unix:{socket_of(home)}")]
         stack.callback(socket_of(home).unlink, missing_ok=True)
         ready(str(socket_of(home)))
-        if listening.tcp is not None:
-            servers.append(Server(service, "tcp:{}:{}".format(*listening.tcp), listening.keys))
+        if tcp is not None:
+            servers.append(Server(service, f"tcp:{tcp[0]}:{tcp[1]}", keys))
             ready(servers[-1].address.replace("tcp:", "tcp://", 1))
-        if listening.http is not None:
+        if http is not None and keys is not None:
             from windtunnel.agents.sandbox.daemon.http import HttpServer
 
-            http = HttpServer(service, listening.keys, *listening.http)
-            stack.callback(http.close)
-            ready(http.url)
+            route = HttpServer(service, keys, *http)
+            stack.callback(route.close)
+            ready(route.url)
         _tell_systemd()
         _until_stopped(host, service, stopping, idle_seconds)
         LOG.info("ending; sandboxes run on")
