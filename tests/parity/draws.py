@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from windtunnel.training.checkpoint import policy as checkpoint
-from windtunnel.training.checkpoint.model import Commit, Copy, Log, Persisted
-from windtunnel.training.checkpoint.policy.restore import BadCopy, StoredShard, StoredStep
+from windtunnel.training.checkpoint.model import Commit, Copy, Log, Persisted, Shard, StoredStep
+from windtunnel.training.checkpoint.policy.restore import BadCopy
 from windtunnel.training.elastic.policy import rules
 from windtunnel.training.emulate import policy as emulate
 from windtunnel.training.emulate.policy.groups import FamilySeen
@@ -127,13 +127,18 @@ def _inventory(rng: random.Random) -> checkpoint.Inventory:
     """Copies of two ranks' shards and what they share, on three places and in storage."""
     shards, shared, density = ["rank0", "rank1"], rng.random() < 0.4, rng.choice([0.0, 0.2, 0.5])
     copies = tuple(
-        Copy(place, shard, step, 2, shared, generation, rng.choice("ll" "m"), 8, rng.choice("xxx" "y"))
+        Copy(
+            place, Shard(shard, step, 2, shared, generation, rng.choice("ll" "m"), 8, rng.choice("xxx" "y"))
+        )
         for place in range(3) for step in (4, 5) for shard in [*shards, *(["shared"] if shared else [])]
         for generation in (1, 2) if rng.random() < density
     )  # fmt: skip
-    whole = tuple(StoredShard(shard, 8, "x", "l") for shard in shards)
     stored = tuple(
-        StoredStep(step, 2, False, 1, whole[: rng.choice([1, 2, 2])], rng.choice(["", "", "torn"]), "check")
+        StoredStep(
+            step, 1,
+            tuple(Shard(name, step, 2, False, 1, "l", 8, "x") for name in shards[: rng.choice([1, 2, 2])]),
+            rng.choice(["", "", "torn"]), "check",
+        )
         for step in (2, 3, 4) if rng.random() < 0.5
     )  # fmt: skip
     known = tuple(Commit(step, course) for step in (4, 5) for course in (1, 2))

@@ -282,7 +282,10 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
 def _misplaced(seen: dict[str, Any], hosts: list[int], holders: dict[int, list[set[int]]]) -> list[str]:
     """Shards of the newest committed step that a host was to hold, lives, and does not have."""
     newest = max(holders, default=-1)
-    has = {(copy["shard"], hosts[copy["place"]]) for copy in seen["copies"] if copy["step"] == newest}
+    has = {
+        (copy["shard"]["name"], hosts[copy["place"]])
+        for copy in seen["copies"] if copy["shard"]["step"] == newest
+    }  # fmt: skip
     return [
         f"host {host} was to hold rank{rank} of step {newest}"
         for rank, row in enumerate(holders.get(newest, ()))
@@ -291,7 +294,7 @@ def _misplaced(seen: dict[str, Any], hosts: list[int], holders: dict[int, list[s
 
 
 def _read_elsewhere(event: Event, plan: dict[str, Any], hosts: list[int]) -> list[str]:
-    sources = {shard: [one["place"] for one in row] for shard, row in plan["sources"]}
+    sources = {row[0]["shard"]["name"]: [one["place"] for one in row] for row in plan["sources"]}
     mine = hosts.index(event["host"])
     first = {shard: mine if mine in places else places[0] for shard, places in sources.items()}
     read = {shard: place for shard, place in event["read"].items() if first[shard] != place}
@@ -329,7 +332,9 @@ def checkpoint_twin(events: Sequence[Event]) -> Pairs:
                 pairs.append((event["decision"], to_plain(placed, tag=True)))
             case "decision", "Inventory":
                 here = [
-                    copy["step"] for copy in seen["copies"] if (copy["place"], copy["shard"]) == (0, "rank0")
+                    copy["shard"]["step"]
+                    for copy in seen["copies"]
+                    if (copy["place"], copy["shard"]["name"]) == (0, "rank0")
                 ]
                 held = memory.get(hosts[0], [-1, -1])
                 memory[hosts[0]] = held = [step if step in here else -1 for step in held]
@@ -532,7 +537,7 @@ MUTANTS = (
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/policy/restore.py",
-        "k.world, k.has_shared), reverse=True)", "k.world, k.has_shared))",
+        "*k[1:]), reverse=True)", "*k[1:]))",
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/policy/pacing.py",
@@ -544,7 +549,7 @@ MUTANTS = (
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/live/restore.py",
-        "for source in list(self._sources[shard]):", "for source in self._sources[shard][::-1]:", live=True,
+        "for copy in list(self._sources[name]):", "for copy in self._sources[name][::-1]:", live=True,
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/live/memory/owner.py",

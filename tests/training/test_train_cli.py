@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 from host_helpers import environment, script
@@ -23,6 +22,7 @@ from support.waiting import gone, until
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.training.checkpoint.live import slot, storage
+from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.deadlines import WAITS
 from windtunnel.training.elastic.policy.state import Deadlines
 
@@ -109,10 +109,9 @@ def test_every_deadline_is_in_the_documentation_as_it_is() -> None:
 
 def test_storage_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> None:
     url = tmp_path / "stored"
-    about: dict[str, Any] = {"world": 1, "has_shared": False, "generation": 1}
     data = memoryview(b"state")
-    storage.write_shard(str(url), 4, "rank0", data, layout="l", checksum=slot.checksum_of(data), **about)
-    storage.complete_step(str(url), 4, **about)
+    shard = Shard("rank0", 4, 1, False, 1, "l", len(data), slot.checksum_of(data))
+    storage.complete_step(str(url), [storage.write_shard(str(url), shard, data)], {})
     found = CliRunner().invoke(app, ["train", "--persist", str(url), str(script(tmp_path, ""))])
     assert isinstance(found.exception, UserError)
     assert "step 4 of another run is in it; storage without checkpoints" in str(found.exception)

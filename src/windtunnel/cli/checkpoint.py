@@ -14,7 +14,7 @@ from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli import Group
 
 if TYPE_CHECKING:
-    from windtunnel.training.checkpoint.policy.restore import StoredStep
+    from windtunnel.training.checkpoint.model import StoredStep
 
 group = typer.Typer(cls=Group, no_args_is_help=True, help="Look after the checkpoints of a job in storage.")
 
@@ -47,7 +47,7 @@ def list_steps(
             {
                 "step": one.step,
                 "generation": one.generation,
-                "world": one.world,
+                "world": one.shards[0].world if one.shards else 0,
                 "bytes": sum(shard.nbytes for shard in one.shards),
                 "bad": one.bad,
             }
@@ -58,7 +58,7 @@ def list_steps(
     table = Table("step", "generation", "ranks", "bytes", "")
     for one in found:
         size = amount(sum(shard.nbytes for shard in one.shards)) if not one.bad else ""
-        world = str(one.world) if not one.bad else ""
+        world = str(one.shards[0].world) if not one.bad else ""
         table.add_row(str(one.step), str(one.generation), world, size, one.bad or "complete")
     Console().print(table)
 
@@ -67,9 +67,6 @@ def list_steps(
 def verify(
     url: Url,
     step: Annotated[int | None, typer.Option(min=0, help="Only this one.")] = None,
-    discard: Annotated[
-        bool, typer.Option(help="Move what is damaged away, so that the next save writes it again.")
-    ] = False,
 ) -> None:
     """Read all shards of all complete steps and hold them against their checksums.
 
@@ -78,7 +75,7 @@ def verify(
     Example: windtunnel checkpoint verify s3://bucket/run
     """
     from windtunnel.store.objects import ObjectError
-    from windtunnel.training.checkpoint.live.storage import read_shard, scrub
+    from windtunnel.training.checkpoint.live.storage import read_shard
 
     found = [one for one in _there(url) if not one.bad and step in (None, one.step)]
     if not found:
@@ -88,13 +85,10 @@ def verify(
     for one in found:
         for shard in one.shards:
             try:
-                read_shard(url, one.step, shard.shard, generation=one.generation)
+                read_shard(url, shard)
             except ObjectError as error:
                 failed.append(f"step {one.step}, generation {one.generation}: {error}")
         typer.echo(f"step {one.step}, generation {one.generation}: {len(one.shards)} shards read")
-    if failed and discard:
-        with _told():
-            failed += [f"moved away: {told}" for told in scrub(url)]
     if failed:
         raise ScriptError(f"{url}: not all is whole", "\n".join(failed))
 
@@ -103,7 +97,7 @@ def verify(
 def prune(
     url: Url, keep: Annotated[int, typer.Option(min=1, help="How many complete steps stay, the newest.")]
 ) -> None:
-    """Remove older steps and what no step needs. Safe beside a job that is writing.
+    """Remove older steps. Safe beside a job that is writing.
 
     Example: windtunnel checkpoint prune s3://bucket/run --keep 3
     """
@@ -111,9 +105,9 @@ def prune(
 
     _there(url)
     with _told():
-        done = remove(url, keep)
-    kept = ", ".join(map(str, done.kept)) or "none"
-    typer.echo(f"removed {done.steps} steps and {done.chunks} chunks; kept {kept}")
+        gone = remove(url, keep)
+        kept = ", ".join(str(one.step) for one in _there(url) if not one.bad) or "none"
+    typer.echo(f"removed {len(gone)} steps; kept {kept}")
 
 
 @group.command()

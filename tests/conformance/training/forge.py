@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from windtunnel.base import handshake
 from windtunnel.base.keys import Keys
@@ -20,17 +20,13 @@ def forge_stored(url: str, ahead: int) -> bool:
     if not real:
         return False
     newest = max(real, key=lambda one: one.step)
-    told: dict[str, Any] = {
-        "world": newest.world, "has_shared": newest.has_shared, "generation": newest.generation
-    }  # fmt: skip
-    layouts = {}
+    written, layouts = [], {}
     for shard in newest.shards:
         data = memoryview(bytearray(shard.nbytes))
-        storage.read_shard(url, newest.step, shard.shard, data)
-        about: dict[str, Any] = {"layout": shard.layout, "checksum": shard.checksum}
-        storage.write_shard(url, newest.step + ahead, shard.shard, data, **about, **told)
-        layouts[shard.layout] = storage.layout(url, shard.layout)
-    storage.complete_step(url, newest.step + ahead, layouts=layouts, **told)
+        storage.read_shard(url, shard, data)
+        written.append(storage.write_shard(url, replace(shard, step=shard.step + ahead), data))
+        layouts[shard.layout] = storage.layout(url, shard)
+    storage.complete_step(url, written, layouts)
     return True
 
 
@@ -40,7 +36,7 @@ def forge_memory(folder: Path, ahead: int) -> None:
         header = slot.read_header(path)
         if header is not None and header.complete:
             one = slot.Slot.open(path)
-            one.begin(header.step + ahead, nbytes=header.nbytes, layout=header.layout, **header.course)
+            one.begin(replace(header.shard, step=header.shard.step + ahead))
             one.complete(slot.checksum_of(one.data))
             one.close()
 

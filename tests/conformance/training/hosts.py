@@ -23,6 +23,7 @@ from windtunnel.base import keys
 from windtunnel.training import cleanup
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot, checksum_of
+from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 PROGRAM = Path(__file__).with_name("memory_host.py")
@@ -135,7 +136,7 @@ class Hosts:
         for rank in range(len(self._hosts)):
             shard = f"rank{rank}"
             for at in left:
-                if not any((copy.shard, copy.step) == (shard, self.step) for copy in held[at]):
+                if not any((copy.shard.name, copy.shard.step) == (shard, self.step) for copy in held[at]):
                     continue
                 with contextlib.suppress(OSError, CopyError):
                     reader.fetch(self._hosts[at].address, shard, self.step, into)
@@ -194,8 +195,8 @@ class Hosts:
         slots = memory.reserve(LAYOUT, {shard: self._nbytes}, copies=copies, placement=placement)[shard]
         self._slots[rank] = slots
         index = self.step % len(slots)
-        about: dict[str, Any] = {"world": len(self._hosts), "generation": self._generation}
-        slots[index].begin(self.step, nbytes=self._nbytes, has_shared=False, layout=DIGEST, **about)
+        world = len(self._hosts)
+        slots[index].begin(Shard(shard, self.step, world, False, self._generation, DIGEST, self._nbytes))
         data = slots[index].data
         data[:] = _content(rank, self.step, self._nbytes)
         slots[index].complete(checksum_of(data))

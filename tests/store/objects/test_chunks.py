@@ -1,4 +1,4 @@
-"""Chunks: what is put is got, damage never passes, and a sweep removes what nothing needs and no more."""
+"""Chunks: what is put is got, and damage never passes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.disk import Disk, Killed
-from windtunnel.store.objects import LocalFiles, ObjectError, chunks, collect, open_files
+from windtunnel.store.objects import LocalFiles, ObjectError, chunks, open_files
 
 levels = st.sampled_from([None, 1, 3])
 
@@ -98,114 +97,3 @@ def test_pieces_depend_on_the_bytes_alone_and_meet_again_after_an_insertion() ->
     moved = pieces_of(data[: 5 * 2**20] + b"n" * block * 3 + data[5 * 2**20 :], 10_240)
     assert sum(len(piece) for piece in set(moved) - set(found)) <= 2 * most * block
     assert len(pieces_of(bytes(9 * 2**20), 512)) == 5
-
-
-def there(files: LocalFiles) -> set[str]:
-    return {
-        name for folder in files.names(chunks.FOLDER) for name in files.names(f"{chunks.FOLDER}/{folder}")
-    }
-
-
-operations = st.lists(
-    st.one_of(
-        st.tuples(st.just("manifest"), st.sets(st.integers(0, 12), max_size=5)),
-        st.tuples(st.just("drop"), st.integers(0, 20)),
-        st.tuples(st.just("sweep"), st.none()),
-    ),
-    max_size=20,
-)
-
-
-@settings(max_examples=80, deadline=None)
-@given(operations)
-def test_a_sweep_removes_exactly_what_no_manifest_needs(todo: list[tuple[str, Any]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        files = LocalFiles(folder)
-        manifests: list[set[str]] = []
-        held: set[str] = set()
-
-        def needed() -> set[str]:
-            return set().union(*manifests)
-
-        for what, value in todo:
-            if what == "manifest":
-                names = {chunks.put(files, b"content %d" % one, 3 if one % 2 else None) for one in value}
-                manifests.append(names)
-                held |= names
-            elif what == "drop" and manifests:
-                manifests.pop(value % len(manifests))
-            elif what == "sweep":
-                assert collect.sweep(files, needed) == len(held - needed())
-                held = needed()
-            assert there(files) == held
-            assert files.names(chunks.TRASH) == []
-        assert collect.scrub(files, needed()) == []
-
-
-def killed_sweep(disk: Disk, files: LocalFiles, kept: set[str], number: int) -> bool:
-    """Whether a sweep was killed, at its call ``number``."""
-    first = disk.calls
-
-    def before(call: str, count: int) -> None:
-        if count == first + number:
-            raise Killed
-
-    disk.before = before
-    try:
-        collect.sweep(files, lambda: kept)
-    except Killed:
-        return True
-    return False
-
-
-@pytest.mark.parametrize("crash", ["kill", "power", "names"])
-def test_a_sweep_that_is_killed_at_any_call_costs_nothing(crash: Any) -> None:
-    for number in range(1, 500):
-        disk = Disk()
-        files = LocalFiles("/store", disk)
-        kept = {chunks.put(files, b"kept %d" % one) for one in range(3)}
-        gone = {chunks.put(files, b"gone %d" % one) for one in range(3)}
-        files.settle()
-        was_killed = killed_sweep(disk, files, kept, number)
-        after = LocalFiles("/store", disk.after(crash))
-        assert kept <= there(after) <= kept | gone
-        assert not killed_sweep(disk.after(crash), after, kept, -1)
-        assert there(after) == kept
-        assert after.names(chunks.TRASH) == []
-        if not was_killed:
-            return
-    raise AssertionError("the sweep has no end")
-
-
-def test_what_is_needed_again_while_it_is_swept_is_there(tmp_path: Path) -> None:
-    """The manifest appears between the two marks; a reader meanwhile finds the chunk in the trash."""
-    files = LocalFiles(str(tmp_path))
-    name = chunks.put(files, b"late")
-    marks = iter([set[str](), {name}])
-    read = []
-
-    def needed() -> set[str]:
-        marked = next(marks)
-        if marked:
-            assert there(files) == set()
-            read.append(chunks.get(files, name))
-        return marked
-
-    assert collect.sweep(files, needed) == 0
-    assert read == [b"late"]
-    assert chunks.get(files, name) == b"late"
-
-
-def test_what_is_damaged_is_moved_away_and_written_again(tmp_path: Path) -> None:
-    files = LocalFiles(str(tmp_path))
-    names = [chunks.put(files, bytes([one]) * 50, 3) for one in range(3)]
-    (tmp_path / chunks.path(names[1])).write_bytes(b"nonsense")
-    (tmp_path / chunks.path(names[2])).unlink()
-    found = collect.scrub(files, names)
-    assert len(found) == 2
-    assert any(names[1] in one and "damaged" in one for one in found)
-    assert any(names[2] in one and "missing" in one for one in found)
-    assert there(files) == {names[0]}
-    for one in range(3):
-        chunks.put(files, bytes([one]) * 50, 3)
-    assert collect.scrub(files, names) == []

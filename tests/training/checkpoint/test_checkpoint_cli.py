@@ -48,7 +48,7 @@ def ask(*arguments: object) -> Result:
 
 
 def damage(url: Path) -> None:
-    largest = max((url / "chunks").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+    largest = max(url.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
@@ -69,13 +69,7 @@ def test_verify_finds_a_flipped_bit(url: Path) -> None:
     damage(url)
     with pytest.raises(ScriptError) as told:
         ask("verify", url)
-    assert "chunk" in told.value.details
-    with pytest.raises(ScriptError, match="not all is whole") as told:
-        ask("verify", url, "--discard")
-    assert "moved away" in told.value.details
-    with pytest.raises(ScriptError) as told:
-        ask("verify", url)
-    assert "missing" in told.value.details
+    assert "shard rank0 of step" in told.value.details and "is damaged" in told.value.details
 
 
 def test_prune_keeps_the_newest(url: Path) -> None:

@@ -5,7 +5,7 @@ A chunk's name is ``<sha256>``, or ``<sha256>.zst`` where it lies compressed; it
 
 Two ways to cut, both so that equal stretches of two versions give equal pieces, which are not written again:
 
-- `pieces`: every `PIECE` bytes. For data where all lies at the same place each time, as tensors in a shard.
+- `pieces`: every `PIECE` bytes. For data where all lies at the same place each time.
 - `Cutter`: where the content says so. For streams into which something may be inserted, as archives of files.
   All in a tar begins at a multiple of 512 bytes. So a block of 512 bytes whose own hash has its top bits set
   ends a piece: what is inserted or removed moves no other cut, and the hash of all blocks is one product of
@@ -30,7 +30,7 @@ from windtunnel.store.objects.files import Files, ObjectError, read_if_there
 
 PIECE = 2 << 20
 """Bytes of a piece of fixed size, and the most that any has: a forged one cannot fill the memory."""
-FOLDER, TRASH = "chunks", "trash"
+FOLDER = "chunks"
 BLOCK = 512
 LEAST, MOST = 256, (2 << 20) // BLOCK
 """Bounds of a piece that `Cutter` makes, in blocks: 128 KiB and 2 MiB."""
@@ -122,7 +122,7 @@ def get(files: Files, name: str) -> bytes:
     if not _NAME.fullmatch(name):
         raise ObjectError(f"{name!r} cannot be the name of a chunk")
     where = f"chunk {files.url}/{path(name)}"
-    data = _fetch(files, name)
+    data = read_if_there(files, path(name))
     if data is None:
         raise ObjectError(f"{where} is missing")
     if name.endswith(".zst"):
@@ -181,15 +181,3 @@ def decompress(data: bytes, size: int) -> bytes:
         raise zstandard.ZstdError("another size than expected")
     plain: bytes = _own.decompressor.decompress(data)
     return plain
-
-
-def _fetch(files: Files, name: str) -> bytes | None:
-    data = read_if_there(files, path(name))
-    if data is not None:
-        return data
-    # A sweep may just be finding out that it is needed after all (see `collect`).
-    for bin_ in files.names(TRASH):
-        data = read_if_there(files, f"{TRASH}/{bin_}/{name}")
-        if data is not None:
-            return data
-    return read_if_there(files, path(name))

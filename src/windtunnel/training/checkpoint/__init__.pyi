@@ -2,8 +2,9 @@ from .live.checkpointer import PeerCheckpointer as PeerCheckpointer
 from .live.dcp import export_stored as export_stored
 from .live.dcp import import_stored as import_stored
 from .live.storage import prune as prune
-from .live.storage import scrub as scrub
 from .live.storage import steps as steps
+from .live.whole import Whole as Whole
+from .live.whole import store as store
 from .policy import POLICIES as POLICIES
 from .policy import Decision as Decision
 from .policy import Observation as Observation

@@ -8,9 +8,6 @@ when every shard that it needs has a verified copy.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-Tier = Literal["memory", "peer", "storage"]
 
 SLOT_HEADER = 4096
 """Bytes of a slot (a file in memory that holds a copy) before its data."""
@@ -20,23 +17,60 @@ SHARED = "shared"
 
 
 @dataclass(frozen=True)
-class Copy:
-    """One complete copy of a shard, as its holder lists it.
+class Shard:
+    """What one shard of one step is, wherever a copy of it lies: slots, storage, messages and plans have this
+    record.
 
-    ``place``: where the holder stands in the present membership. ``world``: of the job when it was saved, so
-    the step needs the shards rank0 .. rank{world-1} (and ``"shared"`` where ``has_shared``). ``layout``:
-    digest of what lies where in it. ``nbytes``: its data. ``checksum``: xxh3_128 of the data, hexadecimal.
+    ``name``: "rank3" or "shared". ``world``: of the job when it was saved, so the step needs the shards rank0
+    .. rank{world-1} (and "shared" where ``has_shared``). ``generation``: in which it was saved. ``layout``:
+    digest of what lies where in it. ``nbytes``: its data. ``checksum``: xxh3_128 of the data, hexadecimal; ""
+    while it is being written.
     """
 
-    place: int
-    shard: str
+    name: str
     step: int
     world: int
     has_shared: bool
     generation: int
     layout: str
     nbytes: int
-    checksum: str
+    checksum: str = ""
+
+    @property
+    def content(self) -> tuple[str, str, int]:
+        """Equal of two shards that are the same to the last bit."""
+        return self.checksum, self.layout, self.nbytes
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The names of all shards of its step."""
+        return needed_shards(self.world, self.has_shared)
+
+
+def needed_shards(world: int, has_shared: bool) -> tuple[str, ...]:
+    """The shards of a complete step."""
+    return (*(f"rank{rank}" for rank in range(world)), *((SHARED,) if has_shared else ()))
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One complete copy of a shard. ``place``: where its holder stands in the present membership, None for
+    storage."""
+
+    place: int | None
+    shard: Shard
+
+
+@dataclass(frozen=True)
+class StoredStep:
+    """A step in storage. ``bad``: why it cannot be used (torn, foreign, of another version), "" if it can.
+    ``check``: the checksum of its manifest."""
+
+    step: int
+    generation: int = 0
+    shards: tuple[Shard, ...] = ()
+    bad: str = ""
+    check: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,14 +81,6 @@ class Placement:
     kind: str
     copies: int
     holders: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a shard is to be read: a tier, and the place that holds it (None for storage)."""
-
-    tier: Tier
-    place: int | None
 
 
 @dataclass(frozen=True)
@@ -88,7 +114,7 @@ class Log:
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """The step to go on from, and for every shard of it the sources to try, in this order.
+    """The step to go on from, and for every shard of it the copies to try, in this order.
 
     ``step`` is None where nothing can be restored: the job begins at the beginning, or, where ``failed``
     says why, it ends. ``ignored``: whole steps that were passed over since no log knows of them.
@@ -96,7 +122,7 @@ class RestorePlan:
 
     step: int | None
     world: int = 0
-    sources: tuple[tuple[str, tuple[Source, ...]], ...] = ()
+    sources: tuple[tuple[Copy, ...], ...] = ()
     reason: str = ""
     ignored: tuple[str, ...] = ()
     failed: str = ""

@@ -73,7 +73,7 @@ class Cluster:
 
 def _step(path: Path) -> int:
     header = slots.read_header(path)
-    return header.step if header is not None and header.complete else -1
+    return header.shard.step if header is not None and header.complete else -1
 
 
 class FakeMemory:
@@ -102,15 +102,14 @@ class FakeMemory:
 
     def saved(self, shard: str, index: int, step: int, replicate: bool = True) -> None:
         header = slots.read_header(self.slots[shard][index].path)
-        assert header is not None and header.complete and header.step == step
+        assert header is not None and header.complete and header.shard.step == step
         if not replicate or not self.cluster.replicate:
             return
         for jump in range(1, min(self.cluster.copies, self.cluster.places)):
             other = self._slot((self.place + jump) % self.cluster.places, shard, header.capacity, index)
-            fields = ("nbytes", "world", "has_shared", "generation", "layout")
-            other.begin(step, **{name: getattr(header, name) for name in fields})
+            other.begin(header.shard)
             other.data[:] = self.slots[shard][index].data
-            other.complete(header.checksum)
+            other.complete(header.shard.checksum)
         with self.cluster.changed:
             self.cluster.ready.setdefault(step, set()).add(self.rank)
             if self.cluster.alone or len(self.cluster.ready[step]) == self.cluster.world:
@@ -138,21 +137,7 @@ class FakeMemory:
 
     def copies(self) -> list[Copy]:
         headers = [slots.read_header(path) for path in self.cluster.files(self.place)]
-        return [
-            Copy(
-                self.place,
-                h.shard,
-                h.step,
-                h.world,
-                h.has_shared,
-                h.generation,
-                h.layout,
-                h.nbytes,
-                h.checksum,
-            )
-            for h in headers
-            if h is not None and h.complete
-        ]
+        return [Copy(self.place, h.shard) for h in headers if h is not None and h.complete]
 
     def fetch(self, place: int, shard: str, step: int, into: memoryview, *, world: int | None = None) -> str:
         for path in self.cluster.files(place, shard, step):

@@ -14,9 +14,9 @@ from torch import nn
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
-from windtunnel.training.checkpoint.live import dcp, objects, snapshot, storage
-from windtunnel.training.checkpoint.live.slot import checksum_of
+from windtunnel.training.checkpoint.live import dcp
 from windtunnel.training.checkpoint.live.state import walk
+from windtunnel.training.checkpoint.live.whole import Whole, store
 
 
 def program(seed: int) -> dict[str, Any]:
@@ -29,16 +29,15 @@ def program(seed: int) -> dict[str, Any]:
 def stored(url: str, state: dict[str, Any], step: int) -> None:
     """``state`` as a job of one rank has it written to storage."""
     tensors, others = walk(state)
-    packed = objects.pack(others)
-    plan = snapshot.plan(tensors, tuple(others), len(packed), None, 1, 0)
-    layout, moves = plan.layouts["rank0"], plan.moves["rank0"]
-    data = memoryview(bytearray(layout.nbytes))
-    snapshot.put_objects(packed, layout.tail, data)
-    snapshot.copy(tensors, moves, snapshot.views(layout, moves, data))
-    told = {"world": 1, "has_shared": False, "generation": 1}
-    digest = plan.digests["rank0"]
-    storage.write_shard(url, step, "rank0", data, layout=digest, checksum=checksum_of(data), **told)
-    storage.complete_step(url, step, layouts={digest: plan.blobs["rank0"]}, **told)
+    store(
+        FakeJob(Cluster(Path(url), 1), 0),
+        url,
+        step,
+        {"rank0": Whole.packed("rank0", tensors, others)},
+        1,
+        "",
+        1,
+    )
 
 
 def test_round_trip_through_dcp_and_another_process(tmp_path: Path, folder: Path) -> None:

@@ -94,7 +94,7 @@ def _layout(state: dict[str, Any]) -> bytes:
     from windtunnel.training.checkpoint.live.state import walk
 
     tensors, others = walk(state, rng=False)
-    return snapshot.plan(tensors, tuple(others), 100, None, 1, 0).blobs["rank0"]
+    return snapshot.plan(tensors, tuple(others), 100, None, "rank0").blobs["rank0"]
 
 
 def test_values_of_every_kind(folder: Path) -> None:
@@ -229,9 +229,9 @@ def test_other_layouts_are_refused_by_name() -> None:
     with pytest.raises(UserError, match="truncated"):
         Layout.of(blob[:-20])
     for field, value, words in [
-        ("version", 99, "field version is 99; 2 is accepted"),
+        ("version", 99, "field version is 99; 3 is accepted"),
         ("format", "x", "field format"),
-        ("world", "2", "field world is '2', not int"),
+        ("tail", "2", "field tail is '2', not int"),
         ("nbytes", 8, "entry model/weight is bytes"),
         ("entries", [["a"]], "field entries"),
     ]:
@@ -273,7 +273,7 @@ def test_resharding_puts_any_grid_together_from_any_other(
             for copy in range(copies):
                 shard = f"rank{len(layouts)}"
                 e = Entry("t", "float32", tuple(piece.shape), 0, 4 * piece.numel(), shape, (top, left))
-                layouts.append(Layout(shard, 9, False, aligned(e.nbytes), 0, (e,)))
+                layouts.append(Layout(shard, aligned(e.nbytes), 0, (e,)))
                 data[shard] = memoryview(bytearray(piece.numpy().tobytes().ljust(64, b"\0")))
                 assert copy < copies and i + j >= 0
     for top, bottom in _cuts(shape[0], new[0]):

@@ -1,4 +1,4 @@
-"""Storage: round trips, what is not written twice, and everything that is refused by name."""
+"""Storage: round trips, and everything that is refused by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
-from windtunnel.store.objects import ObjectError, chunks
+from windtunnel.store.objects import ObjectError
 from windtunnel.store.objects.files import open_files
 from windtunnel.store.objects.manifest import seal
+from windtunnel.training.checkpoint.live import storage
 from windtunnel.training.checkpoint.live.storage import (
-    ShardManifest,
-    StepManifest,
+    Written,
     complete_step,
     layout,
     prune,
     read_shard,
-    scrub,
     step_folder,
     steps,
     write_shard,
 )
+from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy.restore import plan_restore
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "PIECE", 64)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PART", 64)
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -45,144 +46,97 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"file://{tmp_path}/run" if request.param == "file" else str(tmp_path / "run")
 
 
+BLOB = b"lies here"
+DIGEST = xxhash.xxh3_128_hexdigest(BLOB)
+
+
 def put(
-    url: str,
-    step: int,
-    shard: str,
-    data: bytes,
-    *,
-    world: int = 1,
-    shared: bool = False,
-    generation: int = 1,
-    level: int | None = None,
-) -> ShardManifest:
-    return write_shard(
-        url,
-        step,
-        shard,
-        memoryview(data),
-        world=world,
-        has_shared=shared,
-        generation=generation,
-        layout="abc",
-        checksum=xxhash.xxh3_128(data).hexdigest(),
-        level=level,
-    )
+    url: str, step: int, shard: str, data: bytes, *, world: int = 1, shared: bool = False, generation: int = 1
+) -> Written:
+    checksum = xxhash.xxh3_128_hexdigest(data)
+    about = Shard(shard, step, world, shared, generation, DIGEST, len(data), checksum)
+    return write_shard(url, about, memoryview(data))
 
 
-def finish(url: str, step: int, *, world: int = 1, shared: bool = False, generation: int = 1) -> StepManifest:
-    return complete_step(
-        url, step, world=world, has_shared=shared, generation=generation, layouts={"abc": b"lies here"}
-    )
+def finish(url: str, *shards: Written) -> None:
+    complete_step(url, shards, {DIGEST: BLOB})
+
+
+def whole(url: str, step: int, data: bytes, generation: int = 1) -> None:
+    finish(url, put(url, step, "rank0", data, generation=generation))
+
+
+def listed(url: str, step: int, shard: str = "rank0") -> Shard:
+    return [it for one in steps(url) if one.step == step for it in one.shards if it.name == shard][-1]
 
 
 def get(url: str, step: int, shard: str = "rank0") -> bytes:
-    sizes = [s.nbytes for one in steps(url) if one.step == step for s in one.shards if s.shard == shard]
-    into = bytearray(sizes[-1] if sizes else 0)
-    assert read_shard(url, step, shard, memoryview(into)) == xxhash.xxh3_128(into).hexdigest()
+    it = listed(url, step, shard)
+    into = bytearray(it.nbytes)
+    assert read_shard(url, it, memoryview(into)) == xxhash.xxh3_128(into).hexdigest()
     return bytes(into)
 
 
-@pytest.mark.parametrize("level", [None, 3])
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000])
-def test_what_goes_in_comes_out(url: str, level: int | None, size: int, small_pieces: None) -> None:
+def test_what_goes_in_comes_out(url: str, size: int, small_parts: None) -> None:
     data = os.urandom(size)
-    put(url, 4, "rank0", data, shared=True, level=level)
-    put(url, 4, "shared", b"all alike", shared=True, level=level)
+    own = put(url, 4, "rank0", data, shared=True)
+    shared = put(url, 4, "shared", b"all alike", shared=True)
     assert [one.bad != "" for one in steps(url)] == [True]
-    assert open_files(url).names(step_folder(4, 1)) == ["rank0.shard", "shared.shard"]
-    finish(url, 4, shared=True)
+    finish(url, shared, own)
     assert get(url, 4) == data
     assert get(url, 4, "shared") == b"all alike"
-    assert layout(url, "abc") == b"lies here"
     (one,) = steps(url)
-    assert (one.step, one.world, one.has_shared, one.generation, one.bad) == (4, 1, True, 1, "")
-    assert [shard.shard for shard in one.shards] == ["rank0", "shared"]
+    assert layout(url, one.shards[0]) == BLOB
+    assert (one.step, one.generation, one.bad) == (4, 1, "")
+    assert one.shards == (own.shard, shared.shard)
     assert plan_restore([], [one]).step == 4
 
 
-def test_large_pieces_at_once(url: str) -> None:
-    data = os.urandom(3 * chunks.PIECE + 17)
-    put(url, 1, "rank0", data)
-    finish(url, 1)
-    assert get(url, 1) == data
-
-
-def test_equal_pieces_are_written_once(tmp_path: Path, small_pieces: None) -> None:
-    url = str(tmp_path)
-    data = bytearray(os.urandom(640))
-    put(url, 1, "rank0", bytes(data))
-    finish(url, 1)
-    before = set((tmp_path / "chunks").rglob("*"))
-    data[100] ^= 1
-    put(url, 2, "rank0", bytes(data))
-    finish(url, 2)
-    new = [path for path in set((tmp_path / "chunks").rglob("*")) - before if path.is_file()]
-    assert len(new) == 1
-    # compressed or not, a piece that is there is not written again
-    put(url, 3, "rank0", bytes(data), level=3)
-    assert not list((tmp_path / "chunks").rglob("*.zst"))
-    assert get(url, 2) == bytes(data)
-
-
 def test_courses_of_a_step_do_not_meet(url: str) -> None:
-    put(url, 5, "rank0", b"old", world=2)
-    put(url, 5, "rank0", b"new", world=2, generation=2)
-    put(url, 5, "rank1", b"new", world=2, generation=2)
-    with pytest.raises(ObjectError, match=r"step 5 cannot be completed: .*rank1\.shard is missing"):
-        finish(url, 5, world=2)
-    finish(url, 5, world=2, generation=2)
+    old = put(url, 5, "rank0", b"old", world=2)
+    new = [put(url, 5, f"rank{rank}", b"new", world=2, generation=2) for rank in range(2)]
+    with pytest.raises(ObjectError, match=r"step 5 cannot be completed: rank1 is missing"):
+        finish(url, old)
+    with pytest.raises(ObjectError, match="rank1 is of another checkpoint"):
+        finish(url, old, new[1])
+    finish(url, *new)
     assert get(url, 5) == b"new"
-    whole = [one for one in steps(url) if not one.bad]
-    assert [(one.step, one.generation) for one in whole] == [(5, 2)]
-    with pytest.raises(ObjectError, match=r"rank0\.shard is of another checkpoint"):
-        finish(url, 5, world=1, generation=2)
+    assert [(one.step, one.generation) for one in steps(url) if not one.bad] == [(5, 2)]
 
 
 def test_a_complete_step_is_not_changed(url: str) -> None:
-    put(url, 5, "rank0", b"one")
-    finish(url, 5)
-    put(url, 5, "rank0", b"one")
-    finish(url, 5)
+    whole(url, 5, b"one")
+    whole(url, 5, b"one")
     with pytest.raises(ObjectError, match="step 5 of generation 1 is complete with another rank0"):
         put(url, 5, "rank0", b"two")
     assert get(url, 5) == b"one"
 
 
 def test_what_memory_damaged_is_not_stored(url: str) -> None:
+    shard = Shard("rank0", 5, 1, False, 1, DIGEST, 7, xxhash.xxh3_128_hexdigest(b"flopped"))
     with pytest.raises(ObjectError, match="rank0 of step 5 is damaged in memory"):
-        write_shard(
-            url,
-            5,
-            "rank0",
-            memoryview(b"flipped"),
-            world=1,
-            has_shared=False,
-            generation=1,
-            layout="abc",
-            checksum=xxhash.xxh3_128(b"flopped").hexdigest(),
-        )
+        write_shard(url, shard, memoryview(b"flipped"))
     assert open_files(url).names(step_folder(5, 1)) == []
 
 
-def test_room_must_fit(url: str) -> None:
-    put(url, 5, "rank0", b"12345")
-    finish(url, 5)
+def test_what_is_asked_for_must_be_there(url: str) -> None:
+    whole(url, 5, b"12345")
+    it = listed(url, 5)
     with pytest.raises(ObjectError, match="has 5 bytes; there is room for 4"):
-        read_shard(url, 5, "rank0", memoryview(bytearray(4)))
-    with pytest.raises(ObjectError, match="step 6 is not in storage"):
-        read_shard(url, 6, "rank0")
-    with pytest.raises(ObjectError, match=r"rank7\.shard is missing"):
-        read_shard(url, 5, "rank7")
-    with pytest.raises(ObjectError, match="layout xyz is missing"):
-        layout(url, "xyz")
+        read_shard(url, it, memoryview(bytearray(4)))
+    with pytest.raises(ObjectError, match=r"6-1/complete is missing"):
+        read_shard(url, replace(it, step=6))
+    with pytest.raises(ObjectError, match="is not the one that"):
+        read_shard(url, replace(it, name="rank7"))
+    with pytest.raises(ObjectError, match=r"xyz\.layout is missing"):
+        layout(url, replace(it, layout="xyz"))
 
 
 def saved(tmp_path: Path) -> tuple[str, Path]:
     url = str(tmp_path / "run")
     for step in (1, 2):
-        put(url, step, "rank0", bytes([step]) * 200)
-        finish(url, step)
+        whole(url, step, bytes([step]) * 200)
     return url, next((tmp_path / "run/steps").glob("*2-1"))
 
 
@@ -197,7 +151,7 @@ def usable(url: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("name", ["complete", "rank0.shard"])
+@pytest.mark.parametrize("name", ["complete", "rank0.00000"])
 def test_truncated_at_any_byte(tmp_path: Path, name: str) -> None:
     url, folder = saved(tmp_path)
     whole = (folder / name).read_bytes()
@@ -218,10 +172,11 @@ def test_any_flipped_bit_is_found(tmp_path: Path, data: st.DataObject) -> None:
     blob = bytearray(path.read_bytes())
     blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(blob)
-    try:
-        assert layout(url, "abc") == b"lies here"
-    except ObjectError as error:
-        assert path.suffix == ".layout", error
+    for it in [it for one in steps(url) if not one.bad for it in one.shards]:
+        try:
+            assert layout(url, it) == BLOB
+        except ObjectError as error:
+            assert path.suffix == ".layout", error
     for step in usable(url):
         assert get(url, step) == bytes([step]) * 200
     if path.suffix != ".layout":
@@ -236,16 +191,8 @@ def resealed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def test_other_versions_are_refused_by_name(tmp_path: Path) -> None:
     url, folder = saved(tmp_path)
-    resealed(folder / "complete", lambda body: body.update(version=2))
-    told = steps(url)[-1].bad
-    assert told.endswith("2-1/complete has version 2; version 1 is read")
     resealed(folder / "complete", lambda body: body.update(version=1))
-    assert steps(url)[-1].bad == ""
-    resealed(folder / "rank0.shard", lambda body: body.update(version=3))
-    with pytest.raises(ObjectError, match=r"rank0\.shard has version 3"):
-        read_shard(url, 2, "rank0")
-    with pytest.raises(ObjectError, match=r"nothing can be removed: .* has version 3"):
-        prune(url, 2)
+    assert steps(url)[-1].bad.endswith("2-1/complete has version 1; version 2 is read")
     assert get(url, 1)
 
 
@@ -262,59 +209,48 @@ def test_foreign_and_torn_steps_are_told(tmp_path: Path) -> None:
     bad = {one.step: one.bad for one in steps(url) if one.bad}
     assert bad[-1] == "steps/notes is not a step of a checkpoint"
     assert "it is no step of a checkpoint" in bad[2]
-    assert "9-4 was not completed: 0 shards" in bad[9]
+    assert "9-4 was not completed" in bad[9]
     assert "is of another step" in bad[7]
     assert plan_restore([], steps(url)).step == 1
-    (folder.with_name("000000000001-1") / "rank0.shard").unlink()
+    (folder.with_name("000000000001-1") / "rank0.00000").unlink()
     plan = plan_restore([], steps(url))
     assert plan.step is None
     assert "1-1 lacks rank0" in plan.reason
 
 
-def test_a_shard_of_another_save_is_refused(tmp_path: Path) -> None:
+def test_data_that_was_forged_with_its_quick_checksum_is_refused(tmp_path: Path) -> None:
+    """The manifest, which a log may know, has a strong one beside it."""
     url, folder = saved(tmp_path)
-    resealed(folder / "rank0.shard", lambda body: body["value"].update(layout="other"))
-    with pytest.raises(ObjectError, match="is not the one that"):
-        read_shard(url, 2, "rank0")
+    resealed(folder / "complete", lambda body: body["value"]["shards"][0].update(sha256="0" * 64))
+    with pytest.raises(ObjectError, match="is damaged"):
+        read_shard(url, listed(url, 2))
 
 
-def test_prune(url: str, small_pieces: None) -> None:
+def test_prune(url: str, small_parts: None) -> None:
     for step in range(5):
-        put(url, step, "rank0", bytes([step]) * 64 + b"alike" * 20)
-        finish(url, step)
+        whole(url, step, bytes([step]) * 100)
     put(url, 1, "rank0", b"never finished", generation=2)
-    put(url, 9, "rank0", b"being written")
-    told = prune(url, 2)
-    assert (told.steps, told.kept) == (4, (3, 4))
-    assert told.chunks == 4
+    late = put(url, 9, "rank0", b"being written")
+    assert [(one.step, one.generation) for one in prune(url, 2)] == [(0, 1), (1, 1), (1, 2), (2, 1)]
     assert [one.step for one in steps(url) if not one.bad] == [3, 4]
-    assert get(url, 3)[:64] == bytes([3]) * 64
-    finish(url, 9)
+    assert get(url, 3) == bytes([3]) * 100
+    finish(url, late)
     assert get(url, 9) == b"being written"
-    assert prune(url, 3).chunks == 0
+    assert prune(url, 3) == []
     with pytest.raises(UserError, match="keep is 0"):
         prune(url, 0)
 
 
-def test_scrub_heals_at_the_next_save(tmp_path: Path, small_pieces: None) -> None:
-    url = str(tmp_path)
-    data = bytes(range(200))
-    put(url, 1, "rank0", data)
-    finish(url, 1)
-    assert scrub(url) == []
-    victim = next(path for path in sorted((tmp_path / "chunks").rglob("*")) if path.is_file())
-    victim.write_bytes(bytes(len(victim.read_bytes())))
-    with pytest.raises(ObjectError, match="bytes do not match its name"):
-        read_shard(url, 1, "rank0")
-    assert len(scrub(url)) == 1
-    put(url, 2, "rank0", data)
-    finish(url, 2)
-    assert get(url, 1) == get(url, 2) == data
+def test_what_is_damaged_is_whole_after_the_next_save(tmp_path: Path) -> None:
+    url, folder = saved(tmp_path)
+    (folder / "rank0.00000").write_bytes(bytes(200))
+    assert usable(url) == [1]
+    whole(url, 2, bytes([2]) * 200)
+    assert usable(url) == [1, 2]
 
 
 def test_unfinished_writes_are_tidied(tmp_path: Path) -> None:
-    url, _ = saved(tmp_path)
-    folder = next((tmp_path / "run/chunks").iterdir())
+    url, folder = saved(tmp_path)
     (folder / ".part-abc-old").write_bytes(b"half")
     (folder / ".part-abc-new").write_bytes(b"half")
     os.utime(folder / ".part-abc-old", (1, 1))

@@ -166,7 +166,7 @@ def test_hosts_are_lost_one_after_the_other(make: Any, mode: str) -> None:
 def test_replicas_are_not_sent_and_serve_a_new_host(make: Any) -> None:
     world = make(2)
     together(2, lambda r: run(world, r, 3, seed=0))
-    shards = {c.shard for m in world.hosts.ranks for c in m.copies()}
+    shards = {c.shard.name for m in world.hosts.ranks for c in m.copies()}
     assert shards == {"rank0", "rank1", "shared"}
     world.lose(0)
     out = together(2, lambda r: run(world, r, 3, seed=5))
@@ -179,7 +179,7 @@ def test_a_flipped_bit_is_found(make: Any) -> None:
     together(2, lambda r: run(world, r, 3))
     for path in (world.hosts.folder / "n0").glob("rank0.*.slot"):
         header = read_header(path)
-        if header is not None and header.step == 2:
+        if header is not None and header.shard.step == 2:
             with open(path, "r+b") as file:
                 file.seek(HEADER + 5000)
                 file.write(b"flip")
@@ -228,7 +228,7 @@ def test_a_second_loss_while_the_restored_step_lacks_copies(
     put, blocked = Holder._put, threading.Event()
 
     def held_up(self: Holder, sock: Any, message: dict[str, Any], following: int) -> Any:
-        if not blocked.is_set() and message["header"][:2] == ["rank2", 2]:
+        if not blocked.is_set() and (message["shard"]["name"], message["shard"]["step"]) == ("rank2", 2):
             return {"answer": "wait"}
         return put(self, sock, message, following)
 
@@ -248,7 +248,7 @@ def test_a_second_loss_while_the_restored_step_lacks_copies(
         return start
 
     def kept() -> set[tuple[int, str, int]]:
-        return {(c.place, c.shard, c.step) for m in world.hosts.ranks for c in m.copies()}
+        return {(c.place, c.shard.name, c.shard.step) for m in world.hosts.ranks for c in m.copies()}
 
     assert together(4, lambda r: one(r, 3)) == [0] * 4
     # Step 2 can only be gone back to where the lost host's shard of it has come to its neighbour.

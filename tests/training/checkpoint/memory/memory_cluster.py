@@ -13,6 +13,7 @@ from support.secret import KEYS
 from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
 from windtunnel.training.checkpoint.live.slot import Slot, checksum_of
+from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy.slots import slot_for
 from windtunnel.training.elastic.model import MemberHost, Membership
 
@@ -30,7 +31,7 @@ def content(shard: str, step: int, nbytes: int) -> bytes:
 def fill(slot: Slot, shard: str, step: int, nbytes: int, world: int, generation: int, **other: Any) -> str:
     """Write a step to a slot as a trainer does."""
     about = {"has_shared": False, "layout": DIGEST, **other}
-    slot.begin(step, nbytes=nbytes, world=world, generation=generation, **about)
+    slot.begin(Shard(shard, step, world, generation=generation, nbytes=nbytes, **about))
     data = slot.data
     data[:] = content(shard, step, nbytes)
     checksum = checksum_of(data)
@@ -156,7 +157,7 @@ class Cluster:
         self.reserve(nbytes, list(chosen))
         for rank in chosen:
             shard, slots = f"rank{rank}", self.slots[rank, f"rank{rank}"]
-            held = [h.step if (h := slot.header) is not None and h.complete else -1 for slot in slots]
+            held = [h.shard.step if (h := slot.header) is not None and h.complete else -1 for slot in slots]
             index = slot_for(len(held), step, held)
             if held[index] != step:
                 fill(slots[index], shard, step, nbytes, self.world, self.generation - 1)
@@ -171,11 +172,12 @@ class Cluster:
         found = []
         for place, memory in enumerate(self.ranks[:: self.per_host]):
             for copy in memory.copies():
-                if (copy.shard, copy.step) == (shard, step):
-                    into = memoryview(bytearray(copy.nbytes))
+                it = copy.shard
+                if (it.name, it.step) == (shard, step):
+                    into = memoryview(bytearray(it.nbytes))
                     address = self.service(place).address
-                    assert memory.fetch(address, shard, step, into, world=copy.world) == copy.checksum
-                    assert bytes(into) == content(shard, step, copy.nbytes)
+                    assert memory.fetch(address, shard, step, into, world=it.world) == it.checksum
+                    assert bytes(into) == content(shard, step, it.nbytes)
                     found.append(place)
         return found
 

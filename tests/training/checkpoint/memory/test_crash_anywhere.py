@@ -21,6 +21,7 @@ from memory_cluster import content
 
 from windtunnel.training.checkpoint.live.memory.folder import Folder, Shelf
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot, checksum_of, load
+from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
 
 pytestmark = pytest.mark.conformance
@@ -85,13 +86,7 @@ class Course(RuleBasedStateMachine):
         """The next thing that a rank, or a service for it, does; False if it must wait."""
         rank, host = self.ranks[number], self.hosts[number]
         data = content(f"rank{number}", rank.step, N)
-        about = {
-            "nbytes": N,
-            "world": WORLD,
-            "has_shared": False,
-            "generation": self.generation,
-            "layout": "x",
-        }
+        shard = Shard(f"rank{number}", rank.step, WORLD, False, self.generation, "x", N)
         if rank.phase == BEGIN:
             # Training is synchronous: nobody computes a step before all have saved the one before.
             behind = any((r.step, r.phase) <= (rank.step - 1, COMPLETE) for r in self.ranks)
@@ -100,7 +95,7 @@ class Course(RuleBasedStateMachine):
             if behind or not may_overwrite(self.slots, rank.step, held, max(host.committed, host.base)):
                 return False
             rank.own = shelf.slots[slot_for(self.slots, rank.step, held)]
-            rank.own.begin(rank.step, **about)
+            rank.own.begin(shard)
         elif rank.phase == WRITE:
             assert rank.own is not None
             rank.own.data[: N // 2] = data[: N // 2]
@@ -118,7 +113,7 @@ class Course(RuleBasedStateMachine):
                 return False
             shelf.writing[index] = rank.step
             rank.copied, rank.copy = (shelf, index), shelf.slots[index]
-            rank.copy.begin(rank.step, **about)
+            rank.copy.begin(shard)
         elif rank.phase == RECEIVE:
             assert rank.copy is not None
             rank.copy.data[: N // 2] = data[: N // 2]
@@ -181,8 +176,8 @@ class Course(RuleBasedStateMachine):
                     if header is not None and header.complete:
                         into = memoryview(bytearray(N))
                         load(slot.path, into)
-                        assert bytes(into) == content(shelf.shard, header.step, N)
-                        held[int(shelf.shard[4:])].add(header.step)
+                        assert bytes(into) == content(shelf.shard, header.shard.step, N)
+                        held[int(shelf.shard[4:])].add(header.shard.step)
         return max(set.intersection(*held), default=-1)
 
     @invariant()
@@ -218,7 +213,7 @@ def test_a_weaker_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
             if index is not None:
                 header = held.slots[index].header
                 assert header is not None and header.complete
-                held.slots[index]._put(replace(header, checksum="", complete=False))
+                held.slots[index]._put(replace(header, complete=False))
             course.nothing_committed_is_lost()
         finally:
             course.teardown()

@@ -22,8 +22,10 @@ from memory_cluster import DIGEST, LAYOUT, QUICK, Cluster, Context, content
 from support import secret
 from support.waiting import until
 from windtunnel.base import wire
+from windtunnel.base.plain import to_plain
 from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryService, transfer
 from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, load, read_header
+from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 N = 300_000
@@ -45,7 +47,7 @@ class Process:
         script = Path(__file__).with_name("memory_process.py")
         self.popen = subprocess.Popen(
             [sys.executable, str(script), str(folder)],
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,7 +78,7 @@ def put(
         "keeps": [],
         "slots": 2,
         "capacity": len(data),
-        "header": [shard, step, 2, False, generation, DIGEST, len(data), checksum],
+        "shard": to_plain(Shard(shard, step, 2, False, generation, DIGEST, len(data), checksum)),
         **other,
     }
     answer = transfer.ask(sock, message)
@@ -101,10 +103,11 @@ def whole(folder: Path) -> dict[int, bytes]:
     for path in folder.glob("*.slot"):
         header = read_header(path)
         if header is not None and header.complete:
-            into = memoryview(bytearray(header.nbytes))
+            it = header.shard
+            into = memoryview(bytearray(it.nbytes))
             load(path, into)
-            assert bytes(into) == content(header.shard, header.step, header.nbytes)
-            found[header.step] = bytes(into)
+            assert bytes(into) == content(it.name, it.step, it.nbytes)
+            found[it.step] = bytes(into)
     return found
 
 
@@ -122,7 +125,7 @@ def test_a_holder_that_is_killed_anywhere_has_no_torn_complete_slot(tmp_path: Pa
             data = content(SHARD, 5, N)
             assert put(sock, 5, data, keeps=[4], committed=4) == "go"
             sock.sendall(transfer.LENGTH.pack(N) + data[:at])
-            (slot,) = [p for p in folder.glob("*.slot") if (h := read_header(p)) and h.step == 5]
+            (slot,) = [p for p in folder.glob("*.slot") if (h := read_header(p)) and h.shard.step == 5]
             if at:
                 until(lambda p=slot, b=data[:at]: p.read_bytes()[HEADER : HEADER + len(b)] == b)
             process.kill()
@@ -130,7 +133,7 @@ def test_a_holder_that_is_killed_anywhere_has_no_torn_complete_slot(tmp_path: Pa
         again = Process(folder, generation=2)
         into = memoryview(bytearray(N))
         memory = LocalMemory(again.path, 0, 2)
-        assert [copy.step for copy in memory.copies()] == [4]
+        assert [copy.shard.step for copy in memory.copies()] == [4]
         memory.fetch(None, SHARD, 4, into)
         assert memory.layout(DIGEST) == LAYOUT
         memory.close()
@@ -224,7 +227,7 @@ def test_a_flipped_bit_in_a_replica_is_noticed_and_mended(cluster: Cluster, wher
     cluster.save(0, 0, N)
     cluster.wait(0)
     (path,) = [
-        p for p in (cluster.folder / "n1").glob("rank0*.slot") if (h := read_header(p)) and h.step == 0
+        p for p in (cluster.folder / "n1").glob("rank0*.slot") if (h := read_header(p)) and h.shard.step == 0
     ]
     with path.open("r+b") as file:
         file.seek(where)
@@ -255,12 +258,12 @@ def test_a_flipped_bit_in_a_layout_is_noticed(cluster: Cluster) -> None:
 def test_a_source_that_went_bad_is_not_replicated(cluster: Cluster) -> None:
     cluster.reserve(N)
     slot = cluster.slots[0, "rank0"][0]
-    slot.begin(0, nbytes=N, world=2, has_shared=False, generation=1, layout=DIGEST)
+    slot.begin(Shard("rank0", 0, 2, False, 1, DIGEST, N))
     slot.data[:] = content("rank0", 0, N)
     slot.complete(xxhash.xxh3_128_hexdigest(b"something else"))
     cluster.ranks[0].saved("rank0", 0, 0)
     until(lambda: any("checksum" in fields.get("text", "") for _, fields in cluster.contexts[0].events))
-    assert not [copy for copy in cluster.ranks[1].copies() if copy.shard == "rank0"]
+    assert not [copy for copy in cluster.ranks[1].copies() if copy.shard.name == "rank0"]
 
 
 class Cutter:
@@ -330,14 +333,14 @@ def test_a_frozen_holder_holds_nobody_up_after_the_membership_has_changed(tmp_pa
     memory = form(1, frozen.address)
     slots = memory.reserve(LAYOUT, {SHARD: size})[SHARD]
     os.kill(frozen.popen.pid, signal.SIGSTOP)
-    slots[0].begin(0, nbytes=size, world=2, has_shared=False, generation=1, layout=DIGEST)
+    slots[0].begin(Shard(SHARD, 0, 2, False, 1, DIGEST, size))
     memory.saved(SHARD, 0, 0)  # completes it
     assert not memory.wait_committed(0, 0.05)
     (sender,) = service._owner._senders.values()
     form(2, "127.0.0.1:1").close()
     until(lambda: not sender._thread.is_alive())
     assert not memory.wait_committed(0, 30.0)  # at once: that generation is over
-    assert [copy.step for copy in memory.copies()] == [0]
+    assert [copy.shard.step for copy in memory.copies()] == [0]
     memory.close()
     service.close(wipe=True)
     assert not (tmp_path / "n").exists()

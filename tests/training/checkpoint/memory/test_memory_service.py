@@ -14,6 +14,7 @@ from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.memory import LocalMemory, StaleGeneration
 from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, Slot, read_header
+from windtunnel.training.checkpoint.model import Shard
 
 N = 10_000
 
@@ -79,7 +80,7 @@ def test_service_makes_the_checksum_where_the_rank_did_not(cluster: Callable[...
     c.reserve()
     for rank in range(2):
         slot = c.slots[rank, f"rank{rank}"][0]
-        slot.begin(0, nbytes=N, world=2, has_shared=False, generation=1, layout=DIGEST)
+        slot.begin(Shard(f"rank{rank}", 0, 2, False, 1, DIGEST, N))
         slot.data[:] = content(f"rank{rank}", 0, N)
         c.ranks[rank].saved(f"rank{rank}", 0, 0)
     c.wait(0)
@@ -133,7 +134,7 @@ def test_lost_replicas_are_made_again_within_one_checkpoint(cluster: Callable[..
     c.wait(1)
     assert [len(c.holders(f"rank{r}", 1)) for r in range(4)] == [2] * 4
     assert [m.health().replication for m in c.ranks] == [2] * 4
-    assert [slot.header.step for slot in c.slots[0, "rank0"] if slot.header] == [0, 1]
+    assert [slot.header.shard.step for slot in c.slots[0, "rank0"] if slot.header] == [0, 1]
     c.save(2, 0, ranks=[0, 2, 3])
     c.save(2, 1, ranks=[1])
     c.wait(2)
@@ -175,11 +176,11 @@ def test_slots_of_another_world_go_when_a_step_of_the_new_one_is_committed(
     c.reserve()
     c.save(2, 0, ranks=[0])
     until(lambda: c.holders("rank0", 2) == [0, 1])
-    assert {copy.world for copy in c.ranks[0].copies()} == {2, 3}
+    assert {copy.shard.world for copy in c.ranks[0].copies()} == {2, 3}
     assert c.holders("rank2", 1) == [0]
     c.save(2, 0, ranks=[1])
     c.wait(2)
-    assert {copy.world for memory in c.ranks for copy in memory.copies()} == {2}
+    assert {copy.shard.world for memory in c.ranks for copy in memory.copies()} == {2}
     assert not list((c.folder / "n0").glob("rank?.3.*"))
 
 
@@ -246,7 +247,7 @@ def test_memory_that_is_wiped_while_a_copy_comes_does_not_count(cluster: Callabl
     c.reserve(N, mode="idle", bandwidth=1e9)
     c.save(0, 0, ranks=[0])
     held = c.folder / "n1" / f"rank0.2.{N}.0.slot"
-    until(lambda: (header := read_header(held)) is not None and header.step == 0)
+    until(lambda: (header := read_header(held)) is not None and header.shard.step == 0)
     for path in (c.folder / "n1").glob("rank0*.slot"):
         path.unlink()
     for memory in c.ranks:
@@ -356,11 +357,11 @@ def test_steps_go_to_storage_when_they_are_committed(cluster: Callable[..., Clus
         c.wait(step)
     until(lambda: any(kind == "persisted" for kind, _ in c.contexts[0].events))
     (step,) = storage.steps(url)
-    assert (step.step, step.world, step.bad) == (0, 4, "")
+    assert (step.step, len(step.shards), step.bad) == (0, 4, "")
     into = memoryview(bytearray(N))
-    storage.read_shard(url, 0, "rank3", into)
+    storage.read_shard(url, step.shards[3], into)
     assert bytes(into) == content("rank3", 0, N)
-    assert storage.layout(url, DIGEST) == LAYOUT
+    assert storage.layout(url, step.shards[3]) == LAYOUT
 
 
 def test_as_many_steps_stay_in_storage_as_are_kept(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
@@ -392,5 +393,6 @@ def test_a_copy_of_an_abandoned_course_that_is_equal_counts_as_of_the_new_one(
     c.wait(0)
     c.save(1, 1)
     c.wait(1)
-    found = {(one.place, one.shard): one.generation for m in c.ranks for one in m.copies() if one.step == 1}
-    assert found == {(place, f"rank{rank}"): 2 for place in (0, 1) for rank in (0, 1)}
+    held = {(one.place, one.shard) for m in c.ranks for one in m.copies() if one.shard.step == 1}
+    found = {(place, shard.name, shard.generation) for place, shard in held}
+    assert found == {(place, f"rank{rank}", 2) for place in (0, 1) for rank in (0, 1)}

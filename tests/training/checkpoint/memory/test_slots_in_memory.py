@@ -22,6 +22,7 @@ from windtunnel.training.checkpoint.live.slot import (
     load,
     read_header,
 )
+from windtunnel.training.checkpoint.model import Shard
 
 N = 5000
 
@@ -32,19 +33,15 @@ def made(folder: Path, nbytes: int = N, index: int = 0) -> Slot:
 
 def test_a_round_trip(tmp_path: Path) -> None:
     slot = made(tmp_path)
-    assert slot.header == Header("rank3", -1, 4, False, -1, "", 0, N)
+    assert slot.header == Header(Shard("rank3", -1, 4, False, -1, "", 0), N)
     assert slot.path.stat().st_size == HEADER + N <= 512 * slot.path.stat().st_blocks  # taken
     checksum = fill(slot, "rank3", 7, N - 3, 4, 2, has_shared=True)
     into = memoryview(bytearray(N - 3))
-    header = load(slot.path, into, step=7)
+    shard = load(slot.path, into, step=7)
     assert bytes(into) == content("rank3", 7, N - 3)
-    assert header == read_header(slot.path) == slot.header
-    assert (header.checksum, header.layout, header.generation, header.has_shared) == (
-        checksum,
-        DIGEST,
-        2,
-        True,
-    )
+    header = read_header(slot.path)
+    assert header is not None and header == slot.header and header.shard == shard
+    assert shard == Shard("rank3", 7, 4, True, 2, DIGEST, N - 3, checksum)
     slot.close()
     again = Slot.open(slot.path)
     assert again.header == header and again.data == into
@@ -56,7 +53,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CopyError, match="no step is being written"):
         slot.complete("")
     with pytest.raises(ValueError, match="do not fit"):
-        slot.begin(0, nbytes=N + 1, world=1, has_shared=False, generation=0, layout="")
+        slot.begin(Shard("rank3", 0, 1, False, 0, "", N + 1))
+    with pytest.raises(ValueError, match="is no slot of rank4"):
+        slot.begin(Shard("rank4", 0, 4, False, 0, "", N))
     with pytest.raises(FileExistsError):
         made(tmp_path)
     with pytest.raises(ValueError, match="name"):
@@ -67,7 +66,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         load(slot.path, into, step=8)
     with pytest.raises(CopyError, match="5000 bytes"):
         load(slot.path, into[1:])
-    slot.begin(8, nbytes=N, world=4, has_shared=False, generation=0, layout="")
+    slot.begin(Shard("rank3", 8, 4, False, 0, "", N))
     with pytest.raises(CopyError, match="no complete step"):
         load(slot.path, into)
     (tmp_path / "x").write_bytes(b"x")
@@ -110,7 +109,7 @@ def test_a_writer_that_dies_within_a_header_leaves_no_complete_slot(
     slot = made(tmp_path_factory.mktemp("torn"))
     fill(slot, "rank3", 7, N, 4, 2)
     old = slot.path.read_bytes()[: slots.SIZE]
-    slot.begin(9, nbytes=N, world=4, has_shared=False, generation=3, layout=DIGEST)
+    slot.begin(Shard("rank3", 9, 4, False, 3, DIGEST, N))
     dirty = slot.path.read_bytes()[: slots.SIZE]
     if which:
         data = slot.data
@@ -120,14 +119,14 @@ def test_a_writer_that_dies_within_a_header_leaves_no_complete_slot(
         file.write(after[:kept] + before[kept:])
     header = read_header(slot.path)
     if header is not None and header.complete:
-        assert header.step == 7 and which == 0
+        assert header.shard.step == 7 and which == 0
         load(slot.path, memoryview(bytearray(N)))
     else:
         # Whoever comes next can use it.
-        slot.begin(10, nbytes=N, world=4, has_shared=False, generation=4, layout=DIGEST)
+        slot.begin(Shard("rank3", 10, 4, False, 4, DIGEST, N))
         slot.data[:] = content("rank3", 10, N)
         slot.complete(checksum_of(slot.data))
-        assert load(slot.path, memoryview(bytearray(N))).shard == "rank3"
+        assert load(slot.path, memoryview(bytearray(N))).name == "rank3"
     slot.close()
 
 
@@ -154,7 +153,7 @@ def test_readers_beside_a_writer_never_get_a_torn_slot(tmp_path: Path) -> None:
     for reader in readers:
         reader.start()
     for step in range(1, 150):
-        slot.begin(step, nbytes=size, world=4, has_shared=False, generation=1, layout=DIGEST)
+        slot.begin(Shard("rank3", step, 4, False, 1, DIGEST, size))
         data = content("rank3", step, size)
         for at in range(0, size, 20_000):
             slot.data[at : at + 20_000] = data[at : at + 20_000]

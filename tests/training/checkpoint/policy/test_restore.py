@@ -8,16 +8,18 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.training.checkpoint.model import Commit, Copy, Log, Persisted, Source
-from windtunnel.training.checkpoint.policy.placement import place
-from windtunnel.training.checkpoint.policy.restore import (
-    BadCopy,
-    StoredShard,
+from windtunnel.training.checkpoint.model import (
+    Commit,
+    Copy,
+    Log,
+    Persisted,
+    RestorePlan,
+    Shard,
     StoredStep,
-    local_first,
     needed_shards,
-    plan_restore,
 )
+from windtunnel.training.checkpoint.policy.placement import place
+from windtunnel.training.checkpoint.policy.restore import BadCopy, local_first, plan_restore
 
 
 def copy(
@@ -32,15 +34,15 @@ def copy(
     nbytes: int = 100,
 ) -> Copy:
     told = checksum if checksum is not None else f"{shard}@{step}"
-    return Copy(at, shard, step, world, shared, generation, "layout", nbytes, told)
+    return Copy(at, Shard(shard, step, world, shared, generation, "layout", nbytes, told))
 
 
 def stored(step: int, world: int = 2, generation: int = 1, bad: str = "", checksum: str = "") -> StoredStep:
     shards = tuple(
-        StoredShard(shard, 100, checksum or f"{shard}@{step}", "layout")
-        for shard in needed_shards(world, False)
+        Shard(name, step, world, False, generation, "layout", 100, checksum or f"{name}@{step}")
+        for name in needed_shards(world, False)
     )
-    return StoredStep(step, world, False, generation, shards, bad)
+    return StoredStep(step, generation, shards, bad)
 
 
 def whole(step: int, world: int = 2) -> list[Copy]:
@@ -48,20 +50,22 @@ def whole(step: int, world: int = 2) -> list[Copy]:
     return [copy(at, f"rank{r}", step, world=world) for r in range(world) for at in (r, (r + 1) % world)]
 
 
+def places(plan: RestorePlan) -> dict[str, list[int | None]]:
+    """Where each shard is read, in this order."""
+    return {row[0].shard.name: [one.place for one in row] for row in plan.sources}
+
+
 def test_the_newest_whole_step_wins() -> None:
     plan = plan_restore([*whole(7), *whole(8), copy(0, "rank0", 9)], [])
     assert (plan.step, plan.world) == (8, 2)
-    assert dict(plan.sources).keys() == {"rank0", "rank1"}
-    assert {s.tier for _, sources in plan.sources for s in sources} == {"peer"}
+    assert {name: set(row) for name, row in places(plan).items()} == {"rank0": {0, 1}, "rank1": {0, 1}}
     assert "step 8 from memory" in plan.reason
     assert "step 9 lacks rank1 (1 of 2 shards are left)" in plan.reason
 
 
 def test_own_memory_first() -> None:
-    plan = local_first(plan_restore(whole(7), []), 1)
-    for _, sources in plan.sources:
-        assert sources[0] == Source("memory", 1)
-        assert sources[1] == Source("peer", 0)
+    for row in plan_restore(whole(7), []).sources:
+        assert [one.place for one in local_first(row, 1)] == [1, 0]
 
 
 def test_shared_state_is_needed_too() -> None:
@@ -69,35 +73,35 @@ def test_shared_state_is_needed_too() -> None:
     assert plan_restore(alone, []).step is None
     plan = plan_restore([*alone, copy(1, "shared", 5, shared=True)], [])
     assert plan.step == 5
-    assert dict(plan.sources)["shared"] == (Source("peer", 1),)
+    assert places(plan)["shared"] == [1]
 
 
 def test_storage_newer_than_memory() -> None:
     plan = plan_restore(whole(5), [stored(3), stored(6)])
     assert plan.step == 6
-    assert dict(plan.sources)["rank0"] == (Source("storage", None),)
+    assert places(plan)["rank0"] == [None]
     assert "from storage" in plan.reason
 
 
 def test_memory_beats_storage_of_the_same_step_which_stays_the_last_resort() -> None:
     plan = plan_restore(whole(6), [stored(6)])
-    for _, sources in plan.sources:
-        assert [s.tier for s in sources] == ["peer", "peer", "storage"]
+    for row in places(plan).values():
+        assert sorted(row[:2], key=str) == [0, 1] and row[2:] == [None]
 
 
 def test_a_group_that_is_gone_sends_all_to_storage() -> None:
     left = [one for one in whole(9, 4) if one.place not in (0, 1)]
     plan = plan_restore(left, [stored(4, 4)])
     assert plan.step == 4
-    assert all(sources == (Source("storage", None),) for _, sources in plan.sources)
+    assert all(row == [None] for row in places(plan).values())
     assert "step 9 lacks rank0" in plan.reason
 
 
 def test_storage_fills_what_memory_lacks_of_the_same_step() -> None:
     plan = plan_restore([copy(0, "rank0", 6)], [stored(6)])
     assert plan.step == 6
-    assert dict(plan.sources)["rank0"][0] == Source("peer", 0)
-    assert dict(plan.sources)["rank1"] == (Source("storage", None),)
+    assert places(plan)["rank0"][0] == 0
+    assert places(plan)["rank1"] == [None]
 
 
 def test_bad_copies_are_passed_over_then_the_step() -> None:
@@ -105,7 +109,7 @@ def test_bad_copies_are_passed_over_then_the_step() -> None:
     one = frozenset({BadCopy(0, "rank0", 8)})
     plan = plan_restore(copies, [], one)
     assert plan.step == 8
-    assert dict(plan.sources)["rank0"] == (Source("peer", 1),)
+    assert places(plan)["rank0"] == [1]
     assert "1 bad copy was passed over" in plan.reason
     both = one | {BadCopy(1, "rank0", 8)}
     assert plan_restore(copies, [], both).step == 7
@@ -173,12 +177,14 @@ def test_courses_that_made_the_same_may_be_mixed() -> None:
         copy(2, "rank1", 9, generation=2),
         copy(2, "rank2", 9, generation=2),
     ]
-    fitting = [Copy(**{**vars(one), "world": 3}) for one in copies]
+    fitting = [replace(one, shard=replace(one.shard, world=3)) for one in copies]
     plan = plan_restore(fitting, [])
     assert plan.step == 9
-    assert {s.place for s in dict(plan.sources)["rank1"]} == {1, 2}
+    assert set(places(plan)["rank1"]) == {1, 2}
     differing = [
-        Copy(**{**vars(one), "checksum": "other"}) if one.shard == "rank1" and one.generation == 2 else one
+        replace(one, shard=replace(one.shard, checksum="other"))
+        if (one.shard.name, one.shard.generation) == ("rank1", 2)
+        else one
         for one in fitting
     ]
     assert plan_restore(differing, []).step is None
@@ -191,7 +197,7 @@ def test_the_newest_generation_first() -> None:
     ]
     plan = plan_restore(copies, [])
     assert plan.step == 9
-    assert all(sources == (Source("peer", 1),) for _, sources in plan.sources)
+    assert all(row == [1] for row in places(plan).values())
 
 
 def test_the_older_course_where_the_newer_is_not_whole() -> None:
@@ -201,7 +207,7 @@ def test_the_older_course_where_the_newer_is_not_whole() -> None:
     ]
     plan = plan_restore(copies, [])
     assert plan.step == 9
-    assert all(sources == (Source("peer", 0),) for _, sources in plan.sources)
+    assert all(row == [0] for row in places(plan).values())
 
 
 def test_disagreeing_copies_of_one_generation() -> None:
@@ -210,7 +216,7 @@ def test_disagreeing_copies_of_one_generation() -> None:
     assert plan.step is None
     assert "step 9 has copies of rank0 that disagree" in plan.reason
     plan = plan_restore([*even, copy(2, "rank0", 9, world=1, checksum="b")], [])
-    assert {s.place for s in dict(plan.sources)["rank0"]} == {1, 2}
+    assert set(places(plan)["rank0"]) == {1, 2}
 
 
 def test_replicas_that_differ_go_by_the_first() -> None:
@@ -219,7 +225,7 @@ def test_replicas_that_differ_go_by_the_first() -> None:
         copy(2, "shared", 9, world=1, shared=True, checksum="a"),
         copy(1, "shared", 9, world=1, shared=True, checksum="b"),
     ]
-    assert dict(plan_restore(copies, []).sources)["shared"] == (Source("peer", 1),)
+    assert places(plan_restore(copies, []))["shared"] == [1]
 
 
 def test_another_world_is_restored_as_it_was_saved() -> None:
@@ -230,7 +236,7 @@ def test_another_world_is_restored_as_it_was_saved() -> None:
 def test_first_choices_are_spread() -> None:
     copies = [copy(at, f"rank{r}", 3, world=8) for r in range(8) for at in range(4)]
     plan = plan_restore(copies, [])
-    first = Counter(sources[0].place for _, sources in plan.sources)
+    first = Counter(row[0] for row in places(plan).values())
     assert set(first.values()) == {2}
 
 
@@ -256,7 +262,7 @@ def test_any_loss_that_the_placement_survives_comes_back(data: st.DataObject) ->
     plan = plan_restore(kept, stores)
     assert plan.step == newest
     assert plan == plan_restore(kept[::-1], stores)
-    for shard, sources in plan.sources:
-        holding = {c.place for c in kept if c.shard == shard and c.step == newest}
-        assert {s.place for s in sources if s.tier == "peer"} == holding
-        assert (sources[-1].tier == "storage") == (in_store == newest)
+    for name, row in places(plan).items():
+        holding = {c.place for c in kept if (c.shard.name, c.shard.step) == (name, newest)}
+        assert set(row) - {None} == holding
+        assert (row[-1] is None) == (in_store == newest)

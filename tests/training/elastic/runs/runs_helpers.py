@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,7 +131,7 @@ def slot_files(launched: Launched, place: int, shard: str, step: int) -> list[Pa
     return [
         path
         for path in folder.rglob(f"{shard}.*.slot")
-        if (header := read_header(path)) is not None and header.complete and header.step == step
+        if (header := read_header(path)) is not None and header.complete and header.shard.step == step
     ]
 
 
@@ -151,12 +152,12 @@ def forge_slots(launched: Launched, place: int, step: int) -> list[Path]:
     for path in Path(launched.places()[place]["memory"]).rglob("*.slot"):
         header = slot.read_header(path)
         assert header is not None
-        oldest[header.shard] = min(oldest.get(header.shard, (step, path)), (header.step, path))
+        it = header.shard
+        oldest[it.name] = min(oldest.get(it.name, (step, path)), (it.step, path))
     for _, path in oldest.values():
         header, one = slot.read_header(path), slot.Slot.open(path)
         assert header is not None
-        about = {"nbytes": header.nbytes, "layout": header.layout, **header.course}
-        one.begin(step, **about)
+        one.begin(replace(header.shard, step=step))
         one.complete(slot.checksum_of(one.data))
         one.close()
     return [path for _, path in oldest.values()]
@@ -167,15 +168,13 @@ def forge_stored(url: str, like: int, step: int) -> None:
     from windtunnel.training.checkpoint.live import storage
 
     (real,) = [one for one in storage.steps(url) if one.step == like and not one.bad]
-    told: dict[str, Any] = {"world": real.world, "has_shared": real.has_shared, "generation": real.generation}
-    layouts = {}
+    written, layouts = [], {}
     for shard in real.shards:
         data = memoryview(bytearray(shard.nbytes))
-        storage.read_shard(url, like, shard.shard, data)
-        about = {"layout": shard.layout, "checksum": shard.checksum}
-        storage.write_shard(url, step, shard.shard, data, **about, **told)
-        layouts[shard.layout] = storage.layout(url, shard.layout)
-    storage.complete_step(url, step, layouts=layouts, **told)
+        storage.read_shard(url, shard, data)
+        written.append(storage.write_shard(url, replace(shard, step=step), data))
+        layouts[shard.layout] = storage.layout(url, shard)
+    storage.complete_step(url, written, layouts)
 
 
 no_network = network.missing()

@@ -12,6 +12,8 @@ import torch
 from pipeline_problems import Problem, plain, train
 from pipeline_world import Script, World, run_job
 
+from windtunnel.training.checkpoint import steps
+
 torch.set_num_threads(1)
 PROBLEM = Problem()
 
@@ -150,15 +152,15 @@ def test_last_copy_comes_from_storage(tmp_path: Path) -> None:
     whole = run_job(tmp_path / "a", 3, train, problem, script=Script(kill_at={3: [1]}))
     check(whole, problem)
     assert layouts(whole)[1][2] in (3, 4)
-    kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
-    assert kept == ["step-00000005", "step-00000006"]
+    assert [one.step for one in steps(str(tmp_path / "kept"))] == [5, 6]
     # A new job goes on from there; the newest is damaged, so it is the one before.
-    damaged = tmp_path / "kept" / "step-00000006" / "layer-0002"
+    (damaged,) = (tmp_path / "kept").glob("steps/*06-*/rank2.*")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
     longer = problem.but(steps=7)
     again = run_job(tmp_path / "b", 4, train, longer)
     assert layouts(again)[0][2] == 5
     assert again.result()["hashes"] == expected(longer)[1]
+    assert [one.step for one in steps(str(tmp_path / "kept"))][-1] == 7
 
 
 def test_too_large_for_fixed_point(tmp_path: Path) -> None:

@@ -11,15 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from windtunnel.store.objects.files import ObjectError
-from windtunnel.training.checkpoint.live import snapshot, storage
-from windtunnel.training.checkpoint.live.layout import digest
+from windtunnel.training.checkpoint.live import storage
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.restore import Kept
 from windtunnel.training.checkpoint.live.settings import Settings
-from windtunnel.training.checkpoint.live.slot import CopyError, Header, checksum_of
-from windtunnel.training.checkpoint.live.snapshot import Plan, Tensors
-from windtunnel.training.checkpoint.model import SHARED, Copy, Source
-from windtunnel.training.checkpoint.policy.restore import StoredStep
+from windtunnel.training.checkpoint.live.slot import CopyError, Header
+from windtunnel.training.checkpoint.live.snapshot import Plan
+from windtunnel.training.checkpoint.model import SHARED, Copy, StoredStep
 from windtunnel.training.checkpoint.policy.slots import EMPTY, slot_for
 
 
@@ -86,16 +84,8 @@ class Access:
 
     def begin(self, plan: Plan, slot: int, step: int) -> None:
         """The slot is being written from now on: nobody takes it for complete."""
-        for shard, slots in self._slots.items():
-            layout = plan.layouts[shard]
-            slots[slot].begin(
-                step,
-                nbytes=layout.nbytes,
-                world=layout.world,
-                has_shared=layout.shared,
-                generation=self._job.generation,
-                layout=plan.digests[shard],
-            )
+        for name, slots in self._slots.items():
+            slots[slot].begin(plan.shard(name, step, self._job.world, self._job.generation))
 
     def data(self, shard: str, slot: int) -> memoryview:
         return self._slots[shard][slot].data
@@ -111,28 +101,22 @@ class Access:
             UserError: there is not memory enough.
             MemoryLost: the slots here are.
         """
-        mine = sorted((kept for kept in shards if self.writes(kept.shard)), key=lambda k: k.shard != SHARED)
+        mine = sorted((kept for kept in shards if self.writes(kept.name)), key=lambda k: k.name != SHARED)
         self._let_go()
         for kept in mine:
-            self._reserve(kept.shard, kept.layout, len(kept.data))
+            self._reserve(kept.name, kept.layout, len(kept.data))
         for kept in mine:
-            slots = self._slots[kept.shard]
+            slots, shard = self._slots[kept.name], kept.shard
             index = slot_for(len(slots), step, [_held(one.header) for one in slots])
             there = slots[index].header
-            if not kept.at_home or there is None or (there.step, there.checksum) != (step, kept.checksum):
-                slots[index].begin(
-                    step,
-                    nbytes=len(kept.data),
-                    world=kept.world,
-                    has_shared=kept.has_shared,
-                    generation=kept.generation,
-                    layout=digest(kept.layout),
-                )
+            held = there.shard if there is not None else None
+            if not kept.at_home or held is None or (held.step, held.checksum) != (step, shard.checksum):
+                slots[index].begin(shard)
                 slots[index].data[:] = kept.data
-                slots[index].complete(kept.checksum)
-            elif there.generation != kept.generation:
-                slots[index].relabel(kept.generation)
-            self.saved(kept.shard, index, step, kept.shard != SHARED)
+                slots[index].complete(shard.checksum)
+            elif held.generation != shard.generation:
+                slots[index].relabel(shard.generation)
+            self.saved(kept.name, index, step, kept.name != SHARED)
 
     def saved(self, shard: str, slot: int, step: int, replicate: bool) -> None:
         try:
@@ -162,27 +146,28 @@ class Access:
         """What storage holds."""
         return self._stored.stored()
 
-    def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
-        """The layout of that digest.
+    def layout(self, copy: Copy) -> bytes:
+        """What lies where in it.
 
         Raises:
             CopyError: it cannot be had from there.
         """
-        if source.place is None:
-            return self._stored.layout(source, step, shard, digest)
-        with _had(f"layout {digest}"):
-            return self.memory.layout(digest)
+        if copy.place is None:
+            return self._stored.layout(copy)
+        with _had(f"layout {copy.shard.layout}"):
+            return self.memory.layout(copy.shard.layout)
 
-    def fetch(self, source: Source, step: int, shard: str, world: int, into: memoryview) -> str:
+    def fetch(self, copy: Copy, into: memoryview) -> str:
         """The shard's data into ``into``, verified against its own checksum, which is returned.
 
         Raises:
             CopyError: it is missing, torn or corrupt.
         """
-        if source.place is None:
-            return self._stored.fetch(source, step, shard, world, into)
-        with _had(f"{shard} of step {step}"):
-            return self.memory.fetch(source.place, shard, step, into, world=world)
+        if copy.place is None:
+            return self._stored.fetch(copy, into)
+        it = copy.shard
+        with _had(f"{it.name} of step {it.step}"):
+            return self.memory.fetch(copy.place, it.name, it.step, into, world=it.world)
 
     def close(self) -> None:
         self._let_go()
@@ -207,13 +192,13 @@ class Stored:
     def stored(self) -> Sequence[StoredStep]:
         return storage.steps(self._url) if self._url else []
 
-    def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
-        with _had(f"layout {digest}"):
-            return storage.layout(self._url, digest)
+    def layout(self, copy: Copy) -> bytes:
+        with _had(f"layout {copy.shard.layout}"):
+            return storage.layout(self._url, copy.shard)
 
-    def fetch(self, source: Source, step: int, shard: str, world: int, into: memoryview) -> str:
-        with _had(f"{shard} of step {step}"):
-            return storage.read_shard(self._url, step, shard, into)
+    def fetch(self, copy: Copy, into: memoryview) -> str:
+        with _had(f"{copy.shard.name} of step {copy.shard.step}"):
+            return storage.read_shard(self._url, copy.shard, into)
 
 
 @contextlib.contextmanager
@@ -224,29 +209,5 @@ def _had(what: str) -> Iterator[None]:
         raise CopyError(f"{what}: {error}") from error
 
 
-def store(
-    job: Any, url: str, step: int, tensors: Tensors, others: dict[str, Any], serial: str, keep: int
-) -> None:
-    """Write every rank's shard to storage, then the word that the step is complete; all but the newest
-    ``keep`` steps go (0: none). All ranks call it.
-
-    Raises:
-        ObjectError: it cannot be written.
-        TimeoutError: not all ranks came.
-    """
-    shard = f"rank{job.rank}"
-    plan, data = snapshot.whole(tensors, others, job.world, job.rank)
-    told: dict[str, Any] = {"world": job.world, "has_shared": False, "generation": job.generation}
-    checksum = checksum_of(data)
-    storage.write_shard(url, step, shard, data, layout=plan.digests[shard], checksum=checksum, **told)
-    layouts = job.agree(f"stored/{serial}", plan.blobs[shard].decode())
-    if job.rank == 0:
-        blobs = [blob.encode() for blob in layouts.values()]
-        storage.complete_step(url, step, layouts={digest(blob): blob for blob in blobs}, **told)
-        if keep:
-            storage.prune(url, keep)
-    job.agree(f"stored-complete/{serial}")
-
-
 def _held(header: Header | None) -> int:
-    return header.step if header is not None and header.complete else EMPTY
+    return header.shard.step if header is not None and header.complete else EMPTY

@@ -34,7 +34,6 @@ from windtunnel.training.checkpoint.live.access import (
     MemoryLost,
     Stored,
     attach,
-    store,
 )
 from windtunnel.training.checkpoint.live.cadence import Learner
 from windtunnel.training.checkpoint.live.memory import StaleGeneration
@@ -42,6 +41,7 @@ from windtunnel.training.checkpoint.live.restore import restore
 from windtunnel.training.checkpoint.live.settings import Settings, settings
 from windtunnel.training.checkpoint.live.snapshot import agree_alike
 from windtunnel.training.checkpoint.live.state import State, walk
+from windtunnel.training.checkpoint.live.whole import Whole, store
 from windtunnel.training.checkpoint.model import SHARED, Health
 from windtunnel.training.checkpoint.policy import Slot, SlotWanted, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, WHY
@@ -264,7 +264,7 @@ class PeerCheckpointer:
             objects.check(others)
         self._shared = shared
         self._views.clear()
-        self._plan = snapshot.plan(tensors, tuple(others), len(packed), shared, self.job.world, self.job.rank)
+        self._plan = snapshot.plan(tensors, tuple(others), len(packed), shared, f"rank{self.job.rank}")
         self._held = self._access.reserve(self._plan)
         if self.job.rank == 0:
             self._tell_needs(self._access.memory.needs)
@@ -406,7 +406,9 @@ class PeerCheckpointer:
         self.job.guarantee(self._doubts(program))
         self.job.at("before_persist", step)
         serial = f"{self._serial}.{self._calls}"
-        store(self.job, chosen.persist, step, tensors, others, serial, chosen.keep)
+        own = f"rank{self.job.rank}"
+        whole = {own: Whole.packed(own, tensors, others)}
+        store(self.job, chosen.persist, step, whole, self.job.world, serial, self.job.generation, chosen.keep)
 
     def _settle(self) -> None:
         """The save before is complete in this host's memory; what went wrong in its thread is raised."""

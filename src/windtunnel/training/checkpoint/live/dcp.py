@@ -32,8 +32,8 @@ from windtunnel.training.checkpoint.live.layout import (
     room_for,
     view_of,
 )
-from windtunnel.training.checkpoint.live.slot import checksum_of
 from windtunnel.training.checkpoint.live.state import RNG
+from windtunnel.training.checkpoint.live.whole import Whole
 
 OBJECTS = "windtunnel.objects"
 
@@ -91,12 +91,9 @@ def export_stored(url: str, step: int, folder: str | Path) -> list[str]:
         names = ", ".join(map(str, there)) or "none"
         raise UserError(f"{url}: step {step} is not there; complete are {names}")
     newest = max(found, key=lambda one: one.generation)
-    layouts = [Layout.of(storage.layout(url, shard.layout)) for shard in newest.shards]
-    return export(
-        folder,
-        layouts,
-        lambda shard, into: storage.read_shard(url, step, shard, into, generation=newest.generation),
-    )
+    shards = {shard.name: shard for shard in newest.shards}
+    layouts = [Layout.of(storage.layout(url, shard)) for shard in newest.shards]
+    return export(folder, layouts, lambda name, into: storage.read_shard(url, shards[name], into))
 
 
 def load(folder: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -141,11 +138,9 @@ def import_stored(
     tensors = [((names or {}).get(name, name), value) for name, value in found.items()]
     plain = {**with_it, **(others or {})}
     objects.check(plain)
-    plan, data = snapshot.whole(tensors, plain, 1, 0)
-    digest = plan.digests["rank0"]
-    told: dict[str, Any] = {"world": 1, "has_shared": False, "generation": 0}
-    storage.write_shard(url, step, "rank0", data, layout=digest, checksum=checksum_of(data), **told)
-    storage.complete_step(url, step, layouts={digest: plan.blobs["rank0"]}, **told)
+    whole = Whole.packed("rank0", tensors, plain)
+    written = storage.write_shard(url, whole.shard("rank0", step, 1, 0), whole.data)
+    storage.complete_step(url, [written], {written.shard.layout: whole.layout})
     return sorted(name for name, _ in tensors)
 
 

@@ -24,7 +24,7 @@ import xxhash
 
 from windtunnel.base.errors import UserError
 
-VERSION = 2
+VERSION = 3
 ALIGNMENT = 64
 FORMAT = "windtunnel checkpoint layout"
 
@@ -51,15 +51,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """One shard: ``shard`` its name, ``world`` the job's size, ``nbytes`` its size, ``tail`` how much of its
-    beginning is for objects (bytes), their names, and its tensors.
-
-    ``shared``: whether a shard ``"shared"`` belongs to the same checkpoint.
-    """
+    """One shard: ``shard`` its name, ``nbytes`` its size, ``tail`` how much of its beginning is for objects
+    (bytes), their names, and its tensors."""
 
     shard: str
-    world: int
-    shared: bool
     nbytes: int
     tail: int
     entries: tuple[Entry, ...]
@@ -71,8 +66,6 @@ class Layout:
             "format": FORMAT,
             "version": VERSION,
             "shard": self.shard,
-            "world": self.world,
-            "shared": self.shared,
             "nbytes": self.nbytes,
             "tail": self.tail,
             "objects": self.objects,
@@ -100,7 +93,7 @@ class Layout:
             raise UserError(
                 f"checkpoint layout: field version is {plain.get('version')!r}; {VERSION} is accepted"
             )
-        fields = {"shard": str, "world": int, "shared": bool, "nbytes": int, "tail": int, "objects": list}
+        fields = {"shard": str, "nbytes": int, "tail": int, "objects": list}
         for field, kind in {**fields, "entries": list}.items():
             if not isinstance(plain.get(field), kind):
                 raise UserError(
@@ -123,14 +116,7 @@ class Layout:
         return layout
 
 
-def arrange(
-    shard: str,
-    world: int,
-    shared: bool,
-    entries: list[tuple[Entry, Hashable]],
-    tail: int,
-    objects: tuple[str, ...],
-) -> Layout:
+def arrange(shard: str, entries: list[tuple[Entry, Hashable]], tail: int, objects: tuple[str, ...]) -> Layout:
     """The layout of a shard with these tensors; those of one identity (tied ones) lie once."""
     at = aligned(tail)
     offsets: dict[Hashable, int] = {}
@@ -141,7 +127,7 @@ def arrange(
             at = aligned(at + entry.nbytes)
         placed.append(replace(entry, offset=offsets[identity]))
     nbytes = max(at, ALIGNMENT)
-    return Layout(shard, world, shared, nbytes, aligned(tail), tuple(placed), objects)
+    return Layout(shard, nbytes, aligned(tail), tuple(placed), objects)
 
 
 def digest(blob: bytes) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,42 +35,29 @@ from windtunnel.training.checkpoint.live.layout import (
     view_of,
 )
 from windtunnel.training.checkpoint.live.slot import CopyError
-from windtunnel.training.checkpoint.model import (
-    SHARED,
-    Copy,
-    Log,
-    RestorePlan,
-    Source,
-    Tier,
-)
+from windtunnel.training.checkpoint.model import SHARED, Copy, Log, RestorePlan, Shard, StoredStep
 from windtunnel.training.checkpoint.policy import Inventory, decide
-from windtunnel.training.checkpoint.policy.restore import (
-    BadCopy,
-    StoredStep,
-    local_first,
-)
+from windtunnel.training.checkpoint.policy.restore import BadCopy, local_first
 
 if TYPE_CHECKING:
     from windtunnel.training.checkpoint.live.access import Access, Stored
 
-_TIERS: tuple[Tier, ...] = ("memory", "peer", "storage")
-_Sizes = dict[tuple[str, int | None], tuple[int, str, str, int]]
+_TIERS = ("memory", "peer", "storage")
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A shard as it was saved: ``data`` with its checksum and the blob of its layout, of a job of ``world``
-    ranks in ``generation``, the newest that a shard of the step is of. ``at_home``: this host's memory
-    has this very copy."""
+    """A ``shard`` as it was saved, with its ``data`` and the blob of its ``layout``; its generation is the
+    newest that a shard of the step is of. ``at_home``: this host's memory has this very copy."""
 
-    shard: str
+    shard: Shard
     data: memoryview
-    checksum: str
     layout: bytes
-    world: int
-    has_shared: bool
-    generation: int
     at_home: bool
+
+    @property
+    def name(self) -> str:
+        return self.shard.name
 
 
 @dataclass(frozen=True)
@@ -89,7 +76,7 @@ class _Loaded:
     pieces: dict[str, torch.Tensor]
     wholes: dict[str, tuple[int, ...]]
     objects: dict[str, Any]
-    tier: Tier
+    tier: str
     reseed: int | None
     shards: tuple[Kept, ...] | None
 
@@ -169,8 +156,7 @@ def restore(
             if job.rank == 0 and (copies or there or job.generation > 1):
                 job.event("note", text=f"{plan.reason}; the job begins at the beginning")
             return None
-        sizes = _sizes(copies, there, plan)
-        load = _Load(job, reader, program, local_first(plan, job.place), sizes, rng, all_there.seed)
+        load = _Load(job, reader, program, plan, rng, all_there.seed)
         loaded, error = None, None
         job.at("restoring", plan.step)
         try:
@@ -221,7 +207,6 @@ class _Load:
         reader: Access | Stored,
         program: state.State,
         plan: RestorePlan,
-        sizes: _Sizes,
         rng: bool,
         seed: int,
     ) -> None:
@@ -229,14 +214,14 @@ class _Load:
         self.bad: list[BadCopy] = []
         self._job, self._reader, self._program, self._rng = job, reader, program, rng
         self._seed = seed
-        self._step, self._world, self._sizes = plan.step, plan.world, sizes
-        self._sources = {shard: list(sources) for shard, sources in plan.sources}
+        self._step, self._world = plan.step, plan.world
+        self._sources = {row[0].shard.name: local_first(row, job.place) for row in plan.sources}
         # Copies of several courses may serve if they agree, but that is seen only while they overlap.
-        self.course = max(sizes[shard, s.place][3] for shard, sources in plan.sources for s in sources)
+        self._course = max(copy.shard.generation for row in plan.sources for copy in row)
         self._layouts: dict[str, Layout] = {}
         self._blobs: dict[str, bytes] = {}
         self._kept: dict[str, Kept] = {}
-        self._tier: Tier = "memory"
+        self._tier = "memory"
         self.read: dict[str, int | None] = {}
 
     def run(self) -> _Loaded:
@@ -323,67 +308,53 @@ class _Load:
                 pieces[move.want.name] = room_for(move.want)
             copy_overlap(move, source, pieces[move.want.name])
 
-    def _layout(self, shard: str) -> None:
-        for source in self._sources.get(shard, []):
-            nbytes, _, wanted, _ = self._sizes[shard, source.place]
+    def _layout(self, name: str) -> None:
+        for copy in list(self._sources.get(name, [])):
             try:
-                blob = self._reader.layout(source, self._step, shard, wanted)
+                blob = self._reader.layout(copy)
             except CopyError:
                 blob = b""
-            if digest(blob) != wanted:
-                self._strike(source, shard)
+            if digest(blob) != copy.shard.layout:
+                self._strike(copy)
                 continue
             layout = Layout.of(blob)
-            if layout.nbytes != nbytes:
+            if layout.nbytes != copy.shard.nbytes:
                 raise UserError(
-                    f"checkpoint of step {self._step}: shard {shard} has {nbytes} bytes, its layout says "
-                    f"{layout.nbytes}"
+                    f"checkpoint of step {self._step}: shard {name} has {copy.shard.nbytes} bytes, its "
+                    f"layout says {layout.nbytes}"
                 )
-            self._layouts[shard], self._blobs[shard] = layout, blob
+            self._layouts[name], self._blobs[name] = layout, blob
             return
-        raise _Missing(shard)
+        raise _Missing(name)
 
-    def _fetch(self, shard: str) -> memoryview:
-        for source in list(self._sources[shard]):
-            nbytes, checksum, _, _ = self._sizes[shard, source.place]
-            data = memoryview(np.empty(nbytes, np.uint8)).cast("B")  # type: ignore[arg-type]
+    def _fetch(self, name: str) -> memoryview:
+        for copy in list(self._sources[name]):
+            data = memoryview(np.empty(copy.shard.nbytes, np.uint8)).cast("B")  # type: ignore[arg-type]
             try:
-                found = self._reader.fetch(source, self._step, shard, self._world, data)
+                found = self._reader.fetch(copy, data)
             except CopyError:
                 found = ""
-            if found != checksum:
-                self._strike(source, shard)
+            if found != copy.shard.checksum:
+                self._strike(copy)
                 continue
-            self._tier = max(self._tier, source.tier, key=_TIERS.index)
-            self.read[shard] = source.place
-            if shard in (f"rank{self._job.rank}", SHARED):
-                about = (self._world, SHARED in self._sources, self.course, source.tier == "memory")
-                self._kept[shard] = Kept(shard, data, checksum, self._blobs[shard], *about)
+            at_home = copy.place == self._job.place
+            tier = "storage" if copy.place is None else "memory" if at_home else "peer"
+            self._tier = max(self._tier, tier, key=_TIERS.index)
+            self.read[name] = copy.place
+            if name in (f"rank{self._job.rank}", SHARED):
+                shard = replace(copy.shard, generation=self._course)
+                self._kept[name] = Kept(shard, data, self._blobs[name], at_home)
             return data
-        raise _Missing(shard)
+        raise _Missing(name)
 
-    def _strike(self, source: Source, shard: str) -> None:
-        self.bad.append(BadCopy(source.place, shard, self._step))
-        self._sources[shard].remove(source)
+    def _strike(self, copy: Copy) -> None:
+        self.bad.append(BadCopy(copy.place, copy.shard.name, self._step))
+        self._sources[copy.shard.name].remove(copy)
 
 
 def seed_for(run: int, rank: int, step: int) -> int:
     """From which the generators of a rank begin that has none to go on with."""
     return xxhash.xxh3_64_intdigest(f"{run}/{rank}/{step}".encode())
-
-
-def _sizes(copies: Sequence[Copy], there: Sequence[StoredStep], plan: RestorePlan) -> _Sizes:
-    """(bytes, checksum, digest of the layout, generation) by shard and place, None for storage, of the plan's
-    step."""
-    out: _Sizes = {}
-    for copy in sorted(copies, key=lambda copy: copy.generation):
-        if copy.step == plan.step and copy.world == plan.world:
-            out[copy.shard, copy.place] = copy.nbytes, copy.checksum, copy.layout, copy.generation
-    for step in there:
-        if step.step == plan.step and step.world == plan.world:
-            for shard in step.shards:
-                out[shard.shard, None] = shard.nbytes, shard.checksum, shard.layout, step.generation
-    return out
 
 
 def _holder(place: int | None) -> str:

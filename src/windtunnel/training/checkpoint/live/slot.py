@@ -19,13 +19,12 @@ import os
 import re
 import struct
 import zlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
-from windtunnel.training.checkpoint.model import SLOT_HEADER, Copy
+from windtunnel.training.checkpoint.model import SLOT_HEADER, Shard
 
 HEADER = SLOT_HEADER
 BLOCK = 4 << 20
@@ -46,41 +45,24 @@ class CopyError(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """What a slot says of itself. ``step`` is -1 in a slot that was never written.
+    """What a slot says of itself. ``shard.step`` is -1 in a slot that was never written.
 
-    ``capacity``: bytes of data that there is room for. ``sequence`` grows with each `Slot.begin`. The other
-    fields are those of `checkpoint.model.Copy`.
+    ``capacity``: bytes of data that there is room for. ``sequence`` grows with each `Slot.begin`.
     """
 
-    shard: str
-    step: int
-    world: int
-    has_shared: bool
-    generation: int
-    layout: str
-    nbytes: int
+    shard: Shard
     capacity: int
-    checksum: str = ""
     complete: bool = False
     sequence: int = 0
 
     def packed(self) -> bytes:
         """As the bytes at the start of the file."""
+        it = self.shard
         packed = _FIELDS.pack(
-            _MAGIC,
-            _VERSION,
-            _COMPLETE if self.complete else _DIRTY,
-            self.step,
-            self.generation,
-            self.sequence,
-            self.nbytes,
-            self.capacity,
-            self.world,
-            self.has_shared,
-            self.shard.encode(),
-            self.layout.encode(),
-            self.checksum.encode(),
-        )
+            _MAGIC, _VERSION, _COMPLETE if self.complete else _DIRTY, it.step, it.generation, self.sequence,
+            it.nbytes, self.capacity, it.world, it.has_shared, it.name.encode(), it.layout.encode(),
+            it.checksum.encode(),
+        )  # fmt: skip
         return packed + _CRC.pack(zlib.crc32(packed))
 
     @staticmethod
@@ -96,29 +78,9 @@ class Header:
         )
         if magic != _MAGIC or version != _VERSION:
             return None
-        shard, layout, checksum = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
-        return Header(
-            shard,
-            step,
-            world,
-            bool(has_shared),
-            generation,
-            layout,
-            nbytes,
-            capacity,
-            checksum,
-            state == _COMPLETE,
-            sequence,
-        )
-
-    @property
-    def course(self) -> dict[str, Any]:
-        """What all shards of its checkpoint have in common, beside the step."""
-        return {"world": self.world, "has_shared": self.has_shared, "generation": self.generation}
-
-    def copy(self, place: int) -> Copy:
-        """As a holder at ``place`` lists it."""
-        return Copy(place, *(getattr(self, one.name) for one in fields(Copy)[1:]))
+        name, layout, checksum = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
+        shard = Shard(name, step, world, bool(has_shared), generation, layout, nbytes, checksum)
+        return Header(shard, capacity, state == _COMPLETE, sequence)
 
 
 SIZE = _FIELDS.size + _CRC.size
@@ -151,7 +113,7 @@ class Slot:
         Raises:
             OSError: the memory is not there (ENOSPC, ENOMEM); nothing is left behind.
         """
-        header = Header(require_name(shard), -1, world, False, -1, "", 0, capacity)
+        header = Header(Shard(require_name(shard), -1, world, False, -1, "", 0), capacity)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, HEADER + capacity)
@@ -199,39 +161,26 @@ class Slot:
     def data(self) -> memoryview:
         """The bytes of the step that was begun last (the whole room where none was); writable."""
         header = self.header
-        count = self.capacity if header is None or header.step < 0 else header.nbytes
-        return memoryview(self._map)[HEADER : HEADER + count]
+        written = header is not None and header.shard.step >= 0
+        return self.first(header.shard.nbytes if written and header is not None else self.capacity)
 
     def first(self, count: int) -> memoryview:
         """The first ``count`` bytes of the data, whatever the header says by now."""
         return memoryview(self._map)[HEADER : HEADER + count]
 
-    def begin(
-        self, step: int, *, nbytes: int, world: int, has_shared: bool, generation: int, layout: str
-    ) -> None:
-        """Declare what was here void: from now on ``step`` is being written.
+    def begin(self, shard: Shard) -> None:
+        """Declare what was here void: from now on ``shard`` is being written.
 
         Raises:
-            ValueError: more than `capacity` bytes.
+            ValueError: more than `capacity` bytes, or a shard that this slot is not for.
         """
-        if not 0 <= nbytes <= self.capacity:
-            raise ValueError(f"{nbytes} bytes do not fit into a slot of {self.capacity}")
-        old = self.header
-        if old is None:  # its writer died in the middle of a header; the file's name has the shard as well
-            old = Header(shard_of(self.path), -1, world, has_shared, -1, "", 0, self.capacity)
-        self._put(
-            Header(
-                old.shard,
-                step,
-                world,
-                has_shared,
-                generation,
-                layout,
-                nbytes,
-                self.capacity,
-                sequence=old.sequence + 1,
-            )
-        )
+        if not 0 <= shard.nbytes <= self.capacity:
+            raise ValueError(f"{shard.nbytes} bytes do not fit into a slot of {self.capacity}")
+        if shard.name != shard_of(self.path):
+            raise ValueError(f"{self.path} is no slot of {shard.name}")
+        old = self.header  # None: its writer died in the middle of it
+        sequence = 0 if old is None else old.sequence
+        self._put(Header(replace(shard, checksum=""), self.capacity, sequence=sequence + 1))
 
     def complete(self, checksum: str) -> None:
         """The data of the begun step is all there and its xxh3_128 (hexadecimal) is ``checksum``.
@@ -240,15 +189,15 @@ class Slot:
             CopyError: no step was begun.
         """
         header = self.header
-        if header is None or header.complete or header.step < 0:
+        if header is None or header.complete or header.shard.step < 0:
             raise CopyError(f"no step is being written to {self.path}")
-        self._put(replace(header, checksum=checksum, complete=True))
+        self._put(replace(header, shard=replace(header.shard, checksum=checksum), complete=True))
 
     def relabel(self, generation: int) -> None:
         """The complete step here is that of ``generation``, too, to the last bit."""
         header = self.header
         if header is not None and header.complete:
-            self._put(replace(header, generation=generation))
+            self._put(replace(header, shard=replace(header.shard, generation=generation)))
 
     def close(self) -> None:
         """Unmap it; where somebody still holds a view of `data`, as soon as that is gone."""
@@ -289,7 +238,7 @@ def read_header(path: Path) -> Header | None:
     return header if header is not None and HEADER + header.capacity == size else None
 
 
-def load(path: Path, into: memoryview, *, step: int | None = None) -> Header:
+def load(path: Path, into: memoryview, *, step: int | None = None) -> Shard:
     """Read a complete slot into ``into`` and verify it.
 
     ``into`` has the length of the data; ``step``: refuse any other one.
@@ -299,10 +248,11 @@ def load(path: Path, into: memoryview, *, step: int | None = None) -> Header:
     """
     with open(path, "rb", buffering=0) as file:
         header = Header.unpacked(os.pread(file.fileno(), SIZE, 0))
-        if header is None or not header.complete or (step is not None and header.step != step):
+        if header is None or not header.complete or step not in (None, header.shard.step):
             raise CopyError(f"{path} holds no complete step{'' if step is None else f' {step}'}")
-        if header.nbytes != len(into):
-            raise CopyError(f"{path} holds {header.nbytes} bytes, {len(into)} are expected")
+        shard = header.shard
+        if shard.nbytes != len(into):
+            raise CopyError(f"{path} holds {shard.nbytes} bytes, {len(into)} are expected")
         hasher = xxhash.xxh3_128()
         at = 0
         while at < len(into):
@@ -311,9 +261,9 @@ def load(path: Path, into: memoryview, *, step: int | None = None) -> Header:
                 raise CopyError(f"{path} is truncated at byte {HEADER + at}")
             hasher.update(into[at : at + count])
             at += count
-    if hasher.hexdigest() != header.checksum:
-        raise CopyError(f"the checksum of step {header.step} in {path} does not match its data")
-    return header
+    if hasher.hexdigest() != shard.checksum:
+        raise CopyError(f"the checksum of step {shard.step} in {path} does not match its data")
+    return shard
 
 
 def checksum_of(view: memoryview) -> str:

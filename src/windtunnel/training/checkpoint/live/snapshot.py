@@ -22,7 +22,7 @@ from windtunnel.training.checkpoint.live import objects as plain
 from windtunnel.training.checkpoint.live import state
 from windtunnel.training.checkpoint.live.layout import Layout, arrange, digest, view_of
 from windtunnel.training.checkpoint.live.slot import checksum_of
-from windtunnel.training.checkpoint.model import SHARED
+from windtunnel.training.checkpoint.model import SHARED, Shard
 
 _HOT = 2 << 20  # bytes: a part of a processor's last cache, and enough that the calls cost nothing
 _LENGTH = struct.Struct("<Q")
@@ -43,6 +43,13 @@ class Plan:
     moves: dict[str, tuple[tuple[int, int], ...]]
     tail: int
 
+    def shard(self, name: str, step: int, world: int, generation: int, checksum: str = "") -> Shard:
+        """What a shard of this plan is at ``step``."""
+        nbytes = self.layouts[name].nbytes
+        return Shard(
+            name, step, world, SHARED in self.layouts, generation, self.digests[name], nbytes, checksum
+        )
+
 
 def signature(tensors: Tensors) -> Signature:
     """What a plan depends on."""
@@ -54,12 +61,10 @@ def plan(
     objects: tuple[str, ...],
     packed: int,
     shared: frozenset[str] | None,
-    world: int,
-    rank: int,
+    own: str,
 ) -> Plan:
-    """Where everything goes. ``packed``: bytes of the objects now; ``shared``: tensors alike on all ranks;
-    None: there is no shard for such."""
-    own = f"rank{rank}"
+    """Where everything goes, in the shard ``own``. ``packed``: bytes of the objects now;
+    ``shared``: tensors alike on all ranks; None: there is no shard for such."""
     tail = max(4096, (2 * packed + plain.LENGTH + 4095) // 4096 * 4096)
     by_shard: dict[str, list[int]] = {own: [], **({} if shared is None else {SHARED: []})}
     for number, (name, _) in enumerate(tensors):
@@ -70,9 +75,7 @@ def plan(
             (state.entry(tensors[n][0], tensors[n][1], 0), _identity(tensors[n][1], n)) for n in numbers
         ]
         mine = shard == own
-        layouts[shard] = arrange(
-            shard, world, SHARED in by_shard, entries, tail if mine else 0, objects if mine else ()
-        )
+        layouts[shard] = arrange(shard, entries, tail if mine else 0, objects if mine else ())
         first: dict[int, tuple[int, int]] = {}  # tied tensors are copied once
         for at, number in enumerate(numbers):
             if layouts[shard].entries[at].nbytes:
@@ -135,17 +138,6 @@ def copy_hashed(
             torch._foreach_copy_(into, out)
     whole.update(data[hashed:])
     return whole.hexdigest()
-
-
-def whole(tensors: Tensors, others: dict[str, Any], world: int, rank: int) -> tuple[Plan, memoryview]:
-    """All of a rank's state as one shard in new memory, for storage; the objects are ``others``."""
-    packed, shard = plain.pack(others), f"rank{rank}"
-    made = plan(tensors, tuple(others), len(packed), None, world, rank)
-    layout, moves = made.layouts[shard], made.moves[shard]
-    data = memoryview(bytearray(layout.nbytes))
-    put_objects(packed, layout.tail, data)
-    copy(tensors, moves, views(layout, moves, data))
-    return made, data
 
 
 def put_objects(packed: bytes, tail: int, data: memoryview) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from windtunnel.training.checkpoint.model import Copy, Log, Placement, RestorePlan
+from windtunnel.training.checkpoint.model import Copy, Log, Placement, RestorePlan, StoredStep
 from windtunnel.training.checkpoint.policy.cadence import every_for
 from windtunnel.training.checkpoint.policy.pacing import (
     Allowance,
@@ -23,7 +23,7 @@ from windtunnel.training.checkpoint.policy.pacing import (
     holders,
     window,
 )
-from windtunnel.training.checkpoint.policy.restore import BadCopy, StoredStep, plan_restore
+from windtunnel.training.checkpoint.policy.restore import BadCopy, plan_restore
 from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
 
 __all__ = [

@@ -20,9 +20,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 
-from windtunnel.training.checkpoint.model import SHARED, Copy, Log, RestorePlan, Source
+from windtunnel.training.checkpoint.model import (
+    SHARED,
+    Copy,
+    Log,
+    RestorePlan,
+    StoredStep,
+    needed_shards,
+)
 
 
 @dataclass(frozen=True)
@@ -37,58 +45,8 @@ class BadCopy:
     step: int
 
 
-@dataclass(frozen=True)
-class StoredShard:
-    """A shard of a step in storage; fields as in `model.Copy`."""
-
-    shard: str
-    nbytes: int
-    checksum: str
-    layout: str
-
-
-@dataclass(frozen=True)
-class StoredStep:
-    """A step in storage. ``bad``: why it cannot be used (torn, foreign, of another version), "" if it can.
-    ``check``: the checksum of its manifest."""
-
-    step: int
-    world: int = 0
-    has_shared: bool = False
-    generation: int = 0
-    shards: tuple[StoredShard, ...] = ()
-    bad: str = ""
-    check: str = ""
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A copy, wherever it lies (``place`` None: storage)."""
-
-    place: int | None
-    shard: str
-    generation: int
-    checksum: str
-    layout: str
-    nbytes: int
-
-    @property
-    def content(self) -> tuple[str, str, int]:
-        return self.checksum, self.layout, self.nbytes
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What copies must agree in to be of one checkpoint."""
-
-    step: int
-    world: int
-    has_shared: bool
-
-
-def needed_shards(world: int, has_shared: bool) -> tuple[str, ...]:
-    """The shards of a complete step."""
-    return (*(f"rank{rank}" for rank in range(world)), *((SHARED,) if has_shared else ()))
+Kind = tuple[int, int, bool]
+"""What copies must agree in to be of one checkpoint: step, world, has_shared."""
 
 
 def plan_restore(
@@ -105,24 +63,25 @@ def plan_restore(
     supervisor's log knows; None where there is no supervisor, and all is believed. ``restart``: whether the
     job may begin anew where it had a committed step that is lost; else the plan has ``failed``.
 
-    Sources in memory have the tier ``"peer"`` and are ordered so that first choices are spread evenly over
-    the holders; the reader puts its own place first with `local_first`. Storage comes last. The order of the
-    arguments does not matter.
+    Copies in memory are ordered so that first choices are spread evenly over the holders; the reader puts its
+    own place first with `local_first`. Storage comes last. The order of the arguments does not matter.
     """
     known, there, unknown = _believed(copies, stored, log)
     kinds = _kinds(known, there, bad)
     passed: list[str] = []
-    for kind in sorted(kinds, key=lambda k: (k.step, _newest(kinds[k]), k.world, k.has_shared), reverse=True):
-        shards = needed_shards(kind.world, kind.has_shared)
+    # the generation decides between checkpoints of jobs of different sizes
+    for kind in sorted(kinds, key=lambda k: (k[0], _newest(kinds[k]), *k[1:]), reverse=True):
+        step, world, has_shared = kind
+        shards = needed_shards(world, has_shared)
         lacking = ""
         for family in _families(kinds[kind]):
-            chosen = {shard: _agreed(shard, [e for e in family if e.shard == shard]) for shard in shards}
-            missing = [shard for shard in shards if not chosen[shard]]
+            chosen = {name: _agreed(name, [c for c in family if c.shard.name == name]) for name in shards}
+            missing = [name for name in shards if not chosen[name]]
             if not missing:
-                told, ignored = _told_unknown(unknown, kind.step)
-                reason = _reason(kind, chosen, [*told, *passed], bad)
-                return RestorePlan(kind.step, kind.world, _sources(chosen), reason, ignored)
-            lacking = lacking or _lacking(kind, missing, family)
+                told, ignored = _told_unknown(unknown, step)
+                reason = _reason(step, chosen, [*told, *passed], bad)
+                return RestorePlan(step, world, _sources(chosen), reason, ignored)
+            lacking = lacking or _lacking(step, len(shards), missing, family)
         passed.append(lacking)
     torn = [f"step {one.step} in storage is unusable: {one.bad}" for one in stored if one.bad]
     told, ignored = _told_unknown(unknown, -1)
@@ -136,14 +95,9 @@ def plan_restore(
     return RestorePlan(None, reason=reason, ignored=ignored, failed=failed)
 
 
-def local_first(plan: RestorePlan, place: int) -> RestorePlan:
-    """``plan`` for a reader at ``place``: what lies in its own memory first, with tier ``"memory"``."""
-
-    def mine(sources: tuple[Source, ...]) -> tuple[Source, ...]:
-        own = tuple(Source("memory", place) for source in sources if source.place == place)
-        return own + tuple(source for source in sources if source.place != place)
-
-    return replace(plan, sources=tuple((shard, mine(sources)) for shard, sources in plan.sources))
+def local_first(copies: Sequence[Copy], place: int) -> list[Copy]:
+    """In the order in which a reader at ``place`` tries them: what lies in its own memory first."""
+    return sorted(copies, key=lambda copy: copy.place != place)
 
 
 def _believed(
@@ -156,9 +110,9 @@ def _believed(
     committed = {(one.step, one.course) for one in log.committed}
     persisted = {(one.step, one.course, one.check) for one in log.persisted}
     unknown: dict[tuple[int, int, int, bool], set[str]] = defaultdict(set)
-    for copy in copies:
-        if (copy.step, copy.generation) not in committed:
-            unknown[copy.step, copy.generation, copy.world, copy.has_shared].add(copy.shard)
+    for shard in (copy.shard for copy in copies):
+        if (shard.step, shard.generation) not in committed:
+            unknown[shard.step, shard.generation, shard.world, shard.has_shared].add(shard.name)
     found = []
     for (step, _, world, has_shared), shards in sorted(unknown.items(), reverse=True):
         needed = needed_shards(world, has_shared)
@@ -172,7 +126,7 @@ def _believed(
     }
     for step, _ in sorted(foreign, reverse=True):
         found.append((step, True, f"step {step} in storage is not in the run's log as written by it"))
-    known = [copy for copy in copies if (copy.step, copy.generation) in committed]
+    known = [copy for copy in copies if (copy.shard.step, copy.shard.generation) in committed]
     return known, [one for one in stored if (one.step, one.generation) not in foreign], found
 
 
@@ -184,35 +138,25 @@ def _told_unknown(unknown: Sequence[tuple[int, bool, str]], step: int) -> tuple[
 
 def _kinds(
     copies: Sequence[Copy], stored: Sequence[StoredStep], bad: frozenset[BadCopy]
-) -> dict[_Kind, list[_Entry]]:
-    kinds: dict[_Kind, list[_Entry]] = defaultdict(list)
-
-    def excluded(place: int | None, shard: str, step: int) -> bool:
-        return BadCopy(place, shard, step) in bad or BadCopy(place, "", step) in bad
-
-    for copy in copies:
-        if not excluded(copy.place, copy.shard, copy.step):
-            kinds[_Kind(copy.step, copy.world, copy.has_shared)].append(
-                _Entry(copy.place, copy.shard, copy.generation, copy.checksum, copy.layout, copy.nbytes)
-            )
-    for one in stored:
-        for shard in one.shards:
-            if not one.bad and not excluded(None, shard.shard, one.step):
-                kinds[_Kind(one.step, one.world, one.has_shared)].append(
-                    _Entry(None, shard.shard, one.generation, shard.checksum, shard.layout, shard.nbytes)
-                )
+) -> dict[Kind, list[Copy]]:
+    kinds: dict[Kind, list[Copy]] = defaultdict(list)
+    in_storage = (Copy(None, shard) for one in stored if not one.bad for shard in one.shards)
+    for copy in chain(copies, in_storage):
+        place, shard = copy.place, copy.shard
+        if not bad & {BadCopy(place, shard.name, shard.step), BadCopy(place, "", shard.step)}:
+            kinds[shard.step, shard.world, shard.has_shared].append(copy)
     return kinds
 
 
-def _newest(entries: Sequence[_Entry]) -> int:
-    return max(entry.generation for entry in entries)
+def _newest(copies: Sequence[Copy]) -> int:
+    return max(copy.shard.generation for copy in copies)
 
 
-def _families(entries: Sequence[_Entry]) -> Iterator[list[_Entry]]:
+def _families(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
     """Sets of copies that may be mixed: a generation with the older and newer ones of the same course."""
-    by: dict[int, list[_Entry]] = defaultdict(list)
-    for entry in entries:
-        by[entry.generation].append(entry)
+    by: dict[int, list[Copy]] = defaultdict(list)
+    for copy in copies:
+        by[copy.shard.generation].append(copy)
     for generation in sorted(by, reverse=True):
         family = list(by[generation])
         for other in sorted(by, reverse=True):
@@ -221,68 +165,71 @@ def _families(entries: Sequence[_Entry]) -> Iterator[list[_Entry]]:
         yield family
 
 
-def _fit(left: Sequence[_Entry], right: Sequence[_Entry]) -> bool:
+def _fit(left: Sequence[Copy], right: Sequence[Copy]) -> bool:
     """Whether both are of one course: they share a shard, and no shard that they share differs."""
-    ones: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
-    others: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
-    for entry in left:
-        ones[entry.shard].add(entry.content)
-    for entry in right:
-        others[entry.shard].add(entry.content)
+    ones, others = _contents(left), _contents(right)
     common = ones.keys() & others.keys()
-    return bool(common) and all(ones[shard] == others[shard] and len(ones[shard]) == 1 for shard in common)
+    return bool(common) and all(ones[name] == others[name] and len(ones[name]) == 1 for name in common)
 
 
-def _agreed(shard: str, entries: Sequence[_Entry]) -> list[_Entry]:
-    """The copies of ``shard`` to believe: of the newest generation, and equal to each other."""
-    if not entries:
+def _contents(copies: Sequence[Copy]) -> dict[str, set[tuple[str, str, int]]]:
+    found: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
+    for copy in copies:
+        found[copy.shard.name].add(copy.shard.content)
+    return found
+
+
+def _agreed(name: str, copies: Sequence[Copy]) -> list[Copy]:
+    """The copies of a shard to believe: of the newest generation, and equal to each other."""
+    if not copies:
         return []
-    newest = _newest(entries)
-    votes = Counter(entry.content for entry in entries if entry.generation == newest)
+    newest = [copy for copy in copies if copy.shard.generation == _newest(copies)]
+    votes = Counter(copy.shard.content for copy in newest)
     (content, most), *others = sorted(votes.items(), key=lambda vote: (-vote[1], vote[0]))
     if others and others[0][1] == most:
-        if shard != SHARED:
+        if name != SHARED:
             return []
-        tied = [e for e in entries if e.generation == newest and votes[e.content] == most]
-        content = min(tied, key=lambda e: (e.place is None, e.place or 0, e.content)).content
-    return [entry for entry in entries if entry.content == content]
+        tied = [copy for copy in newest if votes[copy.shard.content] == most]
+        content = min(tied, key=lambda c: (c.place is None, c.place or 0, c.shard.content)).shard.content
+    return [copy for copy in copies if copy.shard.content == content]
 
 
-def _sources(chosen: dict[str, list[_Entry]]) -> tuple[tuple[str, tuple[Source, ...]], ...]:
-    """Each shard's holders, those with fewer bytes to serve first; storage last."""
+def _sources(chosen: dict[str, list[Copy]]) -> tuple[tuple[Copy, ...], ...]:
+    """Each shard's copies, with holders that have fewer bytes to serve first; storage last. Of several with
+    one holder, the newest."""
     load: Counter[int] = Counter()
-    out: dict[str, tuple[Source, ...]] = {}
+    out: dict[str, tuple[Copy, ...]] = {}
+    newest = {
+        name: {c.place: c for c in sorted(copies, key=lambda c: c.shard.generation)}
+        for name, copies in chosen.items()
+    }
     # Shards with the fewest holders first: they have the least choice.
-    for shard in sorted(chosen, key=lambda s: (len({e.place for e in chosen[s]}), -chosen[s][0].nbytes, s)):
-        entries = chosen[shard]
-        holders = sorted({e.place for e in entries if e.place is not None}, key=lambda p: (load[p], p))
+    for name in sorted(chosen, key=lambda s: (len(newest[s]), -chosen[s][0].shard.nbytes, s)):
+        at = newest[name]
+        holders = sorted((place for place in at if place is not None), key=lambda p: (load[p], p))
         if holders:
-            load[holders[0]] += max(1, entries[0].nbytes)
-        stored = (Source("storage", None),) if any(e.place is None for e in entries) else ()
-        out[shard] = (*(Source("peer", place) for place in holders), *stored)
-    return tuple((shard, out[shard]) for shard in chosen)
+            load[holders[0]] += max(1, chosen[name][0].shard.nbytes)
+        out[name] = (*(at[place] for place in holders), *([at[None]] if None in at else []))
+    return tuple(out[name] for name in chosen)
 
 
-def _lacking(kind: _Kind, missing: Sequence[str], family: Sequence[_Entry]) -> str:
-    found = {entry.shard for entry in family}
-    torn = [shard for shard in missing if shard in found]
-    shards = len(needed_shards(kind.world, kind.has_shared))
+def _lacking(step: int, shards: int, missing: Sequence[str], family: Sequence[Copy]) -> str:
+    found = {copy.shard.name for copy in family}
+    torn = [name for name in missing if name in found]
     if torn:
-        return f"step {kind.step} has copies of {', '.join(torn)} that disagree"
+        return f"step {step} has copies of {', '.join(torn)} that disagree"
     names = ", ".join(missing[:4]) + (", .." if len(missing) > 4 else "")
-    return f"step {kind.step} lacks {names} ({shards - len(missing)} of {shards} shards are left)"
+    return f"step {step} lacks {names} ({shards - len(missing)} of {shards} shards are left)"
 
 
-def _reason(
-    kind: _Kind, chosen: dict[str, list[_Entry]], passed: Sequence[str], bad: frozenset[BadCopy]
-) -> str:
-    in_memory = sum(any(e.place is not None for e in entries) for entries in chosen.values())
+def _reason(step: int, chosen: dict[str, list[Copy]], passed: Sequence[str], bad: frozenset[BadCopy]) -> str:
+    in_memory = sum(any(copy.place is not None for copy in copies) for copies in chosen.values())
     if in_memory == len(chosen):
-        told = f"step {kind.step} from memory: each of {len(chosen)} shards has a copy"
+        told = f"step {step} from memory: each of {len(chosen)} shards has a copy"
     elif in_memory:
-        told = f"step {kind.step}: {in_memory} of {len(chosen)} shards from memory, the others from storage"
+        told = f"step {step}: {in_memory} of {len(chosen)} shards from memory, the others from storage"
     else:
-        told = f"step {kind.step} from storage: nothing newer or equal is whole in memory"
+        told = f"step {step} from storage: nothing newer or equal is whole in memory"
     corrupt = len(bad)
     if corrupt:
         told += f"; {corrupt} bad {'copy was' if corrupt == 1 else 'copies were'} passed over"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from windtunnel.training.checkpoint import policy as checkpoint
 from windtunnel.training.checkpoint.model import RestorePlan
@@ -69,17 +69,10 @@ def copy_seconds(copies: Iterable[Transfer], bandwidth: float) -> float:
 
 def _load(now: checkpoint.Inventory, plan: RestorePlan, costs: PhaseCosts) -> dict[str, float]:
     """Hosts read at the same time, each what lies with it; storage is one for all."""
-    sizes: dict[str, int] = {}
-    steps: Sequence[int] = [copy.step for copy in now.copies] + [step.step for step in now.stored]
-    for copy in now.copies:
-        if copy.step == plan.step:
-            sizes[copy.shard] = copy.nbytes
-    for step in now.stored:
-        if step.step == plan.step:
-            sizes.update({shard.shard: shard.nbytes for shard in step.shards})
+    steps = [copy.shard.step for copy in now.copies] + [one.step for one in now.stored]
     load: defaultdict[int | None, int] = defaultdict(int)
-    for shard, sources in plan.sources:
-        load[sources[0].place] += sizes.get(shard, 0)
+    for first, *_ in plan.sources:
+        load[first.place] += first.shard.nbytes
     stored = load.pop(None, 0)
     seconds = max(max(load.values(), default=0) / costs.peer_bandwidth, stored / costs.storage_bandwidth)
     back = max(steps, default=-1) - (-1 if plan.step is None else plan.step)

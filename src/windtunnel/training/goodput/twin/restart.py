@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from windtunnel.training.checkpoint.model import Copy, Placement
+from windtunnel.training.checkpoint.model import Copy, Placement, Shard, StoredStep
 from windtunnel.training.checkpoint.policy.interval import Failures, best_every
-from windtunnel.training.checkpoint.policy.restore import StoredShard, StoredStep, plan_restore
+from windtunnel.training.checkpoint.policy.restore import plan_restore
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin.model import JobModel, Members, PhaseCosts
 from windtunnel.training.goodput.twin.simulate import Setback
@@ -146,7 +146,7 @@ class PeerMemory:
         stored = self.storage.kept(steps)
         if not self.fallen:
             plan = plan_restore(self._copies(whole), [_stored(stored, self._shards())])
-            self.fallen = any(sources[0].tier == "storage" for _, sources in plan.sources)
+            self.fallen = any(copies[0].place is None for copies in plan.sources)
         self.whole = stored if self.fallen else whole
         return Setback(self._phases(waits), self.whole, waits, self.fallen)
 
@@ -158,7 +158,7 @@ class PeerMemory:
         """What the memory that is left would list of those shards."""
         shards = self._shards()
         return [
-            Copy(holder, f"rank{rank}", int(step), len(shards), False, 1, "", int(self.share), "")
+            Copy(holder, Shard(f"rank{rank}", int(step), len(shards), False, 1, "", int(self.share)))
             for rank, place in enumerate(shards)
             for holder in self.placement.holders[place]
             if holder not in self.gone
@@ -185,5 +185,7 @@ class PeerMemory:
 
 
 def _stored(step: float, shards: Sequence[int]) -> StoredStep:
-    found = tuple(StoredShard(f"rank{rank}", 0, "", "") for rank in range(len(shards)))
-    return StoredStep(int(step), len(shards), False, 0, found)
+    count = len(shards)
+    return StoredStep(
+        int(step), 0, tuple(Shard(f"rank{rank}", int(step), count, False, 0, "", 0) for rank in range(count))
+    )

@@ -22,10 +22,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.store import eventlog
+from windtunnel.training.checkpoint import Whole
+from windtunnel.training.checkpoint.model import StoredStep
 from windtunnel.training.pipelines.live.team import Team, assigned, make_team
 from windtunnel.training.pipelines.live.transfer import copy_layers, plan_transfers, read_layer, saved_steps
 from windtunnel.training.pipelines.model import Layout, Reconfiguration
@@ -70,8 +71,8 @@ def enter(trainer: PipelineTrainer, job: Job, prefix: str) -> Team:
         transfers = plan_transfers(needed, resolution.holders, nbytes)
         moved, copied = len(transfers), sum(transfer.nbytes for transfer in transfers)
         received = copy_layers(transfers, trainer.layers, job.rank)
-        for index, block in received.items():
-            _take(trainer, index, block)
+        for index, whole in received.items():
+            _take(trainer, index, whole)
             tier = "peer"
         for index in needed.get(job.rank, ()):
             if index in lost:  # no step was applied yet
@@ -181,9 +182,13 @@ def _decided(trainer: PipelineTrainer, job: Job, observation: Observation) -> De
     return decision
 
 
-def _take(trainer: PipelineTrainer, index: int, block: Tensor) -> None:
+def _key(saved: StoredStep) -> str:
+    return f"{saved.step}-{saved.generation}-{saved.check}"
+
+
+def _take(trainer: PipelineTrainer, index: int, whole: Whole) -> None:
     layer = trainer.layers.get(index) or trainer.build(index)
-    layer.unpack(block)
+    layer.unpack(whole)
     trainer.layers[index] = layer
 
 
@@ -196,33 +201,35 @@ def _go_back(
     lost: list[str],
 ) -> str:
     """All hosts go back to one checkpoint, or begin at the beginning; where the layers came from."""
-    folder = trainer.checkpoint
-    told = job.agree(f"{prefix}/checkpoints", saved_steps(folder) if folder else [])
-    common = set.intersection(*(set(steps) for steps in told.values()))
+    url = trainer.checkpoint
+    mine = {_key(one): one for one in saved_steps(url)} if url else {}
+    told = job.agree(f"{prefix}/checkpoints", {key: one.generation for key, one in mine.items()})
+    trainer.before = max((max(there.values()) for there in told.values() if there), default=0)
     problems: list[str] = []
-    for step in sorted(common, reverse=True):
-        assert folder is not None
-        blocks, problem = {}, ""
+    for key, saved in mine.items():
+        if url is None or not all(key in others for others in told.values()):
+            continue
+        wholes, problem = {}, ""
         try:
-            blocks = {index: read_layer(folder, step, index, trainer.names) for index in needed}
+            wholes = {index: read_layer(url, saved, index, trainer.names) for index in needed}
         except UserError as error:
             problem = str(error)
-        found = [text for text in job.agree(f"{prefix}/read/{step}", problem).values() if text]
+        found = [text for text in job.agree(f"{prefix}/read/{key}", problem).values() if text]
         problems += found
         if not found:
-            for index, block in blocks.items():
-                _take(trainer, index, block)
-            trainer.version, trainer.era = step, job.generation
+            for index, whole in wholes.items():
+                _take(trainer, index, whole)
+            trainer.version, trainer.era = saved.step, job.generation
             if resolution.version is not None and job.rank == 0:
-                text = f"the last copy of {', '.join(lost)} is gone: all go back to step {step} from storage"
-                job.event("note", text=text)
+                gone = f"the last copy of {', '.join(lost)} is gone"
+                job.event("note", text=f"{gone}: all go back to step {saved.step} from storage")
             return "storage"
     if resolution.version is None and not problems:
         for index in needed:
             trainer.layers[index] = trainer.build(index)
         trainer.version, trainer.era = 0, job.generation
         return "start"
-    where = "; ".join(problems) or (f"none in {folder}" if folder else "none are configured")
+    where = "; ".join(problems) or (f"none in {url}" if url else "none are configured")
     raise LayersLost(
         f"the last copy of {', '.join(lost)} is gone at step {resolution.version}; checkpoints: {where}"
     )

@@ -1,32 +1,25 @@
-"""A layer with all that training keeps of it, as an object, as bytes and as a digest.
+"""A layer with all that training keeps of it, as an object, as a shard and as a digest.
 
 A layer is the unit that stages are made of, that gradients are summed over and that is copied to another
 host. Its state is parameters and buffers, the optimizer's state, the scheduler's, and its *version*: the
-number of steps that were applied to it. As bytes that is one block: the tensors one after the other, raw,
-and a small skeleton of the rest, so that a copy costs little more than moving memory. Whoever reads a block
-checks its xxh3_128 first.
+number of steps that were applied to it. To other hosts and to storage it goes as a shard of a checkpoint.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-import xxhash
 from torch import Tensor, nn
 
 from windtunnel.base.errors import UserError
+from windtunnel.training.checkpoint import Whole
 from windtunnel.training.elastic.determinism import seed_for
 from windtunnel.training.pipelines.model import LayerProfile, TemplateSet
 from windtunnel.training.pipelines.policy.planner import plan
 from windtunnel.training.pipelines.policy.templates import fingerprint
-
-_ALIGN = 16  # bytes: a tensor of any dtype may begin there
 
 
 @dataclass(frozen=True)
@@ -98,147 +91,45 @@ class Layer:
 
     def nbytes(self) -> int:
         """Bytes of all tensors of the state."""
-        return sum(tensor.numel() * tensor.element_size() for _, tensor in _leaves(self._state()))
+        kept = self.optimizer.state.values() if self.optimizer else ()
+        tensors = [*self.module.state_dict().values(), *(value for one in kept for value in one.values())]
+        return sum(value.nbytes for value in tensors if isinstance(value, Tensor))
 
     def digest(self) -> str:
         """xxh3_128 of the state, the same on all hosts that hold the same state."""
-        hasher = xxhash.xxh3_128()
-        for path, leaf in sorted(_leaves(self._state(), values=True), key=lambda item: item[0]):
-            if isinstance(leaf, Tensor):
-                hasher.update(f"{path}:{leaf.dtype}{list(leaf.shape)}".encode())
-                hasher.update(_raw(leaf).numpy().data)
-            else:
-                hasher.update(f"{path}={leaf!r}".encode())
-        return hasher.hexdigest()
+        return self.pack().content()
 
-    def pack(self) -> Tensor:
-        """The state as one block of bytes."""
-        tensors: list[Tensor] = []
-        skeleton = pickle.dumps(_take(self._state(), tensors))
-        head = np.array([len(skeleton)], dtype=np.int64).tobytes() + skeleton
-        sizes = [_aligned(len(head)), *(_aligned(t.numel() * t.element_size()) for t in tensors)]
-        block = torch.zeros(sum(sizes), dtype=torch.uint8)
-        block[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        at = sizes[0]
-        for tensor, size in zip(tensors, sizes[1:], strict=True):
-            raw = _raw(tensor)
-            block[at : at + raw.numel()] = raw
-            at += size
-        return block
+    def pack(self) -> Whole:
+        """The state as one shard."""
+        return Whole.of(shard_of(self.index), self._state())
 
-    def unpack(self, block: Tensor) -> None:
-        """Take over the state in ``block``, whose checksum the caller has verified.
+    def unpack(self, whole: Whole) -> None:
+        """Take over the state in ``whole``, whose checksum the caller has verified.
 
         Raises:
             UserError: it is a state of another layer.
         """
-        length = int(np.frombuffer(block[:8].numpy().tobytes(), dtype=np.int64)[0])
-        skeleton = _Reader(io.BytesIO(block[8 : 8 + length].numpy().tobytes())).load()
-        state, _ = _put(skeleton, block, _aligned(8 + length))
-        if state["name"] != self.name:
-            raise UserError(f"the state is of layer {state['name']!r}; {self.name!r} is needed")
-        try:
-            self.module.load_state_dict(state["module"])
-        except RuntimeError as error:
-            raise UserError(f"layer {self.name}: the state does not fit the module: {error}") from None
-        if self.optimizer is not None:
-            groups = state["optimizer"]["param_groups"]
-            self.optimizer.load_state_dict({"state": {}, "param_groups": groups})
-            # Not through load_state_dict, which casts what the optimizer keeps to the parameter's dtype.
-            for number, parameter in enumerate(self.parameters):
-                kept = state["optimizer"]["state"].get(number, {})
-                self.optimizer.state[parameter] = {
-                    key: value.to(parameter.device) if isinstance(value, Tensor) and value.dim() else value
-                    for key, value in kept.items()
-                }
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
+        require_name(whole, self.name)
+        state = self._state()
+        whole.put(state)
         self.version = state["version"]
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "version": self.version,
-            "module": dict(self.module.state_dict()),
-            "optimizer": self.optimizer.state_dict() if self.optimizer else None,
-            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
-        }
+        parts = {"module": self.module, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        there = {name: part for name, part in parts.items() if part is not None}
+        return {"name": self.name, "version": self.version, **there}
 
 
-def checksum(block: Tensor) -> str:
-    """xxh3_128 of a block of bytes."""
-    return xxhash.xxh3_128_hexdigest(block.numpy().data)
+def shard_of(index: int) -> str:
+    """The shard that layer ``index`` is saved as: as if it were all that a rank of this number has."""
+    return f"rank{index}"
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Stands for a tensor in a skeleton."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def _take(tree: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(tree, Tensor):
-        tensors.append(tree)
-        return _Place(str(tree.dtype).removeprefix("torch."), tuple(tree.shape))
-    if isinstance(tree, dict):
-        # A plain dict, or one that counts (MultiStepLR's milestones)
-        return type(tree)({key: _take(value, tensors) for key, value in tree.items()})
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_take(value, tensors) for value in tree)
-    return tree
-
-
-def _put(tree: Any, block: Tensor, at: int) -> tuple[Any, int]:
-    if isinstance(tree, _Place):
-        dtype: torch.dtype = getattr(torch, tree.dtype)
-        nbytes = dtype.itemsize * int(np.prod(tree.shape, dtype=np.int64))
-        raw = block[at : at + nbytes].clone()  # else one tensor that is kept would hold the whole block
-        return raw.view(dtype).view(tree.shape), at + _aligned(nbytes)
-    if isinstance(tree, dict):
-        made = type(tree)()
-        for key, value in tree.items():
-            made[key], at = _put(value, block, at)
-        return made, at
-    if isinstance(tree, (list, tuple)):
-        values = []
-        for value in tree:
-            value, at = _put(value, block, at)
-            values.append(value)
-        return type(tree)(values), at
-    return tree, at
-
-
-class _Reader(pickle.Unpickler):
-    """Plain values only: a block from elsewhere cannot name a function to call."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == (__name__, "_Place"):
-            return _Place
-        if (module, name) in (("collections", "Counter"), ("collections", "OrderedDict")):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"a layer's state holds {module}.{name}, which is no plain value")
-
-
-def _leaves(tree: Any, path: str = "", values: bool = False) -> Iterable[tuple[str, Any]]:
-    """Tensors of a tree with their paths; with ``values`` the other leaves, too."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{path}/{key}", values)
-    elif isinstance(tree, (list, tuple)):
-        for number, value in enumerate(tree):
-            yield from _leaves(value, f"{path}/{number}", values)
-    elif isinstance(tree, Tensor) or values:
-        yield path, tree
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
+def require_name(whole: Whole, name: str) -> None:
+    """Raises:
+    UserError: it is not of the layer ``name``."""
+    if (found := whole.objects().get("name")) != name:
+        raise UserError(f"the state is of layer {found!r}; {name!r} is needed")
 
 
 def even_templates(

@@ -37,11 +37,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
+from windtunnel.training.checkpoint import store
 from windtunnel.training.elastic import determinism
 from windtunnel.training.elastic.determinism import seed_for, seed_generators
-from windtunnel.training.pipelines.live import entry, transfer
+from windtunnel.training.pipelines.live import entry
 from windtunnel.training.pipelines.live.exchange import Exchange
-from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, MakeOptimizer, MakeScheduler
+from windtunnel.training.pipelines.live.layers import (
+    Layer,
+    LayerSpec,
+    MakeOptimizer,
+    MakeScheduler,
+    shard_of,
+)
 from windtunnel.training.pipelines.live.stage import InFlight, Loss, Stage
 from windtunnel.training.pipelines.live.team import SCALE, Reduction, Sums, Team
 from windtunnel.training.pipelines.model import Layout, TemplateSet
@@ -100,8 +107,9 @@ class PipelineTrainer:
     layers. ``nonfinite``: "raise", or "skip" a step whose gradients are no numbers (it counts as a step, and
     the scheduler advances). ``autocast``: the dtype that layers compute in, e.g. torch.bfloat16.
 
-    ``checkpoint``: a folder that all hosts see; layers are written there every ``checkpoint_every`` steps,
-    the ``keep`` newest steps are kept. Needed only when the last copy of a layer is lost, or all hosts.
+    ``checkpoint``: a folder that all hosts see, or a URL; layers are written there every
+    ``checkpoint_every`` steps, the ``keep`` newest steps are kept. Needed only when the last copy of a layer
+    is lost, or all hosts.
 
     Raises:
         UserError: a value is not accepted.
@@ -140,7 +148,7 @@ class PipelineTrainer:
         self.seed = seed
         self.max_norm, self.nonfinite, self.autocast = max_norm, nonfinite, autocast
         self.device = torch.device(device)
-        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.checkpoint = None if checkpoint is None else str(checkpoint)
         self.checkpoint_every, self.keep = checkpoint_every, keep
         self.seconds_per_byte, self.search = seconds_per_byte, search
         self.order = SampleOrder(samples, microbatches, microbatch_size, seed)
@@ -149,6 +157,7 @@ class PipelineTrainer:
         self.layers: dict[int, Layer] = {}
         self.version = 0
         self.era = 0
+        self.before = 0  # the newest generation that was in storage when the job began or went back there
         self.pending: Prepared | None = None
         self.layout: Layout | None = None
         self.since = 0
@@ -170,7 +179,7 @@ class PipelineTrainer:
             [
                 self.names, self.reduction, self.scale, self.seed, self.max_norm, self.nonfinite,
                 str(self.autocast), self.order.samples, self.order.microbatches, self.order.size,
-                to_json(self.templates), str(self.checkpoint), self.checkpoint_every,
+                to_json(self.templates), self.checkpoint, self.checkpoint_every,
             ]
         )  # fmt: skip
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -315,17 +324,14 @@ class PipelineTrainer:
         job.at("before_persist", self.version)
         pipelines = len(team.layout.pipelines)
         # Each layer is written by one of its holders, a different pipeline's in turn.
-        written = {
-            str(index): transfer.write_layer(self.checkpoint, self.version, index, self.layers[index].pack())
+        wholes = {
+            shard_of(index): self.layers[index].pack()
             for index in team.layers
             if index % pipelines == team.pipeline
         }
-        checksums: dict[str, str] = {}
-        for told in job.agree(f"{prefix}/saved/{self.version}", written).values():
-            checksums.update(told)
-        if team.rank == 0:
-            ordered = [checksums[str(index)] for index in range(len(self.specs))]
-            transfer.write_manifest(self.checkpoint, self.version, self.names, ordered, self.keep)
+        key = f"{prefix}/{self.version}"
+        generation = self.before + job.generation
+        store(job, self.checkpoint, self.version, wholes, len(self.specs), key, generation, self.keep)
 
     def _finish(self, job: Job, prefix: str) -> dict[str, Any]:
         mine = {layer.name: layer.digest() for layer in self.layers.values()}

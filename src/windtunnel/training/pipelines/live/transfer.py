@@ -5,16 +5,14 @@ broken off by the next failure. Sources are chosen by the policy that the twin a
 layer's whole state is sent: without the optimizer's the trajectory would change. Sends do not block, and all
 hosts walk through the same list, so no order can deadlock.
 
-On disk is what the job falls back to when the last copy of a layer is lost. A step is a folder
-``step-00000040`` with one file a layer and, last, ``manifest.json`` with the checksum of each: a folder
-without a whole manifest does not count. The folder must be one that all hosts see.
+In storage is what the job falls back to when the last copy of a layer is lost: a checkpoint as any job's, in
+which each layer is a shard.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,14 +20,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
-from windtunnel.store.objects.files import LocalFiles, ObjectError, told
-from windtunnel.store.objects.manifest import seal, unseal
-from windtunnel.training.pipelines.live.layers import Layer, checksum
+from windtunnel.store.objects.files import ObjectError
+from windtunnel.training.checkpoint import Whole, steps
+from windtunnel.training.checkpoint.model import StoredStep
+from windtunnel.training.pipelines.live.layers import Layer, require_name
 from windtunnel.training.pipelines.model import Transfer
 from windtunnel.training.pipelines.policy.transfers import spread
 
 _TAG = 1 << 20  # above those of microbatches
-_HEAD = 40  # bytes: the length of the block, and its checksum
+_HEAD = struct.Struct("<QQ32s")  # bytes of the layout and of the data, and their checksum
 _PART = 64 << 20  # bytes of a message: each must arrive within the group's timeout
 
 
@@ -56,22 +55,22 @@ def plan_transfers(
     return tuple(spread(wanted, holders.__getitem__, lambda layer: float(nbytes.get(layer, 0))))
 
 
-def copy_layers(transfers: Sequence[Transfer], layers: Mapping[int, Layer], rank: int) -> dict[int, Tensor]:
-    """Do this rank's part of ``transfers`` (ranks, not host ids); the blocks that it received, verified.
+def copy_layers(transfers: Sequence[Transfer], layers: Mapping[int, Layer], rank: int) -> dict[int, Whole]:
+    """Do this rank's part of ``transfers`` (ranks, not host ids); what it received, verified.
 
     Raises:
-        TransferError: a block's checksum is not that of the sender.
+        TransferError: a checksum is not that of the sender.
         RuntimeError: the group broke.
     """
     last = {t.layer: number for number, t in enumerate(transfers) if t.source == rank}
-    packed: dict[int, tuple[Tensor, Tensor]] = {}
+    packed: dict[int, list[Tensor]] = {}
     works: list[tuple[Any, Tensor]] = []
-    received: dict[int, Tensor] = {}
+    received: dict[int, Whole] = {}
     for number, transfer in enumerate(transfers):
         if transfer.source == rank:
             if transfer.layer not in packed:
-                packed[transfer.layer] = _with_head(layers[transfer.layer].pack())
-            for part in _parts(*packed[transfer.layer]):
+                packed[transfer.layer] = _messages(layers[transfer.layer].pack())
+            for part in packed[transfer.layer]:
                 works.append((dist.isend(part, transfer.target, tag=_TAG + number), part))
             if last[transfer.layer] == number:
                 del packed[transfer.layer]
@@ -82,95 +81,58 @@ def copy_layers(transfers: Sequence[Transfer], layers: Mapping[int, Layer], rank
     return received
 
 
-def _receive(transfer: Transfer, tag: int) -> Tensor:
-    head = torch.empty(_HEAD, dtype=torch.uint8)
-    dist.recv(head, transfer.source, tag=tag)
-    length, digest = head[:8].numpy().tobytes(), head[8:].numpy().tobytes()
-    block = torch.empty(int.from_bytes(length, "little"), dtype=torch.uint8)
-    for part in block.split(_PART):
-        dist.recv(part, transfer.source, tag=tag)
-    if checksum(block) != digest.decode():
+def _messages(whole: Whole) -> list[Tensor]:
+    head = _HEAD.pack(len(whole.layout), len(whole.data), whole.checksum().encode())
+    text, data = torch.frombuffer(bytearray(whole.layout), dtype=torch.uint8), _bytes(whole.data)
+    return [torch.frombuffer(bytearray(head), dtype=torch.uint8), text, *data.split(_PART)]
+
+
+def _receive(transfer: Transfer, tag: int) -> Whole:
+    def received(count: int) -> memoryview:
+        block = memoryview(bytearray(count))
+        for part in _bytes(block).split(_PART):
+            dist.recv(part, transfer.source, tag=tag)
+        return block
+
+    length, nbytes, expected = _HEAD.unpack(received(_HEAD.size))
+    whole = Whole(bytes(received(length)), received(nbytes))
+    if (found := whole.checksum()) != expected.decode():
         raise TransferError(
-            f"layer {transfer.layer} from rank {transfer.source}: the copy's checksum is {checksum(block)},"
-            f" not {digest.decode()}"
+            f"layer {transfer.layer} from rank {transfer.source}: the copy's checksum is {found}, "
+            f"not {expected.decode()}"
         )
-    return block
+    return whole
 
 
-def _with_head(block: Tensor) -> tuple[Tensor, Tensor]:
-    head = block.numel().to_bytes(8, "little") + checksum(block).encode()
-    return torch.frombuffer(bytearray(head), dtype=torch.uint8), block
+def _bytes(block: memoryview) -> Tensor:
+    return torch.frombuffer(block, dtype=torch.uint8)
 
 
-def _parts(head: Tensor, block: Tensor) -> list[Tensor]:
-    return [head, *block.split(_PART)]
-
-
-_KIND, _VERSION = "step of a pipeline", 1
-_MANIFEST = "manifest.json"
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What a step's manifest says: names of the layers and checksums of their files."""
-
-    step: int
-    layers: tuple[str, ...]
-    checksums: tuple[str, ...]
-
-
-def write_layer(folder: Path, step: int, index: int, block: Tensor) -> str:
-    """Write one layer's block of ``step``; its checksum."""
-    _write(LocalFiles(str(folder)), _layer(step, index), block.numpy().data)
-    return checksum(block)
-
-
-def write_manifest(folder: Path, step: int, names: list[str], checksums: list[str], keep: int) -> None:
-    """Make ``step`` count, and remove all but the ``keep`` newest steps."""
-    files = LocalFiles(str(folder))
-    saved = Saved(step, tuple(names), tuple(checksums))
-    _write(files, f"{_folder(step)}/{_MANIFEST}", seal(_KIND, _VERSION, saved))
-    with told(f"old steps in {folder}"):
-        for old in saved_steps(folder)[keep:]:
-            files.remove(f"{_folder(old)}/{_MANIFEST}")
-            files.remove(_folder(old))
-
-
-def saved_steps(folder: Path) -> list[int]:
-    """Steps that have a manifest, the newest first."""
-    found = [path.parent.name.removeprefix("step-") for path in folder.glob(f"step-*/{_MANIFEST}")]
-    return sorted((int(step) for step in found if step.isdecimal()), reverse=True)
-
-
-def read_layer(folder: Path, step: int, index: int, names: list[str]) -> Tensor:
-    """A layer's verified block.
+def saved_steps(url: str) -> list[StoredStep]:
+    """The whole checkpoints, the newest first.
 
     Raises:
-        UserError: the files are missing, cut short, altered, or of another model.
+        UserError: the place cannot be read.
     """
-    files, where = LocalFiles(str(folder)), folder / _folder(step) / _MANIFEST
     try:
-        saved = unseal(Saved, _KIND, _VERSION, files.read(f"{_folder(step)}/{_MANIFEST}"), str(where))
-        block = torch.frombuffer(bytearray(files.read(_layer(step, index))), dtype=torch.uint8)
-    except (OSError, ObjectError, ValueError) as error:  # torch takes no empty buffer
-        raise UserError(f"{where.parent}: layer {names[index]} cannot be read: {error}") from None
-    if saved.layers != tuple(names):
-        raise UserError(f"{where}: layers {list(saved.layers)}; the model has {names}")
-    found, expected = checksum(block), saved.checksums[index]
-    if found != expected:
-        raise UserError(f"{folder / _layer(step, index)}: checksum {found}; the manifest says {expected}")
-    return block
+        return sorted((one for one in steps(url) if not one.bad), key=lambda s: (-s.step, -s.generation))
+    except ObjectError as error:
+        raise UserError(str(error)) from None
 
 
-def _folder(step: int) -> str:
-    return f"step-{step:08d}"
+def read_layer(url: str, saved: StoredStep, index: int, names: Sequence[str]) -> Whole:
+    """A layer of a checkpoint, verified.
 
-
-def _layer(step: int, index: int) -> str:
-    return f"{_folder(step)}/layer-{index:04d}"
-
-
-def _write(files: LocalFiles, name: str, data: bytes | memoryview) -> None:
-    with told("a step cannot be saved"):
-        files.write(name, data)
-        files.settle()
+    Raises:
+        UserError: it is missing, cut short, altered, or of another model.
+    """
+    if len(saved.shards) != len(names):
+        raise UserError(
+            f"step {saved.step} in {url} has {len(saved.shards)} layers; the model has {len(names)}"
+        )
+    try:
+        whole = Whole.read(url, saved.shards[index])
+    except ObjectError as error:
+        raise UserError(f"{url}: layer {names[index]} cannot be read: {error}") from None
+    require_name(whole, names[index])
+    return whole

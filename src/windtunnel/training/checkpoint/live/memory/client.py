@@ -21,6 +21,7 @@ import xxhash
 from windtunnel.base import handshake, wire
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
+from windtunnel.base.plain import from_plain
 from windtunnel.base.tls import Certificates
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
@@ -158,7 +159,7 @@ class LocalMemory:
 
     def copies(self) -> list[Copy]:
         """The complete copies in this host's memory, its own and those it holds."""
-        return [Copy(**copy) for copy in self._ask("list")["copies"]]
+        return [from_plain(Copy, copy) for copy in self._ask("list")["copies"]]
 
     def fetch(
         self, place: int | str | None, shard: str, step: int, into: memoryview, *, world: int | None = None

@@ -32,8 +32,8 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
-from windtunnel.training.checkpoint.live.slot import CopyError, Header, Slot
-from windtunnel.training.checkpoint.model import Copy
+from windtunnel.training.checkpoint.live.slot import CopyError, Slot
+from windtunnel.training.checkpoint.model import Copy, Shard
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
 
 
@@ -62,7 +62,7 @@ class Shelf:
         steps = []
         for index in range(len(self.slots)):
             header = self.slots[index].header
-            complete = header.step if header is not None and header.complete else EMPTY
+            complete = header.shard.step if header is not None and header.complete else EMPTY
             steps.append(self.writing.get(index, complete))
         return steps
 
@@ -84,14 +84,15 @@ class Shelf:
         """Whether something is here that may still be wanted after ``step`` is committed in
         ``generation``."""
         headers = [header for one in self.slots.values() if (header := one.header) is not None]
-        return bool(self.writing) or any(h.generation == generation and h.step >= step for h in headers)
+        later = (h.shard for h in headers if h.shard.generation == generation)
+        return bool(self.writing) or any(shard.step >= step for shard in later)
 
-    def find(self, step: int) -> tuple[Slot, Header] | None:
+    def find(self, step: int) -> tuple[Slot, Shard] | None:
         """The complete copy of ``step``."""
         for one in self.slots.values():
             header = one.header
-            if header is not None and header.complete and header.step == step:
-                return one, header
+            if header is not None and header.complete and header.shard.step == step:
+                return one, header.shard
         return None
 
 
@@ -125,7 +126,7 @@ class Folder:
         fitting = [s for s in self.shelves if (s.shard, s.world) == (shard, world) and s.capacity >= nbytes]
         return max(fitting, key=lambda s: (s.generation, -s.capacity), default=None)
 
-    def find(self, shard: str, step: int, world: int | None = None) -> tuple[Slot, Header] | None:
+    def find(self, shard: str, step: int, world: int | None = None) -> tuple[Slot, Shard] | None:
         """The complete copy of a shard at ``step``; of several, that of the newest generation."""
         self.look()
         found = [
@@ -138,16 +139,17 @@ class Folder:
     def copies(self, place: int) -> list[Copy]:
         """All complete copies."""
         self.look()
-        found: dict[tuple[str, int, int], Header] = {}
+        found: dict[tuple[str, int, int], Shard] = {}
         for shelf in self.shelves:
             for one in shelf.slots.values():
                 header = one.header
                 if header is None or not header.complete:
                     continue
-                key = (header.shard, header.step, header.world)
-                if key not in found or found[key].generation < header.generation:
-                    found[key] = header
-        return [header.copy(place) for header in found.values()]
+                it = header.shard
+                key = (it.name, it.step, it.world)
+                if key not in found or found[key].generation < it.generation:
+                    found[key] = it
+        return [Copy(place, shard) for shard in found.values()]
 
     def stands(self, shard: str, world: int, nbytes: int, count: int) -> bool:
         """Whether ``count`` slots for ``nbytes`` each are there."""
@@ -205,7 +207,7 @@ class Folder:
         gone = [s for s in self.shelves if s.generation < generation and not s.newer(step, generation)]
         self.shelves = [shelf for shelf in self.shelves if shelf not in gone]
         used = {
-            header.layout
+            header.shard.layout
             for shelf in self.shelves
             for one in shelf.slots.values()
             if (header := one.header) is not None
@@ -305,7 +307,7 @@ class Folder:
             header = slots.read_header(path)
             with contextlib.suppress(OSError, ValueError, CopyError):
                 shard, world, capacity, index, _ = path.name.split(".")
-                if header is None or (header.shard, header.capacity) != (shard, int(capacity)):
+                if header is None or (header.shard.name, header.capacity) != (shard, int(capacity)):
                     raise CopyError
                 shelf = self.shelf(shard, int(world))
                 if shelf is None or shelf.capacity != int(capacity):

@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
 
 from windtunnel.base import wire
+from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
 from windtunnel.training.checkpoint.live.memory.state import State
 from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Refused
 from windtunnel.training.checkpoint.live.slot import Slot
+from windtunnel.training.checkpoint.model import Shard
 
 
 class Holder:
@@ -64,7 +65,7 @@ class Holder:
         state = self._state
         with state.changed:
             place = -1 if state.place is None else state.place
-            return {"copies": [asdict(copy) for copy in state.folder.copies(place)]}
+            return {"copies": [to_plain(copy) for copy in state.folder.copies(place)]}
 
     def _get(self, sock: socket.socket, message: Message, raw: bytes) -> None:
         shard, step, state = message["shard"], message["step"], self._state
@@ -72,36 +73,34 @@ class Holder:
             found = state.folder.find(shard, step, message.get("world"))
             if found is None:
                 raise Refused("copy", f"{shard} of step {step} is not here")
-            slot, header = found
-            data = slot.first(header.nbytes)
+            slot, it = found
+            data = slot.first(it.nbytes)
         with data:
-            wire.send(sock, asdict(header))
+            wire.send(sock, to_plain(it))
             # If the slot is overwritten meanwhile the reader's checksum will say so.
             transfer.send_data(sock, data)
 
     def _put(self, sock: socket.socket, message: Message, raw: bytes) -> Message | None:
         state, generation = self._state, message["generation"]
-        shard, step, world, has_shared, born, layout, nbytes, checksum = message["header"]
+        shard = from_plain(Shard, message["shard"])
         state.require(generation)
-        if state.folder.layout(layout) is None:
+        if state.folder.layout(shard.layout) is None:
             return {"answer": "layout"}
-        shelf = self._ensure(shard, world, message["capacity"], message)
-        if self._verified(shelf, step, (world, has_shared, layout, nbytes, checksum), born):
+        shelf = self._ensure(shard.name, shard.world, message["capacity"], message)
+        if self._verified(shelf, shard):
             return {"answer": "have"}
-        if state.saves(shard) and world == state.world:
+        if state.saves(shard.name) and shard.world == state.world:
             return {"answer": "wait"}  # a rank of this host saves it itself, and will have it
-        target = self._take(shelf, message, step, sock)
+        target = self._take(shelf, message, shard.step, sock)
         if target is None:
             return {"answer": "wait"}
         index, slot = target
         try:
-            slot.begin(
-                step, nbytes=nbytes, world=world, has_shared=has_shared, generation=born, layout=layout
-            )
+            slot.begin(shard)
             wire.send(sock, {"answer": "go"})
             with slot.data as data:
                 arrived = transfer.receive_chunks(sock, data)
-            if arrived != checksum:
+            if arrived != shard.checksum:
                 return {"answer": "torn"}
             with state.changed:
                 if state.generation != generation or self._under_way.get(id(shelf)) is not sock:
@@ -109,7 +108,7 @@ class Holder:
                 state.folder.look()
                 if shelf not in state.folder.shelves:
                     return {"answer": "wait"}  # wiped meanwhile: once more, into new memory
-                slot.complete(checksum)
+                slot.complete(arrived)
             return {"answer": "complete"}
         finally:
             with state.changed:
@@ -144,7 +143,7 @@ class Holder:
                     return None
                 state.changed.wait(left)
 
-    def _verified(self, shelf: Shelf, step: int, about: tuple[Any, ...], born: int) -> bool:
+    def _verified(self, shelf: Shelf, shard: Shard) -> bool:
         """Whether that very copy is here. It is read for this: what a peer counts on shall be true.
 
         One of another course that is the same to the last bit counts from now on as one of this: a restore
@@ -152,21 +151,22 @@ class Holder:
         """
         state = self._state
         with state.changed:
-            found = shelf.find(step)
+            found = shelf.find(shard.step)
         if found is None:
             return False
-        slot, h = found
-        if (h.world, h.has_shared, h.layout, h.nbytes, h.checksum) != about:
+        slot, there = found
+        if replace(there, generation=shard.generation) != shard:
             return False
-        with slot.data as data:
-            if slots.checksum_of(data) != h.checksum:
+        with slot.first(there.nbytes) as data:
+            if slots.checksum_of(data) != there.checksum:
                 return False
-        if h.generation == born:
-            return slot.header == h
         with state.changed:
-            if shelf.writing or state.saves(shelf.shard) or slot.header != h:
+            unchanged = slot.header is not None and slot.header.complete and slot.header.shard == there
+            if there == shard or not unchanged:
+                return unchanged
+            if shelf.writing or state.saves(shelf.shard):
                 return False
-            slot.relabel(born)
+            slot.relabel(shard.generation)
             return True
 
     def cut(self) -> None:

@@ -17,14 +17,16 @@ from windtunnel.base.schema import (
     text,
 )
 
-_HEADER = (text, integer, count, flag, count, text, count, text)
-
-
-def _header(value: Any) -> bool:
-    """Shard, step, world, has_shared, generation, layout, nbytes, checksum."""
-    if not isinstance(value, list) or len(value) != len(_HEADER):
-        return False
-    return all(check(one) for check, one in zip(_HEADER, value, strict=True))
+SHARD = fields(
+    name=text,
+    step=integer,
+    world=count,
+    has_shared=flag,
+    generation=count,
+    layout=text,
+    nbytes=count,
+    checksum=text,
+)
 
 
 def _until(value: Any) -> bool:
@@ -42,7 +44,7 @@ FROM_PEER: Table = {
         keeps=each(integer),
         slots=count,
         capacity=count,
-        header=_header,
+        shard=SHARD,
     ),
     "get": fields(shard=text, step=integer, world=maybe(count)),
     "list": anything,

@@ -20,8 +20,8 @@ from windtunnel.training.checkpoint.live.memory.folder import Shelf
 from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Pace, Pacer, Sender
 from windtunnel.training.checkpoint.live.memory.state import Board, Ledger, Spec, State
 from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Refused
-from windtunnel.training.checkpoint.live.slot import CopyError, Header, Slot
-from windtunnel.training.checkpoint.model import Placement
+from windtunnel.training.checkpoint.live.slot import CopyError, Slot
+from windtunnel.training.checkpoint.model import Placement, Shard
 from windtunnel.training.checkpoint.policy import CopiesWanted, Decision, Observation, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, explain, needed, require
 from windtunnel.training.elastic.model import MemberHost
@@ -207,7 +207,7 @@ class Owner:
                 )
             one = shelf.slots[message["slot"]]
         header = one.header
-        if header is None or header.step != step:
+        if header is None or header.shard.step != step:
             raise Refused("copy", f"{one.path} does not hold step {step}")
         if not header.complete:
             with one.data as data:
@@ -218,19 +218,20 @@ class Owner:
         holders = () if alone else spec.holders
         with state.changed:
             if state.generation == message["generation"]:
-                state.ledger.saved(rank, step, shard, state.host.id, holders, header.generation)
+                it = header.shard
+                state.ledger.saved(rank, step, shard, state.host.id, holders, it.generation)
                 for host in holders:
-                    self._send(host, self._delivery(one, header, spec.slots, rank, shelf))
+                    self._send(host, self._delivery(one, it, spec.slots, rank, shelf))
         self._post_if_done(rank, step)
         return {"committed": state.committed}
 
-    def _delivery(self, slot: Slot, header: Header, count: int, rank: int, shelf: Shelf) -> Delivery:
+    def _delivery(self, slot: Slot, shard: Shard, count: int, rank: int, shelf: Shelf) -> Delivery:
         def keeps() -> list[int]:
-            return [step for step in shelf.held() if step not in (EMPTY, header.step)]
+            return [step for step in shelf.held() if step not in (EMPTY, shard.step)]
 
         ledger = self._state.ledger
         done = partial(self._delivered, ledger)
-        return Delivery(slot, header, count, rank, self._state.generation, keeps, done)
+        return Delivery(slot, shard, count, rank, self._state.generation, keeps, done)
 
     def _send(self, host: int, delivery: Delivery) -> None:
         state = self._state
@@ -249,24 +250,24 @@ class Owner:
         self._senders[host].add(delivery)
 
     def _delivered(self, ledger: Ledger, delivery: Delivery, host: int, verdict: str) -> None:
-        state, header = self._state, delivery.header
+        state, it = self._state, delivery.shard
         if verdict not in ("complete", "have"):
-            text = f"{header.shard} of step {header.step} did not reach host {host}: {verdict}"
+            text = f"{it.name} of step {it.step} did not reach host {host}: {verdict}"
             state.context.event("note", text=text)
             return
         with state.changed:
             if ledger is not state.ledger:  # of a generation, or a course, that is over
                 return
-            sent = self._traffic.setdefault(header.step, [0, 0])
+            sent = self._traffic.setdefault(it.step, [0, 0])
             sent[0] += delivery.sent
             sent[1] += delivery.inside
             while len(self._traffic) > TRAFFIC_KEPT:
                 del self._traffic[min(self._traffic)]
-            ledger.arrived(delivery.rank, header.step, header.shard, host)
-            if header.step == max(state.committed, state.base) and header.shard in state.holders:
-                state.holders[header.shard] |= {host}
+            ledger.arrived(delivery.rank, it.step, it.name, host)
+            if it.step == max(state.committed, state.base) and it.name in state.holders:
+                state.holders[it.name] |= {host}
             state.changed.notify_all()
-        self._post_if_done(delivery.rank, header.step)
+        self._post_if_done(delivery.rank, it.step)
 
     def _post_if_done(self, rank: int, step: int) -> None:
         state = self._state
@@ -310,7 +311,7 @@ class Owner:
                 found = state.folder.find(message["shard"], message["step"], message.get("world"))
                 if found is None:
                     raise CopyError(f"{message['shard']} of step {message['step']} is not here")
-                return {"path": str(found[0].path), "header": asdict(found[1])}
+                return {"path": str(found[0].path)}
             hosts = state.membership.hosts if state.membership else ()
             if not isinstance(wanted, int) or not 0 <= wanted < len(hosts):
                 raise CopyError(f"there is no place {wanted!r}")

@@ -28,8 +28,10 @@ from typing import Any
 
 from windtunnel.base import handshake, wire
 from windtunnel.base.keys import Keys
+from windtunnel.base.plain import to_plain
 from windtunnel.training.checkpoint.live.memory import transfer
-from windtunnel.training.checkpoint.live.slot import Header, Slot
+from windtunnel.training.checkpoint.live.slot import Slot
+from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy import Allowance, Sending, decide
 from windtunnel.training.checkpoint.policy.pacing import ENDLESS, SMALLEST
 from windtunnel.training.elastic.model import MemberHost
@@ -171,7 +173,7 @@ class Delivery:
     it is cancelled."""
 
     slot: Slot
-    header: Header
+    shard: Shard
     slots: int
     rank: int
     generation: int
@@ -274,7 +276,7 @@ class Sender:
         sock = self._connection()
         answer = self._ask(sock, delivery)
         if answer.get("answer") == "layout":
-            digest = delivery.header.layout
+            digest = delivery.shard.layout
             blob = self._layout(digest)
             if blob is None:
                 return f"its layout {digest} is not here"
@@ -284,12 +286,13 @@ class Sender:
         verdict = self._verdict(answer)
         if verdict != "go":
             return verdict
-        with delivery.slot.first(delivery.header.nbytes) as data:
+        with delivery.slot.first(delivery.shard.nbytes) as data:
             self._stream(sock, data, delivery)
         answer, following = wire.receive(sock)
         wire.skip(sock, following)
         verdict = self._verdict(answer)
-        if verdict == "torn" and delivery.slot.header != delivery.header:
+        now = delivery.slot.header
+        if verdict == "torn" and (now is None or now.shard != delivery.shard):
             return "it was overwritten meanwhile"
         return verdict
 
@@ -301,7 +304,6 @@ class Sender:
         return str(answer["answer"])
 
     def _ask(self, sock: socket.socket, delivery: Delivery) -> dict[str, Any]:
-        h = delivery.header
         committed, base = self._known()
         message = {
             "op": "put",
@@ -310,8 +312,8 @@ class Sender:
             "base": base,
             "keeps": delivery.keeps(),
             "slots": delivery.slots,
-            "capacity": h.capacity,
-            "header": [h.shard, h.step, h.world, h.has_shared, h.generation, h.layout, h.nbytes, h.checksum],
+            "capacity": delivery.slot.capacity,
+            "shard": to_plain(delivery.shard),
         }
         return transfer.ask(sock, message)
 

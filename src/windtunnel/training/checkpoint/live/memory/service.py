@@ -26,6 +26,7 @@ from windtunnel.base import handshake
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.listener import Listener
+from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
@@ -36,8 +37,8 @@ from windtunnel.training.checkpoint.live.memory.owner import Owner
 from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.memory.state import Context, State
 from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Requests
-from windtunnel.training.checkpoint.live.slot import CopyError, Header
-from windtunnel.training.checkpoint.model import SHARED
+from windtunnel.training.checkpoint.live.slot import CopyError
+from windtunnel.training.checkpoint.model import SHARED, Shard
 from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.checkpoints import FAILED
 
@@ -156,7 +157,7 @@ class Persister:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._urls: dict[str, tuple[str, Header]] = {}  # by key: what is to be completed
+        self._urls: dict[str, tuple[str, int]] = {}  # by key: what is to be completed
         self._keep = 0  # steps that stay in storage, as was asked last
         self._made: dict[str, dict[str, Any]] = {}  # by key: what was said of what is completed
         self._threads: list[threading.Thread] = []
@@ -195,7 +196,7 @@ class Persister:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def _copied(self, rank: int, step: int) -> list[tuple[Header, memoryview]]:
+    def _copied(self, rank: int, step: int) -> list[tuple[Shard, memoryview]]:
         state = self._state
         with state.changed:
             spec, world = state.specs.get(rank), state.world
@@ -204,23 +205,21 @@ class Persister:
         return [self._shard(shard, step, world) for shard in wanted]
 
     def _write(
-        self, key: str, rank: int, step: int, url: str, copied: list[tuple[Header, memoryview]]
+        self, key: str, rank: int, step: int, url: str, copied: list[tuple[Shard, memoryview]]
     ) -> None:
         from windtunnel.training.checkpoint.live import storage  # only here: it is slow to import
 
         if not self._committed(step, key.rpartition("/")[2]):
             return
         try:
-            for header, data in copied:
-                told = {"layout": header.layout, "checksum": header.checksum, **header.course}
-                storage.write_shard(url, step, header.shard, data, **told)
-                self._urls[key] = (url, header)
+            written = [to_plain(storage.write_shard(url, shard, data)) for shard, data in copied]
         except Exception as error:  # storage has errors of many kinds; the run goes on without this one
             self._not_written(step, url, error)
             return
+        self._urls[key] = (url, step)
         while len(self._urls) > KEPT:
             del self._urls[next(iter(self._urls))]
-        self._state.context.post(key, rank, [header.layout for header, _ in copied])
+        self._state.context.post(key, rank, written)
 
     def _not_written(self, step: int, url: str, error: Exception) -> None:
         self._state.context.event(FAILED, step=step, error=f"it is not written to {url}: {error}")
@@ -236,19 +235,19 @@ class Persister:
                 state.changed.wait(left)
         return True
 
-    def _shard(self, shard: str, step: int, world: int) -> tuple[Header, memoryview]:
+    def _shard(self, shard: str, step: int, world: int) -> tuple[Shard, memoryview]:
         state = self._state
         with state.changed:
             found = state.folder.find(shard, step, world)
         if found is None:
             raise CopyError(f"{shard} of step {step} is not in memory")
-        one, header = found
+        one, it = found
         there, bound = free(state.folder.path)
-        if header.nbytes > there:
-            told = f"a copy of {shard} takes {amount(header.nbytes)}"
+        if it.nbytes > there:
+            told = f"a copy of {shard} takes {amount(it.nbytes)}"
             raise UserError(f"{told}, {amount(there)} are {bound}")
         # Not the heap's: this goes back to the host at once.
-        data = memoryview(mmap.mmap(-1, max(1, header.nbytes)))[: header.nbytes]
+        data = memoryview(mmap.mmap(-1, max(1, it.nbytes)))[: it.nbytes]
         return slots.load(one.path, data, step=step), data
 
     def _complete(self, key: str, values: dict[Any, Any]) -> None:
@@ -259,17 +258,16 @@ class Persister:
             state.context.event("persisted", **self._made[key])
         if key not in self._urls:
             return
-        url, header = self._urls.pop(key)
+        url, step = self._urls.pop(key)
         try:
-            blobs = {
-                digest: self._layout(digest, int(rank)) for rank, given in values.items() for digest in given
-            }
-            made = storage.complete_step(url, header.step, layouts=blobs, **header.course)
+            told = [(int(rank), from_plain(storage.Written, one)) for rank in values for one in values[rank]]
+            blobs = {one.shard.layout: self._layout(one.shard.layout, rank) for rank, one in told}
+            made = storage.complete_step(url, [one for _, one in told], blobs)
         except Exception as error:
-            self._not_written(header.step, url, error)
+            self._not_written(step, url, error)
             return
         self._made[key] = {
-            "key": key, "step": header.step, "url": url, "course": header.generation,
+            "key": key, "step": step, "url": url, "course": made.shards[0].shard.generation,
             "check": storage.check_of(made),
         }  # fmt: skip
         while len(self._made) > KEPT:

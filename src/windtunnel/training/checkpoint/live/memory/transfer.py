@@ -18,9 +18,11 @@ import xxhash
 
 from windtunnel.base import schema, wire
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain
 from windtunnel.base.schema import Table
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.slot import CopyError
+from windtunnel.training.checkpoint.model import Shard
 
 LENGTH = struct.Struct("!I")
 HOT = 512 << 10
@@ -94,8 +96,8 @@ def receive_chunks(sock: socket.socket, into: memoryview) -> str:
     return hasher.hexdigest()
 
 
-def ask_copy(sock: socket.socket, shard: str, step: int, world: int | None = None) -> dict[str, Any]:
-    """GET: the header of a copy; its ``nbytes`` bytes follow, outside of any frame, for `receive_copy`.
+def ask_copy(sock: socket.socket, shard: str, step: int, world: int | None = None) -> Shard:
+    """GET: what a copy is; its ``nbytes`` bytes follow, outside of any frame, for `receive_copy`.
 
     Raises:
         CopyError: there is none. OSError: the connection ended, or its timeout passed.
@@ -103,25 +105,25 @@ def ask_copy(sock: socket.socket, shard: str, step: int, world: int | None = Non
     answer = ask(sock, {"op": "get", "shard": shard, "step": step, "world": world})
     if "error" in answer:
         raise CopyError(f"{answer['text']}")
-    return answer
+    return from_plain(Shard, answer)
 
 
-def receive_copy(sock: socket.socket, answer: dict[str, Any], into: memoryview) -> str:
+def receive_copy(sock: socket.socket, shard: Shard, into: memoryview) -> str:
     """The data after `ask_copy`, verified; its checksum. After an error the connection is of no use any more.
 
     Raises:
         CopyError: another length than ``into`` has, or not what its checksum says. OSError: the connection.
     """
-    what = f"{answer['shard']} of step {answer['step']}"
-    if answer["nbytes"] != len(into):
-        raise CopyError(f"{what} has {answer['nbytes']} bytes, {len(into)} are expected")
+    what = f"{shard.name} of step {shard.step}"
+    if shard.nbytes != len(into):
+        raise CopyError(f"{what} has {shard.nbytes} bytes, {len(into)} are expected")
     hasher = xxhash.xxh3_128()
     for at in range(0, len(into), slots.BLOCK):
         part = into[at : at + slots.BLOCK]
         wire.fill(sock, part)
         hasher.update(part)
     checksum = hasher.hexdigest()
-    if checksum != answer["checksum"]:
+    if checksum != shard.checksum:
         raise CopyError(f"the checksum of {what} does not match its data")
     return checksum
 

@@ -1,0 +1,133 @@
+"""All of a state as one shard in memory: how it goes to storage and to other hosts where no agent keeps it.
+
+    whole = Whole.of("rank3", state)
+    store(job, url, step, {"rank3": whole}, job.world, key, job.generation)
+    Whole.read(url, shard).put(state)
+
+What is written this way is a checkpoint as any other, which a job of any size restores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.training.checkpoint.live import objects, snapshot, state, storage
+from windtunnel.training.checkpoint.live.layout import Layout, digest, view_of
+from windtunnel.training.checkpoint.live.slot import checksum_of
+from windtunnel.training.checkpoint.model import Shard
+
+
+@dataclass(frozen=True)
+class Whole:
+    """``layout``: the text of what lies where in ``data``."""
+
+    layout: bytes
+    data: memoryview
+
+    @staticmethod
+    def of(name: str, program: state.State, rng: bool = False) -> Whole:
+        """``program`` as it is now, as the shard ``name``. ``rng``: with the global generators.
+
+        Raises:
+            UserError: something in it cannot be saved.
+        """
+        return Whole.packed(name, *state.walk(program, rng))
+
+    @staticmethod
+    def packed(name: str, tensors: snapshot.Tensors, others: dict[str, Any]) -> Whole:
+        """A state that was walked over."""
+        packed = objects.pack(others)
+        plan = snapshot.plan(tensors, tuple(others), len(packed), None, name)
+        layout, moves = plan.layouts[name], plan.moves[name]
+        data = memoryview(bytearray(layout.nbytes))
+        snapshot.put_objects(packed, layout.tail, data)
+        snapshot.copy(tensors, moves, snapshot.views(layout, moves, data))
+        return Whole(plan.blobs[name], data)
+
+    @staticmethod
+    def read(url: str, shard: Shard) -> Whole:
+        """A shard that is in storage, verified.
+
+        Raises:
+            ObjectError: it is missing or damaged.
+        """
+        layout, data = storage.layout(url, shard), memoryview(bytearray(shard.nbytes))
+        storage.read_shard(url, shard, data)
+        return Whole(layout, data)
+
+    def checksum(self) -> str:
+        """xxh3_128 of both, hexadecimal."""
+        return xxhash.xxh3_128_hexdigest((digest(self.layout) + checksum_of(self.data)).encode())
+
+    def content(self) -> str:
+        """xxh3_128 of the state, the same for equal states; bytes of equal objects may differ."""
+        layout = Layout.of(self.layout)
+        named = [(entry.name, entry.dtype, entry.shape) for entry in layout.entries]
+        told = json.dumps([named, self.objects()], sort_keys=True, default=repr)
+        hasher = xxhash.xxh3_128(told.encode())
+        hasher.update(self.data[layout.tail :])
+        return hasher.hexdigest()
+
+    def shard(self, name: str, step: int, world: int, generation: int) -> Shard:
+        """As the shard ``name`` of ``world`` such."""
+        nbytes, checksum = len(self.data), checksum_of(self.data)
+        return Shard(name, step, world, False, generation, digest(self.layout), nbytes, checksum)
+
+    def objects(self) -> dict[str, Any]:
+        """What is not a tensor, by name."""
+        return snapshot.get_objects(Layout.of(self.layout), self.data)
+
+    def put(self, program: state.State) -> None:
+        """Into ``program``.
+
+        Raises:
+            UserError: it is of another state; nothing was changed.
+        """
+        saved = {entry.name: entry for entry in Layout.of(self.layout).entries}
+        others = self.objects()
+        state.wants(program, saved, set(others), rng=False)
+        state.put(
+            program,
+            lambda name: view_of(self.data, saved[name]),
+            lambda name: saved[name].whole,
+            others,
+            rng=False,
+        )
+
+
+def store(
+    job: Any,
+    url: str,
+    step: int,
+    wholes: Mapping[str, Whole],
+    world: int,
+    key: str,
+    generation: int,
+    keep: int = 0,
+) -> None:
+    """Write each rank's shards (by their names) to storage, then the word that the step is complete; all but
+    the newest ``keep`` steps go (0: none). All ranks call it, and together they have ``world`` shards.
+    ``generation``: larger than that of another course of this step that may be there.
+
+    Raises:
+        ObjectError: it cannot be written.
+        TimeoutError: not all ranks came.
+    """
+    mine = []
+    for name, whole in wholes.items():
+        written = storage.write_shard(url, whole.shard(name, step, world, generation), whole.data)
+        mine.append([to_plain(written), whole.layout.decode()])
+    said = job.agree(f"stored/{key}", mine)
+    if job.rank == 0:
+        told = [pair for pairs in said.values() for pair in pairs]
+        layouts = {digest(text.encode()): text.encode() for _, text in told}
+        storage.complete_step(url, [from_plain(storage.Written, one) for one, _ in told], layouts)
+        if keep:
+            storage.prune(url, keep)
+    job.agree(f"stored-complete/{key}")
