@@ -144,6 +144,15 @@ def command_line(pid: int) -> str:
     return " ".join(text.split())
 
 
+def who(pid: int) -> str:
+    """``command (process 7)``: the command line and the number inside the sandbox."""
+    command, inside = command_line(pid).strip(), inner_pid(pid)
+    if not inside:
+        return f"process {pid}"
+    short = command if len(command) <= 60 else command[:57] + "..."
+    return f"{short} (process {inside} inside)"
+
+
 class Mapping(NamedTuple):
     """One line of /proc/PID/maps; ``rights`` as in ``rw-p``, ``path`` empty for memory of its own."""
 

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import Facts, Inventory, ProcessStood
-from windtunnel.agents.sandbox.policy.kinds import LOST, NEVER, beforehand, undumpable
-from windtunnel.agents.sandbox.policy.standing import GIVEN_BACK
+from windtunnel.agents.sandbox.policy.standing import GIVEN_BACK, LOST, NEVER, beforehand, undumpable
 
 FACTS = {
     "eventfd-semaphore": ("descriptors", "descriptor 4", "anon_inode:[eventfd], eventfd-semaphore 1"),

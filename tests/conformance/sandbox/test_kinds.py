@@ -22,7 +22,7 @@ from conformance.sandbox.kinds.__main__ import kinds as programs
 from conformance.sandbox.matrix.features import REFUSED
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import Lack, Limits, SandboxSpec
-from windtunnel.agents.sandbox.policy.kinds import LOST
+from windtunnel.agents.sandbox.policy.standing import LOST
 
 pytestmark = [pytest.mark.root, pytest.mark.xdist_group("kinds")]
 

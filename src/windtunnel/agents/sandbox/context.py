@@ -7,7 +7,6 @@ has no process images.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from shutil import disk_usage
@@ -15,9 +14,8 @@ from shutil import disk_usage
 from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.engine import Engine
 from windtunnel.agents.sandbox.errors import PartError, SandboxError
-from windtunnel.agents.sandbox.files import Pool, btrfs
+from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector
-from windtunnel.agents.sandbox.machine import launch
 from windtunnel.agents.sandbox.model import Event, SandboxSpec
 from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import PolicyName, Retention, Room, Rules, disk_limit
@@ -83,36 +81,3 @@ def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:
             "leave `disk` away, or say `disk` none"
         )
     return disk_limit(asked, pool.usage()[1], bounded=not why)
-
-
-def lacking(
-    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | DiffInspector | None, *, images: bool
-) -> list[str]:
-    """What is weaker here than it could be, and why. ``images``: whether those of
-    processes were asked for."""
-    words = []
-    if pool.kind == "copy":
-        why = btrfs.usable(home.pool) or "the pool was made so"
-        words.append(f"files are kept by copies instead of snapshots, and no disk limit holds: {why}")
-    if images and criu is None:
-        words.append(
-            "processes and their memory are not kept: CRIU is missing; 'windtunnel sandbox setup' installs it"
-        )
-    if inspector is not None and inspector.kind != "ebpf":
-        words.append(f"turns are looked at by {inspector.kind}, which misses {'; '.join(inspector.misses)}")
-    return words
-
-
-def admit(home: Home) -> None:
-    """Raises UserError where this user cannot have a host of sandboxes in ``home``."""
-    launch.demand()
-    nearest = home.path
-    while not os.path.exists(nearest):  # false, too, where this user may not look
-        nearest = nearest.parent
-    if not os.access(nearest, os.W_OK | os.X_OK) or (
-        nearest == home.path and nearest.stat().st_uid != os.geteuid()
-    ):
-        raise UserError(
-            f"sandbox: home {home.path} cannot be used by user {os.geteuid()}; name a folder of your own "
-            "(WINDTUNNEL_SANDBOX_HOME)"
-        )

@@ -5,16 +5,18 @@ roots. A process that opens the home takes its lock, reads the records, and take
 init still runs: the processes never depended on the host's process. What it cannot know about the time when
 nobody watched, it doubts: the next turn of such a sandbox is full.
 
-Nothing is left of a sandbox that could not be made.
+Nothing is left of a sandbox that could not be made. Checkpoints that retention no longer keeps are dropped
+while others go on being made, and what one of those needs is never dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -22,22 +24,15 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox import checks
 from windtunnel.agents.sandbox import machine as machines
+from windtunnel.agents.sandbox import policy as policies
 from windtunnel.agents.sandbox import record as records
 from windtunnel.agents.sandbox.box import Box
-from windtunnel.agents.sandbox.context import (
-    FAULTS,
-    NO_IMAGES,
-    Context,
-    admit,
-    disk_limit_of,
-    lacking,
-    room_for,
-)  # fmt: skip
+from windtunnel.agents.sandbox.context import FAULTS, NO_IMAGES, Context, disk_limit_of, room_for
 from windtunnel.agents.sandbox.costs import load_costs
-from windtunnel.agents.sandbox.criu import find_criu
+from windtunnel.agents.sandbox.criu import Criu, find_criu
 from windtunnel.agents.sandbox.engine import Engine
 from windtunnel.agents.sandbox.errors import PoolError, SandboxError
-from windtunnel.agents.sandbox.files import LeftOut, open_pool
+from windtunnel.agents.sandbox.files import LeftOut, Pool, btrfs, open_pool
 from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
 from windtunnel.agents.sandbox.inventory.sockets import leave_repair
 from windtunnel.agents.sandbox.machine import Machine, launch
@@ -69,7 +64,6 @@ from windtunnel.agents.sandbox.policy import (
 from windtunnel.agents.sandbox.proxy.attach import HostProxy, usable_key, with_address
 from windtunnel.agents.sandbox.record import Record
 from windtunnel.agents.sandbox.restore import bring_back, refuse_less
-from windtunnel.agents.sandbox.retention import Keeper
 from windtunnel.agents.sandbox.side_effects import SideEffectError
 from windtunnel.agents.sandbox.store import (
     Manifests,
@@ -82,6 +76,8 @@ from windtunnel.agents.sandbox.verify import verify
 from windtunnel.base.errors import UserError
 
 NO_TIME = "no time is left"
+Past = tuple[tuple[str, ...], Set[str], tuple[str, ...], tuple[str, ...]]
+"""Checkpoints to drop; ids of parts that stay; snapshots and images that exist."""
 
 
 class Host:
@@ -105,7 +101,7 @@ class Host:
         self.home = Home((home or default_home()).absolute())
         self._rootless = launch.rootless()
         if self._rootless:
-            admit(self.home)
+            _admit(self.home)
         for folder in (self.home.path, self.home.boxes):
             folder.mkdir(parents=True, exist_ok=True)
         self.home.path.chmod(0o700)
@@ -148,9 +144,10 @@ class Host:
         self._boxes: dict[str, Box] = {}
         self._claims: set[str] = set()
         self._lock = threading.RLock()
-        self._keeper = Keeper(self.context, self._lock, self._boxes, self._claims)
+        self._made = 0
+        self._tidying = threading.Lock()
         if not self._rootless:
-            for words in lacking(self.home, pool, self.context.criu, inspector, images=with_images):
+            for words in _lacking(self.home, pool, self.context.criu, inspector, images=with_images):
                 self._report(Event("weaker", "", words))
         self._take_over()
 
@@ -232,7 +229,7 @@ class Host:
         with contextlib.suppress(Exception):
             box.wait()
         self._forget(name, box)
-        self._keeper.drop_forgettable()
+        self._drop_forgettable()
         self.context.report(Event("removed", name))
 
     def import_(self, url: str, name: str, *, key_file: str = "", allow_less: bool = False) -> Box:
@@ -340,11 +337,25 @@ class Host:
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
         """Drop what retention lets go of, and whatever a crash left: mounts, cgroups, namespaces, dumps."""
-        report = self._keeper.collect(dry_run=dry_run)
-        if not dry_run:
-            words = f"{len(report.checkpoints)} checkpoints, {len(report.leftovers)} leftovers"
-            self.context.report(Event("collected", "", words))
-        return report
+        context = self.context
+        with self._lock:
+            names = {*self._boxes, *self._claims}
+            dropped, needed, snapshots, images = self._past(write=not dry_run)
+            if dry_run:
+                left = [*context.pool.leftovers(names, set(needed)), *machines.leftovers(context.home, names)]
+                return GcReport(dropped, tuple(left), 0)
+            used = context.pool.usage()[0]
+            self._drop(dropped, needed, snapshots, images)
+            gone = [f"snapshot {one}" for one in snapshots if one not in needed]
+            # snapshots are dropped already; those that are there now may be of checkpoints just being made
+            gone += [*context.pool.collect(names, None), *machines.collect(context.home, names)]
+            for folder in context.home.boxes.iterdir():
+                if folder.name not in names:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    gone.append(f"folder of sandbox {folder.name}")
+            freed = context.pages.collect(needed) + max(0, used - context.pool.usage()[0])
+        context.report(Event("collected", "", f"{len(dropped)} checkpoints, {len(gone)} leftovers"))
+        return GcReport(dropped, tuple(gone), freed)
 
     def close(self) -> None:
         """Let go of the home. Checkpoints under way are finished; the sandboxes run on.
@@ -543,10 +554,99 @@ class Host:
         if self._on_event is not None:
             self._on_event(event)
         if event.kind == "checkpoint":
-            self._keeper.made()
+            self._made += 1
+            if self._made % self.context.retention.keep == 0:
+                threading.Thread(target=self._tidy, name="sandbox-tidy", daemon=True).start()
+
+    def _tidy(self) -> None:
+        if self._tidying.acquire(blocking=False):
+            try:
+                with contextlib.suppress(*FAULTS):
+                    self._drop_forgettable()
+            finally:
+                self._tidying.release()
+
+    def _drop_forgettable(self) -> None:
+        """Remove the manifests that retention lets go of, then what only they needed."""
+        with self._lock:
+            self._drop(*self._past())
+
+    def _past(self, *, write: bool = True) -> Past:
+        """What may be dropped now. ``write``: it will be, so it goes into the logs.
+
+        Checkpoints go on being made meanwhile, so the order matters: what exists is listed first, then what
+        is being made, then what has been; what is finished in between is in one of the last two.
+        """
+        context = self.context
+        snapshots, images = tuple(context.pool.snapshots()), tuple(context.pages.ids())
+        making = frozenset(context.in_use)
+        manifests, problems = context.manifests.all()
+        # the newest checkpoint of each sandbox (none yet: of one that is being made), and under impossible
+        # names what is being restored
+        tips = dict.fromkeys(tuple(self._claims), "")
+        tips |= {name: box.tip for name, box in tuple(self._boxes.items())}
+        tips |= {f"in use: {one}": one for one in tuple(context.in_use)}
+
+        def decide(box: str, past: policies.Past) -> policies.Forget:
+            log = context.log(box if box in self._boxes else "")
+            forget = log.decide(past, write=False)
+            if write and forget.checkpoints:  # asked again and again, it is news only where something goes
+                log.decided(past, forget)
+            return forget
+
+        dropped, needed = policies.forgettable(manifests, tips, context.retention, decide)
+        if problems:
+            # what a manifest that cannot be read needs is not known, and it may be readable again
+            needed |= {*snapshots, *images}
+        return tuple(dropped), needed | making, snapshots, images
+
+    def _drop(
+        self, dropped: tuple[str, ...], needed: Set[str], snapshots: tuple[str, ...], images: tuple[str, ...]
+    ) -> None:
+        for one in dropped:
+            self.context.manifests.remove(one)
+        if dropped:
+            self.context.log("").did(dropped=dropped)
+        for snapshot in set(snapshots) - needed:
+            self.context.pool.drop_snapshot(snapshot)
+        for image in set(images) - needed:
+            self.context.pages.drop(image)
 
     def _pick(self, queued: Queued) -> Pick:
         return self.context.log("").decide(queued, write=False)
 
     def _picked(self, box: str, queued: Queued, pick: Pick) -> None:
         self.context.log(box).decided(queued, pick)
+
+
+def _lacking(
+    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | DiffInspector | None, *, images: bool
+) -> list[str]:
+    """What is weaker here than it could be, and why. ``images``: whether those of
+    processes were asked for."""
+    words = []
+    if pool.kind == "copy":
+        why = btrfs.usable(home.pool) or "the pool was made so"
+        words.append(f"files are kept by copies instead of snapshots, and no disk limit holds: {why}")
+    if images and criu is None:
+        words.append(
+            "processes and their memory are not kept: CRIU is missing; 'windtunnel sandbox setup' installs it"
+        )
+    if inspector is not None and inspector.kind != "ebpf":
+        words.append(f"turns are looked at by {inspector.kind}, which misses {'; '.join(inspector.misses)}")
+    return words
+
+
+def _admit(home: Home) -> None:
+    """Raises UserError where this user cannot have a host of sandboxes in ``home``."""
+    launch.demand()
+    nearest = home.path
+    while not os.path.exists(nearest):  # false, too, where this user may not look
+        nearest = nearest.parent
+    if not os.access(nearest, os.W_OK | os.X_OK) or (
+        nearest == home.path and nearest.stat().st_uid != os.geteuid()
+    ):
+        raise UserError(
+            f"sandbox: home {home.path} cannot be used by user {os.geteuid()}; name a folder of your own "
+            "(WINDTUNNEL_SANDBOX_HOME)"
+        )

@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.context import FAULTS, Context
-from windtunnel.agents.sandbox.criu.failure import who
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.machine import Machine, shell_effect
 from windtunnel.agents.sandbox.machine.state import State
@@ -152,7 +151,11 @@ def processes_alone(machine: Machine) -> dict[int, Lack]:
     """The processes among it, by their pids on the host, in the order of those inside."""
     others = machine.cgroup.pids() - {machine.pid, *machine.shells().values()}
     there = sorted((processes.inner_pid(pid), pid) for pid in others if processes.state(pid) not in "ZX")
-    return {pid: Lack("processes", who(pid), "") for inner, pid in there if inner and not _is_service(pid)}
+    return {
+        pid: Lack("processes", processes.who(pid), "")
+        for inner, pid in there
+        if inner and not _is_service(pid)
+    }
 
 
 def alone_beside(machine: Machine, states: Iterable[ShellState]) -> list[Lack]:

@@ -29,7 +29,7 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     from windtunnel.agents.sandbox.criu import doctor as examine
     from windtunnel.agents.sandbox.criu import ladder
     from windtunnel.agents.sandbox.place import Home
-    from windtunnel.agents.sandbox.policy.kinds import LOST, NEVER
+    from windtunnel.agents.sandbox.policy.standing import LOST, NEVER
     from windtunnel.agents.sandbox.record import leftovers
 
     found = examine()

@@ -80,7 +80,7 @@ AFTERMATH = re.compile(
 def explain_dump(log: str, init: int) -> str:
     """Why a dump failed; ``init`` is the first process of the sandbox, named when the log names none."""
     lines = real_errors(log)
-    whose = who(next(filter(None, map(_pid, lines)), init))
+    whose = processes.who(next(filter(None, map(_pid, lines)), init))
     if said := _sentence(FULL, lines):
         return f"process image: {said}"
     said = _sentence(DUMP, lines)
@@ -123,12 +123,3 @@ def _pid(text: str) -> int:
     """The host's pid that a line speaks of; 0 for none."""
     found = PID.search(text)
     return int(next(group for group in found.groups() if group)) if found else 0
-
-
-def who(pid: int) -> str:
-    """``command (process 7)``: the command line and the number inside the sandbox."""
-    command, inside = processes.command_line(pid).strip(), processes.inner_pid(pid)
-    if not inside:
-        return f"process {pid}"
-    short = command if len(command) <= 60 else command[:57] + "..."
-    return f"{short} (process {inside} inside)"

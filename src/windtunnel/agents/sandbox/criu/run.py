@@ -37,12 +37,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from windtunnel.agents.sandbox.criu import steps
-from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore, who
+from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore
 from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.inventory.sockets import close_orphans, leave_repair
 from windtunnel.agents.sandbox.place import Externals
 from windtunnel.linux import cgroup
 from windtunnel.linux.cgroup import pids_of
+from windtunnel.linux.processes import who
 from windtunnel.linux.snapshot import read_status
 from windtunnel.linux.system import TMPFS, file_system
 
