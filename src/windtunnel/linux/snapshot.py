@@ -34,6 +34,11 @@ class Descriptor(NamedTuple):
         _, _, rest = self.info.partition("flags:")
         return int(rest.split(maxsplit=1)[0], 8) if rest else 0
 
+    @property
+    def position(self) -> int:
+        _, _, rest = self.info.partition("pos:")
+        return int(rest.split(maxsplit=1)[0]) if rest else 0
+
 
 @dataclass(frozen=True)
 class Process:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO
+from typing import IO, Any
 
 from windtunnel.agents.sandbox import record as records
 from windtunnel.agents.sandbox.checkpoint import Taking
@@ -223,7 +223,7 @@ class Box:
         with self._lock:
             self._gate()
             begin = time.monotonic()
-            look = self._look(Occasion.TURN)
+            look = observe(self._context, self.name, self.machine(), self._tip, self._doubt, Occasion.TURN)
             keep = self._log.decide(look)
             seconds = time.monotonic() - begin
             number = self._record.turns + 1
@@ -300,22 +300,25 @@ class Box:
         checkpoint or of a reply of this turn that was held for it.
         """
         checked_label(label)
-        return self._checkpoint(Occasion.ASKED, TurnClass.FULL, full, label, pin, allow_less)
+        named = bool(label) or pin
+        return self._checkpoint(Occasion.ASKED, label, pin, allow_less, full=full, named=named)
 
     def save(self, most: TurnClass) -> Manifest:
         """A checkpoint because the host goes away. ``most``: the strongest class for which there is time.
         What it lacks is told by its manifest."""
-        return self._checkpoint(Occasion.NOTICE, most, False, "notice", False, True)
+        return self._checkpoint(Occasion.NOTICE, "notice", False, True, most=most, named=True)
 
     def _checkpoint(
-        self, occasion: Occasion, most: TurnClass, full: bool, label: str, pin: bool, allow_less: bool
+        self, occasion: Occasion, label: str, pin: bool, allow_less: bool, **more: Any
     ) -> Manifest:
+        """``more``: as of `observe`."""
         with self._lock:
             with contextlib.suppress(SandboxError, *FAULTS):
                 self._gate()  # what the turn's own checkpoint lacks, this one may have
             if allow_less and occasion is Occasion.ASKED:
                 self._allowed = self._record.turns
-            look = self._look(occasion, full=full, named=bool(label) or pin, most=most)
+            machine = self.machine()
+            look = observe(self._context, self.name, machine, self._tip, self._doubt, occasion, **more)
             keep = self._log.decide(look)
             if keep.made > TurnClass.NONE:
                 work = partial(self._cover_now, look, keep, label, pin, allow_less)
@@ -329,15 +332,6 @@ class Box:
         manifest = self._cover(number, look, keep, label=label, pin=pin, allow_less=allow_less)
         kept, made = manifest.turn_class, manifest.id
         return Turn(number, kept, keep.turn_class, keep.reasons, made, time.time(), 0.0, 0.0, 0)
-
-    def _look(
-        self, occasion: Occasion, *, full: bool = False, named: bool = False,
-        most: TurnClass = TurnClass.FULL,
-    ) -> Look:  # fmt: skip
-        machine, doubt = self.machine(), self._doubt
-        return observe(
-            self._context, self.name, machine, self._tip, doubt, occasion, full=full, named=named, most=most
-        )
 
     def _cover(
         self, number: int, look: Look, keep: Keep, *, request: str = "", label: str = "", pin: bool = False,

@@ -222,7 +222,7 @@ class Taking:
             if not self.keep.image:
                 self._left_alone()
             if context.inspector is not None:
-                context.inspector.rebase(name, files=True, processes=False)
+                context.inspector.rebase(name)
         self.files, self.freeze = self._synced(), freeze.seconds
 
     def _left_alone(self) -> None:
@@ -265,7 +265,7 @@ class Taking:
                 references, channel = looked.result()
                 stood = replace(stood, alarms=inventory.alarms(before))
                 if inspector is not None:
-                    inspector.rebase(name, files=True, processes=True)
+                    inspector.rebase(name, snapshot)
         except (CriuError, _Passing):
             self._drop()
             raise

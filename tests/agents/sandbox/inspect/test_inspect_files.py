@@ -11,6 +11,7 @@ from inspect_cell import Cell, files_may_have_changed
 
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.model import Part
+from windtunnel.linux.snapshot import read_snapshot
 
 pytestmark = pytest.mark.root
 
@@ -120,7 +121,7 @@ def test_the_answer_for_a_table_of_commands(kind: str, cell: Cell, inspector: In
         cell.run(AGAIN)
         if not inspector._boxes:
             cell.watch(inspector)
-        inspector.rebase(cell.name, files=True, processes=True)
+        inspector.rebase(cell.name, read_snapshot(cell.pids()))
         before = cell.tree()
         printed = cell.run(command)
         effects = inspector.effects(cell.name)
@@ -174,7 +175,7 @@ def test_a_mapping_from_before_the_snapshot_counts_when_its_process_ran(
     cell.run("echo go > go; read x < ready")
     assert "/workspace/map" in {change.path for change in inspector.effects(cell.name).files}
     cell.settled()
-    inspector.rebase(cell.name, files=True, processes=False)
+    inspector.rebase(cell.name)
     assert not inspector.effects(cell.name).files
 
 
@@ -193,7 +194,7 @@ def test_a_file_opened_before_the_snapshot_and_written_after(cell: Cell, inspect
     cell.watch(inspector)
     cell.run("echo one >&9")
     assert [change.path for change in inspector.effects(cell.name).files] == ["/workspace/log"]
-    inspector.rebase(cell.name, files=True, processes=True)
+    inspector.rebase(cell.name, read_snapshot(cell.pids()))
     assert not inspector.effects(cell.name).files_total
     cell.run("echo two >&9")
     assert [change.path for change in inspector.effects(cell.name).files] == ["/workspace/log"]
@@ -220,5 +221,5 @@ def test_a_storm_in_one_sandbox_puts_only_that_one_in_doubt(
     noisy.run("rm -r /workspace; mkdir /workspace; cd /workspace")
     assert any("events were lost" in doubt.text for doubt in inspector.effects(noisy.name).doubts)
     assert not files_may_have_changed(inspector.effects(quiet.name))
-    inspector.rebase(noisy.name, files=True, processes=True)
+    inspector.rebase(noisy.name, read_snapshot(noisy.pids()))
     assert not files_may_have_changed(inspector.effects(noisy.name))

@@ -16,6 +16,7 @@ from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector, kernel
 from windtunnel.agents.sandbox.model import FileChange, Part, References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.linux import bpf
+from windtunnel.linux.snapshot import read_snapshot
 
 
 @pytest.mark.root
@@ -56,9 +57,9 @@ def test_comparison_sees_what_only_images_keep(cell: Cell) -> None:
     cell.run("echo x > /dev/shm/f")
     (doubt,) = inspector.effects(cell.name).doubts
     assert doubt.part is Part.PROCESSES and "/dev/shm/f is kept by process images only" in doubt.text
-    inspector.rebase(cell.name, files=True, processes=False)
+    inspector.rebase(cell.name)
     assert inspector.effects(cell.name).doubts, "no image was made"
-    inspector.rebase(cell.name, files=True, processes=True)
+    inspector.rebase(cell.name, read_snapshot(cell.pids()))
     assert class_of(inspector.effects(cell.name), References())[0] is TurnClass.NONE
     cell.run("rm /dev/shm/f")
     assert inspector.effects(cell.name).doubts
@@ -77,7 +78,7 @@ def test_without_images_processes_count_as_kept_with_the_files(cell: Cell) -> No
     effects = inspector.effects(cell.name)
     assert cell.child(effects, "sleep").started
     assert [doubt.part for doubt in effects.doubts] == [Part.FILES]
-    inspector.rebase(cell.name, files=True, processes=False)
+    inspector.rebase(cell.name)
     cell.settled()
     assert not [one for one in inspector.effects(cell.name).processes if not one.shell]
     cell.run("kill $SLEEPS; wait")

@@ -14,6 +14,7 @@ from inspect_cell import Cell, files_may_have_changed
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.inspect.files import MOST, Changes
 from windtunnel.agents.sandbox.inspect.syscalls import CREATED, DELETED, MODIFIED, RENAMED
+from windtunnel.linux.snapshot import read_snapshot
 
 NAMES = st.sampled_from(["a", "b", "d", "d/a", "d/b", "e", "e/a", "L", "L/a"])
 STEPS = st.lists(
@@ -130,7 +131,7 @@ def test_no_real_sequence_is_missed(
         cell.run("cd /workspace; rm -rf ./*; mkdir d; echo 1 > a; echo 2 > d/a; ln -s d L")
         if not inspector._boxes:
             cell.watch(inspector)
-        inspector.rebase(cell.name, files=True, processes=True)
+        inspector.rebase(cell.name, read_snapshot(cell.pids()))
         before = cell.tree()
         cell.run(
             "{ "

@@ -51,7 +51,7 @@ def serve(cell: Cell) -> None:
 def kept(cell: Cell, inspector: Inspector) -> None:
     inspector.arm(cell.name)
     cell.settled()
-    inspector.rebase(cell.name, files=True, processes=True)
+    inspector.rebase(cell.name, read_snapshot(cell.pids()))
 
 
 def test_a_process_that_started_or_ended(cell: Cell, inspector: Inspector) -> None:
@@ -59,7 +59,7 @@ def test_a_process_that_started_or_ended(cell: Cell, inspector: Inspector) -> No
     cell.run("sleep 1000 & while ! grep -q sleep /proc/$!/comm; do :; done")
     assert cell.child(inspector.effects(cell.name), "sleep").started
     cell.settled()  # the shell answers before it waits again, and its way there counts
-    inspector.rebase(cell.name, files=True, processes=True)
+    inspector.rebase(cell.name, read_snapshot(cell.pids()))
     assert not inspector.effects(cell.name).processes
     cell.run("true; /bin/true; kill %1; wait")
     effects = inspector.effects(cell.name)
@@ -88,7 +88,7 @@ def test_what_one_process_sets_for_another_is_told(kind: str, case: str, cell: C
     cell.watch(one)
     cell.run("sleep 1000 & P=$!; while ! grep -q sleep /proc/$P/comm; do :; done")
     cell.settled()
-    one.rebase(cell.name, files=True, processes=True)
+    one.rebase(cell.name, read_snapshot(cell.pids()))
     assert "failed" not in cell.run(f"{{ {CHANGES[case]}; }} 2>&1 >/dev/null")
     effects = one.effects(cell.name)
     one.close()
@@ -156,7 +156,7 @@ def test_descriptors_of_the_shell(cell: Cell, inspector: Inspector) -> None:
     cell.run("read x <&8")
     shell = cell.child(inspector.effects(cell.name), "bash")
     assert shell.descriptors_changed and shell.shell, "its place in the file moved"
-    inspector.rebase(cell.name, files=True, processes=True)
+    inspector.rebase(cell.name, read_snapshot(cell.pids()))
     cell.run("exec 7<lines")
     assert cell.child(inspector.effects(cell.name), "bash").descriptors_changed
 
@@ -175,7 +175,7 @@ def test_a_signal_is_input(cell: Cell, inspector: Inspector) -> None:
     cell.watch(inspector)
     pid = next(pid for pid in cell.pids() if command_line(pid).startswith("python3"))
     wait_asleep(pid)
-    inspector.rebase(cell.name, files=True, processes=True)
+    inspector.rebase(cell.name, read_snapshot(cell.pids()))
     cell.run(f"kill -USR1 {pid}")
     wait_asleep(pid)
     assert cell.child(inspector.effects(cell.name), "python3").inputs
@@ -191,9 +191,9 @@ def test_doubts_in_words(cell: Cell, inspector: Inspector) -> None:
         'python3 -c "import ctypes; ctypes.CDLL(None).shmget(0,4096,0o1600); s=ctypes.CDLL(None).shmat; s.restype=ctypes.c_long; i=ctypes.CDLL(None).shmget(0,64,0o1600); s(i,0,0); ctypes.CDLL(None).shmctl(i,0,0)"'
     )
     assert any("System V" in doubt.text for doubt in inspector.effects(cell.name).doubts)
-    inspector.rebase(cell.name, files=True, processes=False)
+    inspector.rebase(cell.name)
     assert inspector.effects(cell.name).doubts, "a snapshot of files does not cover it"
-    inspector.rebase(cell.name, files=True, processes=True)
+    inspector.rebase(cell.name, read_snapshot(cell.pids()))
     assert not inspector.effects(cell.name).doubts
 
 

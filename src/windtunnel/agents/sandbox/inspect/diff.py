@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.inspect import memory
 from windtunnel.agents.sandbox.inspect.paths import Root
 from windtunnel.agents.sandbox.inspect.tasks import Tasks, references
 from windtunnel.agents.sandbox.model import Doubt, Effects, FileChange, Part, References
-from windtunnel.linux.snapshot import Process
+from windtunnel.linux.snapshot import Process, read_snapshot
 
 LISTED = 4096
 Elsewhere = dict[bytes, tuple[int, int, int]]
@@ -62,7 +62,7 @@ class DiffInspector:
         tree = Root(root, init)
         tasks = Tasks(lambda: self._pids(box), init, lambda: shells().values(), tree.seen, None, self._track)
         self._boxes[box] = _Watched(tree, tasks)
-        self.rebase(box, files=True, processes=True)
+        self.rebase(box, read_snapshot(self._pids(box)))
 
     def kept(self) -> contextlib.AbstractContextManager[None]:
         """There is nothing in the kernel."""
@@ -84,11 +84,13 @@ class DiffInspector:
     def touched(self, box: str, path: str) -> None:
         """The comparison finds it."""
 
-    def rebase(self, box: str, *, files: bool, processes: bool) -> None:
+    def rebase(self, box: str, snapshot: Sequence[Process] | None = None) -> None:
         """While the sandbox is frozen: what was until now is kept."""
         watched = self._watched(box)
-        if processes or not self._images:
-            watched.tasks.rebase()
+        if snapshot is None and not self._images:
+            snapshot = read_snapshot(self._pids(box))
+        watched.tasks.rebase(snapshot)
+        if snapshot is not None:
             watched.elsewhere = self._elsewhere(watched)
 
     def references(self, box: str, snapshot: Sequence[Process]) -> References:

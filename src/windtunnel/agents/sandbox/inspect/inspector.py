@@ -25,7 +25,7 @@ from windtunnel.agents.sandbox.inspect.syscalls import DOUBTS
 from windtunnel.agents.sandbox.inspect.tasks import Tasks, references
 from windtunnel.agents.sandbox.model import Doubt, Effects, Part, References
 from windtunnel.linux.cgroup import pids_of
-from windtunnel.linux.snapshot import Process
+from windtunnel.linux.snapshot import Process, read_snapshot
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Inspector:
                 self._slots[slot] = watched
                 watched.identity = self._kernel.add(slot, cgroup, next(self._epochs))
                 self._boxes[box] = watched
-                self.rebase(box, files=True, processes=True)
+                self.rebase(box, read_snapshot(members()))
             except BaseException as error:
                 self._let_go(box, watched, slot)
                 if watched is None:
@@ -139,19 +139,18 @@ class Inspector:
         each of those, half a second at most."""
         self._watched(box).tasks.arm()
 
-    def rebase(self, box: str, *, files: bool, processes: bool) -> None:
-        """While the sandbox is frozen: what was until now is kept."""
+    def rebase(self, box: str, snapshot: Sequence[Process] | None = None) -> None:
+        """While the sandbox is frozen: what was until now is kept, of files and, where a ``snapshot`` of the
+        processes is given, of these."""
         watched = self._watched(box)
         self._kernel.drain()
-        if files:
-            watched.window.clear()
-            watched.tasks.rebase_files()
-            self._kernel.set_epoch(watched.identity, watched.slot, next(self._epochs))
-            watched.lost = self._kernel.lost(watched.slot)
-            watched.at_files = self._kernel.doubts(watched.slot)
-        if processes:
-            watched.tasks.rebase()
-            watched.at_image = self._kernel.doubts(watched.slot)
+        watched.window.clear()
+        watched.tasks.rebase(snapshot)
+        self._kernel.set_epoch(watched.identity, watched.slot, next(self._epochs))
+        watched.lost = self._kernel.lost(watched.slot)
+        watched.at_files = self._kernel.doubts(watched.slot)
+        if snapshot is not None:
+            watched.at_image = watched.at_files
 
     def effects(self, box: str) -> Effects:
         """What the sandbox did since each part of it was last kept. Everything that happened before the call

@@ -7,11 +7,10 @@ import array
 import contextlib
 import fcntl
 import os
-import stat
 import termios
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from windtunnel.agents.sandbox.errors import InspectError
@@ -20,8 +19,8 @@ from windtunnel.agents.sandbox.inspect.kernel import Count
 from windtunnel.agents.sandbox.model import ProcessEffect, References
 from windtunnel.agents.sandbox.place import CHANNEL
 from windtunnel.linux import processes
-from windtunnel.linux.snapshot import Process
-from windtunnel.linux.system import copied_descriptor, process_handle
+from windtunnel.linux.snapshot import Descriptor, Process, read_descriptors, read_file, read_status
+from windtunnel.linux.system import copied, process_handle
 
 _CHANNEL = f"/{CHANNEL}/"
 ARM_SECONDS = 0.5
@@ -47,21 +46,13 @@ class Alive:
     that end when memory is short, and last its limits, which a shell's own state keeps."""
 
 
-def _read(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, 1 << 16)
-    finally:
-        os.close(fd)
-
-
 def alive(pid: int) -> Alive | None:
     """None: it ended, or is a zombie."""
     words = processes.stat(pid)
     if not words or words[0] in "ZX":
         return None
     try:
-        command = _read(f"/proc/{pid}/comm").rstrip(b"\n").decode(errors="replace")
+        command = read_file(f"/proc/{pid}/comm").rstrip(b"\n").decode(errors="replace")
         threads = [str(pid)] if words[17] == "1" else os.listdir(f"/proc/{pid}/task")
         ran = [int(words[11]), int(words[12]), len(threads)]
         for thread in threads:
@@ -77,55 +68,42 @@ def _settings(pid: int, threads: list[str]) -> tuple[object, ...]:
     cpus = tuple(frozenset(os.sched_getaffinity(int(thread))) for thread in threads)
     files = ("coredump_filter", "timerslack_ns", "oom_score_adj", "limits")
     disk = tuple(processes.disk_priority(int(thread)) for thread in threads)
-    return cpus, disk, *(_read(f"/proc/{pid}/{name}") for name in files)
+    return cpus, disk, *(read_file(f"/proc/{pid}/{name}") for name in files)
 
 
 def _ran(pid: int, thread: str) -> list[int]:
     """Nanoseconds that a thread ran, or where the kernel does not count them, how often it was switched."""
-    try:
-        return [int(_read(f"/proc/{pid}/task/{thread}/schedstat").split()[0])]
-    except FileNotFoundError:
-        lines = _read(f"/proc/{pid}/task/{thread}/status").splitlines()
-        return [int(line.split()[1]) for line in lines if b"ctxt_switches" in line]
+    if counted := read_file(f"/proc/{pid}/task/{thread}/schedstat"):
+        return [int(counted.split()[0])]
+    status = read_status(pid, thread)
+    return [int(value) for name, value in status.items() if "ctxt_switches" in name]
 
 
-def read_descriptors(pid: int, seen: Callable[[str], str], *, positions: bool = False) -> Descriptors:
+def seen_descriptors(
+    pid: int, have: Mapping[int, Descriptor], seen: Callable[[str], str], *, positions: bool = False
+) -> Descriptors:
     """What a process has open: number and target of each descriptor, with the bytes that wait in a pipe or
     socket and, on request, the position in a regular file. The channel's own files do not count."""
     found: list[tuple[str, str, int]] = []
     with contextlib.suppress(OSError), process_handle(pid) as handle:
-        for number, link in processes.descriptors(pid).items():
-            target, waiting = seen(link), 0
+        for number, one in have.items():
+            target, waiting = seen(one.link), 0
             if target.startswith(_CHANNEL):
                 continue
-            with contextlib.suppress(OSError):
-                if target.startswith(("pipe:", "socket:")):
-                    waiting = _waiting(handle, number)
-                elif positions and target.startswith("/") and not target.startswith("/dev/"):
-                    waiting = _position(pid, str(number))
-                found.append((str(number), target, waiting))
+            if target.startswith(("pipe:", "socket:")):
+                waiting = _waiting(handle, number)
+            elif positions and one.regular and not target.startswith("/dev/"):
+                waiting = one.position
+            found.append((str(number), target, waiting))
     return frozenset(found)
 
 
 def _waiting(pidfd: int, number: int) -> int:
     """Bytes that wait to be read from a pipe or socket of another process; -1: not known."""
-    try:
-        fd = copied_descriptor(pidfd, number)
-    except OSError:
-        return -1
-    try:
-        count = array.array("i", [0])
-        fcntl.ioctl(fd, termios.FIONREAD, count)
-        return count[0]
-    except OSError:
-        return -1
-    finally:
-        os.close(fd)
-
-
-def _position(pid: int, number: str) -> int:
-    mode = os.stat(f"/proc/{pid}/fd/{number}").st_mode
-    return int(_read(f"/proc/{pid}/fdinfo/{number}").split()[1]) if stat.S_ISREG(mode) else 0
+    count = array.array("i", [-1])
+    with contextlib.suppress(OSError), copied(pidfd, number) as copy:
+        fcntl.ioctl(copy, termios.FIONREAD, count)
+    return count[0]
 
 
 def shared(pid: int, seen: Callable[[str], str]) -> list[str]:
@@ -196,8 +174,6 @@ class Tasks:
         self._base: dict[Key, _Base] = {}
         self._trackers: dict[Key, memory.Tracker | None] = {}
         self._shared: dict[Key, tuple[Alive, list[str]]] = {}
-        self.rebase_files()
-        self.rebase()
 
     def close(self) -> None:
         for tracker in self._trackers.values():
@@ -238,10 +214,28 @@ class Tasks:
         if tracker is not None:
             tracker.close()
 
-    def rebase(self) -> None:
-        """What was until now is covered by a process image."""
-        shells = set(self._shells())
-        self._base = {key: self._seen_now(one, key[0] in shells) for key, one in self.alive().items()}
+    def rebase(self, snapshot: Sequence[Process] | None = None) -> None:
+        """What was until now is covered by a snapshot of files, and where ``snapshot`` of the processes is
+        given, by an image of them, too."""
+        now = self.alive()
+        stores = {}
+        for key, one in now.items():
+            # who can write to mapped files; that one did not run has what it had
+            known = self._shared.get(key)
+            ran = known is None or known[0].ran != one.ran
+            stores[key] = (one, shared(key[0], self._seen) if ran or known is None else known[1])
+        self._shared = stores
+        if snapshot is None:
+            return
+        have, shells = {process.pid: process.descriptors for process in snapshot}, set(self._shells())
+        self._base = {
+            key: _Base(
+                one,
+                self._descriptors(one.pid, have.get(one.pid, {}), key[0] in shells),
+                self._count(one.pid) if self._count is not None else None,
+            )
+            for key, one in now.items()
+        }
         for key, tracker in list(self._trackers.items()):
             if tracker is None:
                 continue
@@ -252,22 +246,9 @@ class Tasks:
             except (InspectError, OSError):
                 self._drop(key)
 
-    def _seen_now(self, one: Alive, shell: bool) -> _Base:
-        count = self._count(one.pid) if self._count is not None else None
-        return _Base(one, self._descriptors(one.pid, shell), count)
-
-    def _descriptors(self, pid: int, shell: bool) -> Descriptors:
+    def _descriptors(self, pid: int, have: Mapping[int, Descriptor], shell: bool) -> Descriptors:
         # a shell's memory is not looked at, so where it stands in its files has to be
-        return read_descriptors(pid, self._seen, positions=shell) if pid != self._init else frozenset()
-
-    def rebase_files(self) -> None:
-        """What was until now is covered by a snapshot of files: remember who can write to mapped files."""
-        kept = {}
-        for key, one in self.alive().items():
-            known = self._shared.get(key)
-            fresh = known is None or known[0].ran != one.ran
-            kept[key] = (one, shared(key[0], self._seen) if fresh or known is None else known[1])
-        self._shared = kept
+        return seen_descriptors(pid, have, self._seen, positions=shell) if pid != self._init else frozenset()
 
     def stored(self, now: dict[Key, Alive]) -> set[str]:
         """Files to which a process may have stored through a mapping since: it had one, and it ran."""
@@ -318,7 +299,8 @@ class Tasks:
             inputs=inputs,
             writes=writes,
             cpu=one.cpu - base.alive.cpu,
-            descriptors_changed=self._descriptors(key[0], shell) != base.descriptors,
+            descriptors_changed=self._descriptors(key[0], read_descriptors(key[0]), shell)
+            != base.descriptors,
             settings_changed=one.settings[: -1 if shell else None]
             != base.alive.settings[: -1 if shell else None],
         )

@@ -2,7 +2,7 @@
 
 What turns need, the order of checkpoints and what is saved on a notice are decided by the very code that live
 sandboxes use (``policy``); only the machine is a model. ``loads`` says what turns ask of a host; ``world`` is
-the hosts and their sandboxes; ``questions`` is what is asked of them; ``observed`` replays a measured run.
+the hosts and their sandboxes; ``questions`` is what is asked of them.
 ``cost`` prices a single decision.
 """
 
