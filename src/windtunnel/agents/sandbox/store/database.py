@@ -29,12 +29,10 @@ _SCHEMA = """
 CREATE TABLE image(id TEXT PRIMARY KEY, recipe BLOB NOT NULL);
 CREATE TABLE frame(id INTEGER PRIMARY KEY, digests BLOB NOT NULL, pages BLOB NOT NULL);
 CREATE TABLE page(key INTEGER PRIMARY KEY, place INTEGER NOT NULL);
-CREATE TABLE damage(frame INTEGER PRIMARY KEY, rows BLOB NOT NULL, why TEXT NOT NULL);
 CREATE TABLE manifest(id TEXT PRIMARY KEY, data BLOB NOT NULL);
 """
 """``image.recipe``: see `pages.Recipe`. ``frame``: up to 64 pages as one zstd frame, and 20 bytes of SHA-256
-of each. ``page``: where the page lies of whose digest ``key`` is the first 8 bytes. ``damage``: which pages
-of a frame are not what was written."""
+of each. ``page``: where the page lies of whose digest ``key`` is the first 8 bytes."""
 
 
 class Database:

@@ -2,14 +2,13 @@
 
 Layout below the URL:
 
-- ``chunks/...``: all data, by content (see `store.objects.chunks`). The pages of a process image in pieces of
-  up to 512, the digests of each piece, the recipe, and the stream of files;
+- ``chunks/...``: all data, by content (see `store.objects.chunks`): the files of the sandbox, and those of
+  its process image, each a tar stream that is cut where its content says so;
 - ``checkpoints/<id>.json``: the manifest, and names of all chunks that the checkpoint needs, sealed and
   written last. Without it there is no checkpoint.
 
-What is there already is not sent again. Pages of other sandboxes are never sent: pieces are made for the
-export, of pages of this image. An import fetches and checks everything before any of it is visible: a place
-that lacks an object, or has a wrong one, leaves the host as it was.
+What is there already is not sent again. An import fetches and checks everything before any of it is visible:
+a place that lacks an object, or has a wrong one, leaves the host as it was.
 """
 
 from __future__ import annotations
@@ -17,65 +16,47 @@ from __future__ import annotations
 import contextlib
 import errno
 import secrets
+import shutil
+import tarfile
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, cast
-
-import numpy as np
 
 from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.store.manifests import Manifests, new_id
-from windtunnel.agents.sandbox.store.pages import (
-    DIGEST,
-    LEVEL,
-    PAGE,
-    WINDOW,
-    Recipe,
-    digests_of,
-    page_count,
-    windows,
-)
+from windtunnel.agents.sandbox.store.pages import LEVEL, files_in
 from windtunnel.agents.sandbox.store.store import PageStore
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import chunks
-from windtunnel.store.objects.files import Files, ObjectError, open_files, told
+from windtunnel.store.objects.files import Files, ObjectError, checked, open_files, told
 from windtunnel.store.objects.manifest import seal, unseal
 
-VERSION = 3
+VERSION = 4
 TRANSFERS = 8
 FOLDER, SUFFIX = "checkpoints", ".json"
-PIECE = chunks.PIECE // PAGE
-"""Pages of a piece."""
 _KIND = "exported checkpoint of a sandbox"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Pages in a chunk of so many ``bytes``, and the chunk of their digests."""
+class Chunk:
+    """``bytes``: how many lie there under its name."""
 
-    chunk: str
+    name: str
     bytes: int
-    digests: str
-
-
-@dataclass(frozen=True)
-class ExportedImage:
-    """``recipe``: the chunk of a `Recipe` whose places count pages through all ``pieces``, from 1 on."""
-
-    pieces: tuple[Piece, ...]
-    recipe: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A checkpoint. ``files``: the chunks of the stream of files, in order."""
+    """A checkpoint: the chunks of its two streams, in order."""
 
     manifest: Manifest
-    image: ExportedImage | None
-    files: tuple[str, ...]
+    image: tuple[Chunk, ...]
+    files: tuple[Chunk, ...]
 
 
 def destination(url: str) -> Files:
@@ -103,9 +84,9 @@ def export_checkpoint(manifest: Manifest, *, pool: Pool, pages: PageStore, url: 
     with told(f"checkpoint {manifest.id} cannot be exported"):
         if manifest.id in _complete(place):
             return
-        with ThreadPoolExecutor(TRANSFERS, "windtunnel-export") as jobs, pages.scratch() as work:
-            image = _send_image(manifest.image.id, pages, place, work, jobs) if manifest.image else None
-            files = _send_files(manifest.files.id, pool, place, jobs) if manifest.files else ()
+        _drop_wrong(place)
+        image = _sent(place, partial(_write_image, pages, manifest.image.id)) if manifest.image else ()
+        files = _sent(place, partial(pool.send, manifest.files.id)) if manifest.files else ()
         # the names of what it needs are durable before its own is
         place.settle()
         place.write(_name(manifest.id), seal(_KIND, VERSION, Exported(manifest, image, files)))
@@ -123,13 +104,15 @@ def import_checkpoint(
     place = open_files(url)
     with told(f"the checkpoint {wanted or 'at'} {url} cannot be imported"), pages.scratch() as work:
         found = _exported(place, _chosen(place, wanted))
-        files = work / "files"
-        with files.open("wb") as out:
-            for piece in chunks.get_all(place, found.files, TRANSFERS):
-                out.write(piece)
-        if found.image is not None:
-            _fetch_image(place, found.image, work, work / "images")
-        return _publish(found.manifest, files, work / "images", pool, pages, manifests, name, key_file)
+        for stream, held in (("files", found.files), ("image", found.image)):
+            with (work / stream).open("wb") as out:
+                for piece in chunks.get_all(place, (chunk.name for chunk in held), TRANSFERS):
+                    out.write(piece)
+        if found.image:
+            _read_image(work / "image", work / "images")
+        return _publish(
+            found.manifest, work / "files", work / "images", pool, pages, manifests, name, key_file
+        )
 
 
 def _complete(place: Files) -> list[str]:
@@ -160,124 +143,60 @@ def _chosen(place: Files, wanted: str) -> str:
     return wanted if wanted in ids else ids[-1]
 
 
-def _there(place: Files) -> dict[bytes, tuple[Piece, int]]:
-    """Where each page that is at a place already lies: its piece, and its number in it."""
-    pieces: set[Piece] = set()
+def _drop_wrong(place: Files) -> None:
+    """Chunks there whose size is not the one they had are removed, and so written again."""
     for id in _complete(place):
         # one that is damaged spoils no other: what only it could tell is sent again
         with contextlib.suppress(ObjectError):
-            image = _exported(place, id).image
-            pieces.update(image.pieces if image else ())
-    found: dict[bytes, tuple[Piece, int]] = {}
-    for piece in sorted(pieces, key=lambda piece: piece.chunk):
-        with contextlib.suppress(ObjectError):
-            if place.size(chunks.path(piece.chunk)) != piece.bytes:
-                place.remove(chunks.path(piece.chunk))
-                continue
-            sums = chunks.get(place, piece.digests)
-            found.update(
-                (sums[at : at + DIGEST], (piece, at // DIGEST)) for at in range(0, len(sums), DIGEST)
-            )
-    return found
+            found = _exported(place, id)
+            for chunk in {*found.image, *found.files}:
+                if place.size(chunks.path(chunk.name)) not in (None, chunk.bytes):
+                    place.remove(chunks.path(chunk.name))
 
 
-def _send_image(
-    id: str, pages: PageStore, place: Files, work: Path, jobs: ThreadPoolExecutor
-) -> ExportedImage:
-    """Send the pages that are not there yet, and the recipe."""
-    images, recipe = work / "images", pages.recipe(id)
-    pages.materialise(id, images)
-    known, held = _there(place), list(pages.digests(recipe))
-    used: dict[Piece, int] = {}
-    fresh: dict[bytes, int] = {}
-    where: list[tuple[Piece | None, int]] = []
-    loose, sums, sent = bytearray(), bytearray(), list[Future[Piece]]()
+def _sent(place: Files, write: Callable[[IO[bytes]], None]) -> tuple[Chunk, ...]:
+    """Send the pieces of a stream that are not there yet; all of its chunks, in order."""
+    found: list[Chunk] = []
+    waiting: deque[Future[Chunk]] = deque()
 
-    def send(data: bytes, digests: bytes) -> Piece:
-        name = chunks.put(place, data, LEVEL)
-        return Piece(name, place.size(chunks.path(name)) or 0, chunks.put(place, digests, LEVEL))
-
-    def cut() -> None:
-        sent.append(jobs.submit(send, bytes(loose), bytes(sums)))
-        loose.clear()
-        sums.clear()
-        if len(sent) > 2 * TRANSFERS:
-            sent[-2 * TRANSFERS].result()
-
-    for file, size, begin in recipe.begins():
-        for first, some in windows(images / file, size):
-            for row, page in enumerate(some):
-                key = held[begin + first + row].tobytes()
-                if not recipe.places[begin + first + row]:
-                    where.append((None, -1))
-                elif key in known:
-                    piece, number = known[key]
-                    used.setdefault(piece, len(used))
-                    where.append((piece, number))
-                else:
-                    if key not in fresh:
-                        fresh[key] = len(fresh)
-                        loose += page.tobytes()
-                        sums += key
-                        if len(sums) == PIECE * DIGEST:
-                            cut()
-                    where.append((None, fresh[key]))
-    if sums:
-        cut()
-    old, places = len(used) * PIECE, np.zeros(len(where), np.int64)
-    for at, (home, number) in enumerate(where):
-        base = used[home] * PIECE if home is not None else old
-        places[at] = base + number + 1 if number >= 0 else 0
-    for piece in used:
-        place.rely(chunks.path(piece.chunk))
-        place.rely(chunks.path(piece.digests))
-    packed = Recipe(recipe.files, places).pack("")
-    names = tuple(chunks.put(place, bytes(part)) for part in chunks.pieces(memoryview(packed)))
-    return ExportedImage((*used, *(job.result() for job in sent)), names)
-
-
-def _fetch_image(place: Files, image: ExportedImage, work: Path, into: Path) -> None:
-    """The process image from its pieces."""
-    recipe = Recipe.unpack("", b"".join(chunks.get_all(place, image.recipe, TRANSFERS)))
-    with (work / "pages").open("wb") as out:
-        out.write(bytes(PAGE))
-        names = [name for piece in image.pieces for name in (piece.chunk, piece.digests)]
-        found = chunks.get_all(place, names, TRANSFERS)
-        for number, (piece, data, sums) in enumerate(zip(image.pieces, found, found, strict=False)):
-            if digests_of(np.frombuffer(data, np.uint8).reshape(-1, PAGE)).tobytes() != sums:
-                raise ObjectError(f"{place.url}/{chunks.path(piece.chunk)} does not match its digests")
-            out.seek((1 + number * PIECE) * PAGE)
-            out.write(data)
-        out.truncate((1 + len(image.pieces) * PIECE) * PAGE)
-    held = np.memmap(work / "pages", np.uint8, "r").reshape(-1, PAGE)
-    if (
-        len(recipe.places) != sum(page_count(size) for _, size in recipe.files)
-        or ((recipe.places < 0) | (recipe.places >= len(held))).any()
-    ):
-        raise ObjectError(f"{place.url}: the recipe of an image contradicts itself")
-    into.mkdir()
-    for name, size, begin in recipe.begins():
-        with (into / name).open("xb") as file:
-            for at in range(0, page_count(size), WINDOW):
-                end = min(at + WINDOW, page_count(size))
-                file.write(held[recipe.places[begin + at : begin + end]].reshape(-1).data)
-            file.truncate(size)
-
-
-def _send_files(snapshot: str, pool: Pool, place: Files, jobs: ThreadPoolExecutor) -> tuple[str, ...]:
-    """Send the pieces of the stream of files that are not there yet; returns the names of all, in order."""
-    names: list[str] = []
-    waiting: deque[Future[str]] = deque()
+    def send(piece: bytes) -> Chunk:
+        name = chunks.put(place, piece, LEVEL)
+        return Chunk(name, place.size(chunks.path(name)) or 0)
 
     def take(piece: bytes) -> None:
-        waiting.append(jobs.submit(chunks.put, place, piece, LEVEL))
+        waiting.append(jobs.submit(send, piece))
         if len(waiting) > 2 * TRANSFERS:
-            names.append(waiting.popleft().result())
+            found.append(waiting.popleft().result())
 
-    out = chunks.Cutter(take)
-    pool.send(snapshot, cast(IO[bytes], out))
-    out.finish()
-    return (*names, *[job.result() for job in waiting])
+    with ThreadPoolExecutor(TRANSFERS, "windtunnel-export") as jobs:
+        out = chunks.Cutter(take)
+        write(cast(IO[bytes], out))
+        out.finish()
+        return (*found, *[job.result() for job in waiting])
+
+
+def _write_image(pages: PageStore, id: str, out: IO[bytes]) -> None:
+    """A process image as a tar; headers say names and sizes alone, so that equal files are equal bytes."""
+    with pages.scratch() as work, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        pages.materialise(id, work / "images")
+        for name, size in files_in(work / "images"):
+            member = tarfile.TarInfo(name)
+            member.size = size
+            with (work / "images" / name).open("rb") as file:
+                tar.addfile(member, file)
+
+
+def _read_image(stream: Path, into: Path) -> None:
+    into.mkdir()
+    try:
+        with tarfile.open(stream) as tar:
+            for member in tar:
+                if not member.isreg():
+                    raise ObjectError(f"{member.name!r} is no plain file, so it cannot be part of an image")
+                with (into / checked(member.name)).open("xb") as made:
+                    shutil.copyfileobj(cast(IO[bytes], tar.extractfile(member)), made, 1 << 20)
+    except tarfile.TarError as error:
+        raise ObjectError(f"the stream of an image is damaged: {error}") from error
 
 
 def _publish(

@@ -1,14 +1,14 @@
 """Process images, kept page by page: what an image shares with any earlier one is stored once.
 
 An image is one transaction on the `Database`: its new pages, in compressed frames, and its recipe. So a crash
-at any point leaves all earlier images, and at most frames of a large one that nothing refers to, which
-``collect`` removes. ``collect`` also makes frames smaller of which less than half is needed: pages that are
-not become zeros, and those that stay keep their places.
+at any point leaves the images that were there, and nothing else. ``collect``, one transaction too, removes
+frames of which nothing is needed, and makes those smaller of which less than half is: pages that are not
+become zeros, and those that stay keep their places.
 
 A page that equals the one in the same place of the image before (``like``) is not even hashed. The newest
 images also stay as they were written (see `RawImages`); what is restored from them is hashed all the same.
-Damage that was found is remembered: it serves no restore, and such pages are stored anew with the next image
-that has them.
+Every page is checked whenever it is read. A frame in which damage was found is looked up no more, so such
+pages are stored anew with the next image that has them.
 
 Source: Crab (arXiv 2604.28138), section 5, keeps whole dumps; pages addressed by content are ours.
 """
@@ -16,14 +16,11 @@ Source: Crab (arXiv 2604.28138), section 5, keeps whole dumps; pages addressed b
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import sqlite3
 import tempfile
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,11 +51,11 @@ from windtunnel.agents.sandbox.store.pages import (
 from windtunnel.agents.sandbox.store.raw import RawImages
 from windtunnel.agents.sandbox.store.writing import Before, Writer
 from windtunnel.base.atomic import write_all
-from windtunnel.store.objects.chunks import compress, decompress
+from windtunnel.store.objects.chunks import compress, decompress, in_order
 from windtunnel.store.objects.files import ObjectError, checked, told
 
-_AHEAD = 32
-"""Frames that may be under way at once in a scrub: bounds memory."""
+_AHEAD = 4
+"""Frames that are read at once in a scrub."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +89,9 @@ class PageStore:
             self._work = folder / "work"
             shutil.rmtree(self._work, ignore_errors=True)
             self._work.mkdir()
-            with self.database.reading() as db:
-                (last,) = db.execute("SELECT max(id) FROM frame").fetchone()
-                damage = db.execute("SELECT frame, rows, why FROM damage").fetchall()
-        self._damaged: dict[int, tuple[bytes, str]] = {frame: (rows, why) for frame, rows, why in damage}
-        self._numbers = itertools.count((last or 0) + 1)
+        self._damaged: set[int] = set()
         self._jobs = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "windtunnel-pages")
         self._young: set[str] = set()
-        self._users = _Users()
 
     def keep(self, id: str, images: Path, *, like: str = "") -> StoredImage:
         """Store the folder ``images`` under ``id``; durable with the next manifest. The folder stays the
@@ -107,19 +99,27 @@ class PageStore:
 
         ``like``: an image that is probably much the same, best the one before of the same sandbox.
         """
-        with self._users.one(), told(f"image {checked(id)} cannot be kept"):
-            before: Before | None = None
-            folder = self._raw.folder(like) if like else None
-            if folder is not None:
-                with contextlib.suppress(ObjectError):
-                    before = folder, self.recipe(like)
+        with told(f"image {checked(id)} cannot be kept"):
             if id in self.ids():
                 raise ObjectError(f"there is an image {id} already, and an image is never replaced")
-            writer = Writer(self.database, self._jobs, lambda: next(self._numbers), tuple(self._damaged))
-            size = writer.keep(id, images, before)
+            folder = self._raw.folder(like) if like else None
             self._young.add(id)
+            try:
+                with self.database.writing() as db:
+                    before: Before | None = None
+                    if folder is not None:
+                        with contextlib.suppress(ObjectError):
+                            before = folder, _recipe(db, like)
+                    used = self.database.used(db)
+                    size = Writer(db, self._jobs, self._damaged).keep(id, images, before)
+                    grown = self.database.used(db) - used
+            except BaseException:
+                self._young.discard(id)
+                with contextlib.suppress(OSError):  # what was begun of it gives its room back
+                    self.database.settle(whole=True)
+                raise
             self._raw.put(id, images)
-        return StoredImage(size, writer.bytes_new)
+        return StoredImage(size, grown)
 
     def materialise(self, id: str, into: Path) -> None:
         """Write the files of an image into the folder ``into``, which must be empty or not there yet.
@@ -139,10 +139,8 @@ class PageStore:
 
         What is returned waits for it, and raises StaleCopy when they are not those that were kept.
         """
-        with self._users.one(), told(f"image {id} cannot be written to {into}"):
+        with told(f"image {id} cannot be written to {into}"):
             recipe = self.recipe(id)
-            if wrong := self._hit(recipe):
-                raise ObjectError(f"image {id} is damaged: {'; '.join(wrong)}")
             missing = not into.exists()
             into.mkdir(parents=True, exist_ok=True)
             if any(into.iterdir()):
@@ -157,7 +155,7 @@ class PageStore:
                 if missing:
                     into.rmdir()
                 if isinstance(error, ObjectError):
-                    self._scrub(recipe.frames())
+                    raise ObjectError(f"image {id} is damaged: {'; '.join(self.verify(id))}") from error
                 raise
             self._raw.put(id, into)
         return lambda: None
@@ -165,10 +163,7 @@ class PageStore:
     def recipe(self, id: str) -> Recipe:
         """How an image is put together."""
         with told(f"image {id} cannot be read"), self.database.reading() as db:
-            row = db.execute("SELECT recipe FROM image WHERE id=?", (checked(id),)).fetchone()
-        if row is None:
-            raise ObjectError(f"there is no image {id}")
-        return Recipe.unpack(id, row[0])
+            return _recipe(db, checked(id))
 
     def ids(self) -> list[str]:
         with told("the page store cannot be read"), self.database.reading() as db:
@@ -187,18 +182,18 @@ class PageStore:
         Images that this process has kept stay until ``drop`` names them: what needs them may be about to be
         written. When a needed image cannot be read nothing is removed, since its pages are not known.
         """
-        with self._users.alone(), told("the page store cannot be collected"):
-            wanted = {*needed, *self._young}
-            for id in self.ids():
-                if id not in wanted:
-                    self.drop(id)
-            used = self._in_use()
+        with told("the page store cannot be collected"):
             with self.database.writing() as db:
                 before = self.database.used(db)
-                numbers = [number for (number,) in db.execute("SELECT id FROM frame")]
-                for number in numbers:
+                wanted = {*needed, *self._young}
+                gone = [id for (id,) in db.execute("SELECT id FROM image") if id not in wanted]
+                db.executemany("DELETE FROM image WHERE id=?", [(id,) for id in gone])
+                used = self._in_use(db)
+                for (number,) in db.execute("SELECT id FROM frame").fetchall():
                     self._thin(db, number, used.get(number, np.empty(0, np.int64)))
                 freed = before - self.database.used(db)
+            for id in gone:
+                self._raw.forget(id)
             self.database.shrink()
         return freed
 
@@ -209,20 +204,33 @@ class PageStore:
     def scrub(self, ids: Iterable[str]) -> Scrubbed:
         """Read all that some images need from the disk, each frame once, and check every page.
 
-        What is damaged serves no restore from now on, and later images store it anew.
+        What is damaged serves no restore while it is, and later images store it anew.
         """
         damage: dict[str, list[str]] = {}
         recipes: dict[str, Recipe] = {}
-        with self._users.one(), told("the page store cannot be scrubbed"):
+        with told("the page store cannot be scrubbed"):
             self.database.forget()
             for id in ids:
                 try:
                     recipes[id] = self.recipe(id)
                 except ObjectError as error:
                     damage[id] = [str(error)]
-            read = self._scrub(sorted({frame for recipe in recipes.values() for frame in recipe.frames()}))
+            frames = sorted({frame for recipe in recipes.values() for frame in recipe.frames()})
+            read, wrong = 0, dict[int, tuple[Places, str]]()
+            for number, (size, rows, why) in zip(frames, in_order(self._look, frames, _AHEAD), strict=True):
+                read += size
+                if why:
+                    wrong[number] = rows, why
+            self._damaged.difference_update(frames)
+            self._damaged |= wrong.keys()
+            if wrong:
+                # where the disk is full, this process remembers it all the same
+                with contextlib.suppress(OSError), self.database.writing() as db:
+                    db.executemany("DELETE FROM page WHERE place/?=?", [(FRAME, number) for number in wrong])
             for id, recipe in recipes.items():
-                damage[id] = self._hit(recipe)
+                damage[id] = _hit(recipe, wrong)
+                if damage[id]:
+                    self._raw.forget(id)
         return Scrubbed(read, damage)
 
     @contextlib.contextmanager
@@ -239,23 +247,20 @@ class PageStore:
         self._jobs.shutdown()
         self.database.close()
 
-    def digests(self, recipe: Recipe) -> Digests:
+    def _digests(self, recipe: Recipe) -> Digests:
         """The address of each page of an image, one a row; zeros for a page of zeros."""
         found = np.zeros((len(recipe.places), DIGEST), np.uint8)
         with self.database.reading() as db:
             for number, which in by_frame(recipe.places):
-                row = db.execute("SELECT digests FROM frame WHERE id=?", (number,)).fetchone()
-                if row is None:
-                    raise ObjectError(f"frame {number} of {self.database.path} is missing")
-                held = np.frombuffer(row[0], np.uint8).reshape(-1, DIGEST)
-                found[which] = held[recipe.places[which] % FRAME]
+                (held,) = db.execute("SELECT digests FROM frame WHERE id=?", (number,)).fetchone()
+                found[which] = np.frombuffer(held, np.uint8).reshape(-1, DIGEST)[recipe.places[which] % FRAME]
         return found
 
     def _confirm(self, id: str, recipe: Recipe, images: Path) -> None:
         """Raises StaleCopy when the files of an image that came from the cache are not those kept."""
-        with self._users.one(), contextlib.suppress(ObjectError, OSError, ValueError, IndexError):
+        with contextlib.suppress(ObjectError, OSError, ValueError, IndexError, TypeError):
             if files_in(images) == list(recipe.files):
-                right = self.digests(recipe)
+                right = self._digests(recipe)
                 for name, size, begin in recipe.begins():
                     for first, pages in windows(images / name, size):
                         found = digests_of(pages)
@@ -309,17 +314,16 @@ class PageStore:
             raise ObjectError(f"frame {number} of {self.database.path} is damaged: {error}") from None
         return np.frombuffer(plain, np.uint8).reshape(-1, PAGE), digests
 
-    def _in_use(self) -> dict[int, Places]:
+    def _in_use(self, db: sqlite3.Connection) -> dict[int, Places]:
         """Rows of each frame that images take pages from. Raises ObjectError where that cannot be known."""
-        with self.database.reading() as db:
-            for table in ("image", "manifest"):
-                (said,) = db.execute(f"PRAGMA quick_check({table})").fetchone()
-                if said != "ok":
-                    raise ObjectError(f"nothing is collected while {self.database.path} is damaged: {said}")
+        for table in ("image", "manifest"):
+            (said,) = db.execute(f"PRAGMA quick_check({table})").fetchone()
+            if said != "ok":
+                raise ObjectError(f"nothing is collected while {self.database.path} is damaged: {said}")
         used = np.empty(0, np.int64)
-        for id in self.ids():
+        for id, data in db.execute("SELECT id, recipe FROM image"):
             try:
-                used = np.union1d(used, self.recipe(id).places)
+                used = np.union1d(used, Recipe.unpack(id, data).places)
             except ObjectError as error:
                 raise ObjectError(
                     f"nothing is collected while an image that is needed is damaged: {error}"
@@ -333,8 +337,6 @@ class PageStore:
         there = np.flatnonzero(digests.any(axis=1))
         if 2 * len(used) > len(there):
             return
-        if len(used) and number in self._damaged:
-            return  # what is still right in it can be read
         gone = np.setdiff1d(there, used)
         places = [number * FRAME + int(row) for row in gone]
         keys = keys_of(digests[gone])
@@ -349,90 +351,37 @@ class PageStore:
             db.execute("UPDATE frame SET digests=?, pages=? WHERE id=?", (digests.tobytes(), packed, number))
         else:
             db.execute("DELETE FROM frame WHERE id=?", (number,))
-            db.execute("DELETE FROM damage WHERE frame=?", (number,))
-            self._damaged.pop(number, None)
+            self._damaged.discard(number)
 
-    def _scrub(self, frames: list[int]) -> int:
-        """Check frames and remember what is damaged; returns bytes read."""
-        read = 0
-        waiting: deque[tuple[int, Future[tuple[int, bytes, str]]]] = deque()
-        for number in [*frames, *[0] * _AHEAD]:
-            if number:
-                waiting.append((number, self._jobs.submit(self._look, number)))
-            if waiting and (len(waiting) > _AHEAD or not number):
-                frame, job = waiting.popleft()
-                count, rows, why = job.result()
-                read += count
-                self._note(frame, rows, why)
-        return read
-
-    def _look(self, number: int) -> tuple[int, bytes, str]:
+    def _look(self, number: int) -> tuple[int, Places, str]:
         """Bytes of a frame, its rows that are damaged, and why."""
         try:
             with self.database.reading() as db:
                 pages, digests = self._frame(db, number)
                 (size,) = db.execute("SELECT length(pages) FROM frame WHERE id=?", (number,)).fetchone()
         except (ObjectError, OSError) as error:
-            return 0, bytes(range(FRAME)), str(error)
+            return 0, np.arange(FRAME), str(error)
         wrong = np.flatnonzero((digests_of(pages) != digests).any(axis=1) & digests.any(axis=1))
         count = f"frame {number} of {self.database.path} is damaged: {len(wrong)} of its pages do not match"
-        return int(size) + digests.size, bytes(wrong.tolist()), f"{count} their digests" if len(wrong) else ""
-
-    def _note(self, frame: int, rows: bytes, why: str) -> None:
-        if bool(rows) == (frame in self._damaged):
-            return
-        if rows:
-            self._damaged[frame] = rows, why
-        else:
-            del self._damaged[frame]
-        # on a full disk this process remembers it all the same
-        with contextlib.suppress(OSError), self.database.writing() as db:
-            db.execute("DELETE FROM damage WHERE frame=?", (frame,))
-            db.executemany("INSERT INTO damage VALUES(?,?,?)", [(frame, rows, why)] if rows else [])
-
-    def _hit(self, recipe: Recipe) -> list[str]:
-        """In words, what an image takes from damaged pages."""
-        found = []
-        for number in sorted(self._damaged.keys() & set(recipe.frames())) if self._damaged else []:
-            rows, why = self._damaged[number]
-            own = recipe.places[recipe.places // FRAME == number] % FRAME
-            count = int(np.isin(own, np.frombuffer(rows, np.uint8)).sum())
-            if count:
-                found.append(f"{count} of its pages: {why}")
-        return found
+        return int(size) + digests.size, wrong, f"{count} their digests" if len(wrong) else ""
 
 
-class _Users:
-    """Any number of users at once, or one alone, who waits until the others are done."""
+def _recipe(db: sqlite3.Connection, id: str) -> Recipe:
+    row = db.execute("SELECT recipe FROM image WHERE id=?", (id,)).fetchone()
+    if row is None:
+        raise ObjectError(f"there is no image {id}")
+    return Recipe.unpack(id, row[0])
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._count = 0
-        self._alone = False
 
-    @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._alone)
-            self._count += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._count -= 1
-                self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._alone and not self._count)
-            self._alone = True
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._alone = False
-                self._changed.notify_all()
+def _hit(recipe: Recipe, wrong: Mapping[int, tuple[Places, str]]) -> list[str]:
+    """In words, what an image takes from damaged pages."""
+    found = []
+    for number in sorted(wrong.keys() & set(recipe.frames())):
+        rows, why = wrong[number]
+        own = recipe.places[recipe.places // FRAME == number] % FRAME
+        if count := int(np.isin(own, rows).sum()):
+            found.append(f"{count} of its pages: {why}")
+    return found
 
 
 def _spread(recipe: Recipe, into: Path, first: int, pages: Pages) -> None:

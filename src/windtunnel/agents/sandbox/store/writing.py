@@ -1,8 +1,7 @@
 """Put one image into the store: find its new pages while it is read, compress them, and write its recipe.
 
-What is new goes into frames of its own, compressed by several threads. Frames of a large image are written in
-transactions on the way, so that memory stays bounded; nothing refers to them before the last one, which also
-has the digests and the recipe.
+What is new goes into frames of its own, compressed by several threads while the next pages are read. All of
+it is one transaction of the caller's: what SQLite does not hold of it in memory lies in its log.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import contextlib
 import os
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from windtunnel.agents.sandbox.store.database import Database
 from windtunnel.agents.sandbox.store.pages import (
     DIGEST,
     FRAME,
@@ -40,21 +38,18 @@ from windtunnel.store.objects.chunks import compress
 _UNKNOWN = np.int64(-1)
 _WAITING = 16
 """Frames that may wait for their compression."""
-_READY = 16 << 20
-"""Bytes of compressed frames that may wait for their transaction."""
 
 Before = tuple[Path, Recipe]
 """A folder that is surely the image of this recipe."""
 
 
 class Writer:
-    """``number`` gives a frame that nobody else has; no page of the frames ``damaged`` is built upon."""
+    """``db``: in a transaction; no page of the frames ``damaged`` is built upon."""
 
-    def __init__(
-        self, database: Database, jobs: Executor, number: Callable[[], int], damaged: Collection[int]
-    ) -> None:
-        self._database, self._jobs, self._number, self._damaged = database, jobs, number, damaged
-        self._frames: list[int] = []
+    def __init__(self, db: sqlite3.Connection, jobs: Executor, damaged: Collection[int]) -> None:
+        self._db, self._jobs, self._damaged = db, jobs, tuple(damaged)
+        (last,) = db.execute("SELECT max(id) FROM frame").fetchone()
+        self._first = int(last or 0) + 1
         self._mine: dict[bytes, int] = {}
         self._sums: list[bytes] = []
         self._held: dict[int, bytes] = {}
@@ -62,12 +57,9 @@ class Writer:
         self._loose: list[Pages] = []
         self._emitted = 0
         self._waiting: deque[tuple[int, bytes, Future[bytes]]] = deque()
-        self._ready: list[tuple[int, bytes, bytes]] = []
-        self._spilled = False
-        self.bytes_new = 0
 
     def keep(self, id: str, images: Path, before: Before | None) -> int:
-        """Returns bytes of the image. What was written on the way is removed again when this raises."""
+        """Returns bytes of the image."""
         files = files_in(images)
         try:
             for name, size in files:
@@ -76,19 +68,15 @@ class Writer:
                         self._add(pages, earlier.same(first, pages, self._damaged))
             self._emit(last=True)
             while self._waiting:
-                self._take()
-            places = np.concatenate(self._places) if self._places else np.empty(0, np.int64)
-            self._finish(id, Recipe(tuple(files), places).pack(id))
-        except BaseException:
+                self._write()
+        finally:
             for _, _, job in self._waiting:
                 job.cancel()
-            if self._spilled:
-                gone = [(number,) for number in self._frames]
-                with contextlib.suppress(OSError), self._database.writing() as db:
-                    db.executemany("DELETE FROM frame WHERE id=?", gone)
-            with contextlib.suppress(OSError):  # what was begun of it gives its room back
-                self._database.settle(whole=True)
-            raise
+        places = np.concatenate(self._places) if self._places else np.empty(0, np.int64)
+        digests = np.frombuffer(b"".join(self._sums), np.uint8).reshape(-1, DIGEST)
+        rows = sorted(zip(keys_of(digests), self._mine.values(), strict=True))
+        self._db.executemany("INSERT OR REPLACE INTO page VALUES(?,?)", rows)
+        self._db.execute("INSERT INTO image VALUES(?,?)", (id, Recipe(tuple(files), places).pack(id)))
         return sum(size for _, size in files)
 
     def _add(self, pages: Pages, places: Places) -> None:
@@ -115,19 +103,16 @@ class Writer:
         self._places.append(places)
 
     def _next(self, key: bytes) -> int:
-        if len(self._sums) % FRAME == 0:
-            self._frames.append(self._number())
         self._sums.append(key)
-        return self._frames[-1] * FRAME + (len(self._sums) - 1) % FRAME
+        return self._first * FRAME + len(self._sums) - 1
 
     def _stored(self, digests: Digests) -> list[int]:
         """Places of pages that the store has; 0: it has not. A key is only part of a digest, so what it leads
         to is compared."""
         keys = keys_of(digests)
-        with self._database.reading() as db:
-            found = _chosen(db, "SELECT key, place FROM page WHERE key IN", keys)
-            wanted = {place // FRAME for place in found.values()} - self._held.keys()
-            self._held |= _chosen(db, "SELECT id, digests FROM frame WHERE id IN", list(wanted))
+        found = _chosen(self._db, "SELECT key, place FROM page WHERE key IN", keys)
+        wanted = {place // FRAME for place in found.values()} - self._held.keys()
+        self._held |= _chosen(self._db, "SELECT id, digests FROM frame WHERE id IN", list(wanted))
         places = []
         for row, key in enumerate(keys):
             frame, at = divmod(found.get(key, 0), FRAME)
@@ -148,37 +133,15 @@ class Writer:
             begin = self._emitted * FRAME
             sums = b"".join(self._sums[begin : begin + len(some)])
             job = self._jobs.submit(compress, some.reshape(-1).data, LEVEL)
-            self._waiting.append((self._frames[self._emitted], sums, job))
+            self._waiting.append((self._first + self._emitted, sums, job))
             self._emitted += 1
             if len(self._waiting) > _WAITING:
-                self._take()
+                self._write()
         self._loose = [pages[full:]] if full < count else []
 
-    def _take(self) -> None:
+    def _write(self) -> None:
         number, sums, job = self._waiting.popleft()
-        self._ready.append((number, sums, job.result()))
-        if sum(len(data) for _, _, data in self._ready) > _READY:
-            with self._writing():
-                pass
-            self._spilled = True
-            self._database.settle()
-
-    def _finish(self, id: str, recipe: bytes) -> None:
-        digests = np.frombuffer(b"".join(self._sums), np.uint8).reshape(-1, DIGEST)
-        rows = sorted(zip(keys_of(digests), self._mine.values(), strict=True))
-        with self._writing() as db:
-            db.executemany("INSERT OR REPLACE INTO page VALUES(?,?)", rows)
-            db.execute("INSERT INTO image VALUES(?,?)", (id, recipe))
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that writes the frames that are ready; how much it added is counted."""
-        with self._database.writing() as db:
-            used = self._database.used(db)
-            db.executemany("INSERT INTO frame VALUES(?,?,?)", self._ready)
-            yield db
-            self.bytes_new += self._database.used(db) - used
-        self._ready.clear()
+        self._db.execute("INSERT INTO frame VALUES(?,?,?)", (number, sums, job.result()))
 
 
 class _Earlier:
