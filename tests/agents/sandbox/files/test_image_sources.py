@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import platform
+import shutil
 import subprocess
 import tarfile
 import time
@@ -149,6 +150,9 @@ def test_devices_are_no_way_to_the_host(opened: Opener, tmp_path: Path) -> None:
         (pool.mount("box") / "null").read_bytes()
 
 
+OCI = "application/vnd.oci.image"
+
+
 class Layout:
     """Writes an OCI image layout."""
 
@@ -163,9 +167,23 @@ class Layout:
         return {"digest": f"sha256:{name}", "size": len(raw)}
 
     def manifest(self, *layers: bytes, architecture: str = ARCHITECTURE) -> dict[str, Any]:
-        config = self.blob(json.dumps({"os": "linux", "architecture": architecture}).encode())
-        body = {"config": config, "layers": [self.blob(layer) for layer in layers]}
-        return self.blob(json.dumps(body).encode())
+        plain = [gzip.decompress(layer) if layer[:2] == b"\x1f\x8b" else layer for layer in layers]
+        sums = [f"sha256:{hashlib.sha256(each).hexdigest()}" for each in plain]
+        config = {"os": "linux", "architecture": architecture, "rootfs": {"type": "layers", "diff_ids": sums}}
+        kinds = [
+            f"{OCI}.layer.v1.tar{'' if each is layer else '+gzip'}"
+            for each, layer in zip(plain, layers, strict=True)
+        ]
+        body = {
+            "schemaVersion": 2,
+            "mediaType": f"{OCI}.manifest.v1+json",
+            "config": {**self.blob(json.dumps(config).encode()), "mediaType": f"{OCI}.config.v1+json"},
+            "layers": [
+                {**self.blob(layer), "mediaType": kind} for layer, kind in zip(layers, kinds, strict=True)
+            ],
+        }
+        about = {"mediaType": body["mediaType"], "platform": {"os": "linux", "architecture": architecture}}
+        return {**self.blob(json.dumps(body).encode()), **about}
 
     def index(self, *manifests: dict[str, Any]) -> Path:
         (self.folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": manifests}))
@@ -188,17 +206,19 @@ LAYERS = (gzip.compress(LOWER), UPPER)
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_layers_of_an_oci_image_are_applied(tmp_path: Path, packed: bool) -> None:
+    need_skopeo()
     layout = Layout(tmp_path / "layout")
     other = layout.manifest(tarball(("file", "wrong", b"")), architecture="sparc")
-    nested = layout.blob(json.dumps({"manifests": [other, layout.manifest(*LAYERS)]}).encode())
-    nested["mediaType"] = "application/vnd.oci.image.index.v1+json"
+    manifests = {"schemaVersion": 2, "manifests": [other, layout.manifest(*LAYERS)]}
+    nested = {**layout.blob(json.dumps(manifests).encode()), "mediaType": f"{OCI}.index.v1+json"}
     source = layout.index(nested)
     if packed:
-        source = tmp_path / "packed.tar.gz"
-        with tarfile.open(source, "w:gz") as tar:
+        source = tmp_path / "packed.tar"
+        with tarfile.open(source, "w") as tar:
             tar.add(layout.folder, arcname=".")
     target = tmp_path / "target"
     target.mkdir()
+    assert len(look_at(str(source)).chain()) == 2
     fill(source, target)
     files = sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
     assert [file for file in files if not file.startswith("lib/")] == [
@@ -206,26 +226,24 @@ def test_layers_of_an_oci_image_are_applied(tmp_path: Path, packed: bool) -> Non
     ]  # fmt: skip
 
 
-def test_damaged_or_foreign_oci_images_are_refused(tmp_path: Path) -> None:
+def test_a_damaged_oci_image_is_refused(tmp_path: Path) -> None:
+    need_skopeo()
     layout = Layout(tmp_path / "layout")
-    layout.index(layout.manifest(LAYERS[0], architecture="sparc"))
-    with pytest.raises(UserError, match=f"nothing for linux/{ARCHITECTURE}; it offers linux/sparc"):
-        look_at(str(layout.folder)).chain()
     layout.index(layout.manifest(LAYERS[0]))
-    assert len(look_at(str(layout.folder)).chain()) == 1
     digest = layout.blob(LAYERS[0])["digest"].split(":")[1]
     (layout.folder / "blobs/sha256" / digest).write_bytes(LAYERS[0][:-1] + b"?")
     (tmp_path / "target").mkdir()
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match=r"skopeo cannot have it .*[Dd]igest"):
         fill(layout.folder, tmp_path / "target")
     assert list((tmp_path / "target").iterdir()) == []
-    (layout.folder / "blobs/sha256" / digest).unlink()
-    with pytest.raises(UserError, match="missing"):
-        fill(layout.folder, tmp_path / "target")
-    for broken in ("[]", "{", '{"manifests": [{"digest": "sha256:../../x"}]}'):
-        (layout.folder / "index.json").write_text(broken)
-        with pytest.raises(UserError):
-            look_at(str(layout.folder)).chain()
+    (layout.folder / "index.json").write_text("{")
+    with pytest.raises(UserError, match="skopeo cannot have it"):
+        look_at(str(layout.folder)).chain()
+
+
+def need_skopeo() -> None:
+    if shutil.which("skopeo") is None:
+        pytest.skip("needs skopeo")
 
 
 def test_what_is_no_image_is_said(tmp_path: Path, opened: Opener) -> None:

@@ -10,6 +10,7 @@ The compression is told by the first bytes. zstd needs the ``zstandard`` package
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
@@ -18,7 +19,6 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import IO, cast
@@ -40,7 +40,7 @@ _BROKEN = (
 _XATTR = "SCHILY.xattr."
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened(source: IO[bytes], what: str, *, to_end: bool = True) -> Iterator[tarfile.TarFile]:
     """The archive in ``source``, read as a stream; what is wrong with it becomes a UserError.
 
@@ -59,7 +59,7 @@ def opened(source: IO[bytes], what: str, *, to_end: bool = True) -> Iterator[tar
         raise UserError(f"{what}: it is no whole tar archive ({error})") from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def plain(source: IO[bytes]) -> Iterator[IO[bytes]]:
     """``source`` less its compression."""
     buffered = io.BufferedReader(cast(io.RawIOBase, source), 1 << 20)
@@ -81,7 +81,7 @@ def plain(source: IO[bytes]) -> Iterator[IO[bytes]]:
         buffered.detach()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _zstd(source: IO[bytes]) -> Iterator[IO[bytes]]:
     try:
         import zstandard
@@ -247,19 +247,20 @@ class Unpacker:
         os.utime(path, ns=(when, when), follow_symlinks=False)
 
 
-def is_layout(path: Path) -> bool:
-    """Whether the tarball is an OCI image layout: it has the mark, and before it nothing that a layout has
-    not."""
+def transport(path: Path) -> str:
+    """What skopeo calls an image that lies in a folder or a tarball like this; empty where there is none."""
+    if path.is_dir():
+        return "oci" if (path / "oci-layout").is_file() and (path / "index.json").is_file() else ""
     parts = ("blobs", "index.json", "manifest.json", "repositories")
-    with open(path, "rb", buffering=0) as file:
-        try:
-            with opened(cast(IO[bytes], file), str(path), to_end=False) as tar:
-                for member in tar:
-                    name = member.name.removeprefix("./").strip("/")
-                    if name == "oci-layout":
-                        return True
-                    if name not in ("", ".") and name.split("/")[0] not in parts:
-                        return False
-        except UserError:
-            return False
-    return False
+    with (
+        open(path, "rb", buffering=0) as file,
+        contextlib.suppress(UserError),
+        opened(cast(IO[bytes], file), str(path), to_end=False) as tar,
+    ):
+        for member in tar:
+            name = member.name.removeprefix("./").strip("/")
+            if name == "oci-layout":
+                return "oci-archive"
+            if name not in ("", ".") and name.split("/")[0] not in parts:
+                break
+    return ""
