@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import signal
 import threading
@@ -41,21 +40,6 @@ from windtunnel.agents.sandbox.machine.state import (
 from windtunnel.agents.sandbox.model import TurnResult
 from windtunnel.linux import processes
 
-FOLLOWS = re.compile(
-    r"[;\n`]|\|\||(?<!&)&(?!&|>)|\$\(|<\(|>\(|\b(eval|source|while|until|for|if|case|time)\b|^\s*[.!]"
-)
-"""Anything by which a command may have more than one part to run."""
-
-
-def goes_on(command: str, state: State | None) -> bool:
-    """Whether a shell may have more of the command to run when what it waits for has ended: it is a list or a
-    loop, or names a function or an alias, which may be one, or traps would run."""
-    if state is None or state.text("traps").strip() or FOLLOWS.search(command.strip()):
-        return True
-    aliases = re.findall(r"^alias (?:-- )?([^=\s]+)=", state.text("aliases"), re.MULTILINE)
-    return bool({*state.functions(), *aliases} & set(re.findall(r"[^\s'\"()|&<>]+", command)))
-
-
 STATE_LIMIT = 16 * 2**20
 """Bytes of its state that a shell may have."""
 BIRTH = 20.0
@@ -64,8 +48,6 @@ DIRECT = 32 * 2**10
 """Bytes of a command that fit through the FIFO in one write."""
 TICK = 0.05
 IDLE_TICK = 1.0
-CUT = 0.3
-"""Seconds that a shell has to come back after what it ran was ended."""
 Ended = Literal["exit", "timeout", "cancelled", "shell-died", "sandbox-died"]
 
 
@@ -231,7 +213,7 @@ class Shell:
             ended, status, notes = self._await(token, deadline, cancel, outputs)
             lives = self.pid != 0
             if ended in ("timeout", "cancelled"):
-                notes += self._cut(token, command, before, since_boot, kept)
+                notes += self._cut(before, since_boot, kept)
             elif ended in ("exit", "shell-died") and self.pid == 0:
                 notes += self._again(kept or self.state())
             out, err, more, tails = outputs.result()
@@ -304,23 +286,12 @@ class Shell:
         """For ``$?`` in the next command."""
         self._folder.write("rc", f"return {status}\n".encode())
 
-    def _cut(
-        self, token: str, command: bytes, before: set[int], since: float, kept: State | None
-    ) -> list[str]:
-        """End what the command started. A shell that has nothing more to run is kept; one that would go on
-        with the rest of the command is ended first and started anew."""
-        shell = self.pid
-        follows = goes_on(command.decode(errors="replace"), kept)
-        cgroup = self._init.cgroup
+    def _cut(self, before: set[int], since: float, kept: State | None) -> list[str]:
+        """End what the command started, and first the shell, which would go on with the rest of it."""
+        shell, cgroup = self.pid, self._init.cgroup
         started = processes.started_by(shell, cgroup.pids(), before, since)
-        if follows or not started:
-            self._kill()
+        self._kill()
         processes.end(started)
-        if not (follows or not started):
-            if self._wait(f"done {token}".encode(), time.monotonic() + CUT) is not None:
-                return []
-            if self.pid:
-                self._kill()
         # what was started while the first were being ended
         processes.end(processes.started_by(shell, cgroup.pids(), before, since), (0.0, 0.0))
         return self._again(kept or self.state())
