@@ -362,14 +362,14 @@ def test_a_machine_without_dpkg_is_told_so(tmp_path: Path) -> None:
 
 
 def machine(root: Path) -> None:
-    """A small merged-usr machine with a diversion, an alternative, and secrets."""
+    """A small merged-usr machine with an alternative, and secrets."""
     (root / "var/lib/dpkg/info").mkdir(parents=True)
     (root / "var/lib/dpkg/alternatives").mkdir()
     (root / "var/lib/dpkg/status").write_text(STATUS)
     for folder in ("usr/bin", "usr/share/doc/bash", "usr/share/man/man1", "etc/alternatives", "etc/ssh"):
         (root / folder).mkdir(parents=True)
     (root / "bin").symlink_to("usr/bin")
-    for name in ("bash", "tool", "tool.distrib", "mawk", "private"):
+    for name in ("bash", "tool", "mawk", "private"):
         (root / "usr/bin" / name).write_text(name)
     (root / "usr/share/doc/bash/README").write_text("doc")
     (root / "etc/shadow").write_text("root:secret")
@@ -380,7 +380,6 @@ def machine(root: Path) -> None:
     (root / "etc/alternatives/pager").symlink_to("/usr/bin/private")
     (root / "var/lib/dpkg/alternatives/awk").write_text("auto\n/usr/bin/awk\n\n/usr/bin/mawk\n5\n")
     (root / "var/lib/dpkg/alternatives/pager").write_text("auto\n/usr/bin/pager\n\n/usr/bin/private\n5\n")
-    (root / "var/lib/dpkg/diversions").write_text("/bin/tool\n/bin/tool.distrib\nlibc6\n")
     (root / "var/lib/dpkg/info/bash.list").write_text(
         "/.\n/bin\n/bin/bash\n/bin/tool\n/usr/share/doc\n/usr/share/doc/bash/README\n/etc/ssh/key\n/bin/absent\n"
     )
@@ -395,7 +394,7 @@ def test_the_image_of_a_machine(tmp_path: Path) -> None:
     packages = host_image.closure(host_image.installed(STATUS), ["bash", "coreutils"])
     host_image.fill(target, packages, lambda text: None, root)
     assert sorted(path.name for path in (target / "usr/bin").iterdir()) == [
-        "awk", "bash", "mawk", "tool", "tool.distrib",
+        "awk", "bash", "mawk", "tool",
     ]  # fmt: skip
     assert os.readlink(target / "bin") == "usr/bin"
     assert (target / "bin/tool").read_text() == "tool"

@@ -7,7 +7,9 @@ Nothing is downloaded: the closure of a list of packages is read from dpkg's dat
 copied from where they are installed, less documentation and translations. What the machine knows that a
 sandbox must not (password hashes, keys, the machine's identity) is not copied but written anew.
 
-Source: dpkg(1), deb-control(5) for dependencies, dpkg-divert(1), update-alternatives(1).
+A path that one package diverts for another is what it is here: the diverted file.
+
+Source: dpkg(1), deb-control(5) for dependencies, update-alternatives(1).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pathlib import Path
 from windtunnel.agents.sandbox.files.tree import Copier, LeftOut, attributes
 from windtunnel.base.errors import UserError
 
-RECIPE = 3
+RECIPE = 4
 """Moves when the same packages give another image, or the same database other packages."""
 STATUS = Path("/var/lib/dpkg/status")
 
@@ -157,20 +159,13 @@ def fill(
         if merged.is_symlink():
             os.symlink(os.readlink(merged), target / name)
             (target / "usr" / name).mkdir(parents=True, exist_ok=True)
-    names = {package.name for package in packages}
-    diverted = _diversions(root)
     for count, package in enumerate(packages):
         if count % 20 == 0:
             progress(f"host image: {count} of {len(packages)} packages")
         for path in _listed(root, package):
             if LEFT_OUT.match(path):
                 continue
-            source = path
-            if path in diverted and diverted[path][1] != package.name:
-                source, owner = diverted[path]
-                if owner in names:
-                    path = source
-            _copy(root, target, source, path, copier)
+            _copy(root, target, path, copier)
             if path.endswith(".py"):
                 _compiled(root, target, path, copier)
     _alternatives_links(root, target, copier)
@@ -203,16 +198,9 @@ def _listed(root: Path, package: Package) -> list[str]:
     return []
 
 
-def _diversions(root: Path) -> dict[str, tuple[str, str]]:
-    """Path -> (where other packages' file of that name lies instead, the package that took the path)."""
-    file = root / "var/lib/dpkg/diversions"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return {lines[at]: (lines[at + 1], lines[at + 2]) for at in range(0, len(lines) - 2, 3)}
-
-
-def _copy(root: Path, target: Path, source: str, path: str, copier: Copier) -> None:
+def _copy(root: Path, target: Path, path: str, copier: Copier) -> None:
     """One listed path; parents are resolved on this machine, so that none is a link in the image."""
-    given = root / source.lstrip("/")
+    given = root / path.lstrip("/")
     try:
         about = os.lstat(given)
     except OSError:
@@ -242,7 +230,7 @@ def _compiled(root: Path, target: Path, path: str, copier: Copier) -> None:
     module = root / path.lstrip("/")
     for file in module.parent.glob(f"__pycache__/{module.stem}.*.pyc"):
         name = f"{os.path.dirname(path)}/__pycache__/{file.name}"
-        _copy(root, target, name, name, copier)
+        _copy(root, target, name, copier)
 
 
 def _folder(base: str, target: Path, path: str) -> None:
@@ -267,9 +255,9 @@ def _alternatives_links(root: Path, target: Path, copier: Copier) -> None:
         program = os.readlink(link)
         if not os.path.lexists(target / program.lstrip("/")):
             continue
-        _copy(root, target, f"/etc/alternatives/{link.name}", f"/etc/alternatives/{link.name}", copier)
+        _copy(root, target, f"/etc/alternatives/{link.name}", copier)
         name = record.read_text(encoding="utf-8").splitlines()[1]
-        _copy(root, target, name, name, copier)
+        _copy(root, target, name, copier)
 
 
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
@@ -316,4 +304,4 @@ def _certificates(root: Path, target: Path, copier: Copier) -> None:
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         ends = os.path.realpath(path)
         if path.name == "ca-certificates.crt" or os.path.exists(target / os.path.relpath(ends, root)):
-            _copy(root, target, f"/etc/ssl/certs/{path.name}", f"/etc/ssl/certs/{path.name}", copier)
+            _copy(root, target, f"/etc/ssl/certs/{path.name}", copier)
