@@ -293,12 +293,14 @@ def written_in(path: Path, newer: int) -> set[int]:
         }
 
 
-def bytes_written(given: int, newer: int) -> int:
-    """Bytes on disk of the extents of files that came in generation ``newer`` or later."""
+def newer(given: int, since: int) -> tuple[int, int, int]:
+    """Of the subvolume that is open: bytes on disk of its extents that came in generation ``since`` or later,
+    bytes of those that lie in its tree, and bytes of all items in leaves of the tree that did."""
     seen: dict[int, int] = {}
-    inline = 0
-    for _, item, _, body in search(given, 0, (ROOT_INODE, EXTENT_DATA), (LAST - 256, EXTENT_DATA), newer):
-        if item != EXTENT_DATA or struct.unpack_from("=Q", body)[0] < newer:
+    inline = items = 0
+    for _, item, _, body in search(given, 0, (0, 0), (LAST, 255), since):
+        items += _ITEM + len(body)
+        if item != EXTENT_DATA or struct.unpack_from("=Q", body)[0] < since:
             continue
         if body[20] == 0:
             inline += len(body) - 21
@@ -306,30 +308,12 @@ def bytes_written(given: int, newer: int) -> int:
             start, size = struct.unpack_from("=QQ", body, 21)
             if start:
                 seen[start] = size
-    return inline + sum(seen.values())
-
-
-def newer(given: int, since: int) -> tuple[int, int]:
-    """Of the subvolume that is open: bytes on disk of its extents that came in generation ``since`` or later,
-    and bytes of the items in leaves of its tree that did."""
-    seen: dict[int, int] = {}
-    items = 0
-    for _, item, _, body in search(given, 0, (0, 0), (LAST, 255), since):
-        items += _ITEM + len(body)
-        if item == EXTENT_DATA and body[20] != 0 and struct.unpack_from("=Q", body)[0] >= since:
-            start, size = struct.unpack_from("=QQ", body, 21)
-            if start:
-                seen[start] = size
-    return sum(seen.values()), items
+    return sum(seen.values()), inline, items
 
 
 def counted(path: Path) -> int:
     """Bytes that the kernel counts for a subvolume, as of the last transaction; 0 where quotas are off."""
-    return counted_in(path, subvolume(path).id)
-
-
-def counted_in(path: Path, number: int) -> int:
-    """The same of a quota group of the file system."""
+    number = subvolume(path).id
     return counts(path, number, number).get(number, 0)
 
 
@@ -377,13 +361,9 @@ def enable_simple_quotas(path: Path) -> None:
 
 def limit(path: Path, most: int | None) -> None:
     """Bound what the subvolume may own; None: no bound. Quotas must be on."""
+    number, most = subvolume(path).id, LAST if most is None else most
     # not through the subvolume itself: one that is full has no room for the change
-    limit_group(path.parent, subvolume(path).id, LAST if most is None else most)
-
-
-def limit_group(path: Path, number: int, most: int) -> None:
-    """Bound what all that is in a quota group may own, together."""
-    with opened(path) as given:
+    with opened(path.parent) as given:
         ioctl(given, _QGROUP_LIMIT, _block(struct.pack("=6Q", number, _MAX_REFERENCED, most, 0, 0, 0)))
 
 

@@ -18,15 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import btrfs, stream
 from windtunnel.agents.sandbox.files.pool import Pool, checked, faults
-from windtunnel.agents.sandbox.files.quota import FRESHENED, Account, Statement, account_in
+from windtunnel.agents.sandbox.files.quota import FRESHENED, Account, Statement
 from windtunnel.agents.sandbox.files.tree import Comparison
 from windtunnel.agents.sandbox.model import FileChange
-from windtunnel.base import atomic
 from windtunnel.linux import mounts
 from windtunnel.linux.system import opened
 
@@ -37,6 +36,7 @@ FORGOTTEN = 64
 """Roots that are dropped from one time to the next that their quota groups are."""
 FOREIGN = "the quotas of a btrfs of the host's own are left as they are"
 
+T = TypeVar("T", Account, Statement)
 Chain = list[tuple[str, int]]
 """A subvolume's own identity, then its origins, nearest first."""
 
@@ -79,7 +79,7 @@ class BtrfsPool(Pool):
 
     def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
         origin = self._snap(snapshot)
-        stated = self._statement(origin)
+        stated = self._accounted(origin, Statement)
         account = Account(stated.since, stated.used, limit, stated.brought)
         if account.near(stated.used):
             account = replace(account, offset=stated.looked_at(origin))
@@ -102,9 +102,8 @@ class BtrfsPool(Pool):
             faults(f"sandbox {box!r} cannot get a root"),
             self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as made,
         ):
-            self._note(made, live, self._chain(origin))
+            self._note(made, live, self._chain(origin), account)
             account.hold(made)
-            account.write(self._account(box))
             self.unmount(box)
             self._discard(live)
             os.rename(made, live)
@@ -126,13 +125,14 @@ class BtrfsPool(Pool):
     def snapshot(self, box: str, snapshot: str) -> int:
         live, made = self._live(box), self._unused(snapshot)
         with faults(f"no snapshot of sandbox {box!r}"):
-            chain, account = self._chain(live), self._accounted(box)
+            chain, account = self._chain(live), self._accounted(live, Account)
             btrfs.snapshot(live, made, read_only=True)
             # what was written was counted when the snapshot was made, and the sandbox stands still
             counted = btrfs.counted(live)
             used = account.offset + counted
             stated = Statement(account.since, used, counted, chain[0][0], account.brought)
-            self._note(made, made, chain, stated)
+            with suppress(OSError):  # where the disk is full, what was made is good without its note
+                self._note(made, made, chain, stated)
         return 0
 
     def bytes_new(self, snapshot: str, older: str = "") -> int:
@@ -146,13 +146,13 @@ class BtrfsPool(Pool):
                 # the first origin of a snapshot is the live root, which has all that the snapshot has
                 since = chain[2][1] if len(chain) > 2 else 0
             with opened(path) as given:
-                return btrfs.bytes_written(given, since + 1)
+                data, inline, _ = btrfs.newer(given, since + 1)
+                return data + inline
 
     def drop_box(self, box: str) -> None:
         super().drop_box(box)
         with faults(f"the root of sandbox {box!r} cannot be removed"):
             self._note_of(self._lives / box).unlink(missing_ok=True)
-            self._account(box).unlink(missing_ok=True)
             self._dropped += 1
             if self._own and not self._unbounded and self._dropped % FORGOTTEN == 0:
                 btrfs.forget_groups(self._folder)
@@ -192,21 +192,25 @@ class BtrfsPool(Pool):
         return ""
 
     def settle(self, box: str, snapshot: str) -> None:
-        live, made, account = self._live(box), self._snap(snapshot), self._accounted(box)
-        stated = self._statement(made)
+        live, made = self._live(box), self._snap(snapshot)
+        account, stated = self._accounted(live, Account), self._accounted(made, Statement)
         if not account.near(stated.used) or stated.of != self._chain(live)[0][0]:
             return
         with faults(f"what sandbox {box!r} uses cannot be read"):
             used = stated.looked_at(made)
             if used < stated.used:
                 account = replace(account, offset=used - stated.counted)
-                account.write(self._account(box))
+                self._write_note(live, {**self._noted(live), "account": asdict(account)})
                 account.hold(live)
-                self._state(made, replace(stated, used=used))
+                with suppress(OSError):
+                    self._write_note(
+                        made, {**self._noted(made), "account": asdict(replace(stated, used=used))}
+                    )
 
     @contextmanager
     def relaxed(self, box: str) -> Iterator[None]:
-        live, account = self._live(box), self._accounted(box)
+        live = self._live(box)
+        account = self._accounted(live, Account)
         with faults(f"the limit of sandbox {box!r} cannot be moved"):
             account.hold(live, FRESHENED)
         try:
@@ -215,32 +219,20 @@ class BtrfsPool(Pool):
             account.hold(live)
 
     def _used(self, snapshot: str) -> int:
-        return self._statement(self._snap(snapshot)).used
+        return self._accounted(self._snap(snapshot), Statement).used
 
-    def _account(self, box: str) -> Path:
-        return self._notes / f"limit-{checked(box)}"
-
-    def _accounted(self, box: str) -> Account:
+    def _accounted(self, path: Path, kind: type[T]) -> T:
         # a note that was lost is that of a root that begins now
-        return account_in(self._account(box)) or Account(btrfs.subvolume(self._live(box)).born)
-
-    def _statement(self, snapshot: Path) -> Statement:
-        found = self._noted(snapshot)
-        if "account" in found:
-            return Statement(**found["account"])
-        return Statement(btrfs.subvolume(snapshot).born)
-
-    def _state(self, snapshot: Path, stated: Statement) -> None:
-        with suppress(OSError):
-            text = json.dumps({**self._noted(snapshot), "account": asdict(stated)})
-            atomic.replace(self._note_of(snapshot), text.encode())
+        noted = self._noted(path).get("account")
+        return kind(**noted) if noted else kind(btrfs.subvolume(path).born)
 
     def receive(self, snapshot: str, source: IO[bytes]) -> None:
         made = self._unused(snapshot)
         with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as path:
             used = stream.receive(path, source)
             btrfs.snapshot(path, made, read_only=True)
-            self._note(made, made, [], Statement(btrfs.subvolume(made).born, used, brought=used))
+            with suppress(OSError):
+                self._note(made, made, [], Statement(btrfs.subvolume(made).born, used, brought=used))
 
     def sync(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):
@@ -266,17 +258,17 @@ class BtrfsPool(Pool):
     def _note_of(self, path: Path) -> Path:
         return self._notes / f"{path.parent.name}-{path.name}"
 
-    def _note(self, made: Path, name: Path, origin: Chain, stated: Statement | None = None) -> None:
+    def _note(self, made: Path, name: Path, origin: Chain, account: Account | Statement) -> None:
         """Remember that the subvolume ``made``, which ``name`` will be, was just snapshotted from one whose
-        chain is ``origin``, and what a snapshot uses. Where the disk is full, what was made is good without
-        its note."""
-        with suppress(OSError):
-            own = btrfs.subvolume(made)
-            chain = [(identity, min(generation, own.born)) for identity, generation in origin][:LONGEST]
-            note: dict[str, object] = {"of": own.uuid.hex(), "chain": chain}
-            if stated is not None:
-                note["account"] = asdict(stated)
-            self._note_of(name).write_text(json.dumps(note), encoding="ascii")
+        chain is ``origin``, and what it uses. Raises OSError."""
+        own = btrfs.subvolume(made)
+        chain = [(identity, min(generation, own.born)) for identity, generation in origin][:LONGEST]
+        self._write_note(name, {"of": own.uuid.hex(), "chain": chain, "account": asdict(account)})
+
+    def _write_note(self, path: Path, note: dict[str, object]) -> None:
+        part = self._note_of(path).with_suffix(".part")
+        part.write_text(json.dumps(note), encoding="ascii")
+        os.rename(part, self._note_of(path))
 
     def _noted(self, path: Path) -> dict[str, Any]:
         try:

@@ -19,12 +19,10 @@ Source: Documentation of btrfs, "Quota groups", simple quotas; fs/btrfs/ctree.c 
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.agents.sandbox.files import btrfs
-from windtunnel.base import atomic
 from windtunnel.linux.system import opened
 
 NEAR = 0.9
@@ -53,9 +51,6 @@ class Account:
     def near(self, used: int) -> bool:
         return self.limit is not None and used > NEAR * self.limit
 
-    def write(self, file: Path) -> None:
-        atomic.replace(file, json.dumps(asdict(self)).encode())
-
 
 @dataclass(frozen=True)
 class Statement:
@@ -71,12 +66,5 @@ class Statement:
     def looked_at(self, snapshot: Path) -> int:
         """What the snapshot uses, never less; takes as long as it has inodes newer than the image."""
         with opened(snapshot) as given:
-            data, items = btrfs.newer(given, self.since + 1)
+            data, _, items = btrfs.newer(given, self.since + 1)
         return min(self.used, self.brought + data + int(items / LEAST_FILL))
-
-
-def account_in(file: Path) -> Account | None:
-    try:
-        return Account(**json.loads(file.read_text(encoding="ascii")))
-    except (OSError, ValueError, TypeError):
-        return None
