@@ -160,11 +160,9 @@ def _live(
             servers.append(Server(service, f"tcp:{tcp[0]}:{tcp[1]}", keys))
             ready(servers[-1].address.replace("tcp:", "tcp://", 1))
         if http is not None and keys is not None:
-            from windtunnel.agents.sandbox.daemon.http import HttpServer
+            from windtunnel.agents.sandbox.daemon.http import serving
 
-            route = HttpServer(service, keys, *http)
-            stack.callback(route.close)
-            ready(route.url)
+            ready(stack.enter_context(serving(service, keys, *http)))
         _tell_systemd()
         _until_stopped(host, service, stopping, idle_seconds)
         LOG.info("ending; sandboxes run on")
