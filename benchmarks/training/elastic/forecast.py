@@ -30,7 +30,8 @@ from windtunnel.linux import network
 from windtunnel.traces.failures import Change
 from windtunnel.training.elastic.events import Event
 from windtunnel.training.goodput.model import MEMORY, SimulationResult
-from windtunnel.training.goodput.planning import Plan, PlanRequest, plan, through
+from windtunnel.training.goodput.planning import Plan, plan, through
+from windtunnel.training.goodput.request import PlanRequest
 
 SECTION = "forecast"
 MINUTES, QUICK_MINUTES = 30.0, 1.5
@@ -80,12 +81,11 @@ def planned(folder: Path, known: Calibrated, seconds: float, seed: int) -> Plan:
     hosts = by["host"] + by["leaf"]
     return plan(
         PlanRequest(
-            cluster=f"cpu:{HOSTS}x1", state_bytes=f"{known.state:.0f}", mtbf=f"{MTBF}", trace=None,
-            step_time=f"{known.step}", step_overhead=None, days=seconds / 86_400,
-            software=1.0 - hosts, leaf_share=by["leaf"] / hosts, replace="1s", spares=0,
-            detect="1s", start="1s", storage="1 GB/s", storage_share=1.0, storage_within="1d",
-            save_stall=None, host_memory="1 GB", network_share=1.0, stages=1, microbatches=0, layers=4,
-            costs=costs, seed=seed, script="train.py", persist="checkpoints",
+            cluster=f"cpu:{HOSTS}x1", state_bytes=f"{known.state:.0f}", mtbf=f"{MTBF}",
+            step_time=f"{known.step}", days=seconds / 86_400, software=1.0 - hosts,
+            leaf_share=by["leaf"] / hosts, replace="1s", spares=0, detect="1s", start="1s",
+            storage="1 GB/s", host_memory="1 GB", network_share=1.0, stages=1, layers=4, costs=costs,
+            seed=seed,
         )
     )  # fmt: skip
 

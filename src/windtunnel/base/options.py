@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 KEY = "option"
+REQUIRED: Any = ...
+"""In the place of a default: the option has to be given."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,13 @@ class Option:
         return written if self.unit is None or written is None else written * self.unit
 
 
-def option(default: Any, help: str, *, kind: Any = None, **more: Any) -> Any:
+def option(default: Any = REQUIRED, help: str = "", *, kind: Any = None, **more: Any) -> Any:
     """A field that is an option; the arguments are those of `Option`, ``default`` as it is written."""
-    value = default * more["unit"] if more.get("unit") and default is not None else default
-    return dataclasses.field(
-        default=value, metadata={KEY: {"default": default, "kind": kind, "help": help, **more}}
-    )
+    metadata = {KEY: {"default": default, "kind": kind, "help": help, **more}}
+    if default is REQUIRED:
+        return dataclasses.field(metadata=metadata)
+    unit = more.get("unit")
+    return dataclasses.field(default=default * unit if unit else default, metadata=metadata)
 
 
 def options(kind: type) -> Iterator[Option]:

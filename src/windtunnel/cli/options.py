@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from windtunnel.base.options import Option, options, settled
+from windtunnel.base.options import REQUIRED, Option, options, settled
 
 
 def takes(kind: type, parameter: str = "options") -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -41,7 +41,8 @@ def _parameter(one: Option) -> inspect.Parameter:
         help=one.help, min=one.least, max=one.most, envvar=one.environment, metavar=one.metavar
     )
     several = one.kind == list[str]
+    default = None if several else inspect.Parameter.empty if one.default is REQUIRED else one.default
+    kind: Any = one.kind | None if several else one.kind
     return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=(None if several else one.default),
-        annotation=Annotated[one.kind | None if several else one.kind, info],
-    )  # fmt: skip
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )

@@ -18,46 +18,12 @@ from windtunnel.traces.failures import Change, Trace, load, poisson
 from windtunnel.training.goodput.advise import advise
 from windtunnel.training.goodput.command import commands
 from windtunnel.training.goodput.model import Advice, Question
+from windtunnel.training.goodput.request import PlanRequest
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.restart import PeerMemory
 from windtunnel.training.goodput.twin.simulate import simulate
 
 MOST_FAILURES = 100_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
-    """The options of ``windtunnel plan resilience``, as they were given: quantities as text with their units.
-
-    One of ``mtbf`` and ``trace`` is needed. ``stages``, ``microbatches``: 0 for the usual.
-    """
-
-    cluster: str
-    state_bytes: str
-    mtbf: str | None
-    trace: str | None
-    step_time: str
-    step_overhead: str | None
-    days: float
-    software: float
-    leaf_share: float
-    replace: str
-    spares: int | None
-    detect: str
-    start: str
-    storage: str
-    storage_share: float
-    storage_within: str
-    save_stall: str | None
-    host_memory: str
-    network_share: float
-    stages: int
-    microbatches: int
-    layers: int
-    costs: Path | None
-    seed: int
-    script: str
-    persist: str
 
 
 @dataclass(frozen=True)

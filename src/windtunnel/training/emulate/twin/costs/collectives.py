@@ -13,10 +13,10 @@ gathered output of an all_gather, the whole input of a reduce_scatter, one rank'
 root's whole buffer in a gather or scatter. The *bus bandwidth* is nccl-tests' too: what the slowest link
 carries, comparable with its rate whatever the number of ranks.
 
-On CPU tensors it is gloo, which moves host memory over TCP, step by step: a ring for
-all_reduce and all_gather, an all_reduce for reduce_scatter, a binomial tree for broadcast and the like. The model is
-alpha-beta a step. Where the machine was calibrated the measured times of two ranks are interpolated between
-sizes, and the model only scales them to other numbers of ranks.
+On CPU tensors it is gloo, which moves host memory over TCP, step by step: a ring for all_reduce and
+all_gather, an all_reduce for reduce_scatter, a binomial tree for broadcast and the like. The model is alpha-
+beta a step. Where the machine was calibrated the measured times of two ranks are interpolated between sizes,
+and the model only scales them to other numbers of ranks.
 """
 
 from __future__ import annotations
@@ -380,7 +380,7 @@ def _model(
     steps, each = {
         "all_reduce": (2 * (ranks - 1), piece / bandwidth + add / 2),
         "all_gather": (ranks - 1, piece / bandwidth),
-        # PyTorch's backend sums everything everywhere and keeps its part: as many bytes on the links, measured
+        # PyTorch's backend sums everything everywhere and keeps its part: measured on the links
         "reduce_scatter": (2 * (ranks - 1), piece / bandwidth + add / 2),
         "all_to_all": (ranks - 1, piece / bandwidth),
         "broadcast": (depth, nbytes / bandwidth),
