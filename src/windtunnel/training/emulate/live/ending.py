@@ -83,8 +83,10 @@ class Ending:
             for place, every in seldom(sys._getframe(), self.steps):
                 self.observer.note(SELDOM, of=f"{place}, once in {every}")
         slice_ = self.observer.slice()
-        self.write(slice_)
-        if self.least or not self.further:
+        ends = bool(self.least) or not self.further
+        if ends or not self.to_end:  # else it is written when the script has ended, with what follows
+            self.write(slice_)
+        if ends:
             self.leave()
         self._slice, self.observer.only_kinds = slice_, True
         self._limit(LENGTH * len(slice_.events))

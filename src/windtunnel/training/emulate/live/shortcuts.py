@@ -8,6 +8,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor._ops import utils
@@ -16,7 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 def install() -> None:
     """Call once. What another version of PyTorch does not have is left as it is."""
-    for function in (_flags_once, _strategies_once, _one_empty):
+    for function in (_flags_once, _strategies_once, _one_empty, _meshes_once, _meshes_compared):
         with contextlib.suppress(AttributeError):
             function()
 
@@ -70,3 +71,38 @@ def _one_empty() -> None:
         return chunks + [chunks[0].new_empty(0)] * (num_chunks - len(chunks))
 
     module._chunk_with_empty = chunk_with_empty
+
+
+def _meshes_once() -> None:
+    """FSDP puts the mesh of its shards and that of tensor parallelism together for each parameter."""
+    module: Any = DeviceMesh
+    concatenate = module._concatenate
+    known: dict[tuple[int, ...], tuple[list[Any], Any]] = {}
+
+    def once(meshes: list[Any]) -> Any:
+        key = tuple(map(id, meshes))
+        if key not in known:
+            known[key] = meshes, concatenate(meshes)  # they stay, and with them their numbers
+        return known[key][1]
+
+    module._concatenate = staticmethod(once)
+
+
+def _meshes_compared() -> None:
+    """Meshes are compared by the numbers of all ranks of the world: those that were equal have one list of
+    them from then on."""
+    module: Any = DeviceMesh
+    equal = module.__eq__
+    others = ("_layout", "_device_type", "_mesh_dim_names", "_thread_id")
+
+    def compared(self: Any, other: object) -> bool:
+        if not isinstance(other, DeviceMesh):
+            return bool(equal(self, other))
+        one: Any = other
+        if self._flatten_rank_map is not one._flatten_rank_map:
+            if self._flatten_rank_map != one._flatten_rank_map:
+                return False
+            one._flatten_rank_map = self._flatten_rank_map
+        return all(getattr(self, name) == getattr(one, name) for name in others)
+
+    module.__eq__ = compared
