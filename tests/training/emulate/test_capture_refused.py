@@ -17,7 +17,8 @@ CALLS = {
     "mask_index": "aten.nonzero", "where": "aten.nonzero",
     "repeat_interleave": "repeat_interleave without output_size",
     "bincount": "torch.bincount without minlength", "cuda_graph": "torch.cuda.CUDAGraph",
-    "cpu_offload": "FSDP's CPUOffloadPolicy", "first_fsdp_offload": "FSDP's CPUOffload(offload_params=True)",
+    "cpu_offload": "torch.distributed.fsdp.CPUOffloadPolicy",
+    "first_fsdp_offload": "torch.distributed.fsdp.CPUOffload(offload_params=True)",
     "symmetric_memory": "torch.distributed._symmetric_memory.enable_symm_mem_for_group",
     "rpc": "torch.distributed.rpc.init_rpc", "sparse": "aten", "triton": "triton.testing.do_bench",
 }  # fmt: skip

@@ -1,10 +1,12 @@
-"""What becomes of every name of ``torch.cuda``, ``torch.accelerator`` and CUDA's back ends, as one table.
+"""What becomes of every name of ``torch.cuda``, ``torch.accelerator`` and CUDA's back ends, and of what else
+needs a device that is there, as one table.
 
 A name is *real* (PyTorch's own Python, which works on the functions that `surface` and `answers` supply, and
 says what holds on the emulated cluster), *stood in for* (it answers what no absent device can know, and the
 report has a sentence), or *refused* where the script calls it, in a sentence that names the call and the
-way out. Classes stay classes, for annotations, ``isinstance`` and subclasses. A name is listed once, where
-PyTorch documents it: ``torch.cuda.memory.MemPool`` is ``torch.cuda.MemPool``.
+way out. A refusal is a `NotImplementedError` that begins with ``windtunnel:``; the worker puts the script's
+line before it. Classes stay classes, for annotations, ``isinstance`` and subclasses. A name is listed once,
+where PyTorch documents it: ``torch.cuda.memory.MemPool`` is ``torch.cuda.MemPool``.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
+from torch.distributed.fsdp import CPUOffload
 
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.failure import SIGN
@@ -108,6 +111,13 @@ _ALLOCATOR = "memory is emulated as PyTorch's own caching allocator has it; leav
 _HANDLE = "a library that is called past PyTorch is not seen; use PyTorch's operators"
 _SEVERAL = "a rank drives one device; use torch.distributed, with a process for each device"
 _DIRECT = "there is no memory that a disk could reach; use torch.save"
+_OFFLOADED = (
+    "its parameters and optimiser live in host memory, whose work is not modelled; leave offloading out"
+)
+_SYMMETRIC = (
+    "ranks would read each other's memory without a collective; leave symmetric memory (async TP) out"
+)
+_REMOTE = "remote calls run on ranks that are not there"
 _SHARED = "another process would reach into this one's device; let each rank have what it needs"
 REFUSED = {
     "torch.cuda.CUDAGraph": _GRAPH,
@@ -146,6 +156,14 @@ REFUSED = {
             "comm.broadcast", "comm.broadcast_coalesced", "comm.gather", "comm.reduce_add",
             "comm.reduce_add_coalesced", "comm.scatter",
         )
+    },
+    "torch.distributed.fsdp.CPUOffloadPolicy": _OFFLOADED,
+    **{
+        f"torch.distributed._symmetric_memory.{name}": _SYMMETRIC
+        for name in ("enable_symm_mem_for_group", "empty", "rendezvous", "get_symm_mem_workspace")
+    },
+    **{
+        f"torch.distributed.rpc.{name}": _REMOTE for name in ("init_rpc", "rpc_sync", "rpc_async", "remote")
     },
 }  # fmt: skip
 
@@ -200,6 +218,7 @@ def install(note: Callable[[str, NoteKind], None]) -> None:
     else is in place and before the script runs."""
     for name, why in REFUSED.items():
         _change(name, functools.partial(_refused, name, why))
+    _refuse_offload()
     for name, sentence in STOOD_IN.items():
         _change(name, functools.partial(_told, f"{name}: {sentence}", note))
 
@@ -217,6 +236,17 @@ def _change(name: str, change: Callable[[Any], Any]) -> None:
     places = [holder, *(place for place in also if getattr(place, last, None) is before)]
     for place in places:
         setattr(place, last, after)
+
+
+def _refuse_offload() -> None:
+    """It is made by default, and refused only where it is set."""
+
+    def assign(self: Any, name: str, value: Any) -> None:
+        if value:
+            refuse("torch.distributed.fsdp.CPUOffload(offload_params=True)", _OFFLOADED)()
+        object.__setattr__(self, name, value)
+
+    CPUOffload.__setattr__ = assign  # type: ignore[method-assign, assignment]
 
 
 def _refused(name: str, why: str, before: Any) -> Any:

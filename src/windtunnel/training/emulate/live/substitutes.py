@@ -1,8 +1,7 @@
-"""What an absent device cannot do: refused where the script asks for it, or done by something else.
+"""What an absent device cannot do, done by something else.
 
-A refusal is a `NotImplementedError` that begins with ``windtunnel:``; the worker puts the script's line
-before it. Operators without a shape function are refused by the native library; here those get one that only
-builds with CUDA have, and those are refused whose shape depends on data.
+Operators without a shape function are refused by the native library; here those get one that only builds with
+CUDA have, and those are refused whose shape depends on data.
 
 ``torch.compile`` is a declared approximation. Compiling for a device that is not there is not possible, so a
 compiled function runs eagerly while its operators carry the number of their region, and which blocks of
@@ -21,45 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as functional
-import torch.distributed._symmetric_memory as symmetric
-import torch.distributed.fsdp as fsdp
-import torch.distributed.rpc as rpc
 from torch.nn.modules._functions import SyncBatchNorm
 
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
-
-
-def install_refusals() -> None:
-    """Refuse. Call once, before the script runs."""
-    why = "its parameters and optimiser live in host memory, whose work is not modelled; leave offloading out"
-    fsdp.CPUOffloadPolicy.__init__ = refuse("FSDP's CPUOffloadPolicy", why)  # type: ignore[method-assign]
-    fsdp.CPUOffload.__setattr__ = _refuse_true("FSDP's CPUOffload(offload_params=True)", why)  # type: ignore
-
-    why = "ranks would read each other's memory without a collective; leave symmetric memory (async TP) out"
-    memory: Any = symmetric
-    for name in ("enable_symm_mem_for_group", "empty", "rendezvous", "get_symm_mem_workspace"):
-        if hasattr(memory, name):
-            setattr(memory, name, refuse(f"torch.distributed._symmetric_memory.{name}", why))
-
-    why = "remote calls run on ranks that are not there"
-    remote: Any = rpc
-    for name in ("init_rpc", "rpc_sync", "rpc_async", "remote"):
-        if hasattr(remote, name):
-            setattr(remote, name, refuse(f"torch.distributed.rpc.{name}", why))
-
-
-def _refuse_true(call: str, why: str) -> Callable[..., None]:
-    """For an option that is made by default, and refused only where it is set."""
-
-    def assign(self: Any, name: str, value: Any) -> None:
-        if value:
-            refuse(call, why)()
-        object.__setattr__(self, name, value)
-
-    return assign
-
 
 WHY = "the size of its result depends on device data"
 DATA_DEPENDENT = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")

@@ -120,6 +120,7 @@ def _import_torch() -> None:
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.pipelining
+    import torch.distributed.tensor.experimental
     import torch.distributed.tensor.parallel
     import torch.utils.checkpoint
     import torch.utils.data
@@ -355,7 +356,6 @@ def _prepare(
     substitutes.install_compiler(observer)
     if device.kind == "gpu":
         substitutes.install_shapes(observer.note)
-        substitutes.install_refusals()
         names.install(observer.note)
         saving.install(native, functools.partial(observer.note, kind=NoteKind.APPROXIMATION), BEGAN)
         launches = kernels.Launches(native)
