@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol
 
@@ -17,9 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.certificates import Authority
 from windtunnel.base import calls, rpc
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.keys import Keys
+from windtunnel.base.tls import Certificates
 
 KEYS = Keys(b"s" * 32)
 
@@ -120,9 +122,12 @@ def running(service: rpc.Service, address: str, keys: Keys | None = None) -> Ite
         server.close()
 
 
-@pytest.fixture(params=["unix", "tcp"])
+@pytest.fixture(params=["unix", "tcp", "tls"])
 def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Working, rpc.Server]]:
-    keys = None if request.param == "unix" else KEYS
+    tls = (
+        Certificates.load(Authority(tmp_path / "ca").issue("host").paths) if request.param == "tls" else None
+    )
+    keys = None if request.param == "unix" else replace(KEYS, tls=tls)
     first, known = Working(), {}
     known["first"] = first
 

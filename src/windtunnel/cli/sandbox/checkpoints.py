@@ -10,7 +10,6 @@ import typer
 
 from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.common import (
-    AllowLess,
     AsJson,
     Name,
     box,
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from windtunnel.agents.sandbox.model import Manifest, RestoreReport
     from windtunnel.agents.sandbox.protocol import Log
 
+AllowLess = Annotated[
+    bool, typer.Option("--allow-less", help="That something lacks is told, and no error (exit status 3).")
+]
 Checkpoint = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="An id, or the beginning of one; see `log`.")
 ]

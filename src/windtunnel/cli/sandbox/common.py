@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sandbox.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of a table.")]
-AllowLess = Annotated[
-    bool, typer.Option("--allow-less", help="That something lacks is told, and no error (exit status 3).")
-]
 
 
 @dataclass(frozen=True)

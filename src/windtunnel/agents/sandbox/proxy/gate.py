@@ -19,25 +19,8 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 from windtunnel.agents.sandbox.errors import LessError
-from windtunnel.agents.sandbox.model import Lack
-
-
-class Covering(Protocol):
-    """What a checkpoint has come to: a turn's line of the log, or a manifest."""
-
-    @property
-    def lacks(self) -> tuple[Lack, ...]: ...
-
-
-class Checkpointing(Protocol):
-    """A turn's checkpoint under way."""
-
-    @property
-    def done(self) -> bool: ...
-
-    def wait(self, timeout: float | None = None) -> Covering: ...
-
-    def promote(self) -> None: ...
+from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.agents.sandbox.protocol import PendingTurn
 
 
 class Turning(Protocol):
@@ -49,9 +32,9 @@ class Turning(Protocol):
     @property
     def turns(self) -> int: ...
 
-    def end_turn(self, request: str = "") -> Checkpointing: ...
+    def end_turn(self, request: str = "") -> PendingTurn: ...
 
-    def checkpoint(self) -> Covering: ...
+    def checkpoint(self) -> Manifest: ...
 
     def passes(self) -> bool:
         """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
@@ -70,7 +53,7 @@ class Window:
     held: bool = False
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     _urgent: bool = False
-    _pending: Checkpointing | None = None
+    _pending: PendingTurn | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -85,7 +68,7 @@ class Window:
         if pending is not None and not pending.done:
             pending.promote()
 
-    def attach(self, pending: Checkpointing) -> None:
+    def attach(self, pending: PendingTurn) -> None:
         """The checkpoint has been started."""
         with self._lock:
             self._pending = pending
@@ -161,13 +144,13 @@ class Gate:
         try:
             if window.turn:
                 window.doing = "the checkpoint"
-                covering = self._box.checkpoint()
+                lacks = self._box.checkpoint().lacks
             else:
                 pending = self._box.end_turn(request=window.request)
                 window.turn, window.doing = self._box.turns, "the checkpoint"
                 window.attach(pending)
                 self._loop.call_soon_threadsafe(started, window)
-                covering = pending.wait(max(window.deadline - time.monotonic(), 0.0))
+                lacks = pending.wait(max(window.deadline - time.monotonic(), 0.0)).lacks
         except LessError as error:
             return str(error), True
         except TimeoutError:
@@ -178,4 +161,4 @@ class Gate:
             except Exception:
                 held = True
             return f"{window.doing} failed: {error}", held
-        return "; ".join(map(str, covering.lacks)), False
+        return "; ".join(map(str, lacks)), False
