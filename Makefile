@@ -60,7 +60,7 @@ docs: $(VENV)/docs-ready
 native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.training.emulate.live.native_library
 	$(BIN)/python -m windtunnel.agents.sandbox.machine.native
-	$(BIN)/python -m windtunnel.agents.sandbox.criu.steps
+	$(BIN)/python -m windtunnel.agents.sandbox.criu.run
 	$(BIN)/python -m windtunnel.agents.sandbox.inspect.kernel
 	$(BIN)/python -m windtunnel.network.sharing.live.native
 	$(BIN)/python -m benchmarks.network.sharing.packet

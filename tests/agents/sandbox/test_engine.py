@@ -55,14 +55,6 @@ def test_a_promoted_job_overtakes_and_only_then() -> None:
     assert jobs["c"].promoted and not jobs["a"].promoted
 
 
-def test_urgent_jobs_do_not_starve_the_others() -> None:
-    held = Held()
-    held.submit("normal")
-    for number in range(8):
-        held.submit(f"u{number}", urgent=True)
-    assert held.finish().index("normal") == 4
-
-
 def test_a_choice_is_told_and_one_job_alone_is_none() -> None:
     told: list[tuple[str, Queued, Pick]] = []
     held = Held(chosen=lambda *choice: told.append(choice))

@@ -187,8 +187,3 @@ def test_the_machines_know_the_same_effects() -> None:
     assert set(RULES) - set(NUMBERS["aarch64"]) == without_at
     for numbers in NUMBERS.values():
         assert len(set(numbers.values())) == len(numbers) and max(numbers.values()) < 512
-
-
-def test_names_from_the_kernel_are_turned_round() -> None:
-    assert kernel._names(b"a\0b c\0tmp\0") == b"/tmp/b c/a"
-    assert kernel._names(b"") == b"/"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.criu import steps
+from windtunnel.agents.sandbox.criu import run
 from windtunnel.agents.sandbox.machine import native, walls
 from windtunnel.base.errors import UserError
 
-BUILDS = {one.what: one for one in (native.PROGRAM, steps.STEPS)}
+BUILDS = {one.what: one for one in (native.PROGRAM, run.STEPS)}
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="shipped for x86-64")

@@ -30,7 +30,6 @@ from windtunnel.agents.sandbox.twin.questions import (
     breaking,
     density,
     fanout,
-    powers,
     search,
     spot,
 )  # fmt: skip
@@ -79,14 +78,6 @@ def test_forks_by_hand() -> None:
     # the second host waits 2 s for 20 bytes
     two = fanout(machine, costs, 4, 2, memory=20, processes=0)
     assert (two.first, two.last) == (2.0, 4.0)
-
-
-@given(st.integers(1, 300))
-def test_powers_end_with_the_most(most: int) -> None:
-    found = powers(most)
-    assert found[0] == 1
-    assert found[-1] == most
-    assert found == sorted(set(found))
 
 
 def seen(turn_class: TurnClass) -> tuple[Look, Keep]:

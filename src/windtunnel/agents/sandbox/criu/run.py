@@ -15,6 +15,10 @@ for it (``--link-remap``) exists only while it dumps, so no snapshot of files wo
 CRIU keeps what it learnt about the kernel in ``/run``, but only where that is a tmpfs; elsewhere each start
 asks the kernel again (10 ms), so there it runs in a mount namespace of its own with a private tmpfs folder on
 ``/run`` (CRIU, criu/kerndat.c).
+
+A compiled program (source in ``program/``) starts CRIU where it has to run, is its action script in a
+restore, and stands in for the ``tar`` with which CRIU keeps a tmpfs: a sandbox's /dev/shm is mostly empty,
+and a tar that packs nothing takes ten milliseconds. As a module, this builds it.
 """
 
 from __future__ import annotations
@@ -36,17 +40,25 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from windtunnel.agents.sandbox.criu import steps
 from windtunnel.agents.sandbox.criu.failure import explain_dump, explain_restore
 from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.inventory.sockets import close_orphans, leave_repair
+from windtunnel.agents.sandbox.machine import native
 from windtunnel.agents.sandbox.place import Externals
-from windtunnel.linux import cgroup
+from windtunnel.base.native import Freestanding
+from windtunnel.linux import cgroup, processes
 from windtunnel.linux.cgroup import pids_of
-from windtunnel.linux.processes import who
 from windtunnel.linux.snapshot import read_status
 from windtunnel.linux.system import TMPFS, file_system
 
+STEPS = Freestanding(
+    Path(__file__).parent / "program" / "main.c",
+    "steps",
+    "",
+    native.FLAGS,
+    "program beside CRIU",
+    (native.PROGRAM.folder / "system.h",),
+)
 T = TypeVar("T")
 COMMON = ("-o", "log", "-v1", "--no-default-config", "--manage-cgroups=ignore", "--file-locks",
           "--network-lock", "skip")  # fmt: skip
@@ -128,9 +140,9 @@ class Criu:
 
         def attempt(option: str) -> int:
             with _work(images) as work, _nothing_left(externals.freezer, before):
-                script, given = steps.script(externals.procs, externals.freezer, wanted)
+                action, given = script(externals.procs, externals.freezer, wanted)
                 command = ["restore", "-d", "-D", str(images), *COMMON, *arguments, option]
-                command += ["--pidfile", str(work / "pid"), "--action-script", script]
+                command += ["--pidfile", str(work / "pid"), "--action-script", action]
                 code = run(self.path, command, work, netns=externals.netns, given=given, timeout=timeout)
                 if code is None:
                     words = f"process restore: not complete after {timeout:g} s; CRIU was stopped"
@@ -159,7 +171,7 @@ def run(
 ) -> int | None:
     """Run ``program`` to its end in the network of ``netns``, with messages in the folder ``work``: its exit
     status, or None when it was killed for taking too long. ``given``: what it finds in its environment."""
-    command = steps.starting(
+    command = starting(
         [str(program), *arguments, "-W", str(work)], netns=netns, cache=kernel_cache(), moves=bool(given)
     )
     with open(work / "stderr", "wb") as errors:
@@ -169,7 +181,7 @@ def run(
             stdout=subprocess.DEVNULL,
             stderr=errors,
             cwd=work,
-            env={**steps.environment_in(work), **(given or {})},
+            env={**environment_in(work), **(given or {})},
             start_new_session=True,
             # this leaves SIGXFSZ ignored, as Python has it: see _let_fail
             restore_signals=False,
@@ -266,9 +278,8 @@ def refuse_traced(pids: list[int]) -> None:
     """CRIU would try for ten seconds to seize a process that has a debugger, so ask first."""
     for pid in sorted(pids):
         if (tracer := read_status(pid).get("TracerPid", "0")) != "0":
-            raise CriuError(
-                f"process image: {who(pid)} is being traced by {who(int(tracer))}; end the debugger first"
-            )
+            words = f"{processes.who(pid)} is being traced by {processes.who(int(tracer))}"
+            raise CriuError(f"process image: {words}; end the debugger first")
 
 
 @contextlib.contextmanager
@@ -305,3 +316,50 @@ def kernel_cache() -> Path | None:
 def is_tmpfs(path: str) -> bool:
     """Whether ``path`` lies on a tmpfs."""
     return file_system(path) == TMPFS
+
+
+def starting(
+    command: Sequence[str], *, netns: Path | None = None, cache: Path | None = None, moves: bool = False
+) -> list[str]:
+    """Words that start ``command`` in that network and with that folder on /run. ``moves``: it is to move a
+    process to other control groups.
+
+    Where the kernel serves sessions in turn, this one comes first: a sandbox stands still while it works.
+    """
+    urgency = processes.SESSION_FIRST if processes.SESSION_WEIGHT.exists() else None
+    warm = cgroup.own() / "cgroup.procs" if moves else None
+    return [
+        str(STEPS.locate()),
+        "start",
+        *(str(one or "-") for one in (netns, cache, urgency, warm)),
+        *command,
+    ]
+
+
+def environment_in(work: Path) -> dict[str, str]:
+    """The environment for a CRIU with messages in ``work``."""
+    found = dict(os.environ)
+    if (tar := _tar()) is not None:
+        with contextlib.suppress(FileExistsError):  # of a run before
+            (work / "tar").symlink_to(STEPS.locate())
+        found |= {"PATH": f"{work}:{os.environ.get('PATH', os.defpath)}", "WINDTUNNEL_TAR": tar}
+    return found
+
+
+def script(groups: Sequence[Path], hold: Path, wanted: Path | None) -> tuple[str, dict[str, str]]:
+    """The action script of a restore, and what it has to find in the environment: the lists of processes that
+    the first process is to enter, the v2 group to freeze when all is made, and a file without which all of it
+    is ended then."""
+    found = {"WINDTUNNEL_GROUPS": "".join(f"{one}\n" for one in groups), "WINDTUNNEL_HOLD": str(hold)}
+    if wanted is not None:
+        found["WINDTUNNEL_WANTED"] = str(wanted)
+    return str(STEPS.locate()), found
+
+
+@cache
+def _tar() -> str | None:
+    return shutil.which("tar")
+
+
+if __name__ == "__main__":
+    STEPS.rebuild()
