@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from support.certificates import Authority
 from windtunnel.base import calls, rpc
+from windtunnel.base import remote as remotes
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.keys import Keys
 from windtunnel.base.tls import Certificates
@@ -109,7 +110,7 @@ class Working:
 class Elsewhere:
     """One of them at the other side."""
 
-    def __init__(self, link: calls.Link, name: str) -> None:
+    def __init__(self, link: remotes.Link, name: str) -> None:
         self._link, self._on, self.name = link, name, name
 
 
@@ -137,9 +138,9 @@ def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[An
 
     service = rpc.Service((Worker,), lambda kind, name: known[name], refer, (Less,))
     with running(service, f"unix:{tmp_path}/w" if keys is None else "tcp:127.0.0.1:0", keys) as server:
-        kind: Any = calls.forwards(Worker)(type("Other", (Elsewhere,), {}))
+        kind: Any = remotes.forwards(Worker)(type("Other", (Elsewhere,), {}))
         objects = {Worker: lambda name: kind(link, name)}
-        link = calls.Link(server.address, errors=(Less,), objects=objects, timeout=60, keys=keys)
+        link = remotes.Link(server.address, errors=(Less,), objects=objects, timeout=60, keys=keys)
         yield kind(link, "first"), first, server
         link.close()
 
@@ -186,12 +187,12 @@ def test_a_server_that_goes_fails_the_calls_and_cancels(workers: tuple[Any, Work
 def test_who_does_not_know_the_secret_calls_nothing() -> None:
     with running(rpc.Service.of(Worker, Working()), "tcp:127.0.0.1:0", KEYS) as server:
         with pytest.raises(PermissionError):
-            calls.Blocking(Worker, server.address, keys=Keys(b"x" * 32))
+            remotes.Blocking(Worker, server.address, keys=Keys(b"x" * 32))
         with socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))) as stranger:
             stranger.sendall(b"\0\0\0\2\0\0\0\0{}" * 64)
             with suppress(ConnectionResetError):
                 assert stranger.recv(100) == b""
-        assert calls.Blocking(Worker, server.address, keys=KEYS).reverse(b"ab") == b"ba"
+        assert remotes.Blocking(Worker, server.address, keys=KEYS).reverse(b"ab") == b"ba"
 
 
 @pytest.mark.parametrize("address", ["nowhere", "unix:", "tcp:host", "tcp:127.0.0.1:0", "tcp:127.0.0.1:x"])
@@ -209,7 +210,7 @@ def test_a_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> 
         assert path.stat().st_mode & 0o777 == 0o600
         with pytest.raises(UserError, match="another server answers"):
             rpc.Server(service, f"unix:{path}")
-        assert calls.Blocking(Worker, f"unix:{path}").reverse(b"ab") == b"ba"
+        assert remotes.Blocking(Worker, f"unix:{path}").reverse(b"ab") == b"ba"
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -222,7 +223,7 @@ def test_bytes_that_are_no_message_end_only_their_connection(tmp_path: Path, dat
             stranger.shutdown(socket.SHUT_WR)
             with suppress(ConnectionResetError):
                 stranger.recv(100)
-        assert calls.Blocking(Worker, server.address).reverse(b"ab") == b"ba"
+        assert remotes.Blocking(Worker, server.address).reverse(b"ab") == b"ba"
 
 
 def test_files_travel_in_pieces_both_ways(workers: tuple[Any, Working, rpc.Server]) -> None:
@@ -289,14 +290,14 @@ def test_only_what_is_declared_is_called(do: str, given: dict[str, Any], words: 
 def test_who_is_started_on_demand(tmp_path: Path) -> None:
     with ExitStack() as stack:
         service = rpc.Service((Worker,), lambda kind, name: Working())
-        link = calls.Link(
+        link = remotes.Link(
             f"unix:{tmp_path}/w",
             start=lambda: stack.enter_context(running(service, f"unix:{tmp_path}/w")) and None,
         )
         assert link.call(Worker, "size", "") == 0
         link.close()
     with pytest.raises(ConnectionError):
-        calls.Link(f"unix:{tmp_path}/w").call(Worker, "size", "")
+        remotes.Link(f"unix:{tmp_path}/w").call(Worker, "size", "")
 
 
 def test_threads_share_a_client(workers: tuple[Any, Working, rpc.Server]) -> None:
@@ -316,7 +317,7 @@ def test_a_call_that_nobody_read_is_made_again(tmp_path: Path) -> None:
     dying = socket.socket(socket.AF_UNIX)
     dying.bind(f"{tmp_path}/w")
     dying.listen()
-    link = calls.Link(f"unix:{tmp_path}/w", start=lambda: None)
+    link = remotes.Link(f"unix:{tmp_path}/w", start=lambda: None)
     results: list[int] = []
     asking = threading.Thread(target=lambda: results.append(link.call(Worker, "size", "")))
     asking.start()

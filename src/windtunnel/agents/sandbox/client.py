@@ -21,8 +21,8 @@ from windtunnel.agents.sandbox.daemon.launch import ERRORS, Address
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnResult
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, PendingTurn
-from windtunnel.base.calls import Link, Lost, Unanswered, forwards
 from windtunnel.base.errors import UserError
+from windtunnel.base.remote import Link, Lost, Unanswered, forwards
 
 if TYPE_CHECKING:  # they have the same methods, which type checkers read there
     from typing import Self

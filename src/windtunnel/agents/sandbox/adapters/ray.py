@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.model import BoxInfo, SandboxSpec, Saved
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox
-from windtunnel.base.calls import forwards, method, methods, referred
+from windtunnel.base.calls import method, methods, referred
 from windtunnel.base.errors import UserError
+from windtunnel.base.remote import forwards
 
 if TYPE_CHECKING:  # it has the same methods, which type checkers read there
     from windtunnel.agents.sandbox.box import Box as _Box
@@ -50,7 +51,7 @@ class SandboxActor:
 
 
 class _Link:
-    """Calls to one actor, as `windtunnel.base.calls` makes them."""
+    """Calls to one actor, as `windtunnel.base.remote` makes them."""
 
     def __init__(self, actor: Any, node: str) -> None:
         self.actor, self.node = actor, node

@@ -23,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from windtunnel.base import calls
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.paths import home
+from windtunnel.base.remote import Blocking
 from windtunnel.data.files.live.membership import MembershipStore
 from windtunnel.data.files.model import (
     ERRORS,
@@ -73,7 +73,7 @@ class FileClient:
         self._used = used  # what keeps the hosts of a demo, while it is open
         self._store, self._secret, self._timeout = MembershipStore(store), secret, timeout
         self._turn = threading.RLock()
-        self._remote: calls.Blocking | None = None
+        self._remote: Blocking | None = None
         self._pending: deque[Pending] = deque()
         self._kept = 0  # bytes of what is pending
         self._client, self._request = secrets.randbits(63) | 1, 0
@@ -168,7 +168,7 @@ class FileClient:
                         raise FilesError(f"no primary answers for {self._timeout:g} s: {error}") from error
             time.sleep(_PAUSE)
 
-    def _connected(self) -> calls.Blocking:
+    def _connected(self) -> Blocking:
         if self._remote is None:
             newest = self._store.newest()
             if newest is None:
@@ -179,8 +179,8 @@ class FileClient:
                 pending.sequence = done.sequence
         return self._remote
 
-    def _remote_of(self, host: Host, timeout: float) -> calls.Blocking:
-        return calls.Blocking(FileCalls, host.server, keys=Keys(self._secret), errors=ERRORS, timeout=timeout)
+    def _remote_of(self, host: Host, timeout: float) -> Blocking:
+        return Blocking(FileCalls, host.server, keys=Keys(self._secret), errors=ERRORS, timeout=timeout)
 
     def _disconnect(self) -> None:
         if self._remote is not None:

@@ -25,9 +25,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import atomic, calls, rpc
+from windtunnel.base import atomic, rpc
 from windtunnel.base.keys import Keys
 from windtunnel.base.plain import canonical, from_plain, to_plain
+from windtunnel.base.remote import Blocking
 from windtunnel.data.files import policy
 from windtunnel.data.files.live import area as areas
 from windtunnel.data.files.live.area import PublicArea
@@ -214,7 +215,7 @@ class Nic:
 
     def remote(self, host: Host, timeout: float | None) -> Any:
         """The calls of another host. Raises ConnectionError."""
-        return calls.Blocking(HostCalls, host.nic, keys=self.keys, errors=ERRORS, timeout=timeout)
+        return Blocking(HostCalls, host.nic, keys=self.keys, errors=ERRORS, timeout=timeout)
 
     async def look(self) -> None:
         """Decide about the epoch, and do it."""

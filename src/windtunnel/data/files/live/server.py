@@ -22,8 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import calls, rpc
+from windtunnel.base import rpc
 from windtunnel.base.keys import Keys
+from windtunnel.base.remote import Blocking
 from windtunnel.data.files.live.area import State
 from windtunnel.data.files.live.process import run_process
 from windtunnel.data.files.log import Entry, Ring, frame
@@ -118,7 +119,7 @@ class Server:
         """Raises NotPrimary: it does not answer."""
         try:
             if timeout not in self.nics:
-                self.nics[timeout] = calls.Blocking(
+                self.nics[timeout] = Blocking(
                     HostCalls, self.spec.host.nic, keys=self.keys, errors=ERRORS, timeout=timeout
                 )
             return getattr(self.nics[timeout], call)(*arguments)
