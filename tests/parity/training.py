@@ -155,8 +155,9 @@ def _elastic_twin(run: Sequence[Event]) -> Pairs:
     config, now = run[0]["config"], float(run[0]["t"])
     settings = Settings(config["hosts"], config["per_host"], lease=config["lease"])
     effects = _Decided()
-    core = Core(settings, from_plain(rules.Rules, config["rules"]), effects, 1, Past(), now)
     live = decisions(run, "training.elastic")
+    chosen = next(one["observation"]["rules"] for one in live if one["observation"]["is"] == "Change")
+    core = Core(settings, from_plain(rules.Rules, chosen), effects, 1, Past(), now)
     for event in run[1:]:
         now = max(now, float(event["t"]))
         for host in core.hosts.live.values():

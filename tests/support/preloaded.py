@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.linux.forkserver import finish, request_fd
-from windtunnel.training.job import PRELOAD
+from windtunnel.training.elastic.spec import PRELOAD
 
 TRAINING = (
     *PRELOAD,

@@ -26,9 +26,8 @@ from windtunnel.base.keys import VARIABLE, Keys
 from windtunnel.cli.main import app
 from windtunnel.linux import network
 from windtunnel.training import cleanup
-from windtunnel.training.deadlines import WAITS
+from windtunnel.training.elastic.deadlines import WAITS
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.launch import Launched, launch
 
 Launch = Any
@@ -90,7 +89,7 @@ def test_a_job_runs_and_ends(go: Launch, tmp_path: Path) -> None:
 def test_a_job_that_fails_by_itself(go: Launch) -> None:
     launched = go(
         "import os; assert os.environ['RANK'] == '0'; __import__('time').sleep(600)",
-        rules=Rules(max_own_failures=1),
+        max_restarts=1,
     )
     outcome = launched.wait(60)
     assert outcome.status == 1
@@ -106,11 +105,12 @@ def test_each_part_waits_as_it_was_told(go: Launch, tmp_path: Path) -> None:
     assert launched.wait(60).status == 0
     told = asdict(launched._supervisor._settings.deadlines)
     assert told == {wait.name: given[wait.name] for wait in WAITS if wait.who == "supervisor"}
-    agent = json.loads((tmp_path / "run" / "agents" / "host-0.config").read_text())
-    assert agent["limits"] == {wait.name: given[wait.name] for wait in WAITS if wait.who == "memory"}
-    assert [agent[name] for name in ("stuck_after", "leave")] == [11, 6]
-    settings = agent["settings"]
-    assert [settings[name] for name in ("timeout", "patience", "cut")] == [61, 3601, 3]
+    agent = AgentConfig.read(tmp_path / "run" / "agents" / "host-0.config")
+    for who in ("agent", "memory"):
+        assert agent.job.waits(who) == {wait.name: given[wait.name] for wait in WAITS if wait.who == who}
+    assert [agent.worker[name] for name in ("operation", "generation", "cut")] == [61, 3601, 3]
+    told = agent.job.checkpoints
+    assert (told["patience"], told["stored"]) == (given["commit"], given["stored"])
 
 
 BLAMES = """
@@ -126,14 +126,14 @@ while first or sys.argv[1:]:
 
 def test_a_healthy_rank_that_waits_for_a_hung_one_has_not_failed_by_itself(go: Launch) -> None:
     """gloo's timeout is grounds to suspect a peer; again and again in vain it ends the job."""
-    launched = go(BLAMES, rules=Rules(max_own_failures=0))
+    launched = go(BLAMES, max_restarts=0)
     assert launched.wait(60).status == 0
     (lost,) = kinds(launched.events(), "lost")
     assert not lost["own"] and "pair closure" in lost["error"]
 
 
 def test_what_is_in_vain_again_and_again_ends(go: Launch) -> None:
-    outcome = go(BLAMES, "always", rules=Rules(max_own_failures=0)).wait(60)
+    outcome = go(BLAMES, "always", max_restarts=0).wait(60)
     assert outcome.status == 1
     assert "waited for each other in vain 4 times" in outcome.reason
     assert "Application timeout caused pair closure" in outcome.reason
@@ -182,7 +182,7 @@ def test_a_lost_host_is_ordered_anew(go: Launch, tmp_path: Path) -> None:
 
 
 def test_a_spare_takes_the_place(go: Launch, tmp_path: Path) -> None:
-    launched = go(spares=1, rules=Rules(order=False))
+    launched = go(spares=1, order=False)
     here(launched, 1, 2)
     until(lambda: len(kinds(launched.events(), "host.joined")) == 3)
     launched.kill_agent(0)
@@ -192,7 +192,7 @@ def test_a_spare_takes_the_place(go: Launch, tmp_path: Path) -> None:
 
 
 def test_a_job_shrinks(go: Launch, tmp_path: Path) -> None:
-    launched = go(hosts=3, rules=Rules("shrink", minimum=2))
+    launched = go(hosts=3, on_loss="shrink", min_hosts=2)
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 3)}
     launched.kill_host(0)
     second = {event["rank"]: event["pid"] for event in here(launched, 2, 2)}
@@ -233,15 +233,15 @@ def test_an_exception_in_the_callers_code_ends_everything(go: Launch) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"hosts": 0}, "hosts is 0"),
-        ({"per_host": 0}, "per_host is 0"),
+        ({"hosts": 0}, "`hosts` 0: at least 1"),
+        ({"per_host": 0}, "`per_host` 0: at least 1"),
         ({"faults": ("kill:host=2,step=1",)}, "places are 0 to 1"),
         ({"faults": ("kill:rank=9,step=1",)}, "ranks are 0 to 1"),
         ({"faults": ("explode",)}, "unknown action"),
-        ({"faults": ("down:host=0,step=1",)}, "--network netns"),
-        ({"network": "wifi"}, "loopback and netns"),
+        ({"faults": ("down:host=0,step=1",)}, "`network` netns"),
+        ({"network": "wifi"}, "accepted are loopback, netns"),
         ({"rate": 1e6}, "netns"),
-        ({"lease": 0.1}, "lease 0.1 s"),
+        ({"lease": 0.0}, "`lease` 0"),
     ],
 )
 def test_what_cannot_run_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:

@@ -205,7 +205,6 @@ def test_hosts_that_are_not_ours_find_the_next_launcher(launchers: Launchers) ->
         (["--resume", "last"], "there is no last one"),
         (["--resume", "last", "--hosts", "3"], "--hosts is that of the run and cannot be given"),
         (["--resume", "last", "train.py"], "SCRIPT is that of the run and cannot be given"),
-        (["--orphan-after", "-1", "train.py"], "--orphan-after -1.0: at least 0"),
     ],
 )
 def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:

@@ -22,7 +22,7 @@ from benchmarks.harness import jobs
 from benchmarks.harness.measure import conditions, quantile, scratch
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.training.elastic.events import PHASES, Event, recoveries
-from windtunnel.training.job import PRELOAD
+from windtunnel.training.elastic.spec import PRELOAD
 
 row = partial(Row, "loops")
 PROGRAM = Path(__file__).parent / "programs" / "foreign_loop.py"

@@ -21,7 +21,6 @@ from benchmarks.harness import jobs
 from benchmarks.harness.measure import median
 from benchmarks.training.checkpoint import TRAINER
 from windtunnel.training.elastic.events import Event, Recovery, recoveries
-from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.launch import Launched
 
 HOSTS = 4
@@ -101,9 +100,8 @@ def drawn(seconds: float, seed: int) -> list[tuple[float, Kind, int]]:
 def job(folder: Path, settings: dict[str, Any]) -> Iterator[Launched]:
     """The job, once it trains; ``settings`` of its checkpoints."""
     options: dict[str, Any] = {"hosts": HOSTS, "network": "netns", "rate": RATE, "timeout": 20.0}
-    options |= {"replace_after": REPLACE_AFTER, "deadlines": {"form": 20.0}}
-    rules, settings = Rules(max_own_failures=10_000), {"copies": 2, "placement": "mixed", **settings}
-    with jobs.running(TRAINER, [], folder, rules=rules, settings=settings, **options) as launched:
+    options |= {"replace_after": REPLACE_AFTER, "max_restarts": 10_000}
+    with jobs.running(TRAINER, [], folder, **options, **settings) as launched:
         jobs.until(launched, lambda events: jobs.count(events, "step") >= _SETTLED, "steps", 120.0)
         yield launched
 

@@ -22,8 +22,7 @@ from typing import Any, Literal
 from benchmarks.harness import jobs
 from benchmarks.harness.measure import scratch
 from windtunnel.training.elastic.events import Event, Recovery
-from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.job import PRELOAD
+from windtunnel.training.elastic.spec import PRELOAD
 from windtunnel.training.launch import Launched
 
 HOSTS = 6
@@ -105,9 +104,9 @@ def run_job(
         jobs.Failed: it did not end well in time.
     """
     restart = scheme == "warm restart"
-    rules = Rules("shrink-restart" if restart else "shrink", minimum=FEWEST)
+    rules: dict[str, Any] = {"on_loss": "shrink-restart" if restart else "shrink", "min_hosts": FEWEST}
     if restart and back:
-        rules = Rules("restart")  # better than to restart twice
+        rules = {"on_loss": "restart"}  # better than to restart twice
     with scratch() as folder:
         arguments: list[object] = ["--steps", steps]
         if forward is not None:
@@ -117,7 +116,7 @@ def run_job(
         faults = [f"kill:host={place},step={step}" for step, place in losses]
         cloud = Cloud()
         with jobs.running(
-            SCRIPT, arguments, folder / "run", hosts=hosts, rules=rules, faults=faults, preload=WARM,
+            SCRIPT, arguments, folder / "run", hosts=hosts, **rules, faults=faults, preload=WARM,
             replace_after=COMES_AFTER, on_event=cloud.hear if back and not restart else None,
         ) as cloud.job:  # fmt: skip
             results = jobs.results(cloud.job, BOUND)
@@ -169,17 +168,22 @@ def restart_cold(step: int, place: int, more: int) -> Cold:
     with scratch() as folder:
         arguments: list[object] = ["--steps", step + 1 + more, "--checkpoint", folder / "checkpoints"]
         arguments += ["--every", CHECKPOINT_EVERY]
-        rules = Rules("shrink", minimum=HOSTS)
         with jobs.running(
-            SCRIPT, arguments, folder / "first", hosts=HOSTS, rules=rules, faults=[fault], preload=WARM
+            SCRIPT,
+            arguments,
+            folder / "first",
+            hosts=HOSTS,
+            on_loss="shrink",
+            min_hosts=HOSTS,
+            faults=[fault],
+            preload=WARM,
         ) as first:
             outcome = first.wait(BOUND)
             if outcome is None or outcome.status == 0:
                 raise jobs.Failed(f"cold restart: the loss after step {step} did not end the job")
             before = first.events()
-        rules, left = Rules("shrink", minimum=HOSTS - 1), HOSTS - 1
-        second = folder / "second"
-        _, after = jobs.finished(SCRIPT, arguments, second, BOUND, hosts=left, rules=rules, preload=WARM)
+        left = {"hosts": HOSTS - 1, "on_loss": "shrink", "min_hosts": HOSTS - 1}
+        _, after = jobs.finished(SCRIPT, arguments, folder / "second", BOUND, **left, preload=WARM)
     injected = next(event["t"] for event in before if event["kind"] == "injected")
     done = [event for event in after if event["kind"] == "step"]
     beyond = next(event["t"] for event in done if event["step"] > step)

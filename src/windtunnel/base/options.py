@@ -22,9 +22,10 @@ REQUIRED: Any = ...
 
 @dataclass(frozen=True)
 class Option:
-    """How an option is written. ``kind``: the type of what is written. ``least``, ``most``, ``among``: what
-    is accepted. ``unit``: so many of what the field holds are one of what is written. ``environment``: the
-    variable that is read where it is not given. ``words``: what a file accepts, said in its errors."""
+    """How an option is written. ``kind``: the type of what is written. ``least``, ``most``, ``among``:
+    what is accepted. ``flags``: as the command line has it, where not by its name. ``unit``: so many of
+    what the field holds are one of what is written. ``environment``: the variable that is read where it
+    is not given. ``words``: what a file accepts, said in its errors."""
 
     name: str
     default: Any
@@ -36,6 +37,7 @@ class Option:
     unit: float | None = None
     environment: str | None = None
     metavar: str | None = None
+    flags: tuple[str, ...] = ()
     words: str = ""
 
     def value(self, written: Any) -> Any:

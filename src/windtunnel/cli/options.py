@@ -38,7 +38,7 @@ def takes(kind: type, parameter: str = "options") -> Callable[[Callable[..., Non
 
 def _parameter(one: Option) -> inspect.Parameter:
     info = typer.Option(
-        help=one.help, min=one.least, max=one.most, envvar=one.environment, metavar=one.metavar
+        *one.flags, help=one.help, min=one.least, max=one.most, envvar=one.environment, metavar=one.metavar
     )
     several = one.kind == list[str]
     default = None if several else inspect.Parameter.empty if one.default is REQUIRED else one.default

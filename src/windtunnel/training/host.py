@@ -36,7 +36,7 @@ def serve(config: AgentConfig) -> int:
     if config.forkserver is None:
         Path(config.memory_root).mkdir(parents=True, exist_ok=True)
         path = Path(config.memory_root) / f"forkserver-{os.getpid()}.sock"
-        keeper = ForkServerKeeper(path, (forked.MODULE, *config.preload), dict(os.environ))
+        keeper = ForkServerKeeper(path, (forked.MODULE, *config.job.preload), dict(os.environ))
     agent = Agent(config, keeper.path if keeper else Path(config.forkserver or ""), keeper)
     with_memory(agent)
     signal.signal(signal.SIGTERM, lambda *_: agent.stop(1))
@@ -59,7 +59,7 @@ def with_memory(agent: Agent) -> None:
         agent.config.address,
         keys=agent.keys,
         context=agent,
-        limits=Limits(**agent.config.limits),
+        limits=Limits(**agent.config.job.waits("memory")),
     )
     agent.services.append(service)
 

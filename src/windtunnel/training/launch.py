@@ -34,15 +34,14 @@ from windtunnel.base.tls import Certificates
 from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient
 from windtunnel.store import eventlog
-from windtunnel.training import deadlines
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.live import forked, rendezvous
-from windtunnel.training.elastic.live.agent.config import CUT, GENERATION, AgentConfig
+from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.live.supervisor.lead import Lead
 from windtunnel.training.elastic.live.supervisor.server import Supervisor
 from windtunnel.training.elastic.live.supervisor.stores import StoreProcess
-from windtunnel.training.elastic.policy.state import Deadlines, Outcome, Settings, past
-from windtunnel.training.job import JobSpec
+from windtunnel.training.elastic.policy.state import Outcome, past
+from windtunnel.training.elastic.spec import JobSpec
 from windtunnel.training.site import EmulatedHost, Site, statuses
 
 TICK = 0.02
@@ -68,7 +67,7 @@ def launch(
         UserError: the script, an option or a fault is wrong, this computer cannot emulate the network, or the
             run in ``folder`` is led by somebody else.
     """
-    job = JobSpec(script=Path(script).absolute(), arguments=tuple(arguments), **options)
+    job = JobSpec(Path(script), tuple(arguments), **options)
     job.check()
     return Launched(job, folder, on_event, output)
 
@@ -258,13 +257,7 @@ class Launched:
         self._supervisor = Supervisor(
             self.folder,
             job.rules,
-            Settings(
-                job.hosts,
-                job.per_host,
-                job.beat,
-                job.lease,
-                deadlines=Deadlines(**deadlines.of("supervisor", job.deadlines)),
-            ),
+            job.supervision,
             start_store=start_store,
             order_hosts=lambda count: self._due.extend([time.monotonic() + job.replace_after] * count),
             keys=self.keys,
@@ -272,7 +265,7 @@ class Launched:
             config=job.plain(),
         )
         self._supervisor.start()
-        if job.listen is not None:
+        if job.external_hosts:
             self._offer = rendezvous.Offer(
                 job.listen, self.keys, lambda: self._agent_config(len(self._joined))
             )
@@ -294,32 +287,17 @@ class Launched:
 
     def _agent_config(self, number: int) -> AgentConfig:
         assert self._supervisor is not None
-        job, told = self.job, self.job.deadlines
-        waits = {
-            "timeout": told.get("operation", job.timeout),
-            "patience": told.get("generation", GENERATION),
-        }
+        job = self.job
         return AgentConfig(
             run=str(self.folder),
             supervisor=self._supervisor.address,
             secret=str(self.folder / keys.NAME),
+            job=job,
             tls=self.keys.files,
-            script=str(job.script),
-            arguments=job.arguments,
-            cwd=str(job.cwd),
             domain=job.domains[number % len(job.domains)] if job.domains else "",
             memory_root=str(self.memory),
             forkserver=str(self.site.forkserver.path),
-            preload=job.preload,
-            env={"WINDTUNNEL_CHECKPOINT": json.dumps(job.settings)} if job.settings else {},
-            faults=job.faults,
-            settings={"beat": min(0.2, job.frozen_after / 4), "cut": told.get("cut", CUT), **waits},
             name=f"host-{number}",
-            frozen_after=job.frozen_after,
-            orphan_after=job.orphan_after,
-            stuck_after=deadlines.of("agent", told)["stuck"],
-            leave=deadlines.of("agent", told)["leave"],
-            limits=deadlines.of("memory", told),
         )
 
     def _start_host(self) -> None:
@@ -343,7 +321,7 @@ class Launched:
         self.outcome = self.outcome or ended  # of which no line could be written
         if self.outcome is not None:
             return
-        while self._due and self._due[0] <= now and self.job.listen is None:
+        while self._due and self._due[0] <= now and not self.job.external_hosts:
             self._due.pop(0)
             self._start_host()
         if self.site.forkserver.tend():

@@ -8,10 +8,10 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.base import atomic, keys, tls
 from windtunnel.base.errors import LessError, ScriptError, UserError
@@ -19,13 +19,11 @@ from windtunnel.base.tls import Certificates
 from windtunnel.linux.system import adopt_orphans
 from windtunnel.store import eventlog
 from windtunnel.store.objects import open_files
-from windtunnel.training import cleanup, deadlines
-from windtunnel.training.checkpoint.policy.placement import place
+from windtunnel.training import cleanup
 from windtunnel.training.elastic import report
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.live import rendezvous
-from windtunnel.training.elastic.policy.rules import OnLoss, Rules
-from windtunnel.training.job import PRELOAD, JobSpec
+from windtunnel.training.elastic.spec import JobSpec
 from windtunnel.training.launch import Launched, resume
 
 if TYPE_CHECKING:
@@ -33,166 +31,10 @@ if TYPE_CHECKING:
 
 CAPABILITY = "training.elastic"
 SUMMARY = "summary.json"
-CHOICES = {
-    "on_loss": ("replace", "shrink", "restart"),
-    "placement": ("group", "ring", "mixed", "domains"),
-    "mode": ("blocking", "concurrent", "idle"),
-    "network": ("loopback", "netns"),
-    "on_no_checkpoint": ("fail", "restart"),
-}
-LEAST = {
-    "hosts": 1,
-    "per_host": 1,
-    "spares": 0,
-    "min_hosts": 1,
-    "slots": 2,
-    "every": 1,
-    "persist_every": 1,
-    "keep": 0,
-    "max_restarts": 0,
-    "replace_after": 0,
-    "orphan_after": 0,
-}
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for: the options of the command, as they were given."""
-
-    script: Path
-    arguments: tuple[str, ...]
-    hosts: int
-    per_host: int
-    spares: int
-    on_loss: str
-    min_hosts: int
-    faults: tuple[str, ...]
-    copies: int | None
-    placement: str | None
-    domains: str
-    mode: str
-    slots: int
-    every: int
-    budget: float | None
-    persist: str
-    persist_every: int
-    keep: int
-    on_no_checkpoint: str
-    network: str
-    rate: str
-    lease: float
-    timeout: float
-    deadlines: Path | None
-    preload: str
-    max_restarts: int
-    replace_after: float
-    external: bool
-    listen: str
-    secret_file: Path | None
-    tls: tuple[Path | None, ...]
-    orphan_after: float
-
-    def job(self) -> JobSpec:
-        """What is to be launched.
-
-        Raises:
-            UserError: an option is wrong.
-        """
-        for name, accepted in CHOICES.items():
-            if getattr(self, name) not in (*accepted, None):
-                given = getattr(self, name)
-                raise UserError(f"--{_option(name)} {given}: accepted are {', '.join(accepted)}")
-        for name, least in LEAST.items():
-            if getattr(self, name) < least:
-                raise UserError(f"--{_option(name)} {getattr(self, name)}: at least {least} is needed")
-        if self.budget is not None and not 0 < self.budget <= 1:
-            raise UserError(f"--budget {self.budget:g}: a share above 0, of 1 at the most, is accepted")
-        if self.budget is not None and self.mode == "idle":
-            raise UserError("--budget: --mode idle finds by itself how often it saves")
-        if self.timeout <= 0:
-            raise UserError(f"--timeout {self.timeout:g}: it must be more than 0 seconds")
-        if self.copies is not None and not 1 <= self.copies <= self.hosts:
-            raise UserError(f"--copies {self.copies}: accepted are 1 to {self.hosts}, a host for each copy")
-        if self.min_hosts > self.hosts:
-            raise UserError(f"--min-hosts {self.min_hosts}: more than --hosts {self.hosts}")
-        domains = read_domains(self.domains, self.hosts)
-        told = deadlines.read(self.deadlines) if self.deadlines is not None else {}
-        settings = self._settings(domains)
-        settings |= {
-            name: told[of] for of, name in (("commit", "patience"), ("stored", "stored")) if of in told
-        }
-        if domains or not self.external:  # hosts that come by `windtunnel host` say their domains themselves
-            place(self.hosts, settings["copies"], settings["placement"], domains)
-        if self.external and not self.listen:
-            raise UserError("--external-hosts: give --listen HOST:PORT, where the hosts find this one")
-        job = JobSpec(
-            script=self.script.absolute(),
-            arguments=self.arguments,
-            hosts=self.hosts,
-            per_host=self.per_host,
-            spares=self.spares,
-            rules=self._rules(),
-            faults=self.faults,
-            settings=settings,
-            domains=domains,
-            network=self.network,
-            rate=parse_rate(self.rate) if self.rate else None,
-            lease=self.lease,
-            frozen_after=self.lease,
-            beat=min(0.1, self.lease / 4),
-            replace_after=self.replace_after,
-            orphan_after=self.orphan_after,
-            deadlines={"form": self.timeout, **told},
-            timeout=self.timeout,
-            preload=(*PRELOAD, *filter(None, self.preload.split(","))),
-            listen=self.listen if self.external else None,
-            secret_file=self.secret_file,
-            tls=tls.given(*self.tls),
-        )
-        job.check()
-        return job
-
-    def _rules(self) -> Rules:
-        on_loss = cast(OnLoss, self.on_loss)
-        return Rules(on_loss, minimum=self.min_hosts, max_own_failures=self.max_restarts)
-
-    def _settings(self, domains: tuple[str, ...]) -> dict[str, Any]:
-        settings: dict[str, Any] = {
-            "copies": min(2, self.hosts) if self.copies is None else self.copies,
-            "placement": self.placement or ("domains" if self.domains else "mixed"),
-            "mode": self.mode,
-            "slots": self.slots,
-            "every": self.every,
-        }
-        if self.budget is not None:
-            settings["budget"] = self.budget
-        if self.on_no_checkpoint != "fail":
-            settings["on_no_checkpoint"] = self.on_no_checkpoint
-        if domains:
-            settings["domains"] = list(domains)
-        if self.persist:
-            settings |= {"persist": writable(self.persist), "persist_every": self.persist_every}
-            if self.keep:
-                settings["keep"] = self.keep
-        return settings
-
-    def require_own_storage(self) -> None:
-        """Storage with checkpoints of another run is not taken for this one's, nor silently passed over.
-
-        Raises:
-            UserError: there are some.
-        """
-        if self.persist:
-            url, steps = writable(self.persist), stored_steps(self.persist, "--persist")
-            if steps:
-                raise UserError(
-                    f"--persist {url}: step {steps[-1]} of another run is in it; storage without checkpoints"
-                    " is accepted, and --resume goes on with that run"
-                )
-
-
-def train_and_store(request: Request, out: Path | None, *, as_json: bool = False) -> dict[str, Any]:
-    """Run, keep the run in the store (or in ``out`` alone) with its files, print its end: the summary.
+def train_and_store(job: JobSpec, out: Path | None, *, as_json: bool = False) -> dict[str, Any]:
+    """Run ``job``, keep the run in the store (or in ``out`` alone), print its end: the summary.
 
     ``as_json``: the summary, of a job that failed as well, is all that stdout gets; the ranks print to
     stderr.
@@ -201,8 +43,9 @@ def train_and_store(request: Request, out: Path | None, *, as_json: bool = False
         UserError: an option is wrong. ScriptError: the job failed; with the failed rank's traceback.
         LessError: what was asked for could not be reached.
     """
-    job = request.job()
-    request.require_own_storage()
+    job.check()
+    if job.persist:
+        job = replace(job, persist=own_storage(job.persist))
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -213,13 +56,7 @@ def train_and_store(request: Request, out: Path | None, *, as_json: bool = False
         return _launch(partial(Launched, job), out, str(out), as_json)
     from windtunnel.store.runs import Store
 
-    inputs = {
-        **asdict(request),
-        "script": str(request.script),
-        "secret_file": str(request.secret_file or ""),
-        "tls": job.tls,
-    }
-    run = Store.open().begin(CAPABILITY, inputs)
+    run = Store.open().begin(CAPABILITY, job.plain())
     return _stored(run, partial(Launched, job), as_json, mine=True)
 
 
@@ -384,8 +221,8 @@ def lend(
         certificate.verify()
         secret = replace(secret, tls=certificate)
     config = rendezvous.ask(launcher, secret, address, domain)
-    if not Path(config.script).is_file():
-        raise UserError(f"{config.script}: no such file on this host; the job at {launcher} needs it")
+    if not Path(config.job.script).is_file():
+        raise UserError(f"{config.job.script}: no such file on this host; the job at {launcher} needs it")
     Path(config.run).mkdir(parents=True, exist_ok=True)
     cleanup.sweep()
     memory = cleanup.claim(f"{Path(config.memory_root).name}-{os.getpid()}")
@@ -399,11 +236,12 @@ def lend(
         shutil.rmtree(memory, ignore_errors=True)
 
 
-def writable(url: str) -> str:
+def own_storage(url: str) -> str:
     """``url``, absolute where it is a path, once a file was written there and removed again.
 
     Raises:
-        UserError: nothing can be written there; said now, not at the first checkpoint.
+        UserError: nothing can be written there; said now, not at the first checkpoint. Or checkpoints of
+            another run are in it, which are neither taken for this one's nor silently passed over.
     """
     if "://" not in url:
         url = str(Path(url).absolute())
@@ -414,7 +252,12 @@ def writable(url: str) -> str:
         files.remove(name)
     except Exception as error:  # whatever a library of object storage raises
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"--persist {url}: nothing can be written there ({why})") from error
+        raise UserError(f"`persist` {url}: nothing can be written there ({why})") from error
+    if steps := stored_steps(url, "`persist`"):
+        raise UserError(
+            f"`persist` {url}: step {steps[-1]} of another run is in it; storage without checkpoints"
+            " is accepted, and --resume goes on with that run"
+        )
     return url
 
 
@@ -431,40 +274,3 @@ def stored_steps(url: str, option: str) -> list[int]:
         return [one.step for one in storage.steps(url) if not one.bad]
     except (ObjectError, OSError) as error:
         raise UserError(f"{option} {url}: it cannot be read ({error})") from error
-
-
-def parse_rate(text: str) -> float:
-    """ "1Gbit", "10Mbit", "5MB": bytes/s.
-
-    Raises:
-        UserError: it is not a rate.
-    """
-    from windtunnel.training.elastic.faults import parse
-
-    try:
-        return parse(f"slow:host=0,step=0,rate={text}").rate
-    except UserError:
-        raise UserError(
-            f"--rate {text}: accepted is a rate such as 10Mbit, 1Gbit or 5MB (a second)"
-        ) from None
-
-
-def read_domains(text: str, hosts: int) -> tuple[str, ...]:
-    """The failure domain of each host: "a,a,b,b", or a file with one in each line.
-
-    Raises:
-        UserError: there are not as many as hosts.
-    """
-    if not text:
-        return ()
-    path = Path(text)
-    where = f"--domains {text}"
-    parts = path.read_text().split() if path.is_file() else text.split(",")
-    found = tuple(part.strip() for part in parts)
-    if len(found) != hosts or not all(found):
-        raise UserError(f"{where}: {len(found)} domains for {hosts} hosts; give one for each")
-    return found
-
-
-def _option(name: str) -> str:
-    return name.replace("_", "-")

@@ -28,7 +28,7 @@ from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training import cleanup
 from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.job import JobSpec
+from windtunnel.training.elastic.spec import JobSpec
 
 NAME = "site.json"
 AT_END = "windtunnel.training.cleanup:sweep"
@@ -128,7 +128,7 @@ class Site:
         env.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
         # each cut of a group would print a stack of C++ otherwise
         env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        if self.network is None and job.listen is None:
+        if self.network is None and not job.external_hosts:
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
         elif self.network is not None:
             env["GLOO_SOCKET_IFNAME"] = network.INTERFACE

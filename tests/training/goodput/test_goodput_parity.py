@@ -160,7 +160,7 @@ def test_the_twin_lays_out_what_the_run_did(tmp_path: Path) -> None:
         launched = launch(
             ROOT / "examples" / "train_pipeline.py", ["--steps", "8"], folder=tmp_path / "run",
             output=output.fileno(), hosts=5, lease=5.0, frozen_after=20.0,
-            faults=["kill:host=1,step=2", "kill:host=3,step=5"], rules=rules.Rules("shrink"),
+            faults=["kill:host=1,step=2", "kill:host=3,step=5"], on_loss="shrink",
         )  # fmt: skip
     with launched:
         outcome = launched.wait(200)

@@ -203,7 +203,7 @@ def test_the_commands_are_taken_by_train(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(
             session,
             "train_and_store",
-            lambda request, *_, name=name, **__: jobs.update({name: request.job()}),
+            lambda job, *_, name=name, **__: jobs.update({name: job}),
         )
         program, *words = shlex.split(line)
         assert program == "windtunnel"
@@ -212,13 +212,11 @@ def test_the_commands_are_taken_by_train(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(jobs) == set(RUN)
     memory = jobs["peer memory, a spare"]
     assert (memory.hosts, memory.per_host, memory.spares) == (16, 8, 1)
-    assert memory.settings["copies"] == plain["copies"]
-    assert memory.settings["every"] == plain["every"]
-    assert memory.settings["persist"] == str(tmp_path / "checkpoints")
+    assert (memory.copies, memory.every, memory.persist) == (plain["copies"], plain["every"], "checkpoints")
     if plain["scheme"].startswith("peer"):
-        assert memory.settings["persist_every"] == plain["persist_every"]
+        assert memory.persist_every == plain["persist_every"]
     storage = jobs["restart from storage"]
-    assert storage.settings["every"] == storage.settings["persist_every"] < memory.settings["persist_every"]
+    assert storage.every == storage.persist_every < memory.persist_every
     program = shlex.split(plain["commands"]["templates"])[-4:]
     assert program[:3] == ["--checkpoint", "checkpoints", "--checkpoint-every"] and int(program[3]) > 0
     shrinks = jobs["templates"].rules

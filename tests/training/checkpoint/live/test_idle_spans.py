@@ -12,8 +12,8 @@ import pytest
 from checkpoint_world import Cluster, FakeJob
 
 from windtunnel.training.checkpoint.live import spans
-from windtunnel.training.checkpoint.live.settings import Settings
 from windtunnel.training.checkpoint.policy.pacing import OPEN
+from windtunnel.training.checkpoint.settings import Settings
 
 
 class Course:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.cadence import SAVED, WARM, WITHOUT, Learner
-from windtunnel.training.checkpoint.live.settings import settings
 from windtunnel.training.checkpoint.policy import Cadence, StepTimes, decide
 from windtunnel.training.checkpoint.policy.cadence import MOST, every_for
+from windtunnel.training.checkpoint.settings import settings
 
 SECONDS = st.floats(1e-3, 10.0)
 

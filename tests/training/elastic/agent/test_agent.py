@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,17 @@ from windtunnel.base.keys import Keys
 from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.model import MemberHost, Membership
+from windtunnel.training.elastic.spec import JobSpec
 
 WELCOME = {"op": "welcome", "host": 5, "beat": 0.05, "lease": 5.0}
+
+
+JOB: dict[str, Any] = {
+    "frozen_after": 0.4,
+    "orphan_after": 30.0,
+    "faults": ("kill:rank=0,step=99",),
+    "preload": (),
+}
 
 
 class Played:
@@ -40,19 +49,16 @@ class Played:
         self.memory = Path(f"/dev/shm/windtunnel-test-{os.getpid()}-{tmp_path.name[-12:]}")
         self.memory.mkdir()
         self.keeper = ForkServerKeeper(tmp_path / "z", (), environment())
+        names = {one.name for one in fields(AgentConfig)}
+        own = {name: changes.pop(name) for name in names & set(changes)}
         config = AgentConfig(
             run=str(self.run),
             secret=secret.kept(tmp_path),
             supervisor=f"127.0.0.1:{self.listener.getsockname()[1]}",
-            script=str(script(tmp_path, text)),
+            job=JobSpec(script(tmp_path, text), **{**JOB, **changes}),
             memory_root=str(self.memory),
-            forkserver=str(self.keeper.path),
-            frozen_after=0.4,
-            orphan_after=30.0,
-            settings={"word": 1},
-            faults=("kill:rank=0,step=99",),
+            **{"forkserver": str(self.keeper.path), **own},
         )
-        config = replace(config, **changes)
         config.write(tmp_path / "agent.config")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "windtunnel.training.host", str(tmp_path / "agent.config")],
@@ -154,7 +160,12 @@ def test_workers_get_their_environment_and_their_welcome(play: Any) -> None:
     welcome, env = (json.loads(line) for line in lines)
     assert welcome["op"] == "welcome"
     assert (welcome["place"], welcome["host"], welcome["rank"], welcome["local_rank"]) == (1, 5, 3, 1)
-    assert welcome["config"] == {"word": 1}
+    assert welcome["config"] == {
+        "beat": 0.1,
+        "operation": 60.0,
+        "generation": 3600.0,
+        "cut": 2.0,
+    }
     assert welcome["faults"] == ["kill:rank=0,step=99"]
     assert Membership.of(welcome["membership"]).generation == 3
     expected = {
@@ -418,7 +429,9 @@ time.sleep(600)
 
 
 def test_one_that_never_answers_is_given_up(play: Any) -> None:
-    played = play(SPEAKER + "import ctypes; ctypes.PyDLL(None).sleep(600)", frozen_after=0.2, stuck_after=0.5)
+    played = play(
+        SPEAKER + "import ctypes; ctypes.PyDLL(None).sleep(600)", frozen_after=0.2, deadlines={"stuck": 0.5}
+    )
     played.accept()
     played.member(1)
     assert "does not answer" in played.hear("worker", what="frozen")["error"]

@@ -101,7 +101,7 @@ class FakeAgent:
                                 "host": 10 + rank,
                                 "memory_path": "/nowhere",
                                 "faults": self.faults,
-                                "config": {"beat": 0.05, "patience": 20.0},
+                                "config": {"beat": 0.05, "generation": 20.0},
                             },
                         )
                 self._heard(rank, message)

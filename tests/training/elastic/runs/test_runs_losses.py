@@ -13,7 +13,6 @@ from runs_helpers import at_gate, end_well, forge_slots, forge_stored, of, open_
 from support.certificates import Authority
 from support.waiting import until
 from windtunnel.training.elastic import faults
-from windtunnel.training.elastic.policy.rules import Rules
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
 
@@ -55,7 +54,7 @@ def test_killed_at_every_point(tmp_path: Path, sharded: dict[str, Any], whom: st
         *(f"kill:{whom}={step % 4},point={point},step={step}" for step, point in enumerate(POINTS[3:], 4)),
     ]
     settings = {"mode": "blocking", "persist": str(tmp_path / "stored"), "persist_every": 1}
-    with running(tmp_path, faults=strikes, settings=settings) as launched:
+    with running(tmp_path, faults=strikes, **settings) as launched:
         same(launched, sharded)
         assert {event["fault"] for event in of(launched, "injected")} == set(strikes)
         assert "storage" not in {event["tier"] for event in of(launched, "restored")}
@@ -96,7 +95,7 @@ def test_recoveries_that_are_hit(tmp_path: Path, sharded: dict[str, Any]) -> Non
 def test_many_at_once(tmp_path: Path, sharded: dict[str, Any]) -> None:
     """All workers; hosts of two groups; both hosts of one group, which only storage outlives."""
     settings = {"persist": str(tmp_path / "stored"), "persist_every": 3}
-    with running(tmp_path, "--gates", 2, 5, 9, settings=settings) as launched:
+    with running(tmp_path, "--gates", 2, 5, 9, **settings) as launched:
         at_gate(launched, 2)
         for place in launched.places().values():
             for pid in place["workers"].values():
@@ -123,7 +122,7 @@ def test_forged_newer_checkpoints_are_ignored_and_named(tmp_path: Path) -> None:
     """Whole steps of the future, with checksums that fit, put into memory and storage from outside."""
     url = str(tmp_path / "stored")
     settings = {"persist": url, "persist_every": 1}
-    with running(tmp_path, "--gates", 4, 8, kind="plain", hosts=2, settings=settings) as launched:
+    with running(tmp_path, "--gates", 4, 8, kind="plain", hosts=2, **settings) as launched:
         at_gate(launched, 4, 2)
         forged = [path for place in launched.places() for path in forge_slots(launched, place, 50)]
         assert len(forged) == 6  # of two ranks, and what they hold alike
@@ -147,7 +146,7 @@ def test_what_is_lost_ends_the_job_or_is_begun_anew_where_that_was_asked_for(tmp
     for word in ("fail", "restart"):
         folder, settings = tmp_path / word, {"on_no_checkpoint": word}
         folder.mkdir()
-        with running(folder, "--gates", 4, kind="plain", hosts=2, settings=settings) as launched:
+        with running(folder, "--gates", 4, kind="plain", hosts=2, **settings) as launched:
             at_gate(launched, 4, 2)
             launched.kill_host(0)
             launched.kill_host(1)
@@ -170,9 +169,7 @@ def test_what_is_lost_ends_the_job_or_is_begun_anew_where_that_was_asked_for(tmp
 @pytest.mark.conformance
 def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
     strike = "raise:rank=1,point=before_local_write,step=2,times=9"
-    with running(
-        tmp_path, kind="plain", hosts=2, faults=(strike,), rules=Rules(max_own_failures=2)
-    ) as launched:
+    with running(tmp_path, kind="plain", hosts=2, faults=(strike,), max_restarts=2) as launched:
         outcome = launched.wait(150)
         assert outcome is not None and outcome.status == 1
         assert "by itself 3 times" in outcome.reason
@@ -183,7 +180,7 @@ def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
 def test_two_ranks_a_host_and_spares(tmp_path: Path, replicated: dict[str, Any]) -> None:
     """DDP, whose parameters are saved once; no host can be had but the spare ones."""
     strikes = ("kill:rank=3,step=2", "kill:host=1,step=5", "kill:host=0,step=8")
-    options: dict[str, Any] = {"hosts": 2, "per_host": 2, "spares": 2, "rules": Rules(order=False)}
+    options: dict[str, Any] = {"hosts": 2, "per_host": 2, "spares": 2, "order": False}
     with running(tmp_path, kind="ddp", faults=strikes, **options) as launched:
         assert len(same(launched, replicated)) == 3
         assert of(launched, "ordered") == []

@@ -27,7 +27,6 @@ from runs_trainer import Samples, build, data
 from support.waiting import until
 from windtunnel.base.plain import from_plain
 from windtunnel.training.elastic import policy as elastic
-from windtunnel.training.elastic.policy.rules import Rules
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
 
@@ -127,7 +126,7 @@ def test_a_job_that_shrinks_and_grows_again(tmp_path: Path) -> None:
         schedule.step()
     expected = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
-    with running(tmp_path, "--drop", 0, "--gates", 4, 8, rules=Rules("shrink", minimum=2)) as launched:
+    with running(tmp_path, "--drop", 0, "--gates", 4, 8, on_loss="shrink", min_hosts=2) as launched:
         at_gate(launched, 4)
         launched.kill_host(1)
         open_gate(launched, 4)

@@ -174,7 +174,7 @@ class World:
             self._form([*(n.id for n in self.memberships[-1].hosts), host])
         membership = self.memberships[-1]
         welcome = {"membership": membership.plain(), "place": membership.place_of(host), "host": host}
-        config = {"patience": BOUND}
+        config = {"generation": BOUND}
         self._tell(host, {"op": "welcome", **welcome, "faults": list(self.script.faults), "config": config})
         if joins:
             self._announce()

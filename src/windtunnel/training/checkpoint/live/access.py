@@ -14,11 +14,11 @@ from windtunnel.store.objects.files import ObjectError
 from windtunnel.training.checkpoint.live import storage
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.restore import Kept
-from windtunnel.training.checkpoint.live.settings import Settings
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
 from windtunnel.training.checkpoint.live.snapshot import Plan
 from windtunnel.training.checkpoint.model import SHARED, Copy, StoredStep
 from windtunnel.training.checkpoint.policy.slots import EMPTY, slot_for
+from windtunnel.training.checkpoint.settings import Settings
 
 
 def attach(job: Any, settings: Settings) -> Access | None:

@@ -38,13 +38,13 @@ from windtunnel.training.checkpoint.live.access import (
 from windtunnel.training.checkpoint.live.cadence import Learner
 from windtunnel.training.checkpoint.live.memory import StaleGeneration
 from windtunnel.training.checkpoint.live.restore import restore
-from windtunnel.training.checkpoint.live.settings import Settings, settings
 from windtunnel.training.checkpoint.live.snapshot import agree_alike
 from windtunnel.training.checkpoint.live.state import State, walk
 from windtunnel.training.checkpoint.live.whole import Whole, store
 from windtunnel.training.checkpoint.model import SHARED, Health
 from windtunnel.training.checkpoint.policy import Slot, SlotWanted, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, WHY
+from windtunnel.training.checkpoint.settings import Settings, settings
 from windtunnel.training.elastic.policy.checkpoints import FAILED, PENDING, WANTED
 
 _RECHECK = 64  # saves between two comparisons of what all ranks hold alike

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from windtunnel.store import eventlog
-from windtunnel.training.checkpoint.live.settings import Settings
 from windtunnel.training.checkpoint.policy import Looked, Window, decide
 from windtunnel.training.checkpoint.policy.pacing import LONGEST, OPEN
 from windtunnel.training.checkpoint.policy.spans import plan_chunks
+from windtunnel.training.checkpoint.settings import Settings
 from windtunnel.training.elastic import group_sockets
 
 PERIOD = 0.0015  # seconds between two looks at the sockets

@@ -20,7 +20,7 @@ from typing import Any
 
 from windtunnel.base import wire
 from windtunnel.linux.sockets import opening
-from windtunnel.training.elastic.live.agent.config import CUT
+from windtunnel.training.elastic.deadlines import seconds
 from windtunnel.training.elastic.model import Membership
 
 
@@ -88,9 +88,9 @@ class Link:
         self.host: int = welcome["host"]
         self.memory: str | None = welcome.get("memory_path")
         self.faults: list[str] = welcome.get("faults") or []
-        self.config: dict[str, Any] = welcome.get("config") or {}
+        self.config: dict[str, float] = {**seconds("trainer", {}), **(welcome.get("config") or {})}
         # without a move after a cut: a thread that was let out moves within milliseconds
-        self._may_stand = float(self.config.get("cut", CUT))
+        self._may_stand = self.config["cut"]
         self._sock.settimeout(_PATIENCE)
         _links.add(self)
         self._thread = threading.Thread(target=self._listen, name="windtunnel-link", daemon=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.base import handshake, schema, wire
@@ -45,7 +45,7 @@ class Offer:
         message, following = wire.receive(sock)
         wire.skip(sock, following)
         schema.require(message, TO_OFFER)
-        wire.send(sock, {"op": "job", "config": asdict(self._config())})
+        wire.send(sock, {"op": "job", "config": self._config().plain()})
 
 
 def ask(launcher: str, keys: Keys, address: str = "", domain: str = "") -> AgentConfig:

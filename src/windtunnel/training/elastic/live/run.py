@@ -37,8 +37,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from windtunnel.base.errors import LessError, UserError
+from windtunnel.training.elastic.deadlines import NAMES
 from windtunnel.training.elastic.live import buckets
-from windtunnel.training.elastic.live.agent.config import GENERATION, OPERATION
 from windtunnel.training.elastic.live.group import CuttableGroup, cut_works
 from windtunnel.training.elastic.live.inject import Injector
 from windtunnel.training.elastic.live.job import Job, Regroup
@@ -46,6 +46,7 @@ from windtunnel.training.elastic.live.link import Link
 from windtunnel.training.elastic.policy.words import blames_peers
 
 T = TypeVar("T")
+OPERATION = NAMES["operation"].default
 
 END = "commit/end"  # the key on which all ranks agree that training is over
 _SHORT = 10.0  # seconds: the most an operation may take where a blocked group cannot be cut
@@ -99,7 +100,7 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
 
 def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None, address: str) -> NoReturn:
     link = Link(address, int(os.environ["RANK"]), timeout or OPERATION, _agent_gone)
-    timeout = timeout or float(link.config.get("timeout", OPERATION))
+    timeout = timeout or link.config["operation"]
     if not cut_works():
         timeout = min(timeout, _SHORT)
         text = f"a blocked group cannot be cut here; its operations end after {timeout:g} s"
@@ -169,7 +170,7 @@ def _after(
             _failed(link, text)
         link.send("suspect", generation=generation, rank=rank, error=text[-2000:])
     group.leave(error)
-    if not link.newer(generation, float(link.config.get("patience", GENERATION))):
+    if not link.newer(generation, link.config["generation"]):
         _failed(link, text)
 
 

@@ -6,7 +6,7 @@ peers ask), `replicate` (what is sent, and when), `state` (which copies have arr
 """
 
 from windtunnel.training.checkpoint.live.memory.client import LocalMemory, StaleGeneration
-from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.memory.service import MemoryService
+from windtunnel.training.checkpoint.settings import Limits
 
 __all__ = ["Limits", "LocalMemory", "MemoryService", "StaleGeneration"]

@@ -34,6 +34,7 @@ from windtunnel.training.checkpoint.live.slot import Slot
 from windtunnel.training.checkpoint.model import Shard
 from windtunnel.training.checkpoint.policy import Allowance, Sending, decide
 from windtunnel.training.checkpoint.policy.pacing import ENDLESS, SMALLEST
+from windtunnel.training.checkpoint.settings import Limits
 from windtunnel.training.elastic.model import MemberHost
 
 TOLD = 32
@@ -151,19 +152,6 @@ class Pacer:
         """Those who wait look up, whether what they send is still wanted."""
         with self._changed:
             self._changed.notify_all()
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds. ``connect``: until a peer's listener answers. ``silence``: without a byte, before a connection
-    counts as dead. ``membership``: how long a request of a newer generation waits for word of it here.
-    ``slot``: how long a PUT waits at the holder for its slot. ``pause``: longest one between two attempts."""
-
-    connect: float = 2.0
-    silence: float = 20.0
-    membership: float = 10.0
-    slot: float = 2.0
-    pause: float = 0.5
 
 
 @dataclass(eq=False)

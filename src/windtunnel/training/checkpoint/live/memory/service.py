@@ -34,11 +34,11 @@ from windtunnel.training.checkpoint.live.memory.folder import free
 from windtunnel.training.checkpoint.live.memory.holder import Holder
 from windtunnel.training.checkpoint.live.memory.messages import FROM_PEER, FROM_RANK
 from windtunnel.training.checkpoint.live.memory.owner import Owner
-from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.memory.state import Context, State
 from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Requests
 from windtunnel.training.checkpoint.live.slot import CopyError
 from windtunnel.training.checkpoint.model import SHARED, Shard
+from windtunnel.training.checkpoint.settings import Limits
 from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.checkpoints import FAILED
 

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory.folder import Folder
-from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.memory.transfer import Refused
 from windtunnel.training.checkpoint.model import Health
+from windtunnel.training.checkpoint.settings import Limits
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 Holders = dict[str, list[int]]

@@ -63,6 +63,7 @@ class Agent:
 
     def __init__(self, config: AgentConfig, forkserver: Path, keeper: ForkServerKeeper | None = None) -> None:
         self.config = config
+        self._waits = config.job.waits("agent")
         self._keeper = keeper
         self.host: int | None = None
         self.epoch = 0
@@ -158,7 +159,7 @@ class Agent:
         self._reconcile()
         for worker in self.workers.living():
             self._check_beat(worker, now)
-        if now - max(self.link.last_heard, self._heard) > self.config.orphan_after:
+        if now - max(self.link.last_heard, self._heard) > self.config.job.orphan_after:
             self._end(1)
 
     def _check_beat(self, worker: Worker, now: float) -> None:
@@ -166,11 +167,11 @@ class Agent:
         if not worker.spoke or worker.done or worker.frozen or worker.stopped:
             return
         late = now - worker.last_beat
-        worker.stale = worker.stale + 1 if late > self.config.frozen_after else 0
+        worker.stale = worker.stale + 1 if late > self.config.job.frozen_after else 0
         if worker.stale < 2:
             return
         stopped = processes.state(worker.pid or 0) in ("T", "t")
-        if stopped or late > max(self.config.stuck_after, self.config.frozen_after):
+        if stopped or late > max(self._waits["stuck"], self.config.job.frozen_after):
             worker.frozen = True
             how = "it is stopped" if stopped else "it does not answer"
             self._report(worker, "frozen", None, None, f"{how}: no sign of life for {late:.2f} s")
@@ -282,9 +283,9 @@ class Agent:
         stream = Stream(logs / f"rank-{rank}.gen-{self.generation}.log", rank)
         worker = Worker(local, rank, self.generation, stream)
         wanted = {
-            "script": self.config.script,
-            "arguments": self.config.arguments,
-            "cwd": self.config.cwd,
+            "script": str(self.config.job.script),
+            "arguments": self.config.job.arguments,
+            "cwd": str(self.config.job.cwd),
             "env": environment(
                 self.config, self.member, self._door.address, self._local.path, rank, self.place
             ),
@@ -366,8 +367,8 @@ class Agent:
             "local_rank": worker.local,
             "host": self.host,
             "memory_path": path,
-            "faults": list(self.config.faults),
-            "config": self.config.settings,
+            "faults": list(self.config.job.faults),
+            "config": self.config.worker,
         }
 
     def _tell(self, worker: Worker, message: Message) -> None:
@@ -493,7 +494,7 @@ class Agent:
         if self.status is not None:
             return
         self.status = status
-        last = time.monotonic() + (self.config.leave if status == 0 else RUDE_GRACE)
+        last = time.monotonic() + (self._waits["leave"] if status == 0 else RUDE_GRACE)
         if status != 0:
             for worker in self.workers.living():
                 self.workers.kill(worker, signal.SIGTERM)
@@ -501,7 +502,7 @@ class Agent:
             self._turn(TICK)
         for worker in self.workers.living():
             self.workers.stop(worker)
-        last = time.monotonic() + self.config.leave
+        last = time.monotonic() + self._waits["leave"]
         while self.workers.living() and time.monotonic() < last:
             self._turn(TICK)
 

@@ -64,6 +64,20 @@ class Settings:
     safety: float = 0.8
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Of the memory service, seconds. ``connect``: until a peer's listener answers. ``silence``: without a
+    byte, before a connection counts as dead. ``membership``: how long a request of a newer generation waits
+    for word of it here. ``slot``: how long a PUT waits at the holder for its slot. ``pause``: longest one
+    between two attempts."""
+
+    connect: float = 2.0
+    silence: float = 20.0
+    membership: float = 10.0
+    slot: float = 2.0
+    pause: float = 0.5
+
+
 def settings(given: dict[str, Any]) -> Settings:
     """The defaults, what the environment says, and then what is ``given`` (None: not given).
 

@@ -1,7 +1,7 @@
 """How long is waited for what: every deadline of a job by name, as ``train --deadlines FILE`` takes them.
 
-FILE is YAML: a name and seconds in each line. A name that is not there keeps its default, which stands with
-the part that waits.
+FILE is YAML: a name and seconds in each line. A name that is not there keeps its default: that of the part
+that waits, where it has settings of its own, else the one here.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.strict_yaml import read_yaml
-from windtunnel.training.checkpoint.live.memory.replicate import Limits
-from windtunnel.training.checkpoint.live.settings import Settings
-from windtunnel.training.elastic.live.agent import config as agent
+from windtunnel.training.checkpoint.settings import Limits, Settings
 from windtunnel.training.elastic.policy.state import Deadlines
 
 Who = Literal["supervisor", "agent", "trainer", "memory", "checkpoint"]
@@ -50,13 +47,11 @@ WAITS = (
     ),
     Wait("store", "supervisor", Deadlines.store, "a store to meet at"),
     Wait("end", "supervisor", Deadlines.end, "the agents to go when the run is over"),
-    Wait("stuck", "agent", agent.AgentConfig.stuck_after, "a sign of life of a process that is not stopped"),
-    Wait("leave", "agent", agent.AgentConfig.leave, "the trainers to end when the job is finished"),
-    Wait(
-        "operation", "trainer", agent.OPERATION, "an operation of the group, an agreement (else `--timeout`)"
-    ),
-    Wait("generation", "trainer", agent.GENERATION, "the generation after a loss"),
-    Wait("cut", "trainer", agent.CUT, "a program to move after its group was cut"),
+    Wait("stuck", "agent", 10.0, "a sign of life of a process that is not stopped"),
+    Wait("leave", "agent", 5.0, "the trainers to end when the job is finished"),
+    Wait("operation", "trainer", 60.0, "an operation of the group, an agreement (else `--timeout`)"),
+    Wait("generation", "trainer", 3600.0, "the generation after a loss"),
+    Wait("cut", "trainer", 2.0, "a program to move after its group was cut"),
     Wait("connect", "memory", Limits.connect, "a peer's memory service to answer"),
     Wait("silence", "memory", Limits.silence, "a byte on a connection between memory services"),
     Wait("membership", "memory", Limits.membership, "word of the generation that a request is of"),
@@ -73,6 +68,8 @@ def read(path: Path) -> dict[str, float]:
     Raises:
         UserError: a name that is not known, or a value that is no time.
     """
+    from windtunnel.base.strict_yaml import read_yaml
+
     found: Any = read_yaml(path, "file of deadlines", f"one with seconds for any of {', '.join(NAMES)}")
     if found is None:
         return {}
@@ -87,6 +84,6 @@ def read(path: Path) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def of(who: Who, given: dict[str, float]) -> dict[str, float]:
+def seconds(who: Who, given: dict[str, float]) -> dict[str, float]:
     """All deadlines of one part, by name: what is ``given``, and the defaults."""
     return {wait.name: given.get(wait.name, wait.default) for wait in WAITS if wait.who == who}

@@ -1,0 +1,290 @@
+"""What is launched: a script, its hosts, what is done at a loss; declared once.
+
+The command line is made from the fields that are options (`windtunnel.base.options`). Launcher, supervisor,
+agents and trainers are configured by the same object; what only some of them need is made from it here.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.options import option, options
+from windtunnel.base.plain import from_plain
+from windtunnel.base.tls import Certificates
+from windtunnel.training.checkpoint.policy.placement import place
+from windtunnel.training.checkpoint.settings import Settings as Checkpoints
+from windtunnel.training.elastic.deadlines import Who, read, seconds
+from windtunnel.training.elastic.faults import parse
+from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.elastic.policy.state import Deadlines, Settings
+
+# What a trainer will import anyway: torch._dynamo with the first optimizer of a process, SciPy where
+# pipelines are laid out anew after a loss.
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "scipy.optimize",
+    "windtunnel.training.preload",
+)
+_PATHS = ("script", "cwd", "secret_file")
+_OF_CHECKPOINTS = (
+    *("placement", "mode", "slots", "every", "budget"),
+    *("persist", "persist_every", "keep", "on_no_checkpoint"),
+)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What is launched; see the options' own words for them.
+
+    ``domains``: the failure domain of each host, or the text of the option. ``rate``: bytes/s. ``preload``:
+    modules; a text adds to the usual ones. ``deadlines``: seconds by name (`deadlines.WAITS`), or the file.
+    ``listen``: where hosts that are not ours ask for the job; then none are emulated. ``order``: whether
+    hosts can be had for lost ones. ``frozen_after``: seconds until a worker that is stopped is given up, the
+    lease unless given. ``secret_file``: with the secret that the job's processes share; None: that of the
+    environment (`base.keys`), or a new one. ``tls``: the files of the certificates with which connections are
+    encrypted (`tls.OPTIONS`).
+    """
+
+    script: Path = Path()
+    arguments: tuple[str, ...] = ()
+    hosts: int = option(1, "Hosts, emulated on this computer.", least=1, flags=("--hosts", "--nodes"))
+    per_host: int = option(1, "Ranks on each host.", least=1)
+    spares: int = option(0, "Further hosts that wait for a loss.", least=0)
+    on_loss: str = option(
+        Rules.on_loss, "replace the host, shrink the job, or restart every process.",
+        among=("replace", "shrink", "restart", "shrink-restart"),
+    )  # fmt: skip
+    min_hosts: int = option(Rules.minimum, "Fewest hosts with which --on-loss shrink goes on.", least=1)
+    faults: tuple[str, ...] = option(
+        (), "A fault, such as kill:host=2,step=7; repeatable.", kind=list[str], metavar="FAULT",
+        flags=("--inject",),
+    )  # fmt: skip
+    copies: int | None = option(
+        None, "Copies of each checkpoint, the own one included; 2 by default.", least=1
+    )
+    placement: str | None = option(
+        None, "Of copies: group, ring, mixed or domains (default where they are given).",
+        among=("group", "ring", "mixed", "domains"),
+    )  # fmt: skip
+    domains: tuple[str, ...] = option(
+        "", "What fails together: a,a,b,b for the hosts in turn, or a file of lines.", kind=str
+    )
+    mode: str = option(
+        Checkpoints.mode, "Of checkpoints: blocking, concurrent or idle.",
+        among=("blocking", "concurrent", "idle"),
+    )  # fmt: skip
+    slots: int = option(Checkpoints.slots, "Steps that are kept of each copy, 2 or 3.", least=2, most=3)
+    every: int = option(Checkpoints.every, "Steps between checkpoints to memory.", least=1)
+    budget: float | None = option(
+        None, "Share of the time that these may cost (0.03): how often is then measured."
+    )
+    persist: str = option("", "Storage for checkpoints (fsspec).", metavar="URL")
+    persist_every: int = option(
+        Checkpoints.persist_every, "Steps between checkpoints that go to storage.", least=1
+    )
+    keep: int = option(Checkpoints.keep, "Checkpoints that stay in storage, the newest; 0: all.", least=0)
+    on_no_checkpoint: str = option(
+        Checkpoints.on_no_checkpoint,
+        "When every committed step is lost: fail (status 3), or restart at step 0.",
+        among=("fail", "restart"),
+    )
+    network: str = option(
+        "loopback", "loopback, or netns: a network for each host (root).", among=("loopback", "netns")
+    )
+    rate: float | None = option(None, "Of each host's network, such as 1Gbit; with netns.", kind=str | None)
+    lease: float = option(Settings.lease, "Seconds of silence after which a host or worker is given up.")
+    timeout: float = option(60.0, "Seconds that ranks have to form a group, and its operations to end.")
+    deadlines: dict[str, float] = option(  # noqa: RUF009
+        None, "All other deadlines: YAML, a name and seconds a line.", kind=Path | None, metavar="FILE"
+    )
+    preload: tuple[str, ...] = option(
+        "", "Modules that trainers find imported when they start: transformers.trainer,lightning.", kind=str
+    )
+    max_restarts: int = option(
+        Rules.max_own_failures, "How often the program may end by its own fault.", least=0
+    )
+    replace_after: float = option(0.0, "Seconds until a host that was ordered comes.", least=0)
+    external_hosts: bool = option(
+        False, "Hosts come by `windtunnel host`; none is emulated.", flags=("--external-hosts",)
+    )
+    listen: str = option("", "Where such hosts find this one.", metavar="HOST:PORT")
+    orphan_after: float = option(
+        300.0, "Seconds that hosts, memory and trainers wait for --resume, then end.", least=0
+    )
+    order: bool = True
+    frozen_after: float = 0.0
+    secret_file: Path | None = None
+    tls: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: Path = field(default_factory=Path.cwd)
+
+    def __post_init__(self) -> None:
+        held: dict[str, Any] = {"script": Path(self.script).absolute(), "arguments": tuple(self.arguments)}
+        held["secret_file"] = self.secret_file and Path(self.secret_file).absolute()
+        held |= {"faults": tuple(self.faults or ()), "frozen_after": self.frozen_after or self.lease}
+        held["external_hosts"] = self.external_hosts or bool(self.listen)
+        if isinstance(self.domains, str):
+            held["domains"] = read_domains(self.domains)
+        if isinstance(self.rate, str):
+            held["rate"] = parse_rate(self.rate) if self.rate else None
+        if not isinstance(self.deadlines, dict):
+            held["deadlines"] = read(self.deadlines) if self.deadlines else {}
+        if isinstance(self.preload, str):
+            held["preload"] = (*PRELOAD, *filter(None, self.preload.split(",")))
+        for name, value in held.items():
+            object.__setattr__(self, name, value)
+
+    # -- for its parts ------------------------------------------------------------------------------------
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.on_loss, self.order, self.min_hosts, self.max_restarts)  # type: ignore[arg-type]
+
+    @property
+    def beat(self) -> float:
+        """Seconds between signs of life of an agent."""
+        return min(Settings.beat, self.lease / 4)
+
+    def waits(self, who: Who) -> dict[str, float]:
+        """All deadlines of one part, by name."""
+        return seconds(who, {"form": self.timeout, "operation": self.timeout, **self.deadlines})
+
+    @property
+    def supervision(self) -> Settings:
+        """For the supervisor."""
+        told = Deadlines(**self.waits("supervisor"))
+        return Settings(self.hosts, self.per_host, self.beat, self.lease, deadlines=told)
+
+    @property
+    def checkpoints(self) -> dict[str, Any]:
+        """For the `PeerCheckpointer` of each trainer, whose own arguments go before."""
+        waits = self.waits("checkpoint")
+        told = {name: getattr(self, name) for name in _OF_CHECKPOINTS}
+        told |= {"copies": self.copies or min(Checkpoints.copies, self.hosts), "domains": self.domains}
+        told |= {"placement": self.placement or ("domains" if self.domains else Checkpoints.placement)}
+        told |= {"patience": waits["commit"], "stored": waits["stored"]}
+        return {name: value for name, value in told.items() if value not in (None, "", ())}
+
+    # -- as a record --------------------------------------------------------------------------------------
+
+    def plain(self) -> dict[str, Any]:
+        """As values of JSON, for the run's log and for agents."""
+        plain = dataclasses.asdict(self)
+        return {**plain, **{name: plain[name] and str(plain[name]) for name in _PATHS}}
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Self:
+        """The inverse of `plain`.
+
+        Raises:
+            UserError: it is none.
+        """
+        try:
+            paths: dict[str, Any] = {name: plain[name] and Path(plain[name]) for name in _PATHS}
+            return replace(from_plain(cls, {k: v for k, v in plain.items() if k not in _PATHS}), **paths)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"the run's configuration is of another version ({error})") from error
+
+    # -- whether it can run -------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            UserError: one sentence; options are named in it as ``name``.
+        """
+        self._check_script()
+        for one in options(JobSpec):
+            value = getattr(self, one.name)
+            if value is None:
+                continue
+            if one.among and value not in one.among:
+                raise UserError(f"`{one.name}` {value}: accepted are {', '.join(one.among)}")
+            if one.least is not None and value < one.least:
+                raise UserError(f"`{one.name}` {value}: at least {one.least} is needed")
+        if self.min_hosts > self.hosts:
+            raise UserError(f"`min_hosts` {self.min_hosts}: more than `hosts` {self.hosts}")
+        self._check_times()
+        self._check_checkpoints()
+        self._check_faults()
+        if self.external_hosts and not self.listen:
+            raise UserError("`external_hosts`: give `listen` HOST:PORT, where the hosts find this one")
+        for name in self.preload:
+            if find_spec(name.partition(".")[0]) is None:
+                raise UserError(f"`preload` {name}: there is no such module installed")
+        if self.tls:
+            Certificates.load(self.tls).verify()
+        if self.rate is not None and self.network != "netns":
+            raise UserError("`rate`: the loopback has no rate to set; give `network` netns as well")
+
+    def _check_script(self) -> None:
+        """What Python itself would refuse is refused once, and not by every rank."""
+        if not self.script.is_file():
+            what = "it is a folder" if self.script.is_dir() else "no such file"
+            raise UserError(f"{self.script}: {what}; give a training script in Python")
+        try:
+            compile(self.script.read_bytes(), str(self.script), "exec", dont_inherit=True)
+        except OSError as error:
+            raise UserError(f"{self.script}: it cannot be read ({error.strerror})") from error
+        except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            told = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise UserError(f"{self.script}{line}: no Python that can be run ({told})") from error
+
+    def _check_times(self) -> None:
+        if self.timeout <= 0:
+            raise UserError(f"`timeout` {self.timeout:g}: it must be more than 0 seconds")
+        if not 0 < 2 * self.beat <= self.lease:
+            raise UserError(f"`lease` {self.lease:g}: it must be more than 0 seconds")
+
+    def _check_checkpoints(self) -> None:
+        if self.budget is not None and not 0 < self.budget <= 1:
+            raise UserError(f"`budget` {self.budget:g}: a share above 0, of 1 at the most, is accepted")
+        if self.budget is not None and self.mode == "idle":
+            raise UserError("`budget`: `mode` idle finds by itself how often it saves")
+        if self.copies is not None and self.copies > self.hosts:
+            raise UserError(f"`copies` {self.copies}: accepted are 1 to {self.hosts}, a host for each copy")
+        if self.domains and len(self.domains) != self.hosts:
+            counted = f"{len(self.domains)} domains for {self.hosts} hosts"
+            raise UserError(f"`domains` {','.join(self.domains)}: {counted}; give one for each")
+        if self.domains or not self.listen:  # hosts that come by themselves say their domains themselves
+            told = self.checkpoints
+            place(self.hosts, told["copies"], told["placement"], self.domains)
+
+    def _check_faults(self) -> None:
+        for text in self.faults:
+            fault, ranks = parse(text), self.hosts * self.per_host
+            if fault.host is not None and fault.host >= self.hosts:
+                raise UserError(f"fault {text!r}: host={fault.host}, but places are 0 to {self.hosts - 1}")
+            if fault.rank is not None and fault.rank >= ranks:
+                raise UserError(f"fault {text!r}: rank={fault.rank}, but ranks are 0 to {ranks - 1}")
+            if fault.action in ("down", "slow") and self.network != "netns":
+                raise UserError(f"fault {text!r}: the hosts share one network; give `network` netns")
+
+
+def read_domains(text: str) -> tuple[str, ...]:
+    """The failure domain of each host: "a,a,b,b", or a file with one in each line."""
+    path = Path(text)
+    parts = path.read_text().split() if text and path.is_file() else text.split(",")
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def parse_rate(text: str) -> float:
+    """ "1Gbit", "10Mbit", "5MB": bytes/s.
+
+    Raises:
+        UserError: it is not a rate.
+    """
+    try:
+        return parse(f"slow:host=0,step=0,rate={text}").rate
+    except UserError:
+        raise UserError(
+            f"`rate` {text}: accepted is a rate such as 10Mbit, 1Gbit or 5MB (a second)"
+        ) from None
