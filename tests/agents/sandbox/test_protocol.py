@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from windtunnel.agents.sandbox.box import Box
 from windtunnel.agents.sandbox.client import Client, RemoteBox, RemotePending
 from windtunnel.agents.sandbox.engine import Pending
@@ -68,22 +66,6 @@ def test_a_host_is_the_same_here_and_elsewhere() -> None:
 def test_a_checkpoint_under_way_is_the_same_here_and_elsewhere() -> None:
     for kind in (Pending, RemotePending, fakes().FakePending):
         assert differences(kind, PendingTurn) == []
-
-
-@pytest.mark.parametrize("change", ["gone", "another default", "another name", "no keyword"])
-def test_a_fake_that_differs_is_told(change: str) -> None:
-    class Other(fakes().FakeBox):  # type: ignore[misc, name-defined]
-        pass
-
-    def restore(self: Any, checkpoint: str = "x", *, allow_less: bool = False) -> None: ...
-
-    def renamed(self: Any, which: str = "", *, allow_less: bool = False) -> None: ...
-
-    def loose(self: Any, checkpoint: str = "", allow_less: bool = False) -> None: ...
-
-    kinds = {"another default": restore, "another name": renamed, "no keyword": loose, "gone": None}
-    Other.restore = kinds[change]
-    assert len(differences(Other, AnySandbox, instance=("name", "spec"))) == 1
 
 
 def test_one_family_of_errors() -> None:

@@ -27,7 +27,6 @@ from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import app
 from windtunnel.cli.sandbox.checkpoints import tree
-from windtunnel.cli.sandbox.common import size
 from windtunnel.linux.processes import command_line
 
 CLI = (sys.executable, str(Path(__file__).parent / "fakecli.py"), "sandbox")
@@ -393,13 +392,3 @@ def test_the_tree_shows_branches_below_what_they_come_from() -> None:
 def test_names_that_a_sandbox_gives_command_no_terminal(client: Client, verb: Verb) -> None:
     client.create(SandboxSpec("a")).put("/x/\x1b[31mred", b"")
     assert r"\x1b[31mred" in verb("ls", "a", "/x")
-
-
-def test_sizes_are_shown() -> None:
-    assert [size(one) for one in (0, 1023, 1536, 5 * 2**20, 2**43)] == [
-        "0 B",
-        "1,023 B",
-        "1.5 KiB",
-        "5.0 MiB",
-        "8,192.0 GiB",
-    ]

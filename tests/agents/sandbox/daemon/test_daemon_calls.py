@@ -13,7 +13,7 @@ import pytest
 
 from support.waiting import gone, until
 from windtunnel.agents.sandbox import Sandbox, connect_async
-from windtunnel.agents.sandbox.client import Client, connect
+from windtunnel.agents.sandbox.client import Client
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass
 from windtunnel.base.errors import HostError, UserError
@@ -147,16 +147,6 @@ def test_files_go_in_and_out_whole(client: Client) -> None:
     assert [(one.name, one.size) for one in box.listdir("/d")] == [("big", len(data)), ("none", 0)]
     assert box.run("stat -c %a d/big").stdout == b"640\n"
 
-    class Broken(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            if self.tell() > 3 << 20:
-                raise OSError("the disk of the client failed")
-            return super().read(size)
-
-    with pytest.raises(OSError, match="disk of the client"):
-        box.put("/part", Broken(data))
-    assert "part" not in [one.name for one in box.listdir("/")]
-
 
 def test_faults_arrive_as_what_they_are(client: Client) -> None:
     faults = {
@@ -233,14 +223,3 @@ def test_the_whole_life_of_a_sandbox_awaited(client: Client) -> None:
 
     pid = asyncio.run(life())
     until(lambda: gone(pid))
-
-
-def test_clients_of_many_threads_share_a_daemon(client: Client) -> None:
-    client.create(SandboxSpec("a"))
-
-    def ask(number: int) -> bool:
-        with connect(client.place.home, start=False) as other:
-            return [one.name for one in other.boxes()] == ["a"]
-
-    with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(ask, range(64)))
