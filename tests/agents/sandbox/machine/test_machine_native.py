@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.agents.sandbox.criu import run
-from windtunnel.agents.sandbox.machine import native, walls
+from windtunnel.agents.sandbox.machine import native
 from windtunnel.base.errors import UserError
 
 BUILDS = {one.what: one for one in (native.PROGRAM, run.STEPS)}
@@ -34,10 +34,3 @@ def test_it_is_built_where_none_is_shipped(tmp_path: Path, monkeypatch: pytest.M
     for found in BUILDS.values():
         with pytest.raises(UserError, match=f"no {found.what} .* no C compiler"):
             found.build(tmp_path / "again")
-
-
-@pytest.mark.parametrize(("name", "listed"), [("masked", walls.MASKED), ("read_only", walls.READ_ONLY)])
-def test_launcher_and_host_have_the_same_lists(name: str, listed: tuple[str, ...]) -> None:
-    source = (native.PROGRAM.folder / "launch.h").read_text()
-    words = source.split(f"{name}[] = {{")[1].split("}")[0]
-    assert {word.strip().strip('"').removeprefix("/proc/") for word in words.split(",")} == set(listed)

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.machine.native import PROGRAM
 from windtunnel.agents.sandbox.place import CHANNEL, Home
 from windtunnel.linux import mounts, namespaces
 
@@ -40,15 +42,18 @@ LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
-MASKED = (
-    "kcore", "keys", "timer_list", "sched_debug", "kmsg", "kallsyms", "kpagecount", "kpageflags",
-    "kpagecgroup", "slabinfo", "vmallocinfo", "config.gz", "latency_stats", "mtrr",
-)  # fmt: skip
-"""Files of /proc that the launcher covers with /dev/masked (init/launch.h has the same list)."""
-READ_ONLY = (
-    "sys", "irq", "bus", "fs", "scsi", "acpi", "driver", "asound", "dynamic_debug", "sysrq-trigger",
-)  # fmt: skip
-"""Parts of /proc that the launcher makes read-only (init/launch.h has the same list)."""
+_LAUNCHER = (PROGRAM.folder / "launch.h").read_text(encoding="utf-8")
+
+
+def _listed(name: str) -> tuple[str, ...]:
+    """A list of the launcher's, without /proc."""
+    return tuple(re.findall(r'"/proc/([^"]+)"', _LAUNCHER.partition(f"{name}[] = {{")[2].partition("}")[0]))
+
+
+MASKED = _listed("masked")
+"""Files of /proc that the launcher covers with /dev/masked."""
+READ_ONLY = _listed("read_only")
+"""Parts of /proc that the launcher makes read-only."""
 FLAGS = {
     "ro": mounts.MS_RDONLY,
     "nosuid": mounts.MS_NOSUID,
