@@ -40,7 +40,6 @@ from windtunnel.agents.sandbox.files.stream import receive
 from windtunnel.agents.sandbox.files.tree import remove
 from windtunnel.agents.sandbox.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.place import CHANNEL
-from windtunnel.agents.sandbox.policy import room
 from windtunnel.base.atomic import write_all
 from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open_inside, punch_hole
 
@@ -57,8 +56,8 @@ def open_beneath(root: int, path: str, flags: int, mode: int = 0, *, resolve: in
 
 FEED_TICK, IDLE = 0.002, 0.1
 """Seconds between two looks: whether a command has opened its input, and whether it has ended."""
-BALLAST = "ballast"
-BALLAST_BYTES = room.BALLAST
+BALLAST, BALLAST_BYTES = "ballast", 4 << 20
+"""What a channel holds from its beginning, so that commands go on where it is full."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -121,8 +120,7 @@ class Folder:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return b""
-            with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file:
-                return read_up_to(file.fileno(), limit)
+            return read_up_to(descriptor, limit)
         finally:
             os.close(descriptor)
 
@@ -233,14 +231,12 @@ def lay(file: Path, channel: Path) -> None:
 
 
 def read_up_to(descriptor: int, limit: int) -> bytes:
+    """The first ``limit`` bytes of a file, wherever its own position is."""
     pieces: list[bytes] = []
-    left = limit
-    while left > 0:
-        piece = os.read(descriptor, min(left, 1 << 20))
-        if not piece:
-            break
+    at = 0
+    while at < limit and (piece := os.pread(descriptor, min(limit - at, PIECE), at)):
         pieces.append(piece)
-        left -= len(piece)
+        at += len(piece)
     return b"".join(pieces)
 
 
@@ -262,26 +258,16 @@ class Init:
 class Answers:
     """The host's end of one shell's two FIFOs."""
 
-    def __init__(self, script: int, answers: int, init: Init) -> None:
-        self._script, self._answers, self._init = script, answers, init
+    def __init__(self, folder: Folder, init: Init, *, anew: bool) -> None:
+        """New FIFOs, or those that are there. Raises OSError."""
+        hold = folder.fifo if anew else folder.existing_fifo
+        self._init = init
         self._heard = b""
-
-    @classmethod
-    def fresh(cls, folder: Folder, init: Init) -> Answers:
-        """New FIFOs. Raises OSError."""
-        return cls._both(folder.fifo("in"), folder, init, folder.fifo)
-
-    @classmethod
-    def existing(cls, folder: Folder, init: Init) -> Answers:
-        """Those that are there. Raises OSError."""
-        return cls._both(folder.existing_fifo("in"), folder, init, folder.existing_fifo)
-
-    @classmethod
-    def _both(cls, script: int, folder: Folder, init: Init, second: Callable[[str], int]) -> Answers:
+        self._script = hold("in")
         try:
-            return cls(script, second("ack"), init)
+            self._answers = hold("ack")
         except BaseException:
-            os.close(script)
+            os.close(self._script)
             raise
 
     def close(self) -> None:
@@ -461,7 +447,7 @@ class Outputs:
                 if self._read[stream] > TAIL:
                     tails.append(stream)
                 continue
-            found.append(_read(file, min(size, WHOLE)))
+            found.append(read_up_to(file, min(size, WHOLE)))
             if size > WHOLE:
                 notes.append(f"{stream} has {size} bytes, of which the first {WHOLE} are here")
         self.cut = self._filled()
@@ -473,15 +459,3 @@ class Outputs:
         for file in self._files.values():
             os.close(file)
         self._files.clear()
-
-
-def _read(file: int, size: int) -> bytes:
-    pieces: list[bytes] = []
-    at = 0
-    while at < size:
-        piece = os.pread(file, min(PIECE, size - at), at)
-        if not piece:
-            break
-        pieces.append(piece)
-        at += len(piece)
-    return b"".join(pieces)

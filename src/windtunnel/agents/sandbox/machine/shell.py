@@ -81,7 +81,7 @@ class Shell:
             self._folder = self._channel.folder(self.name, create=True)
             for name in ("state", "traps", "arguments"):
                 self._folder.remove(name)  # whatever was planted there would hold the new shell up
-            self._fifos = Answers.fresh(self._folder, self._init)
+            self._fifos = Answers(self._folder, self._init, anew=True)
             self._mark = f"windtunnel-{secrets.token_hex(12)}"
             os.write(self._init.requests, f"start {self.name}\n".encode())
         except OSError as error:
@@ -110,7 +110,7 @@ class Shell:
             return False
         self.inner, self.program, self._mark = int(words[0]), words[1], words[2]
         try:
-            self._fifos = Answers.existing(self._folder, self._init)
+            self._fifos = Answers(self._folder, self._init, anew=False)
         except OSError:
             return False
         self._find()

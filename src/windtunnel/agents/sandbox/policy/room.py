@@ -14,8 +14,6 @@ from windtunnel.agents.sandbox.model import Asks
 
 LEAST_RESERVE = 1 << 30
 RESERVED_SHARE = 0.05
-BALLAST = 4 << 20
-"""Bytes that a channel holds from its beginning, so that commands go on where the pool is full."""
 USUAL = 10 << 30
 MOST_SHARE = 0.8
 """Of the pool, for one sandbox."""
