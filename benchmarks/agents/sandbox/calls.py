@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-
 from benchmarks.agents.sandbox.harness import new_name, opened, own_home, times
 from benchmarks.harness.measure import conditions
 from benchmarks.harness.rows import Row
