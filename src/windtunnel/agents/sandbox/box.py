@@ -46,7 +46,7 @@ from windtunnel.agents.sandbox.model import (
 from windtunnel.agents.sandbox.observe import observe
 from windtunnel.agents.sandbox.policy import Decision, Keep, Less, Look, Observation, Occasion
 from windtunnel.agents.sandbox.protocol import Log
-from windtunnel.agents.sandbox.record import Record
+from windtunnel.agents.sandbox.record import Record, SandboxLog
 from windtunnel.agents.sandbox.restore import bring_back, refuse_less, rehearse
 from windtunnel.agents.sandbox.store import new_id
 from windtunnel.agents.sandbox.verify import whole_before
@@ -243,7 +243,9 @@ class Box:
     def _cover_turn(self, ending: _Ending) -> Turn:
         """The turn's checkpoint, made by a worker."""
         try:
-            manifest = self._cover(ending.number, ending.look, ending.keep, request=ending.request)
+            manifest = self._cover(
+                self._allowing(), ending.number, ending.look, ending.keep, request=ending.request
+            )
         except (SandboxError, *FAULTS) as error:
             why = f"its checkpoint failed: {error}"
             turn = self._ended(ending, None, (Lack("files", f"turn {ending.number}", why),))
@@ -251,7 +253,7 @@ class Box:
                 return turn
             raise
         turn = self._ended(ending, manifest)
-        self._hold(manifest)
+        self._hold(manifest, self._allowing())
         return turn
 
     def _ended(self, ending: _Ending, manifest: Manifest | None, lacks: tuple[Lack, ...] = ()) -> Turn:
@@ -317,28 +319,27 @@ class Box:
                 self._gate()  # what the turn's own checkpoint lacks, this one may have
             if allow_less and occasion is Occasion.ASKED:
                 self._allowed = self._record.turns
-            machine = self.machine()
+            machine, log = self.machine(), self._allowing(allow_less)
             look = observe(self._context, self.name, machine, self._tip, self._doubt, occasion, **more)
-            keep = self._log.decide(look)
+            keep = log.decide(look)
             if keep.made > TurnClass.NONE:
-                work = partial(self._cover_now, look, keep, label, pin, allow_less)
+                work = partial(self._cover_now, log, look, keep, label, pin)
                 self._context.engine.submit(self.name, work, urgent=True).wait()
             assert self._tip is not None
-            self._hold(self._tip, allow_less=allow_less)
+            self._hold(self._tip, log)
             return self._tip
 
-    def _cover_now(self, look: Look, keep: Keep, label: str, pin: bool, allow_less: bool) -> Turn:
+    def _cover_now(self, log: SandboxLog, look: Look, keep: Keep, label: str, pin: bool) -> Turn:
         number = self._record.turns
-        manifest = self._cover(number, look, keep, label=label, pin=pin, allow_less=allow_less)
+        manifest = self._cover(log, number, look, keep, label=label, pin=pin)
         kept, made = manifest.turn_class, manifest.id
         return Turn(number, kept, keep.turn_class, keep.reasons, made, time.time(), 0.0, 0.0, 0)
 
     def _cover(
-        self, number: int, look: Look, keep: Keep, *, request: str = "", label: str = "", pin: bool = False,
-        allow_less: bool = False,
+        self, log: SandboxLog, number: int, look: Look, keep: Keep, *, request: str = "", label: str = "",
+        pin: bool = False,
     ) -> Manifest:  # fmt: skip
         """Take the checkpoint that ``keep`` calls for: from then on it is the newest one."""
-        log = self._log.allowing(allow_less or self._allows())
         taking = Taking(
             self._context, self.machine(), log, new_id(), self.spec, number, look, keep, self._tip,
             self._doubt, request, label, pin,
@@ -541,12 +542,12 @@ class Box:
     def passes(self) -> bool:
         """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
         less = Less(TurnClass.FULL, TurnClass.NONE, ("files",))
-        return self._log.allowing(self._allows()).decide(less).answer == "deliver"
+        return self._allowing().decide(less).answer == "deliver"
 
     def refuses(self, manifest: Manifest) -> bool:
         """Whether the policy says that what a checkpoint lacks is an error."""
         try:
-            self._hold(manifest)
+            self._hold(manifest, self._allowing())
         except LessError:
             return True
         return False
@@ -565,13 +566,13 @@ class Box:
                 f"the record of sandbox {self.name} could not be written: {error.strerror}"
             ) from error
 
-    def _allows(self) -> bool:
-        """Whether somebody has allowed less of this turn."""
-        return self.spec.allow_less or self._allowed == self._record.turns
+    def _allowing(self, allow_less: bool = False) -> SandboxLog:
+        """The log that decides, knowing whether somebody has allowed less of this turn."""
+        return self._log.allowing(allow_less or self.spec.allow_less or self._allowed == self._record.turns)
 
-    def _hold(self, manifest: Manifest, *, allow_less: bool = False) -> None:
+    def _hold(self, manifest: Manifest, log: SandboxLog) -> None:
         """Raises LessError where the policy says that the checkpoint must not be taken as it is."""
-        self._log.allowing(allow_less or self._allows()).hold(
+        log.hold(
             f"checkpoint {manifest.id} of sandbox {self.name}",
             manifest.lacks,
             wanted=manifest.wanted,
