@@ -53,15 +53,16 @@ class Process:
     maps: frozenset[str]
 
 
-def read_file(path: str) -> bytes:
-    """A whole file of /proc; empty when it, or the process, is gone."""
+def read_file(path: str, *, short: bool = False) -> bytes:
+    """A whole file of /proc; empty when it, or the process, is gone. ``short``: one that the kernel gives at
+    once."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
         content = os.read(descriptor, 1 << 16)
-        while content and (more := os.read(descriptor, 1 << 20)):
+        while content and not short and (more := os.read(descriptor, 1 << 20)):
             content += more
         return content
     except OSError:

@@ -52,7 +52,7 @@ def alive(pid: int) -> Alive | None:
     if not words or words[0] in "ZX":
         return None
     try:
-        command = read_file(f"/proc/{pid}/comm").rstrip(b"\n").decode(errors="replace")
+        command = read_file(f"/proc/{pid}/comm", short=True).rstrip(b"\n").decode(errors="replace")
         threads = [str(pid)] if words[17] == "1" else os.listdir(f"/proc/{pid}/task")
         ran = [int(words[11]), int(words[12]), len(threads)]
         for thread in threads:
@@ -68,12 +68,12 @@ def _settings(pid: int, threads: list[str]) -> tuple[object, ...]:
     cpus = tuple(frozenset(os.sched_getaffinity(int(thread))) for thread in threads)
     files = ("coredump_filter", "timerslack_ns", "oom_score_adj", "limits")
     disk = tuple(processes.disk_priority(int(thread)) for thread in threads)
-    return cpus, disk, *(read_file(f"/proc/{pid}/{name}") for name in files)
+    return cpus, disk, *(read_file(f"/proc/{pid}/{name}", short=True) for name in files)
 
 
 def _ran(pid: int, thread: str) -> list[int]:
     """Nanoseconds that a thread ran, or where the kernel does not count them, how often it was switched."""
-    if counted := read_file(f"/proc/{pid}/task/{thread}/schedstat"):
+    if counted := read_file(f"/proc/{pid}/task/{thread}/schedstat", short=True):
         return [int(counted.split()[0])]
     status = read_status(pid, thread)
     return [int(value) for name, value in status.items() if "ctxt_switches" in name]
