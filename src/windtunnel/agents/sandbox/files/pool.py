@@ -350,7 +350,7 @@ class Pool(ABC):
         """The mount point of ``box``, with ``tree`` there."""
         point = self._points / box
         with locked(self._points):
-            if _is_mounted(point):
+            if mounts.is_point(point):
                 if os.path.samefile(point, tree):
                     return point
                 while mounts.unmount(point):
@@ -422,11 +422,3 @@ def _read_cold(path: Path) -> int:
         while piece := os.read(file, 1 << 20):
             count += len(piece)
         return count
-
-
-def _is_mounted(point: Path) -> bool:
-    """Whether ``point`` is a mount of its own: cheaper than reading all mounts, and right for binds too."""
-    try:
-        return mounts.mount_id(point) != mounts.mount_id(point.parent)
-    except FileNotFoundError:
-        return False

@@ -112,14 +112,14 @@ def devices(home: Home, box: str) -> Path:
 
 def held(home: Home, box: str) -> bool:
     """Whether the host still holds a /dev of that sandbox."""
-    return _mounted(folder(home, box))
+    return mounts.is_point(folder(home, box))
 
 
 def release(home: Home, box: str) -> None:
     """Let go of the sandbox's /dev; absent is fine. Raises MachineError."""
     point = folder(home, box)
     try:
-        while _mounted(point) and mounts.unmount(point):
+        while mounts.is_point(point) and mounts.unmount(point):
             pass
     except OSError as error:
         raise MachineError(f"the sandbox's /dev cannot be unmounted: {error.strerror} ({point})") from error
@@ -127,16 +127,9 @@ def release(home: Home, box: str) -> None:
         shutil.rmtree(point)
 
 
-def _mounted(point: Path) -> bool:
-    try:
-        return mounts.mount_id(point) != mounts.mount_id(point.parent)
-    except FileNotFoundError:
-        return False
-
-
 def _complete(point: Path) -> bool:
     """Whether a /dev was made to its end: being read-only is the last step."""
-    return _mounted(point) and bool(os.statvfs(point).f_flag & os.ST_RDONLY)
+    return mounts.is_point(point) and bool(os.statvfs(point).f_flag & os.ST_RDONLY)
 
 
 def weak(pid: int) -> dict[str, set[str]]:
