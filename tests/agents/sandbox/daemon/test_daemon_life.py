@@ -150,18 +150,16 @@ def test_many_that_start_a_daemon_at_once_start_one(daemon_home: Path) -> None:
         assert (daemon_home / "starts").read_text().split() == sorted(pids)
 
 
-def test_a_daemon_that_cannot_start_says_why(daemon_home: Path) -> None:
-    def command(code: str) -> tuple[str, ...]:
-        return sys.executable, "-c", code
-
-    with pytest.raises(SandboxError, match=r"status 3: no luck; see .*daemon\.log"):
-        launch.ensure(daemon_home, command=command("print('no luck'); raise SystemExit(3)"))
-    with pytest.raises(UserError, match=r"^sandbox: needs root$"):
-        launch.ensure(
-            daemon_home, command=command("print('windtunnel: sandbox: needs root'); raise SystemExit(2)")
-        )
-    with pytest.raises(SandboxError, match="did not answer within"):
-        launch.ensure(daemon_home, command=command("import time; time.sleep(600)"), seconds=0.3)
+def test_a_daemon_that_cannot_start_says_why(daemon_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, kind, words in (
+        ("print('no luck'); raise SystemExit(3)", SandboxError, r"status 3: no luck; see .*daemon\.log"),
+        ("print('windtunnel: sandbox: needs root'); raise SystemExit(2)", UserError, "^sandbox: needs root$"),
+        ("import time; time.sleep(600)", SandboxError, "did not answer within"),
+    ):
+        monkeypatch.setattr(launch, "COMMAND", (sys.executable, "-c", code))
+        monkeypatch.setattr(launch, "READY_SECONDS", 0.3 if "sleep" in code else 60.0)
+        with pytest.raises(kind, match=words):
+            launch.ensure(daemon_home)
     (daemon_home / "file").touch()
     with pytest.raises(UserError, match="cannot be used"):
         launch.ensure(daemon_home / "file" / "home")

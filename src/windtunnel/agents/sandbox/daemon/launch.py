@@ -36,6 +36,7 @@ COMMAND: tuple[str, ...] = (sys.executable, "-m", "windtunnel.agents.sandbox.dae
 LOG = "daemon.log"
 READY_SECONDS = 60.0
 """A daemon takes over the sandboxes of its home before it answers."""
+GONE_SECONDS = 150.0
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def answers(home: Path) -> bool:
         return True
 
 
-def ensure(home: Path, *, command: Sequence[str] | None = None, seconds: float = READY_SECONDS) -> None:
+def ensure(home: Path) -> None:
     """Make sure that a daemon of ``home`` runs.
 
     Raises SandboxError, with the end of the daemon's log, when it ends at once or does not answer in time.
@@ -153,17 +154,17 @@ def ensure(home: Path, *, command: Sequence[str] | None = None, seconds: float =
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not answers(home):
-            _start(home, command or COMMAND, seconds)
+            _start(home)
     finally:
         os.close(lock)
 
 
-def wait_gone(home: Path, seconds: float = 150.0) -> None:
+def wait_gone(home: Path) -> None:
     """Wait until no daemon holds ``home``: one that was told to end first finishes what is under way.
 
-    Raises SandboxError when it is still there after ``seconds``.
+    Raises SandboxError when it is still there after `GONE_SECONDS`.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + GONE_SECONDS
     with (home / "daemon.lock").open("rb") as lock:
         while time.monotonic() < deadline:
             try:
@@ -173,30 +174,30 @@ def wait_gone(home: Path, seconds: float = 150.0) -> None:
             else:
                 return
     raise SandboxError(
-        f"sandbox: the daemon of home {home} has not ended after {seconds:g} s; see {home / LOG}"
+        f"sandbox: the daemon of home {home} has not ended after {GONE_SECONDS:g} s; see {home / LOG}"
     )
 
 
-def _start(home: Path, command: Sequence[str], seconds: float) -> None:
+def _start(home: Path) -> None:
     log = home / LOG
     with log.open("ab") as words:
         log.chmod(0o600)
         begin = words.tell()
         process = subprocess.Popen(
-            [*command, "--home", str(home)],
+            [*COMMAND, "--home", str(home)],
             stdin=subprocess.DEVNULL,
             stdout=words,
             stderr=words,
             cwd="/",
             start_new_session=True,
         )
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + READY_SECONDS
     while not answers(home):
         if process.poll() is not None:
             raise _failed(log, begin, process.returncode)
         if time.monotonic() > deadline:
             process.terminate()
-            raise SandboxError(f"sandbox: the daemon did not answer within {seconds:g} s; see {log}")
+            raise SandboxError(f"sandbox: the daemon did not answer within {READY_SECONDS:g} s; see {log}")
         time.sleep(0.02)
 
 
