@@ -159,7 +159,7 @@ def error_message(error: Exception, errors: Errors) -> Message:
     """An exception as JSON; one of ``errors`` by the first class there that it is one of."""
     if isinstance(error, OSError) and error.errno is not None:
         return {"error": "OSError", "errno": error.errno, "text": error.strerror or str(error)}
-    kind = next((one for one in (*_KNOWN, *errors) if isinstance(error, one)), type(error))
+    kind = next((known for known in (*_KNOWN, *errors) if isinstance(error, known)), type(error))
     message: Message = {"error": kind.__name__, "text": str(error) or kind.__name__}
     if attributes := getattr(kind, "travels", {}):
         message["with"] = {name: to_plain(getattr(error, name)) for name in attributes}
@@ -171,7 +171,7 @@ def error_of(message: Message, errors: Errors) -> Exception:
     name, text = message["error"], message["text"]
     if "errno" in message:
         return OSError(message["errno"], text)
-    kind = next((one for one in (*_KNOWN, *errors) if one.__name__ == name), None)
+    kind = next((known for known in (*_KNOWN, *errors) if known.__name__ == name), None)
     if kind is None:
         return RemoteError(f"{name}: {text}")
     given = message.get("with", {})

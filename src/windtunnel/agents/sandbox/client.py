@@ -234,11 +234,11 @@ class Awaitable:
                 cancel.set()
                 raise
             several = isinstance(answer, list)
-            found = [
-                Awaitable(one, self._threads) if isinstance(one, RemoteBox | RemotePending) else one
-                for one in (answer if several else [answer])
+            results = [
+                Awaitable(value, self._threads) if isinstance(value, RemoteBox | RemotePending) else value
+                for value in (answer if several else [answer])
             ]
-            return found if several else found[0]
+            return results if several else results[0]
 
         return call
 

@@ -121,16 +121,19 @@ def list_all(
     if name is not None:
         return _list_files(context, name, path, as_json)
     with client(context) as daemon:
-        found = daemon.boxes()
+        sandboxes = daemon.boxes()
     if as_json:
-        return print_json(found)
-    if not found:
+        return print_json(sandboxes)
+    if not sandboxes:
         return typer.echo("No sandboxes yet: start with `windtunnel sandbox create NAME`.")
     head = ("name", "status", "turns", "newest checkpoint", "image", "network", "made")
     rows = [
-        (one.name, one.status, str(one.turns), one.tip or "–", one.image, one.network, moment(one.created))
-        for one in found
-    ]
+        (
+            info.name, info.status, str(info.turns), info.tip or "–", info.image, info.network,
+            moment(info.created),
+        )
+        for info in sandboxes
+    ]  # fmt: skip
     show_table(head, rows, right=("turns",))
 
 
@@ -155,9 +158,9 @@ def stop(context: typer.Context, names: Names) -> None:
     """
     with client(context) as daemon:
         # All are looked up before the first is stopped, so that a wrong name stops nothing.
-        for found in [daemon.get(name) for name in names]:
-            found.stop()
-            typer.echo(f"stopped {found.name}")
+        for sandbox in [daemon.get(name) for name in names]:
+            sandbox.stop()
+            typer.echo(f"stopped {sandbox.name}")
 
 
 def remove(
@@ -195,9 +198,9 @@ def put(
 
     Example: windtunnel sandbox put demo notes.txt /workspace/
     """
-    found = box(context, name)
+    sandbox = box(context, name)
     if source == "-":
-        found.put(path, sys.stdin.buffer, _mode(mode, 0o644))
+        sandbox.put(path, sys.stdin.buffer, _mode(mode, 0o644))
         return
     file = Path(os.path.expanduser(source))
     if path.endswith("/"):
@@ -207,9 +210,9 @@ def put(
 
         if mode is not None:
             raise UserError("sandbox put: --mode is for a file; those of a folder keep theirs")
-        return put_folder(found, file, path)
+        return put_folder(sandbox, file, path)
     with told_of_file(f"sandbox put: {file}", "a regular file is needed"), file.open("rb") as data:
-        found.put(path, data, _mode(mode, os.fstat(data.fileno()).st_mode & 0o777))
+        sandbox.put(path, data, _mode(mode, os.fstat(data.fileno()).st_mode & 0o777))
 
 
 def get(
@@ -224,14 +227,14 @@ def get(
 
     Example: windtunnel sandbox get demo /workspace/notes.txt notes.txt
     """
-    found = box(context, name)
+    sandbox = box(context, name)
     from windtunnel.agents.sandbox.folders import get_folder, is_folder
 
-    if target != "-" and is_folder(found, path):
+    if target != "-" and is_folder(sandbox, path):
         into = Path(os.path.expanduser(target))
-        return get_folder(found, path, into / Path(path).name if os.path.isdir(into) else into)
+        return get_folder(sandbox, path, into / Path(path).name if os.path.isdir(into) else into)
     if target == "-":
-        found.get_to(path, sys.stdout.buffer)
+        sandbox.get_to(path, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
     from windtunnel.base import atomic
@@ -241,7 +244,7 @@ def get(
         file = file / Path(path).name
     # a file that came only in part must not be taken for the whole one
     with told_of_file(f"sandbox get: {file}"), atomic.replacing(file) as part, part.open("wb") as out:
-        found.get_to(path, out)
+        sandbox.get_to(path, out)
 
 
 def port(
@@ -257,15 +260,15 @@ def port(
 
 
 def _list_files(context: typer.Context, name: str, path: str, as_json: bool) -> None:
-    found = box(context, name).listdir(path)
+    entries = box(context, name).listdir(path)
     if as_json:
-        return print_json(found)
+        return print_json(entries)
     rows = [
         (
-            one.name + (f" → {one.target}" if one.target else ""), one.kind, size(one.size),
-            f"{one.mode & 0o7777:04o}", moment(one.modified) if one.modified else "",
+            entry.name + (f" → {entry.target}" if entry.target else ""), entry.kind, size(entry.size),
+            f"{entry.mode & 0o7777:04o}", moment(entry.modified) if entry.modified else "",
         )
-        for one in found
+        for entry in entries
     ]  # fmt: skip
     show_table(("name", "kind", "size", "mode", "modified"), rows, right=("size",))
 

@@ -53,13 +53,13 @@ def checkpoint(
     Example: windtunnel sandbox checkpoint demo --label before-upgrade
     """
     with less_as_json(as_json):
-        made = box(context, name).checkpoint(label, full=full, allow_less=allow_less)
+        manifest = box(context, name).checkpoint(label, full=full, allow_less=allow_less)
     if as_json:
-        return print_json(made)
-    frozen = f", frozen for {made.freeze_seconds * 1e3:.0f} ms" if made.freeze_seconds else ""
-    typer.echo(f"{made.id}  {made.turn_class.word}{frozen}")
-    typer.echo(f"  kept: {', '.join(made.kept)}")
-    lacking(made.lacks)
+        return print_json(manifest)
+    frozen = f", frozen for {manifest.freeze_seconds * 1e3:.0f} ms" if manifest.freeze_seconds else ""
+    typer.echo(f"{manifest.id}  {manifest.turn_class.word}{frozen}")
+    typer.echo(f"  kept: {', '.join(manifest.kept)}")
+    lacking(manifest.lacks)
 
 
 def restore(
@@ -80,7 +80,7 @@ def restore(
     """
     with less_as_json(as_json):
         report = box(context, name).restore(checkpoint, allow_less=allow_less)
-    _told(report, as_json)
+    _report(report, as_json)
 
 
 def rollback(
@@ -98,7 +98,7 @@ def rollback(
     """
     with less_as_json(as_json):
         report = box(context, name).rollback(checkpoint, allow_less=allow_less)
-    _told(report, as_json)
+    _report(report, as_json)
 
 
 def fork(
@@ -123,11 +123,11 @@ def fork(
     if name:
         names = [name] if count == 1 else [f"{name}-{number}" for number in range(1, count + 1)]
     with client(context) as daemon, less_as_json(as_json):
-        made = daemon.fork(source, count, names=names, allow_less=allow_less)
-        found = [one.info() for one in made]
+        forks = daemon.fork(source, count, names=names, allow_less=allow_less)
+        infos = [fork.info() for fork in forks]
     if as_json:
-        return print_json(found)
-    for info in found:
+        return print_json(infos)
+    for info in infos:
         typer.echo(info.name)
         lacking(info.lacks)
 
@@ -149,9 +149,9 @@ def export(
     Example: windtunnel sandbox export demo s3://bucket/demo
     """
     with client(context) as daemon:
-        made = daemon.export(source, local_url(url), allow_less=allow_less)
-    typer.echo(f"exported {made.id} to {url}")
-    lacking(made.lacks)
+        manifest = daemon.export(source, local_url(url), allow_less=allow_less)
+    typer.echo(f"exported {manifest.id} to {url}")
+    lacking(manifest.lacks)
 
 
 def import_(
@@ -173,8 +173,8 @@ def import_(
     """
     with client(context) as daemon, less_as_json(as_json):
         key = "" if key_file is None else str(key_file.absolute())
-        made = daemon.import_(local_url(url), name, key_file=key, allow_less=allow_less)
-        info = made.info()
+        sandbox = daemon.import_(local_url(url), name, key_file=key, allow_less=allow_less)
+        info = sandbox.info()
     if as_json:
         return print_json(info)
     typer.echo(f"{info.name} runs")
@@ -224,8 +224,8 @@ def gc(
     if as_json:
         return print_json(report)
     would = "would drop" if dry_run else "dropped"
-    for one in report.checkpoints:
-        typer.echo(f"{would} checkpoint {one}")
+    for identity in report.checkpoints:
+        typer.echo(f"{would} checkpoint {identity}")
     for left in report.leftovers:
         typer.echo(f"{would} {left}")
     if not dry_run:
@@ -253,10 +253,10 @@ def verify(
     if as_json:
         print_json(report)
     else:
-        for one in report.damaged:
-            of = f"of {one.box}, turn {one.turn}" if one.box else "whose manifest cannot be read"
-            typer.echo(f"{one.checkpoint} {of}: DAMAGED: {'; '.join(one.what)}")
-            typer.echo(f"  whole before it: {one.instead or 'none'}")
+        for damage in report.damaged:
+            of = f"of {damage.box}, turn {damage.turn}" if damage.box else "whose manifest cannot be read"
+            typer.echo(f"{damage.checkpoint} {of}: DAMAGED: {'; '.join(damage.what)}")
+            typer.echo(f"  whole before it: {damage.instead or 'none'}")
         typer.echo(
             f"{len(report.checkpoints)} checkpoints read, {len(report.damaged)} damaged; "
             f"{size(report.bytes_read)} in {report.seconds:.1f} s; files: {report.files}"
@@ -265,7 +265,7 @@ def verify(
         raise typer.Exit(3)
 
 
-def _told(report: RestoreReport, as_json: bool) -> None:
+def _report(report: RestoreReport, as_json: bool) -> None:
     if as_json:
         return print_json(report)
     typer.echo(f"{report.checkpoint} is back, turn {report.turn}, in {report.seconds * 1e3:.0f} ms")
@@ -286,16 +286,16 @@ def log(
     Example: windtunnel sandbox log demo --turns
     """
     with client(context) as daemon:
-        found = daemon.get(name).log()
-        tips = {one.name: one.tip for one in daemon.boxes()}
+        past = daemon.get(name).log()
+        tips = {info.name: info.tip for info in daemon.boxes()}
     if as_json:
-        print_json(found)
+        print_json(past)
     elif turns:
-        _show_turns(found)
-    elif not found.checkpoints:
+        _show_turns(past)
+    elif not past.checkpoints:
         typer.echo(f"sandbox {name} has no checkpoint yet")
     else:
-        typer.echo("\n".join(tree(name, found, tips)))
+        typer.echo("\n".join(tree(name, past, tips)))
 
 
 def diff(
@@ -311,29 +311,29 @@ def diff(
 
     Example: windtunnel sandbox diff demo CHECKPOINT
     """
-    found = box(context, name).diff(older, newer)
+    changes = box(context, name).diff(older, newer)
     if as_json:
-        return print_json(found)
-    for change in found.files:
+        return print_json(changes)
+    for change in changes.files:
         added = f"  {size(change.size)}" if change.size else ""
         typer.echo(f"{CHANGES.get(change.change, 'm')} {printable(change.path)}{added}")
-    for command in found.started:
+    for command in changes.started:
         typer.echo(f"started {printable(command)}")
-    for command in found.ended:
+    for command in changes.ended:
         typer.echo(f"ended {printable(command)}")
-    if not (found.files or found.started or found.ended):
+    if not (changes.files or changes.started or changes.ended):
         typer.echo("no difference")
 
 
-def tree(name: str, found: Log, newest: Mapping[str, str]) -> list[str]:
+def tree(name: str, past: Log, newest: Mapping[str, str]) -> list[str]:
     """The checkpoints as a tree, one a line; a chain without branches stays on one level, so that it can be
     read. ``newest``: the newest checkpoint of every sandbox of the host."""
-    known = {one.id for one in found.checkpoints}
+    known = {point.id for point in past.checkpoints}
     children: dict[str, list[tuple[str, str]]] = {}
-    for one in found.checkpoints:
-        parent = one.parent if one.parent is not None and one.parent in known else ""
-        tips = [owner for owner, tip in newest.items() if tip == one.id]
-        children.setdefault(parent, []).append((one.id, _label(name, one, tips)))
+    for point in past.checkpoints:
+        parent = point.parent if point.parent is not None and point.parent in known else ""
+        tips = [owner for owner, tip in newest.items() if tip == point.id]
+        children.setdefault(parent, []).append((point.id, _label(name, point, tips)))
     return [name, *_below(children, "", 1)]
 
 
@@ -351,27 +351,28 @@ def _below(children: Mapping[str, list[tuple[str, str]]], parent: str, depth: in
         yield from _below(children, parent, depth + 1)
 
 
-def _label(name: str, one: Manifest, tips: list[str]) -> str:
-    added = sum(part.bytes_new for part in (one.files, one.image) if part is not None and part.id == one.id)
+def _label(name: str, point: Manifest, tips: list[str]) -> str:
+    parts = [part for part in (point.files, point.image) if part is not None and part.id == point.id]
+    added = size(sum(part.bytes_new for part in parts))
     others = [tip for tip in tips if tip != name]
     notes = (
-        (one.lacks, f"{one.wanted.word} was wanted, {len(one.lacks)} lacking"),
-        (one.box != name, f"of {one.box}"),
-        (one.label, printable(one.label)), (one.pinned, "pinned"), (name in tips, "← tip"),
+        (point.lacks, f"{point.wanted.word} was wanted, {len(point.lacks)} lacking"),
+        (point.box != name, f"of {point.box}"),
+        (point.label, printable(point.label)), (point.pinned, "pinned"), (name in tips, "← tip"),
         (others, f"← tip of {', '.join(others)}"),
     )  # fmt: skip
-    first = (one.id, f"turn {one.turn}", one.turn_class.word, size(added), moment(one.created))
+    first = (point.id, f"turn {point.turn}", point.turn_class.word, added, moment(point.created))
     return "  ".join((*first, *(text for applies, text in notes if applies)))
 
 
-def _show_turns(found: Log) -> None:
+def _show_turns(past: Log) -> None:
     head = ("turn", "kept", "wanted", "checkpoint", "added", "took", "why")
     rows = [
         (
-            str(one.number), one.turn_class.word, one.wanted.word, one.checkpoint or "–", size(one.bytes_new),
-            f"{one.seconds * 1e3:,.0f} ms",
-            "; ".join((*(f"lacks {lack}" for lack in one.lacks), *one.reasons)),
+            str(turn.number), turn.turn_class.word, turn.wanted.word, turn.checkpoint or "–",
+            size(turn.bytes_new), f"{turn.seconds * 1e3:,.0f} ms",
+            "; ".join((*(f"lacks {lack}" for lack in turn.lacks), *turn.reasons)),
         )
-        for one in found.turns
+        for turn in past.turns
     ]  # fmt: skip
     show_table(head, rows, right=("turn", "added", "took"))

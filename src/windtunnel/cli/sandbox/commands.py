@@ -71,10 +71,10 @@ def interact(context: typer.Context, name: Name, shell: Shell = "main") -> None:
 
     Example: windtunnel sandbox shell demo
     """
-    found = box(context, name)
-    found.info()
+    sandbox = box(context, name)
+    sandbox.info()
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return _terminal(found)
+        return _terminal(sandbox)
     pending = ""
     for line in sys.stdin:
         pending += line
@@ -84,7 +84,7 @@ def interact(context: typer.Context, name: Name, shell: Shell = "main") -> None:
         if command.strip() in ("exit", "logout"):
             return None
         with _interruptible() as cancel:
-            result, fault = _run(found, command, cancel, shell=shell, timeout=None, turn=True)
+            result, fault = _run(sandbox, command, cancel, shell=shell, timeout=None, turn=True)
         if result.ended != "exit":
             _say(result.ended + (f": {result.note}" if result.note else ""))
         if fault is not None:
@@ -92,7 +92,7 @@ def interact(context: typer.Context, name: Name, shell: Shell = "main") -> None:
     return None
 
 
-def _terminal(found: RemoteBox) -> None:
+def _terminal(sandbox: RemoteBox) -> None:
     """Lead this terminal, in raw mode, through to one in the sandbox, which has its size."""
     import termios
     import tty
@@ -103,14 +103,14 @@ def _terminal(found: RemoteBox) -> None:
 
     def resize(*_: object) -> None:
         line = f'{_size()} <"$(cat {place})" >/dev/null'
-        threading.Thread(target=found.run, args=(line,), kwargs={"timeout": 10.0}, daemon=True).start()
+        threading.Thread(target=sandbox.run, args=(line,), kwargs={"timeout": 10.0}, daemon=True).start()
 
     before = termios.tcgetattr(0)
     handler = signal.signal(signal.SIGWINCH, resize)
     try:
         tty.setraw(0, termios.TCSADRAIN)  # what was typed already is not lost
         result, fault = _run(
-            found, f"{set_term} {terminal_of(inner)}; s=$?; rm -f {place}; (exit $s)", threading.Event(),
+            sandbox, f"{set_term} {terminal_of(inner)}; s=$?; rm -f {place}; (exit $s)", threading.Event(),
             shell="terminal", timeout=None, turn=True, stdin=io.FileIO(0, closefd=False),
         )  # fmt: skip
     finally:
@@ -120,7 +120,7 @@ def _terminal(found: RemoteBox) -> None:
         raise fault
     if result.exit_code == 127:
         raise UserError(
-            f"sandbox shell: the image of {found.name} has neither 'script' nor 'python3', one of which "
+            f"sandbox shell: the image of {sandbox.name} has neither 'script' nor 'python3', one of which "
             "makes the terminal"
         )
     raise typer.Exit(_status(result, None))
@@ -145,7 +145,7 @@ def _size() -> str:
 
 
 def _run(
-    found: RemoteBox,
+    sandbox: RemoteBox,
     command: str,
     cancel: threading.Event,
     *,
@@ -163,7 +163,7 @@ def _run(
         outputs[stream].flush()
 
     try:
-        result = found.run(
+        result = sandbox.run(
             command, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output, stdin=stdin
         )
     except BrokenPipeError:
@@ -173,7 +173,7 @@ def _run(
     if not turn or result.ended == "sandbox-died":
         return result, None
     try:
-        for lack in found.end_turn().wait().lacks:
+        for lack in sandbox.end_turn().wait().lacks:
             _say(f"not kept: {lack}")
     except WindtunnelError as fault:
         return result, fault

@@ -83,8 +83,8 @@ def less_as_json(as_json: bool) -> Iterator[None]:
 
 def lacking(lacks: Sequence[Lack]) -> None:
     """What was not reached, one a line."""
-    for one in lacks:
-        typer.echo(f"  lacks {one.what}: {one.why}")
+    for lack in lacks:
+        typer.echo(f"  lacks {lack.what}: {lack.why}")
 
 
 def show_table(
@@ -137,15 +137,15 @@ def bytes_of(text: str) -> int:
 
 def pairs(given: list[str], option: str) -> dict[str, str]:
     """``KEY=VALUE`` options as a mapping."""
-    found = {}
-    for one in given:
-        key, equals, value = one.partition("=")
+    values = {}
+    for text in given:
+        key, equals, value = text.partition("=")
         if not key or not equals:
-            raise UserError(f"sandbox create: {option} {one!r} is not accepted; write {option} KEY=VALUE")
-        if key in found:
+            raise UserError(f"sandbox create: {option} {text!r} is not accepted; write {option} KEY=VALUE")
+        if key in values:
             raise UserError(f"sandbox create: {option} {key} is given twice")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 @contextlib.contextmanager

@@ -32,16 +32,16 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     from windtunnel.agents.sandbox.policy.standing import LOST, NEVER
     from windtunnel.agents.sandbox.record import leftovers
 
-    found = examine()
+    facilities = examine()
     left = leftovers(Home(home_of(context))) if "://" not in (context.obj.where or "") else []
     if as_json:
-        kinds = {one.kind: one.why for one in LOST}
-        return print_json({"facilities": found, "kinds": kinds, "never": NEVER, "leftovers": left})
-    for one in found:
-        typer.echo(f"{'✓' if one.present else '✗'} {one.name}: {one.detail}; gives {one.gives}")
-        if one.remedy or not one.present:
-            typer.echo(f"    to have it: {one.remedy or 'cannot be had here'}")
-    typer.echo(ladder(found))
+        kinds = {each.kind: each.why for each in LOST}
+        return print_json({"facilities": facilities, "kinds": kinds, "never": NEVER, "leftovers": left})
+    for each in facilities:
+        typer.echo(f"{'✓' if each.present else '✗'} {each.name}: {each.detail}; gives {each.gives}")
+        if each.remedy or not each.present:
+            typer.echo(f"    to have it: {each.remedy or 'cannot be had here'}")
+    typer.echo(ladder(facilities))
     typer.echo("\nof what processes hold, no checkpoint brings back:")
     for kind in LOST:
         typer.echo(f"  {kind.kind}: {kind.why}")
@@ -78,10 +78,10 @@ def setup(
     from windtunnel.agents.sandbox.place import Home
 
     try:
-        made = install(prefix, progress=typer.echo)
+        program = install(prefix, progress=typer.echo)
     except CriuError as error:
         raise ScriptError(f"sandbox setup: {error}") from error
-    typer.echo(f"CRIU {'.'.join(map(str, made.version))} works: {made.path}")
+    typer.echo(f"CRIU {'.'.join(map(str, program.version))} works: {program.path}")
     folder = Home(home_of(context)).pool
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if btrfs.is_btrfs(folder.parent) or not (missing := btrfs.usable(folder)):
@@ -152,7 +152,7 @@ def down(context: typer.Context) -> None:
         typer.echo(f"no daemon of {home} runs")
         return
     with client(context, start=False) as daemon:
-        running = sum(one.status == "running" for one in daemon.boxes())
+        running = sum(info.status == "running" for info in daemon.boxes())
         daemon.down()
     typer.echo(f"the daemon has ended; {running} running sandbox{'' if running == 1 else 'es'} run on")
 

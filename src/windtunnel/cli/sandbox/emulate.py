@@ -87,7 +87,7 @@ def emulate(
         traces=tuple(load(path) for path in trace or ()),
         shape=Shape(memory=session_memory, run=run),
     )
-    found = answer(
+    answers = answer(
         setting,
         profile.origin,
         policies=cast("list[PolicyName]", names),
@@ -97,11 +97,11 @@ def emulate(
         progress=lambda question: typer.echo(f"emulating: {question} …", err=True),
     )
     if html is not None:
-        write_page(html, found, f"Sandboxes on {hosts} hosts of {cores} cores")
+        write_page(html, answers, f"Sandboxes on {hosts} hosts of {cores} cores")
     if as_json:
-        typer.echo(json.dumps({"emulated": True, **asdict(found)}, indent=2))
+        typer.echo(json.dumps({"emulated": True, **asdict(answers)}, indent=2))
     else:
-        _show(found)
+        _show(answers)
     if html is not None:
         typer.echo(f"page: {html}", err=True)
 
@@ -109,15 +109,15 @@ def emulate(
 def _numbers(name: str, text: str, kind: type[Number], least: float, most: float) -> list[Number]:
     """Ascending, each once."""
     try:
-        found = sorted({kind(part) for part in text.split(",")})
+        numbers = sorted({kind(part) for part in text.split(",")})
     except ValueError:
-        found = []
-    if not found or not all(least <= value <= most for value in found):
+        numbers = []
+    if not numbers or not all(least <= value <= most for value in numbers):
         raise UserError(
             f"sandbox emulate: {name} {text!r} is not accepted; use numbers from {least:g} to {most:g} "
             "with commas between"
         )
-    return found
+    return numbers
 
 
 Columns = dict[str, tuple[str, Callable[[Any], str]]]
@@ -157,17 +157,17 @@ FORKS: Columns = {
 }
 
 
-def _show(found: Answers) -> None:
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in found.classes.items())
-    typer.echo(f"Emulated, not measured. {found.setting}.")
-    typer.echo(f"Turns: {shares}. {found.assumed}.")
-    typer.echo(f"Costs: {found.origin}.")
+def _show(answers: Answers) -> None:
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in answers.classes.items())
+    typer.echo(f"Emulated, not measured. {answers.setting}.")
+    typer.echo(f"Turns: {shares}. {answers.assumed}.")
+    typer.echo(f"Costs: {answers.origin}.")
     where = "Where policies break: overhead above 1.9 %, or p95 of gate waits above 1 ms"
     tables: tuple[tuple[str, Iterable[Any], Columns], ...] = (
-        ("Density", found.densities, DENSITIES),
-        (where, found.breaks, BREAKS),
-        ("A host goes", found.spots, NOTICES),
-        ("Forks of one checkpoint", found.fanouts, FORKS),
+        ("Density", answers.densities, DENSITIES),
+        (where, answers.breaks, BREAKS),
+        ("A host goes", answers.spots, NOTICES),
+        ("Forks of one checkpoint", answers.fanouts, FORKS),
     )
     for title, rows, columns in tables:
         cells = [[word(getattr(row, name)) for name, word in columns.values()] for row in rows]

@@ -38,28 +38,33 @@ def server(client: Client) -> MCPServer:
         """A tool whose errors are the sentences that they are."""
 
         @functools.wraps(work)
-        async def told(*args: Any, **kwargs: Any) -> Any:
+        async def answer(*args: Any, **kwargs: Any) -> Any:
             try:
                 return await work(*args, **kwargs)
             except (WindtunnelError, OSError) as error:
                 raise ToolError(str(error)) from error
 
-        served.tool()(told)
+        served.tool()(answer)
         return work
 
     @tool
     async def sandboxes() -> list[dict[str, Any]]:
         """All sandboxes: name, status, newest checkpoint, processes."""
         return [
-            {"name": one.name, "status": one.status, "checkpoint": one.tip, "processes": list(one.processes)}
-            for one in await host.boxes()
+            {
+                "name": info.name,
+                "status": info.status,
+                "checkpoint": info.tip,
+                "processes": list(info.processes),
+            }
+            for info in await host.boxes()
         ]
 
     @tool
     async def create(name: str, image: str = "host", network: str = "off") -> str:
         """Make a sandbox and start it; returns its name."""
-        made = await host.create(SandboxSpec(name, image=image, network=network))
-        return str(made.name)
+        sandbox = await host.create(SandboxSpec(name, image=image, network=network))
+        return str(sandbox.name)
 
     @tool
     async def exec(sandbox: str, command: str, timeout: float = 600.0, shell: str = "main") -> dict[str, Any]:
@@ -91,23 +96,23 @@ def server(client: Client) -> MCPServer:
     @tool
     async def list_files(sandbox: str, path: str = "/") -> list[str]:
         """The names in a folder of a sandbox; those of folders end with '/'."""
-        found = await (await host.get(sandbox)).listdir(path)
-        return [one.name + ("/" if one.kind == "folder" else "") for one in found]
+        entries = await (await host.get(sandbox)).listdir(path)
+        return [entry.name + ("/" if entry.kind == "folder" else "") for entry in entries]
 
     @tool
     async def checkpoint(sandbox: str, label: str = "") -> dict[str, Any]:
         """Keep the state of a sandbox as it is now; its id is what 'fork' and 'rollback' take."""
-        return _told(await (await host.get(sandbox)).checkpoint(label))
+        return _summary(await (await host.get(sandbox)).checkpoint(label))
 
     @tool
     async def checkpoints(sandbox: str) -> list[dict[str, Any]]:
         """The checkpoints of a sandbox, oldest first."""
-        return [_told(one) for one in (await (await host.get(sandbox)).log()).checkpoints]
+        return [_summary(manifest) for manifest in (await (await host.get(sandbox)).log()).checkpoints]
 
     @tool
     async def fork(checkpoint: str, count: int = 1) -> list[str]:
         """Start sandboxes that go on from a checkpoint, or from a sandbox's state now; their names."""
-        return [one.name for one in await host.fork(checkpoint, count)]
+        return [box.name for box in await host.fork(checkpoint, count)]
 
     @tool
     async def rollback(sandbox: str, checkpoint: str) -> str:
@@ -124,10 +129,10 @@ def serve(client: Client) -> None:
         asyncio.run(server(client).run_stdio_async())
 
 
-def _told(made: Manifest) -> dict[str, Any]:
+def _summary(manifest: Manifest) -> dict[str, Any]:
     return {
-        "id": made.id, "turn": made.turn, "class": made.turn_class.word, "label": made.label,
-        "lacks": [str(lack) for lack in made.lacks],
+        "id": manifest.id, "turn": manifest.turn, "class": manifest.turn_class.word, "label": manifest.label,
+        "lacks": [str(lack) for lack in manifest.lacks],
     }  # fmt: skip
 
 

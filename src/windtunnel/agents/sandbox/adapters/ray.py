@@ -87,13 +87,13 @@ def pool(hosts: Sequence[str] | None = None, *, home: str | None = None) -> Pool
         )
         for node in chosen
     ]  # fmt: skip
-    made = Pool(links)
+    joined = Pool(links)
     try:
         ray.get([link.start(AnyDaemon, "health", "") for link in links])
     except BaseException:
-        made.close()
+        joined.close()
         raise
-    return made
+    return joined
 
 
 class Pool:

@@ -183,10 +183,10 @@ class SandboxRuntime(rex.AbstractRuntime):
         line = commands.command_line(["bash", "-n", "-c", command])
         checked = await asyncio.to_thread(self.box.run, line, shell=commands.SHELL, timeout=30)
         if checked.exit_code == 2 or b"syntax error" in checked.stderr:
-            told = _text(checked.stderr)
+            words = _text(checked.stderr)
             raise faults.BashIncorrectSyntaxError(
-                f"Error while checking bash command \n{command!r}\n---- Stderr ----\n{told}",
-                extra_info={"bash_stdout": _text(checked.stdout), "bash_stderr": told},
+                f"Error while checking bash command \n{command!r}\n---- Stderr ----\n{words}",
+                extra_info={"bash_stdout": _text(checked.stdout), "bash_stderr": words},
             )
 
     def _upload(self, source: Path, target: str) -> None:
@@ -246,20 +246,20 @@ class SandboxDeployment(AbstractDeployment):
         """Nothing: a sandbox is made to outlive the program that made it; ``stop`` removes it."""
 
     def _find(self) -> AnySandbox:
-        found = next((info for info in self._host.boxes() if info.name == self._spec.name), None)
-        if found is None:
+        info = next((info for info in self._host.boxes() if info.name == self._spec.name), None)
+        if info is None:
             self._owned = True
             return self._host.create(self._spec)
-        box = self._host.get(found.name)
-        if found.status != "running":
+        box = self._host.get(info.name)
+        if info.status != "running":
             box.restore()
         return box
 
 
-def _failed(asked: rex.BashAction | rex.Command, status: int | None, said: str) -> Exception:
-    sentence = f"Command {asked.command!r} failed with exit code {status}. {said}"
+def _failed(action: rex.BashAction | rex.Command, status: int | None, said: str) -> Exception:
+    sentence = f"Command {action.command!r} failed with exit code {status}. {said}"
     failed: Exception = faults.NonZeroExitCodeError(
-        f"{asked.error_msg}: {sentence}" if asked.error_msg else sentence
+        f"{action.error_msg}: {sentence}" if action.error_msg else sentence
     )
     return failed
 

@@ -89,9 +89,9 @@ class Daemon:
         name = uuid.uuid4().hex
         with self._lock:
             self._turns[name] = value
-            settled = [one for one, turn in self._turns.items() if turn.done]
-            for one in settled[: max(0, len(self._turns) - KEPT_TURNS)]:
-                del self._turns[one]
+            settled = [ticket for ticket, turn in self._turns.items() if turn.done]
+            for ticket in settled[: max(0, len(self._turns) - KEPT_TURNS)]:
+                del self._turns[ticket]
         return name
 
 

@@ -42,6 +42,6 @@ def unit(home: Path, tls: Sequence[str], options: Sequence[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    for one, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
-        word = word.replace(one, instead)
+    for plain, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        word = word.replace(plain, instead)
     return f'"{word}"'
