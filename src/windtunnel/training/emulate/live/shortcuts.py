@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 def install() -> None:
     """Call once. What another version of PyTorch does not have is left as it is."""
-    for function in (_flags_once, _strategies_once, _one_empty, _meshes_once, _meshes_compared):
+    for function in (_flags_once, _strategies_once, _one_empty, _sizes_once, _meshes_once, _meshes_compared):
         with contextlib.suppress(AttributeError):
             function()
 
@@ -71,6 +71,25 @@ def _one_empty() -> None:
         return chunks + [chunks[0].new_empty(0)] * (num_chunks - len(chunks))
 
     module._chunk_with_empty = chunk_with_empty
+
+
+def _sizes_once() -> None:
+    """How much a rank has of a dimension that is sharded by strides is found by sharding a list of all its
+    places, in as many parts as there are ranks."""
+    kind: Any = _StridedShard
+    size_of = kind.local_shard_size_and_offset
+    known: dict[tuple[Any, ...], tuple[int, int]] = {}
+
+    def once(self: Any, size: Any, chunks: Any, rank: Any, *mode: Any, **more: Any) -> Any:
+        plain = type(size) is int and type(rank) is int and not (mode or more)
+        if not plain or torch.get_default_device().type != "cpu":  # elsewhere each is an operator
+            return size_of(self, size, chunks, rank, *mode, **more)
+        key = self, size, chunks, rank
+        if key not in known:
+            known[key] = size_of(*key)
+        return known[key]
+
+    kind.local_shard_size_and_offset = once
 
 
 def _meshes_once() -> None:
