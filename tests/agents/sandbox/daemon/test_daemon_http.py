@@ -140,6 +140,7 @@ def test_what_is_open_to_others_or_without_a_token_is_refused(
     for listening, words in (
         ({"tcp": loopback}, "--tcp needs a token"),
         ({"http": loopback}, "--http needs a token"),
+        ({"tcp": loopback, "keys": Keys(b"short")}, "the token has 5 bytes"),
         ({"http": ("0.0.0.0", 0), "keys": keys}, "--tls-cert"),
         ({"tcp": ("example.org", 0), "keys": keys}, "--tls-cert"),
     ):

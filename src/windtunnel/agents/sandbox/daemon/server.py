@@ -32,7 +32,7 @@ from windtunnel.agents.sandbox.model import Event, Facility
 from windtunnel.agents.sandbox.place import checked_name
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, Health, PendingTurn
 from windtunnel.base.errors import UserError, WindtunnelError
-from windtunnel.base.keys import Keys
+from windtunnel.base.keys import SHORTEST, Keys
 from windtunnel.base.rpc import Server, Service
 from windtunnel.linux.processes import session_first
 
@@ -48,9 +48,12 @@ Place = tuple[str, int]
 
 
 def check(option: str, where: Place, keys: Keys | None) -> None:
-    """Raises UserError: it would be without a token, or open to other machines."""
+    """Raises UserError: it would be without a token, with one that can be guessed by who hears the proof of
+    it, or open to other machines."""
     if keys is None:
         raise UserError(f"serve: {option} needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN")
+    if len(keys.secret) < SHORTEST:
+        raise UserError(f"serve: the token has {len(keys.secret)} bytes; at least {SHORTEST} are accepted")
     if keys.tls is None:
         refuse_open(where[0], f"{option} {where[0]}")
 
