@@ -191,20 +191,3 @@ def test_other_bytes_under_the_same_size_and_time_are_seen(world: World) -> None
     assert told(pool, "first", "third", None) == {"/same": "modified"}
     pool.clone("check", "second")
     assert (pool.mount("check") / "same").read_bytes() == b" first"
-
-
-def test_a_folder_made_anew_hides_what_the_image_has(world: World) -> None:
-    pool = world.pool
-    pool.create("box", world.image)
-    folder = pool.mount("box") / "dir/sub"
-    pool.snapshot("box", "image")
-    emptied(folder)
-    folder.rmdir()
-    folder.mkdir()
-    (folder / "new").write_text("new")
-    pool.snapshot("box", "anew")
-    wanted = {"/dir/sub/a": "deleted", "/dir/sub/new": "created"}
-    assert told(pool, "image", None, "box") == wanted
-    assert told(pool, "image", "anew", None) == wanted
-    pool.clone("check", "anew")
-    assert os.listdir(pool.mount("check") / "dir/sub") == ["new"]
