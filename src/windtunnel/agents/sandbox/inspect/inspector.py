@@ -35,7 +35,7 @@ class _Watched:
     root: Root
     tasks: Tasks
     window: Window
-    slot: int = -1
+    slot: int
     identity: int = 0
     lost: int = 0
     at_files: tuple[int, ...] = ()
@@ -73,24 +73,18 @@ class Inspector:
         """
         with self._lock:
             self.unwatch(box)
+            if (slot := next((n for n in range(kernel.SLOTS) if n not in self._slots), -1)) < 0:
+                raise InspectError(f"more than {kernel.SLOTS} sandboxes cannot be watched")
             tree = Root(root, init)
-            watched: _Watched | None = None
-            slot = -1
+            members, count = partial(pids_of, cgroup), partial(self._kernel.count, slot)
+            tasks = Tasks(members, init, lambda: shells().values(), tree.seen, count, self._track)
+            watched = self._boxes[box] = self._slots[slot] = _Watched(tree, tasks, Window(tree), slot)
             try:
-                slot = self._free_slot()
                 self._kernel.open()
-                count = partial(self._kernel.count, slot)
-                members = partial(pids_of, cgroup)
-                tasks = Tasks(members, init, lambda: shells().values(), tree.seen, count, self._track)
-                watched = _Watched(tree, tasks, Window(tree), slot)
-                self._slots[slot] = watched
                 watched.identity = self._kernel.add(slot, cgroup, next(self._epochs))
-                self._boxes[box] = watched
                 self.rebase(box, read_snapshot(members()))
             except BaseException as error:
-                self._let_go(box, watched, slot)
-                if watched is None:
-                    tree.close()
+                self.unwatch(box)
                 if isinstance(error, OSError):
                     raise InspectError(f"sandbox {box} cannot be watched: {error.strerror}") from error
                 raise
@@ -111,18 +105,13 @@ class Inspector:
     def unwatch(self, box: str) -> None:
         """Look away (idempotent). With the last sandbox the programs leave the kernel."""
         with self._lock:
-            watched = self._boxes.pop(box, None)
-            if watched is not None:
-                self._let_go(box, watched, watched.slot)
-
-    def _let_go(self, box: str, watched: _Watched | None, slot: int) -> None:
-        self._boxes.pop(box, None)
-        if watched is not None and watched.identity:
-            self._kernel.remove(watched.identity, slot)
-            self._kernel.drain()
-        self._slots.pop(slot, None)
-        self._leave()
-        if watched is not None:
+            if (watched := self._boxes.pop(box, None)) is None:
+                return
+            if watched.identity:
+                self._kernel.remove(watched.identity, watched.slot)
+                self._kernel.drain()
+            self._slots.pop(watched.slot, None)
+            self._leave()
             watched.tasks.close()
             watched.root.close()
 
@@ -183,12 +172,6 @@ class Inspector:
         watched = self._slots.get(slot)
         if watched is not None:
             watched.window.add(event)
-
-    def _free_slot(self) -> int:
-        for slot in range(kernel.SLOTS):
-            if slot not in self._slots:
-                return slot
-        raise InspectError(f"more than {kernel.SLOTS} sandboxes cannot be watched")
 
     def _kernel_doubts(self, watched: _Watched, source: Kernel) -> list[Doubt]:
         doubts = [Doubt(Part.PROCESSES, source.broken)] if source.broken else []

@@ -54,17 +54,11 @@ class Root:
     def __init__(self, folder: Path, init: int) -> None:
         self.folder = os.path.realpath(folder).encode()
         self._init = init
-        own = max(
-            (mount for mount in mounts("self") if below(self.folder, mount.point) is not None),
-            key=lambda mount: len(mount.point),
-            default=None,
-        )
-        if own is None:
+        above = [mount for mount in mounts("self") if below(self.folder, mount.point) is not None]
+        if not above:
             raise InspectError(f"the mount of {folder} cannot be found")
         # of several mounts at one point the last one is on top
-        for mount in mounts("self"):
-            if mount.point == own.point:
-                own = mount
+        own = max(reversed(above), key=lambda mount: len(mount.point))
         self.device = own.device
         self._top = (own.top.rstrip(b"/") + (below(self.folder, own.point) or b"")) or b"/"
         self._fd = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -145,17 +139,11 @@ class Root:
 
     def lstat(self, path: bytes) -> os.stat_result | None:
         """Of a path inside that ``resolved`` gave; None: nothing is there."""
-        try:
-            return os.lstat(self.folder + path)
-        except OSError:
-            return None
+        return _lstat(self.folder + path)
 
     def lstat_elsewhere(self, path: bytes) -> os.stat_result | None:
         """Of a path on another mount of the sandbox."""
-        try:
-            return os.lstat(self.outside(path))
-        except OSError:
-            return None
+        return _lstat(self.outside(path))
 
     def outside(self, path: bytes) -> bytes:
         """The host's path of one on another mount of the sandbox."""
@@ -170,3 +158,10 @@ class Root:
         """A path that /proc tells of a process of the sandbox, as a path inside."""
         rest = below(os.fsencode(path), self.folder)
         return path if rest is None else os.fsdecode(rest) or "/"
+
+
+def _lstat(path: bytes) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
