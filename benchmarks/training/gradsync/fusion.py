@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.harness.rows import Row
+from benchmarks.training.gradsync.jobs import JOBS, paper_profile
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.gradsync.policy.plan import BUCKETS, uniform_plan
-from windtunnel.training.gradsync.twin.jobs import JOBS, paper_profile
 
 CLUSTER = "v100:8x1,nic=ethernet-25"
 

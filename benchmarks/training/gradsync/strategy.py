@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.rows import Row
+from benchmarks.training.gradsync.jobs import paper_profile
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.gradsync.policy.options import BETWEEN, COMPUTE, HOST, Task
 from windtunnel.training.gradsync.policy.plan import make_plan
 from windtunnel.training.gradsync.policy.strategy import exact, search
 from windtunnel.training.gradsync.policy.timeline import Costs
-from windtunnel.training.gradsync.twin.jobs import paper_profile
 
 JOBS = 300
 DECISIONS = 9

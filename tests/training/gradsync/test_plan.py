@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import CODECS, STEPS, codec, profile
 
+from benchmarks.training.gradsync.jobs import JOBS, paper_profile
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.gradsync import files
@@ -29,7 +30,6 @@ from windtunnel.training.gradsync.policy.strategy import exact, search
 from windtunnel.training.gradsync.policy.timeline import Costs
 from windtunnel.training.gradsync.run import plan as planned
 from windtunnel.training.gradsync.twin.costs import CODECS as EMULATED
-from windtunnel.training.gradsync.twin.jobs import JOBS, paper_profile
 
 SECONDS = st.integers(1, 20).map(float)
 TASKS = st.lists(st.builds(Task, st.just("work"), st.integers(0, 3), SECONDS), max_size=6)

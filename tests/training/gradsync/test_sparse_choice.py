@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.sparse import reduce_with
 from windtunnel.training.gradsync.live.units import Units, regroup
 from windtunnel.training.gradsync.model import SumTime, Tensor
-from windtunnel.training.gradsync.policy.partition import Order, imbalance, overlap
+from windtunnel.training.gradsync.policy.partition import Order, overlap, slice_length
 from windtunnel.training.gradsync.policy.plan import make_plan
 from windtunnel.training.gradsync.policy.sparse import (
     BLOCK,
@@ -33,6 +34,19 @@ from windtunnel.training.gradsync.policy.sparse import (
     sparsity,
     traffic,
 )
+
+
+def imbalance(sets: list[Any], order: Order) -> tuple[float, float]:
+    """Fullest over mean part, of as many as there are ranks: of what a rank pushes (the worst rank's), and of
+    what is pulled. ``sets[r]``: the units of rank r."""
+    world = len(sets)
+    length = slice_length(order.units, world)
+    every = [*sets, np.unique(np.concatenate(sets))]
+    uneven = []
+    for one in every:
+        parts = np.bincount(order.places(one) // length, minlength=world)
+        uneven.append(float(parts.max() / max(1, len(one)) * world))
+    return max(uneven[:-1]), uneven[-1]
 
 
 @st.composite

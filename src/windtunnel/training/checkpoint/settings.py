@@ -17,7 +17,6 @@ VARIABLE = "WINDTUNNEL_CHECKPOINT"
 _CHOICES = {
     "placement": ("group", "ring", "mixed", "domains"),
     "mode": ("blocking", "concurrent", "idle"),
-    "late": ("wait", "skip"),
     "on_no_checkpoint": ("fail", "restart"),
 }
 _LEAST = {"copies": 1, "slots": 2, "persist_every": 1, "keep": 0, "every": 1, "profile": 1}
@@ -31,13 +30,13 @@ class Settings:
     storage, written every ``persist_every`` steps, of which the newest ``keep`` stay (0: all).
     ``on_no_checkpoint``: what becomes of a job whose committed steps are all lost: "fail", or "restart" from
     the beginning. ``every``: steps between checkpoints. ``budget``: the share of a step's time that they may
-    cost on the average; how many steps lie between them is then measured, ``every`` at least. ``late``: what
-    to do with a step while the one before is not committed: "wait" up to ``patience`` (s), or "skip" the
-    checkpoint (then all ranks agree on it at every checkpoint). ``stored``: seconds that the end of a job
-    waits for what is being written to storage. ``verify``: compare what all ranks should hold alike now and
-    then, and check every copy. ``rng``: save and restore the global generators. For idle mode, ``profile``:
-    steps to observe first, ``bandwidth`` (bytes/s, measured where it is None), ``startup`` (s a chunk),
-    ``buffer`` (bytes) in ``parts`` parts, ``safety``: the share of an idle span that is used.
+    cost on the average; how many steps lie between them is then measured, ``every`` at least. ``patience``:
+    seconds that a save waits for the one before to be committed, before it is left out. ``stored``: seconds
+    that the end of a job waits for what is being written to storage. ``verify``: compare what all ranks
+    should hold alike now and then, and check every copy. ``rng``: save and restore the global generators.
+    For idle mode, ``profile``: steps to observe first, ``bandwidth`` (bytes/s, measured where it is None),
+    ``startup`` (s a chunk), ``buffer`` (bytes) in ``parts`` parts, ``safety``: the share of an idle span that
+    is used.
     """
 
     copies: int = 2
@@ -51,7 +50,6 @@ class Settings:
     on_no_checkpoint: str = "fail"
     every: int = 1
     budget: float | None = None
-    late: str = "wait"
     patience: float = 60.0
     stored: float = 60.0
     verify: bool = True

@@ -269,19 +269,6 @@ def test_a_slot_is_not_overwritten_before_the_next_is_committed(folder: Path) ->
     assert sorted(ck._held) == [1, 4]
 
 
-def test_skipping_is_agreed_on(folder: Path) -> None:
-    cluster = Cluster(folder, world=2, replicate=False)
-
-    def one(rank: int) -> list[int]:
-        ck = PeerCheckpointer(FakeJob(cluster, rank), late="skip", rng=False)
-        for step in range(5):
-            ck.step(step, program(rank))
-        ck._settle()
-        return ck._held
-
-    assert together(2, one) == [[0, 1], [0, 1]]
-
-
 def test_what_was_due_to_storage_and_is_not_saved_is_told(folder: Path) -> None:
     cluster = Cluster(folder, world=1, replicate=False)
     ck = PeerCheckpointer(FakeJob(cluster, 0), patience=0.2, persist="memory://due", persist_every=2)

@@ -12,7 +12,6 @@ from pipeline_oracles import even_set, shares, sums
 from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import Stage, Template, TemplateSet
 from windtunnel.training.pipelines.policy.compose import (
-    _Problem,
     choose_sizes,
     compose,
     distribute,
@@ -99,21 +98,6 @@ def test_sizes_are_optimal(seed: int, reduce: float) -> None:
         assert sizes in wanted
         best = min(seconds_of(made, each, microbatches, reduce) for each in wanted)
         assert seconds_of(made, sizes, microbatches, reduce) == pytest.approx(best, rel=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_way_of_large_jobs_is_optimal_without_reduction(seed: int) -> None:
-    draw = random.Random(seed)
-    n0, count = draw.randint(1, 3), draw.randint(1, 4)
-    made = uneven_set(n0, count, 0, seed)
-    for hosts in range(2 * n0 + count, 22):
-        microbatches = draw.randint(hosts, 40)
-        possible = list(sums(hosts, range(n0, n0 + count)))
-        if not possible:
-            continue
-        best = min(seconds_of(made, each, microbatches, 0.0) for each in possible)
-        sizes = _Problem(made, hosts, microbatches, 1, hosts, 0.0).periodic()
-        assert seconds_of(made, sizes, microbatches, 0.0) == pytest.approx(best, rel=1e-12)
 
 
 @pytest.mark.parametrize(("hosts", "microbatches"), [(8192, 16384), (8191, 3000), (1000, 250), (300, 90)])

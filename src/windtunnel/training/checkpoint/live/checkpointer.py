@@ -288,13 +288,6 @@ class PeerCheckpointer:
         """Whether a slot may be overwritten, waiting for it within bounds; False: this step is not saved."""
         chosen = self.settings
         free = self._may(step)
-        if chosen.late == "skip":
-            # Were each rank to decide alone, one would write and one skip, and neither could go on: the step
-            # never commits, and what holds it may not be overwritten.
-            said = self.job.agree(f"ready/{self._serial}.{step}", free)
-            if not all(said.values()):
-                self._skipped(step)
-            return all(said.values())
         end = time.monotonic() + chosen.patience
         while not free and time.monotonic() < end:
             self.job.check()

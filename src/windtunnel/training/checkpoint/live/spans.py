@@ -6,7 +6,7 @@ step the network falls quiet, and for how long. These first checkpoints are wait
 own traffic is in it. From then on each look goes to the policy (`policy.pacing`), which opens and closes
 windows for the agent at the places that are in the profile.
 
-Whether a checkpoint fits the spans of a step is the chunk plan's word (`policy.spans`). Where it does not,
+Whether a checkpoint fits the spans of a step is the policy's word (`policy.spans`). Where it does not,
 checkpoints are made every so many steps instead, and the run's events say so. The ranks agree on it, now and
 then anew: a step that only some of them save is never committed.
 
@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.policy import Looked, Window, decide
 from windtunnel.training.checkpoint.policy.pacing import LONGEST, OPEN
-from windtunnel.training.checkpoint.policy.spans import plan_chunks
+from windtunnel.training.checkpoint.policy.spans import steps_for
 from windtunnel.training.checkpoint.settings import Settings
 from windtunnel.training.elastic import group_sockets
 
@@ -244,8 +244,9 @@ class IdleSender:
         if not self._nbytes or chosen.copies < 2:
             return
         bandwidth = chosen.bandwidth or max(self._rates, default=None)
+        every = 1
         if bandwidth is not None:
-            plan = plan_chunks(
+            every = steps_for(
                 [span.seconds for span in expected],
                 self._nbytes,
                 chosen.copies,
@@ -255,7 +256,6 @@ class IdleSender:
                 chosen.startup,
                 chosen.safety,
             )
-        every = plan.every if bandwidth is not None else 1
         self._plans += 1
         said = self._job.agree(f"idle/{self._serial}.{self._plans}", every)
         before = self.every, self._always

@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations
 
 import numpy as np
 
@@ -272,11 +271,3 @@ def _sampled(count: int, lost: int, sets: Sets, rng: np.random.Generator | None,
     # Laplace's rule keeps the error above nothing where all samples agree.
     smooth = (good + 1) / (samples + 2)
     return Estimate(share, math.sqrt(smooth * (1 - smooth) / samples))
-
-
-def enumerate_recovery(placement: Placement, lost: int) -> Fraction:
-    """`recovery` by trying every choice: the truth for small placements."""
-    places = len(placement.holders)
-    sets = copy_sets(placement)
-    good = sum(not any(one <= frozenset(gone) for one in sets) for gone in combinations(range(places), lost))
-    return Fraction(good, math.comb(places, lost))

@@ -77,19 +77,6 @@ class Order:
         return x
 
 
-def imbalance(sets: Sequence[Ints], order: Order) -> tuple[float, float]:
-    """Fullest over mean part, of as many as there are ranks: of what a rank pushes (the worst rank's), and of
-    what is pulled. ``sets[r]``: the units of rank r."""
-    world = len(sets)
-    length = slice_length(order.units, world)
-    every = [*sets, np.unique(np.concatenate(sets))]
-    uneven = []
-    for one in every:
-        parts = np.bincount(order.places(one) // length, minlength=world)
-        uneven.append(float(parts.max() / max(1, len(one)) * world))
-    return max(uneven[:-1]), uneven[-1]
-
-
 def overlap(sets: Sequence[Ints], units: int) -> tuple[tuple[float, ...], float]:
     """Densification over 2, 4, 8 … ranks (neighbours, as *hierarchy* adds them up), and the skew of what all
     ranks have together, from their index sets or samples of these."""
