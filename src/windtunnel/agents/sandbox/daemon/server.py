@@ -14,6 +14,7 @@ import errno
 import fcntl
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -149,10 +150,12 @@ def _live(
     host: AnyHost, home: Path, keys: Keys | None, tcp: Place | None, http: Place | None,
     idle_seconds: float | None, ready: Callable[[str], None],
 ) -> None:  # fmt: skip
-    stopping = threading.Event()
+    stopping, telling = socket.socketpair()
+    telling.setblocking(False)
+    signal.set_wakeup_fd(telling.fileno())  # whichever thread the kernel gives it: this one waits without end
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    daemon = Daemon(host, home, stopping.set)
+        signal.signal(number, lambda *_: None)
+    daemon = Daemon(host, home, lambda: telling.send(b"1"))
     protocols = (AnyDaemon, AnyHost, AnySandbox, PendingTurn)
     service = Service(protocols, daemon.find, daemon.refer, ERRORS, explained)
     with contextlib.ExitStack() as stack:
@@ -178,19 +181,20 @@ def _live(
 
 
 def _until_stopped(
-    host: AnyHost, service: Service, stopping: threading.Event, idle_seconds: float | None
+    host: AnyHost, service: Service, stopping: socket.socket, idle_seconds: float | None
 ) -> None:
     """Until told to end, or nobody needs the daemon: no sandbox, no call for ``idle_seconds``."""
-    left = None if idle_seconds is None else 0.0
-    while not stopping.wait(left):
-        if idle_seconds is not None:
-            left = idle_seconds - (time.monotonic() - service.last)
-            if service.busy == 0 and left <= 0:
-                if not host.boxes():
-                    return LOG.info("no sandbox and no call for %g s", idle_seconds)
-                left = idle_seconds
-            left = min(max(left, 0.05), 60.0)
-    return None
+    left = None if idle_seconds is None else 0.05
+    while True:
+        if select.select([stopping], [], [], left)[0]:
+            return None
+        assert idle_seconds is not None
+        left = idle_seconds - (time.monotonic() - service.last)
+        if service.busy == 0 and left <= 0:
+            if not host.boxes():
+                return LOG.info("no sandbox and no call for %g s", idle_seconds)
+            left = idle_seconds
+        left = min(max(left, 0.05), 60.0)
 
 
 def _finished(service: Service, seconds: float) -> None:
