@@ -43,18 +43,16 @@ class Emulator:
         self.emulated.append(cluster.name)
         tp = int(script.arguments[1])
         seconds = 1 / tp + (0.5 if "ib-100" in cluster.name else 0)
+        most = 90 if tp == 8 else 10 * tp
         ranks = [
-            SimpleNamespace(
-                peak_reserved_bytes=size * GIB, memory_bytes=80 * GIB,
-                headroom_bytes=(80 - size) * GIB, fits=size < 80,
-            )
-            for size in (1, 90 if tp == 8 else 10 * tp)
-        ]  # fmt: skip
+            SimpleNamespace(memory_bytes=80 * GIB, headroom_bytes=(80 - size) * GIB) for size in (1, most)
+        ]
         price, world = cluster.price_per_device_hour, cluster.world_size
         summary = SimpleNamespace(
             run_id=f"run-{tp}", directory="/nowhere", iteration_time_s=seconds, world_size=world,
             tokens_per_iteration=4000, tokens_per_second_per_device=1.0, mfu=0.5, ranks=ranks,
             cost_per_iteration=None if price is None else price * world * seconds / 3600, wall_time_s=1.0,
+            peak_reserved_bytes=most * GIB, fits=most < 80,
         )  # fmt: skip
         return SimpleNamespace(summary=summary)
 

@@ -209,24 +209,25 @@ def _sentence(error: UserError | ScriptError) -> str:
     return str(error) if last in str(error) else f"{error}: {last}"
 
 
+FIGURES = (
+    "run_id", "directory", "iteration_time_s", "tokens_per_iteration", "tokens_per_second_per_device", "mfu",
+    "peak_reserved_bytes", "fits", "wall_time_s",
+)  # fmt: skip
+"""Of a summary, which an outcome has as they are."""
+
+
 def _figures(summary: Summary) -> Row:
     """The figures of a summary that points are compared by; of the ranks, the worst.
 
     ``cost_per_iteration`` is in the currency of the price; without one it is in device hours.
     """
-    ranks = summary.ranks
-    seconds, tokens = summary.iteration_time_s, summary.tokens_per_iteration
-    priced = summary.cost_per_iteration
-    cost = summary.world_size * seconds / 3600 if priced is None else priced
-    return {
-        "run_id": summary.run_id, "directory": summary.directory, "iteration_time_s": seconds,
-        "tokens_per_iteration": tokens, "tokens_per_second_per_device": summary.tokens_per_second_per_device,
-        "mfu": summary.mfu, "peak_reserved_bytes": max(rank.peak_reserved_bytes for rank in ranks),
-        "memory_bytes": max(rank.memory_bytes for rank in ranks),
-        "headroom_bytes": min(rank.headroom_bytes for rank in ranks),
-        "fits": all(rank.fits for rank in ranks), "cost_per_iteration": cost,
-        "cost_per_million_tokens": cost / tokens * 1e6 if tokens else None,
-        "cost_unit": "device-hours" if priced is None else "price", "wall_time_s": summary.wall_time_s,
+    priced, tokens = summary.cost_per_iteration, summary.tokens_per_iteration
+    cost = summary.world_size * summary.iteration_time_s / 3600 if priced is None else priced
+    return {name: getattr(summary, name) for name in FIGURES} | {
+        "memory_bytes": max(rank.memory_bytes for rank in summary.ranks),
+        "headroom_bytes": min(rank.headroom_bytes for rank in summary.ranks),
+        "cost_per_iteration": cost, "cost_per_million_tokens": cost / tokens * 1e6 if tokens else None,
+        "cost_unit": "device-hours" if priced is None else "price",
     }  # fmt: skip
 
 
