@@ -179,8 +179,8 @@ def run_job(folder: Path, plan: Sequence[tuple[Kind, int]], memory: str) -> Ran:
                     strike(target, one)
                     if one.outcome == "lost":
                         raise jobs.Failed(f"{kind.name}: {one.why}")
-                stored = jobs.count(job.events(), "persisted")  # one that was due may have gone with its host
-                jobs.until(job, lambda events: jobs.count(events, "persisted") > stored, "in storage", 120.0)
+                known = jobs.count(job.events(), "persisted")  # one that was due may have gone with its host
+                jobs.until(job, lambda events: jobs.count(events, "persisted") > known, "in storage", 120.0)
                 results = jobs.end_soon(job)
                 ran.last = int((job.folder / jobs.LAST).read_text())
                 ran.hashes = {rank: found["hashes"][str(ran.last)] for rank, found in results.items()}
