@@ -208,6 +208,23 @@ def test_a_script_that_ends_well_is_done(play: Any) -> None:
     until(lambda: (played.tmp / "stdout").read_text() == "[rank 1] x\n")
 
 
+def test_ranks_of_a_host_post_together(play: Any) -> None:
+    text = (
+        SPEAKER
+        + """
+say(op="post", generation=1, key="k", rank=int(os.environ["RANK"]), value=os.environ["LOCAL_RANK"])
+wire.receive(sock)
+os._exit(0)
+"""
+    )
+    played = play(text)
+    played.accept()
+    played.member(1, per_host=2, place=1, mine=(2, 3))
+    assert played.hear("post")["values"] == {"2": "0", "3": "1"}
+    played.say(op="decided", generation=1, key="k", values={"2": "0", "3": "1"})
+    played.hear("done")
+
+
 def test_it_passes_on_both_ways(play: Any) -> None:
     text = (
         SPEAKER
@@ -227,7 +244,7 @@ os._exit(1)
     played.accept()
     played.member(1)
     post = played.hear("post")
-    assert post == {"op": "post", "generation": 1, "key": "k", "rank": 0, "value": [1]}
+    assert post == {"op": "post", "generation": 1, "key": "k", "values": {"0": [1]}}
     played.say(op="decided", generation=1, key="k", values={"0": [1], "1": [2]})
     assert played.hear("ask") == {"op": "ask", "generation": 1, "key": "commit/1"}
     played.say(op="answer", generation=1, key="commit/1", values={"0": None})
@@ -287,7 +304,7 @@ os._exit(0)
     hello = played.accept()
     assert (hello["host"], hello["generation"], hello["epoch"]) == (5, 1, 1)
     assert list(hello["workers"]) == ["0"]
-    assert hello["posts"] == [{"generation": 1, "key": "k", "rank": 0, "value": 1}]
+    assert hello["posts"] == [{"generation": 1, "key": "k", "values": {"0": 1}}]
     played.hear("ask")
     played.sock.close()  # dies before it answers
     played.accept(None)
@@ -313,7 +330,7 @@ def test_what_was_decided_is_posted_again_to_the_next_supervisor(play: Any) -> N
     played.say(op="decided", generation=1, key="k", values={"0": 1})
     played.sock.close()
     hello = played.accept()
-    assert hello["posts"] == [{"generation": 1, "key": "k", "rank": 0, "value": 1}]
+    assert hello["posts"] == [{"generation": 1, "key": "k", "values": {"0": 1}}]
     played.member(2)
     played.sock.close()
     assert played.accept()["posts"] == []

@@ -59,7 +59,7 @@ class Agent:
         self.say("worker", what="frozen", rank=rank, generation=self.generation, pid=self.workers[rank])
 
     def post(self, key: str, rank: int, value: Any, generation: int | None = None) -> None:
-        self.say("post", key=key, rank=rank, value=value, generation=generation or self.generation)
+        self.say("post", key=key, values={str(rank): value}, generation=generation or self.generation)
 
     def done(self, result: Any = None) -> None:
         for rank in list(self.workers):

@@ -75,7 +75,7 @@ def test_open_posts_and_durable_agreements_come_over(tmp_path: Path) -> None:
         run.formed(1)
         agree(run, "commit/1")
         agents[0].post("commit/2", 0, "a")
-        agents[0].outstanding = [{"generation": 1, "key": "commit/2", "rank": 0, "value": "a"}]
+        agents[0].outstanding = [{"generation": 1, "key": "commit/2", "values": {"0": "a"}}]
         restart(run)
         back(run, agents)
         agents[1].post("commit/2", 1, "b")
@@ -97,7 +97,7 @@ def test_a_supervisor_that_dies_while_a_step_is_made_whole_in_storage(tmp_path: 
         key = "persist/7/1"
         for agent in agents:
             agent.post(key, agent.place, None)
-            agent.outstanding = [{"generation": 1, "key": key, "rank": agent.place, "value": None}]
+            agent.outstanding = [{"generation": 1, "key": key, "values": {str(agent.place): None}}]
         until(lambda: agents[0].of("decided", key=key), key)
         whole = {"kind": "persisted", "key": key, "step": 7, "course": 1, "check": "c", "generation": 1}
         for epoch in (2, 3):  # the second one hears again what is in the log

@@ -226,7 +226,8 @@ class World(RuleBasedStateMachine):
                 self.say(peer, message)
             for rank in peer.workers:
                 self.posted.add((peer.generation, key, rank))
-                about = {"generation": peer.generation, "key": key, "rank": rank, "value": peer.generation}
+                values = {str(rank): peer.generation}
+                about = {"generation": peer.generation, "key": key, "values": values}
                 peer.said.append({"op": "post", **about})
                 self.say(peer, peer.said[-1])
 

@@ -35,7 +35,7 @@ MEMBERSHIP = fields(
     cause=text,
     restart_all=flag,
 )
-POST = fields(generation=count, key=text, rank=count, value=anything)
+POST = fields(generation=count, key=text, values=numbered(anything))
 
 
 def _event(kind: Check) -> Check:

@@ -180,14 +180,19 @@ def _event(core: Core, host: LiveHost, message: Message) -> None:
 
 
 def _post(core: Core, host: LiveHost, message: Message, now: float) -> None:
-    generation, key, rank = int(message["generation"]), str(message["key"]), int(message["rank"])
+    """What ranks of a host say to an agreement: all of them at once, but where their agent comes back."""
+    generation, key = int(message["generation"]), str(message["key"])
     if core.place_of(host) is None or host.link is None:
         return
     core.cooperative = True
     values = core.agreements.decided(generation, key)
     if values is not None:  # it was decided while this agent was away
         core.send(host.link, _decided(generation, key, values))
-    elif core.agreements.post(generation, key, rank, message.get("value")):
+        return
+    complete = False
+    for rank, value in message["values"].items():
+        complete |= core.agreements.post(generation, key, int(rank), value)
+    if complete:
         values = core.agreements.complete(key)
         if key.startswith(DURABLE):
             small = len(repr(values)) <= LARGEST_DURABLE

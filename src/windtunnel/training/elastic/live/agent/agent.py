@@ -200,7 +200,7 @@ class Agent:
             "epoch": self.epoch,
             "workers": {worker.rank: worker.pid for worker in self._present()},
             "posts": [
-                {"generation": generation, "key": key, "rank": rank, "value": value}
+                {"generation": generation, "key": key, "values": {rank: value}}
                 for (generation, key, rank), value in {**self._settled, **self._posts}.items()
             ],
         }
@@ -380,8 +380,11 @@ class Agent:
         if generation < self.generation:
             return
         self._posts[generation, key, rank] = value
-        message = {"op": "post", "generation": generation, "key": key, "rank": rank, "value": value}
-        self.link.send(message, keep=False)  # open posts go with the next hello
+        posts = {**self._settled, **self._posts}
+        values = {one: posts[at] for one in self.mine if (at := (generation, key, one)) in posts}
+        if len(values) == len(self.mine):  # nothing is agreed before all ranks have posted
+            message = {"op": "post", "generation": generation, "key": key, "values": values}
+            self.link.send(message, keep=False)  # open posts go with the next hello
 
     def _decided(self, generation: int, key: str, values: dict[str, Any]) -> None:
         by_rank = {int(rank): value for rank, value in values.items()}
