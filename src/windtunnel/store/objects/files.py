@@ -79,7 +79,7 @@ class Files(Protocol):
         yet."""
 
     def settle(self) -> None:
-        """All that was written, moved and removed is so after a power loss too."""
+        """All that was written and removed is so after a power loss too."""
 
     def read(self, name: str, at: int = 0, length: int | None = None) -> bytes:
         """All from ``at`` on, or as much of ``length`` bytes as there is. Raises FileNotFoundError."""
@@ -95,9 +95,6 @@ class Files(Protocol):
 
     def remove_empty(self, folder: str) -> None:
         """A folder, if nothing is in it."""
-
-    def move(self, name: str, to: str) -> None:
-        """A file to another name. Raises FileNotFoundError."""
 
     def tidy(self, folder: str, older: float) -> None:
         """Remove what writes of more than ``older`` seconds ago left unfinished."""
@@ -218,13 +215,6 @@ class LocalFiles:
             self._os.rmdir(path)
             self._touched.discard(path)
             self._touched.add(os.path.dirname(path))
-
-    def move(self, name: str, to: str) -> None:
-        target = self._path(to)
-        folder = os.path.dirname(target)
-        self._folder(folder)
-        self._os.replace(self._path(name), target)
-        self._touched |= {folder, os.path.dirname(self._path(name))}
 
     def tidy(self, folder: str, older: float) -> None:
         for name in self._list(folder):
@@ -347,11 +337,6 @@ class RemoteFiles:
 
     def remove_empty(self, folder: str) -> None:
         """Stores have no empty folders; where they do, these do no harm."""
-
-    def move(self, name: str, to: str) -> None:
-        self.write(to, self.read(name))
-        with self._told(name), contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(name))
 
     def tidy(self, folder: str, older: float) -> None:
         """Stores show no unfinished puts."""
