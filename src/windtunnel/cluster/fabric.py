@@ -97,7 +97,7 @@ class Fabric:
 
     def name(self, link: int) -> str:
         """What a link is, and which of its kind."""
-        first, name = next(one for one in reversed(self._names) if one[0] <= link)
+        first, name = next(name for name in reversed(self._names) if name[0] <= link)
         return f"{name} {link - first}"
 
     def latency(self, route: Iterable[int]) -> float:

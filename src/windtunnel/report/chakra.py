@@ -314,14 +314,14 @@ def _attribute(name: str, value: Any) -> Any:
     # bool is an int to Python, so it is asked first.
     kinds = ((bool, "bool"), (int, "int64"), (float, "double"), (str, "string"), (bytes, "bytes"))
     kind = next((word for type_, word in kinds if isinstance(first, type_)), None)
-    found = AttributeProto(name=name)
+    attribute_proto = AttributeProto(name=name)
     if isinstance(value, list | tuple):
-        getattr(found, f"{kind or 'int64'}_list").values.extend(value)
+        getattr(attribute_proto, f"{kind or 'int64'}_list").values.extend(value)
     elif kind is None:
         raise TypeError(f"attribute {name}: {value!r} has no form in a Chakra trace")
     else:
-        setattr(found, ATTRIBUTE_FIELDS.get(name, f"{kind}_val"), value)
-    return found
+        setattr(attribute_proto, ATTRIBUTE_FIELDS.get(name, f"{kind}_val"), value)
+    return attribute_proto
 
 
 def _value(attribute: Any) -> Any:

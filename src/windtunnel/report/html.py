@@ -150,7 +150,7 @@ def pack_timeline(timeline: Timeline) -> tuple[dict[str, Any] | None, str]:
 def pack_curves(curves: list[MemoryCurve]) -> list[dict[str, Any]]:
     """The memory curves for the page's script, those with the least headroom first."""
     most = max(50, min(CURVE_POINTS, MOST_POINTS // max(1, len(curves))))
-    ordered = sorted(curves, key=lambda one: one.capacity - float(one.reserved.max(initial=0)))
+    ordered = sorted(curves, key=lambda curve: curve.capacity - float(curve.reserved.max(initial=0)))
     return [_curve(curve, most) for curve in ordered if len(curve.time)]
 
 
@@ -172,7 +172,7 @@ def _chosen(timeline: Timeline) -> tuple[list[tuple[Track, NDArray[np.int64]]], 
         sizes[track.rank] = sizes.get(track.rank, 0) + len(track)
     ranks: list[int] = []
     for rank in timeline.ranks():
-        if ranks and sum(sizes[one] for one in ranks) + sizes[rank] > MOST_SPANS:
+        if ranks and sum(sizes[rank] for rank in ranks) + sizes[rank] > MOST_SPANS:
             break
         ranks.append(rank)
     chosen = [track for track in timeline.tracks if track.rank in ranks]

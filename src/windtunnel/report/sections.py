@@ -212,11 +212,11 @@ def memory(summary: Summary, curves: Sequence[Mapping[str, Any]]) -> str:
     parts = [heading("Device memory", "emulated caching allocator")]
     if curves:
         options = "".join(
-            f'<option value="{i}">{escape(one["label"])}</option>' for i, one in enumerate(curves)
+            f'<option value="{i}">{escape(curve["label"])}</option>' for i, curve in enumerate(curves)
         )
         choice = f"<label>Ranks <select>{options}</select></label>" if len(curves) > 1 else ""
         only = "" if choice else f"ranks {escape(curves[0]['label'])}"
-        categories = dict.fromkeys(key for one in curves for key in one["categories"])
+        categories = dict.fromkeys(key for curve in curves for key in curve["categories"])
         legend = "".join(f"<li>{_swatch(_category(key))}{escape(key)}</li>" for key in categories)
         parts.append(
             f'<div class="tools">{choice}{only}</div><div><canvas role="img" aria-label="Memory over the'

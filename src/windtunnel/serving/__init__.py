@@ -80,9 +80,9 @@ def job(request: Request, token: Callable[[], int]) -> Job:
         return tuple(token() for _ in range(count))
 
     stages = tuple(
-        one.tokens
-        if isinstance(one, Serial)
-        else Branches(tuple(map(some, one.heads)), one.tokens, some(one.join))
-        for one in request.stages
+        stage.tokens
+        if isinstance(stage, Serial)
+        else Branches(tuple(map(some, stage.heads)), stage.tokens, some(stage.join))
+        for stage in request.stages
     )
     return Job(request.id, request.arrival, some(request.prompt), stages, objective=request.objective)

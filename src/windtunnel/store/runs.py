@@ -170,19 +170,19 @@ class Store:
         newest = select(Row).order_by(Row.created_at.desc(), Row.id.desc())
         with transaction(self.engine) as session:
             if name == "last":
-                found = list(session.scalars(newest.limit(1)))
+                runs = list(session.scalars(newest.limit(1)))
             else:
-                found = list(session.scalars(newest.where(Row.id.startswith(name, autoescape=True)).limit(4)))
-            _settle(found)
-        exact = [row for row in found if row.id == name]
-        if not found or not name:
+                runs = list(session.scalars(newest.where(Row.id.startswith(name, autoescape=True)).limit(4)))
+            _settle(runs)
+        exact = [row for row in runs if row.id == name]
+        if not runs or not name:
             if name == "last":
                 raise UserError("the store is empty: no run was kept yet, so there is no last one")
             raise UserError(f"{name!r} is not a run, give an id that `windtunnel runs list` shows")
-        if len(found) > 1 and not exact:
-            some = ", ".join(row.id for row in found[:3]) + (", …" if len(found) > 3 else "")
+        if len(runs) > 1 and not exact:
+            some = ", ".join(row.id for row in runs[:3]) + (", …" if len(runs) > 3 else "")
             raise UserError(f"{name!r} stands for more than one run ({some}), give more of the id")
-        return self._read((exact or found)[0])
+        return self._read((exact or runs)[0])
 
     def list(self, limit: int | None = None, capability: str | None = None) -> list[Run]:
         """The newest ``limit`` runs (None: all), newest first, of one capability where it is given."""
@@ -190,9 +190,9 @@ class Store:
         if capability is not None:
             wanted = wanted.where(Row.capability == capability)
         with transaction(self.engine) as session:
-            found = list(session.scalars(wanted))
-            _settle(found)
-            return [self._read(row) for row in found]
+            runs = list(session.scalars(wanted))
+            _settle(runs)
+            return [self._read(row) for row in runs]
 
     def newest(self, capability: str, accept: Callable[[Run], bool]) -> Run | None:
         """The newest run of a capability that is done and that ``accept`` takes; None where there is none."""

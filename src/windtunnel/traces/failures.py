@@ -181,10 +181,13 @@ def spot(hosts: int, kind: str, random: np.random.Generator) -> tuple[Change, ..
     """
     if kind not in SPOT:
         raise UserError(f"spot trace is {kind!r}; accepted are {', '.join(SPOT)}")
-    told = SPOT[kind]
-    instants = random.uniform(0.0, told.seconds, told.instants)
-    sizes = 1 + random.multinomial(told.removed - told.instants, [1 / told.instants] * told.instants)
-    arrivals = random.uniform(0.0, told.seconds, told.added)
+    spot_statistics = SPOT[kind]
+    instants = random.uniform(0.0, spot_statistics.seconds, spot_statistics.instants)
+    sizes = 1 + random.multinomial(
+        spot_statistics.removed - spot_statistics.instants,
+        [1 / spot_statistics.instants] * spot_statistics.instants,
+    )
+    arrivals = random.uniform(0.0, spot_statistics.seconds, spot_statistics.added)
     events = [(time, size) for time, size in zip(instants.tolist(), sizes.tolist(), strict=True)]
     events += [(time, 0) for time in arrivals.tolist()]
     there = set(range(hosts))

@@ -150,8 +150,8 @@ class _Form:
 
 
 FORMS = {
-    one.name: one
-    for one in (
+    form.name: form
+    for form in (
         _Form("Azure LLM inference", "TIMESTAMP", "ContextTokens", "GeneratedTokens"),
         _Form("BurstGPT", "Timestamp", "Request tokens", "Response tokens"),
         _Form("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
@@ -168,7 +168,7 @@ Rows = Iterator[Any]
 
 def _csv_rows(path: Path, numbered: list[tuple[int, str]]) -> Rows:
     head = [one.strip() for one in _split(f"{path}, line {numbered[0][0]}", numbered[0][1])]
-    form = _recognised(path, set(head), [one for one in FORMS.values() if not one.unit])
+    form = _recognised(path, set(head), [form for form in FORMS.values() if not form.unit])
     yield form
     time, prompt, output = (head.index(name) for name in (form.time, form.prompt, form.output))
     dated = form.time == "TIMESTAMP"
@@ -204,7 +204,7 @@ def _json_rows(path: Path, numbered: list[tuple[int, str]]) -> Rows:
             if not 0 <= value < MOST_TOKENS:
                 raise fields.wrong(name, value, "a number of tokens, not negative")
         blocks = fields.take("hash_ids", list)
-        if not all(type(one) is int and abs(one) < 1 << 63 for one in blocks):
+        if not all(type(block) is int and abs(block) < 1 << 63 for block in blocks):
             raise fields.wrong("hash_ids", blocks, "a list of whole numbers")
         if len(blocks) != -(-asked // form.unit):
             raise fields.wrong(
@@ -216,10 +216,10 @@ def _json_rows(path: Path, numbered: list[tuple[int, str]]) -> Rows:
 
 def _recognised(path: Path, head: set[str], forms: list[_Form]) -> _Form:
     """The form that has all its columns; else the nearest one says what is missing."""
-    best = max(forms, key=lambda one: len(head & {one.time, one.prompt, one.output}))
+    best = max(forms, key=lambda form: len(head & {form.time, form.prompt, form.output}))
     missing = [name for name in (best.time, best.prompt, best.output) if name not in head]
     if len(missing) == 3:
-        known = "; ".join(f"{one.time}, {one.prompt}, {one.output} ({one.name})" for one in forms)
+        known = "; ".join(f"{form.time}, {form.prompt}, {form.output} ({form.name})" for form in forms)
         shown = ", ".join(sorted(head))
         raise UserError(
             f"{path}, line 1: columns {shown if len(shown) < 80 else shown[:79] + '…'} are of no known trace;"

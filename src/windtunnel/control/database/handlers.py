@@ -164,7 +164,10 @@ def schedule(call: Call, policy: str = "least", most: int = GROUP) -> Placement 
     epochs = {row[0]: row[4] for row in workers}
     try:
         decision = POLICIES[policy](observation)
-        rows = [[one.task, one.worker, epochs[one.worker], one.reason] for one in decision.assignments]
+        rows = [
+            [assignment.task, assignment.worker, epochs[assignment.worker], assignment.reason]
+            for assignment in decision.assignments
+        ]
         assigned = _run(call, """UPDATE task SET state = 'assigned', holder = r.worker, worker = r.worker,
             epoch = r.epoch, policy = :policy, reason = r.reason, assigned = :now
             FROM ROWS(task int, worker text, epoch int, reason text)

@@ -117,7 +117,9 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision leaves: tasks that wait, and tasks away from their data."""
     tasks = {task.id: task.data for task in observation.tasks}
     holds = {worker.name: worker.data for worker in observation.workers}
-    away = sum(tasks[one.task] not in ("", holds[one.worker]) for one in decision.assignments)
+    away = sum(
+        tasks[assignment.task] not in ("", holds[assignment.worker]) for assignment in decision.assignments
+    )
     return {
         "tasks waiting": float(len(tasks) - len(decision.assignments)),
         "tasks away from data": float(away),

@@ -72,7 +72,7 @@ def decide(observation: Observation) -> Decision:
 
 def serial(observation: Observation) -> Decision:
     """One request after the other as they came, each committed at once: what a naive replay does."""
-    begun = [one.begun for one in observation.transactions]
+    begun = [transaction.begun for transaction in observation.transactions]
     return Decision((_one_by_one(sorted(range(len(begun)), key=begun.__getitem__)),))
 
 
@@ -80,9 +80,12 @@ POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"snapshot": decide,
 
 
 def _by_snapshot(transactions: Sequence[Transaction]) -> tuple[Step, ...]:
-    ids = sorted(one.id for one in transactions if one.id)
-    shown = [bisect_left(ids, one.xmax) - len({*one.active}.intersection(ids)) for one in transactions]
-    rank = [(shown[k], one.id > 0) for k, one in enumerate(transactions)]
+    ids = sorted(transaction.id for transaction in transactions if transaction.id)
+    shown = [
+        bisect_left(ids, transaction.xmax) - len({*transaction.active}.intersection(ids))
+        for transaction in transactions
+    ]
+    rank = [(shown[k], transaction.id > 0) for k, transaction in enumerate(transactions)]
     steps, uncommitted = list[Step](), list[int]()
     for k in sorted(range(len(rank)), key=rank.__getitem__):
         one, ids_of = transactions[k], {c: transactions[c].id for c in uncommitted}
@@ -103,8 +106,9 @@ def _others(observation: Observation, recorded: tuple[Step, ...]) -> Decision:
     pairs = [
         (i, j)
         for j, two in enumerate(transactions)
-        for i, one in enumerate(transactions[:j])
-        if not before[j] >> i & 1 and {*one.writes} & {*two.reads, *two.writes} | {*two.writes} & {*one.reads}
+        for i, transaction in enumerate(transactions[:j])
+        if not before[j] >> i & 1
+        and {*transaction.writes} & {*two.reads, *two.writes} | {*two.writes} & {*transaction.reads}
     ]
     work, classes, orders = [observation.work], {(True,) * len(pairs)}, [recorded]
     for preemptions in range(1, observation.preemptions + 1 if pairs else 0):
@@ -123,11 +127,11 @@ def _before(transactions: Sequence[Transaction]) -> list[int]:
     """For each the set of those (bits) that come before it in any order: earlier ones of its request, and
     all of requests that were over when its own came."""
     over = dict[int, float]()
-    for one in transactions:
-        over[one.request] = max(over.get(one.request, 0.0), one.ended)
+    for transaction in transactions:
+        over[transaction.request] = max(over.get(transaction.request, 0.0), transaction.ended)
     return [
-        sum(1 << i for i, one in enumerate(transactions[:j])
-            if one.request == two.request or over[one.request] < two.begun)
+        sum(1 << i for i, transaction in enumerate(transactions[:j])
+            if transaction.request == two.request or over[transaction.request] < two.begun)
         for j, two in enumerate(transactions)
     ]  # fmt: skip
 

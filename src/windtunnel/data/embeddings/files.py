@@ -64,7 +64,7 @@ class Statistics:
         """
         if name not in self._orders:
             raise UserError(f"{self.folder}: there is no order of a table {name}, {_known(self._orders)}")
-        entry, rows = self._orders[name], next(one.rows for one in self.tables if one.name == name)
+        entry, rows = self._orders[name], next(table.rows for table in self.tables if table.name == name)
         path = self.folder / entry.file
         try:
             made = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -110,12 +110,12 @@ def write_statistics(
     with new_folder(folder) as part:
         (part / "orders").mkdir()
         entries = {}
-        for number, (name, made) in enumerate(orders.items()):
+        for number, (name, order) in enumerate(orders.items()):
             file = f"orders/{number:04d}.npy"
-            if callable(made):
-                made(part / file)
+            if callable(order):
+                order(part / file)
             else:
-                np.save(part / file, made, allow_pickle=False)
+                np.save(part / file, order, allow_pickle=False)
             entries[name] = _Order(file, _digest(part / file))
         content = _Content(tables, entries, dict(facts or {}))
         (part / MANIFEST).write_bytes(seal(KIND, VERSION, content))
@@ -176,7 +176,7 @@ class _Plan:
 
 
 def _shapes(tables: Sequence[Table]) -> tuple[_Shape, ...]:
-    return tuple(_Shape(one.name, one.rows, one.dim, one.dtype) for one in tables)
+    return tuple(_Shape(table.name, table.rows, table.dim, table.dtype) for table in tables)
 
 
 def write_plan(path: Path, tables: Sequence[Table], plan: Placed) -> None:
@@ -198,7 +198,7 @@ def read_plan(path: Path, tables: Sequence[Table]) -> Placed:
         UserError: the file is not there, damaged, no plan, or one for other tables.
     """
     content = _unsealed(_Plan, PLAN_KIND, PLAN_VERSION, path, "what 'windtunnel embeddings plan' wrote")
-    planned, here = ({one.name: one for one in some} for some in (content.tables, _shapes(tables)))
+    planned, here = ({shape.name: shape for shape in some} for some in (content.tables, _shapes(tables)))
     for name in (*here, *planned):
         if planned.get(name) != here.get(name):
             told, found = (some.get(name, "no table") for some in (planned, here))

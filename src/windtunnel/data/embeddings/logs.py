@@ -82,7 +82,7 @@ def files(logs: Sequence[str]) -> list[str]:
             raise UserError(
                 f"{log}: there is no such log, accepted are files, folders and globs of {FORMATS}"
             )
-        found += [system.unstrip_protocol(one) if "://" in log else one for one in sorted(names)]
+        found += [system.unstrip_protocol(name) if "://" in log else name for name in sorted(names)]
     return found
 
 

@@ -218,8 +218,8 @@ class Profile:
             UserError: it is there already, or cannot be made.
             HostError: it cannot be written, and is not there.
         """
-        orders = {name: one.write_order for name, one in self.counts.items()}
-        write_statistics(folder, self.tables, orders, {n: to_plain(one) for n, one in self.facts.items()})
+        orders = {name: count.write_order for name, count in self.counts.items()}
+        write_statistics(folder, self.tables, orders, {n: to_plain(fact) for n, fact in self.facts.items()})
 
 
 def profile(
@@ -280,7 +280,7 @@ def profile(
     return Profile(
         tuple(table for table, _ in found.values()),
         {name: facts for name, (_, facts) in found.items()},
-        {one.name: one.counts for one in chosen},
+        {feature.name: feature.counts for feature in chosen},
     )
 
 
@@ -300,6 +300,6 @@ def _feature(
 def _end(chosen: Iterable[_Feature], begun: int, samples: int) -> int:
     """End the window of all features, unless it has no samples; where the next begins."""
     if samples > begun:
-        for one in chosen:
-            one.end_window(samples - begun)
+        for feature in chosen:
+            feature.end_window(samples - begun)
     return samples

@@ -40,11 +40,11 @@ class Planned:
     def forecast(self) -> dict[str, Any]:
         """What accesses and seconds are forecast from. ``samples``: those held out of the counting;
         ``unseen_rows``: of all tables, rows that only these asked for."""
-        held = [one.held_out for one in self.wanted.tables if one.held_out is not None]
+        held = [table.held_out for table in self.wanted.tables if table.held_out is not None]
         if not held:
             return {"from": "distribution" if self.synthetic else "counted samples", "samples": 0,
                     "unseen_rows": 0}  # fmt: skip
-        unseen = sum(one.unseen for one in held)
+        unseen = sum(held_out.unseen for held_out in held)
         return {"from": "held-out samples", "samples": held[0].samples, "unseen_rows": unseen}
 
     def plain(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Planned:
         return {
             "run": self.run, "directory": str(self.directory), "cluster": self.cluster,
             "policy": self.wanted.policy, "tables": len(self.wanted.tables),
-            "bytes": sum(one.total_bytes for one in self.wanted.tables), "summary": self.summary(),
+            "bytes": sum(table.total_bytes for table in self.wanted.tables), "summary": self.summary(),
             "forecast": self.forecast(), "emulated": to_plain(self.emulated), "plan": to_plain(self.plan),
         }  # fmt: skip
 
@@ -95,7 +95,7 @@ def plan_run(
     where = load_cluster(cluster)
     tables = tables_of(synthetic, statistics, seed)
     if state_bytes is not None:
-        tables = tuple(replace(one, state_bytes=state_bytes) for one in tables)
+        tables = tuple(replace(table, state_bytes=state_bytes) for table in tables)
     fast, slow = tiers(where, memory, host_memory)
     wanted = Wanted(tables, where.world_size, fast, slow, batch, policy, columns, seed)
     inputs = {
@@ -110,24 +110,24 @@ def plan_run(
         log.decision(CAPABILITY, policy, wanted, plan)
         files.write_plan(run.directory / files.PLAN, tables, plan)
         emulated = iteration(where, wanted, plan)
-        made = Planned(run.id, run.directory, where.name, wanted, plan, emulated, synthetic is not None)
-    run.finish(made.summary())
-    return made
+        planned = Planned(run.id, run.directory, where.name, wanted, plan, emulated, synthetic is not None)
+    run.finish(planned.summary())
+    return planned
 
 
-def show(made: Planned) -> None:
+def show(planned: Planned) -> None:
     """On the terminal: the verdict, the bounds, and what each device holds."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table as Shown
 
-    console, plan, found = Console(highlight=False), made.plan, made.emulated
-    total = float(sum(one.total_bytes for one in made.wanted.tables))
-    split = len(plan.shards) - len(made.wanted.tables)
+    console, plan, found = Console(highlight=False), planned.plan, planned.emulated
+    total = float(sum(table.total_bytes for table in planned.wanted.tables))
+    split = len(plan.shards) - len(planned.wanted.tables)
     cut = f" ({split} more shards than tables: some are cut into columns)" if split else ""
     console.print(
-        f"[bold]{len(made.wanted.tables)} tables, {units.size(total)}, on {plan.devices} devices of"
-        f" {escape(made.cluster)}: {units.seconds(found.seconds)} an iteration (emulated),"
+        f"[bold]{len(planned.wanted.tables)} tables, {units.size(total)}, on {plan.devices} devices of"
+        f" {escape(planned.cluster)}: {units.seconds(found.seconds)} an iteration (emulated),"
         f" {units.decimal(found.throughput)}samples/s[/]{cut}"
     )
     console.print(
@@ -136,7 +136,7 @@ def show(made: Planned) -> None:
         f" {units.count(found.raw[1])} of {units.count(sum(found.raw))}, distinct rows"
         f" {units.count(found.distinct[1])} of {units.count(sum(found.distinct))}"
     )
-    basis = made.forecast()
+    basis = planned.forecast()
     more = {
         "distribution": " the tables are made up by",
         "counted samples": ", so too low: a log that is profiled anew has some held out",
@@ -148,12 +148,12 @@ def show(made: Planned) -> None:
     bounds += [("proven by the solver", plan.proven)] if plan.proven else []
     words = ", ".join(f"{name} {units.seconds(value)}" for name, value in bounds)
     console.print(
-        f"{made.wanted.policy} ({plan.solver}): slowest device reads for {units.seconds(plan.slowest)},"
+        f"{planned.wanted.policy} ({plan.solver}): slowest device reads for {units.seconds(plan.slowest)},"
         f" {plan.reason}"
     )
     console.print(f"bounds: {words}", style="dim")
     shown = Shown("device", "shards", "fast", "slow", "reading (emulated)", title_justify="left")
-    held = Counter(one.device for one in plan.shards)
+    held = Counter(shard.device for shard in plan.shards)
     order = sorted(range(plan.devices), key=lambda one: (-plan.seconds[one], one))
     for device in sorted(order[:SHOWN]):
         shown.add_row(
@@ -163,4 +163,4 @@ def show(made: Planned) -> None:
     console.print(shown)
     if plan.devices > SHOWN:
         console.print(f"the {SHOWN} slowest of {plan.devices} devices", style="dim")
-    console.print(f"Run {made.run}   Plan: {escape(str(made.directory / files.PLAN))}", soft_wrap=True)
+    console.print(f"Run {planned.run}   Plan: {escape(str(planned.directory / files.PLAN))}", soft_wrap=True)

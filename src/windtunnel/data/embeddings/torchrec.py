@@ -44,7 +44,7 @@ class Sharding:
 def shardings(tables: Sequence[Table], plan: Placed, device: Accelerator = "cuda") -> dict[str, Sharding]:
     """By table. Columns of a table that the plan has on one device become one shard; its share of fast rows
     is that of all its shards. On ``cpu`` there is one memory, so all kernels are ``fused``."""
-    mine: dict[str, list[Shard]] = {one.name: [] for one in tables}
+    mine: dict[str, list[Shard]] = {table.name: [] for table in tables}
     for shard in plan.shards:
         mine[shard.table].append(shard)
     found = {}
@@ -52,7 +52,7 @@ def shardings(tables: Sequence[Table], plan: Placed, device: Accelerator = "cuda
         widths: dict[int, int] = {}
         for shard in mine[table.name]:
             widths[shard.device] = widths.get(shard.device, 0) + shard.last - shard.first
-        fast = sum(one.fast_rows * (one.last - one.first) for one in mine[table.name])
+        fast = sum(shard.fast_rows * (shard.last - shard.first) for shard in mine[table.name])
         share = fast / (table.rows * table.dim)
         kernel = "fused" if share == 1 or device == "cpu" else "fused_uvm_caching" if share else "fused_uvm"
         found[table.name] = Sharding(
@@ -68,7 +68,7 @@ def write_sharding(path: Path, tables: Sequence[Table], plan: Placed) -> None:
     Raises:
         HostError: it cannot be written.
     """
-    found = {name: to_plain(one) for name, one in shardings(tables, plan).items()}
+    found = {name: to_plain(sharding) for name, sharding in shardings(tables, plan).items()}
     try:
         atomic.replace(path, json.dumps(found, indent=1) + "\n")
     except OSError as fault:
@@ -82,7 +82,7 @@ def read_sharding(path: Path) -> dict[str, Sharding]:
         UserError: the file cannot be read, or is no such thing.
     """
     try:
-        return {name: from_plain(Sharding, one) for name, one in json.loads(path.read_bytes()).items()}
+        return {name: from_plain(Sharding, load) for name, load in json.loads(path.read_bytes()).items()}
     except OSError as fault:
         raise UserError(f"{path}: cannot be read ({fault.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError) as fault:
@@ -101,21 +101,25 @@ def sharding_plan(
     from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
 
     made = EmbeddingModuleShardingPlan()
-    for name, one in found.items():
-        begins = np.cumsum([0, *one.widths])
+    for name, sharding in found.items():
+        begins = np.cumsum([0, *sharding.widths])
         shards = [
             ShardMetadata(
-                shard_offsets=[0, int(begin)], shard_sizes=[one.rows, width],
+                shard_offsets=[0, int(begin)], shard_sizes=[sharding.rows, width],
                 placement=f"rank:{rank}/{device}"
                 + (f":{rank % devices_per_host if devices_per_host else rank}" if device == "cuda" else ""),
             )
-            for begin, width, rank in zip(begins, one.widths, one.ranks, strict=False)
+            for begin, width, rank in zip(begins, sharding.widths, sharding.ranks, strict=False)
         ]  # fmt: skip
         made[name] = ParameterSharding(
-            sharding_type=one.sharding_type, compute_kernel=one.compute_kernel, ranks=[*one.ranks],
+            sharding_type=sharding.sharding_type,
+            compute_kernel=sharding.compute_kernel,
+            ranks=[*sharding.ranks],
             sharding_spec=EnumerableShardingSpec(shards),
-            cache_params=None if one.load_factor is None else CacheParams(load_factor=one.load_factor),
-        )  # fmt: skip
+            cache_params=None
+            if sharding.load_factor is None
+            else CacheParams(load_factor=sharding.load_factor),
+        )
     return made
 
 

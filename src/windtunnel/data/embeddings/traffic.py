@@ -57,7 +57,7 @@ def exact(
     sent = {phase: np.zeros((seen.world, 2), np.int64) for phase in PHASES}
     everyone = np.arange(seen.world)
     host = everyone // seen.devices
-    where = layouts(decision.tables, [one.rows for one in seen.tables], seen.hosts, seen.devices)
+    where = layouts(decision.tables, [table.rows for table in seen.tables], seen.hosts, seen.devices)
     for table, layout in zip(seen.tables, where, strict=True):
         by_host = [np.empty(0, np.int64)] * seen.hosts
         for device, batch in enumerate(batches):
@@ -106,10 +106,10 @@ def _count(seen: Exchange, decision: Replication, counts: NDArray[np.int64]) -> 
     of_tables = COUNT_BYTES * len(seen.tables)
     both = 3 * of_tables + HEAD * COUNT_BYTES  # of requests; of gradients, with which tables step
     counts += both * np.array([seen.devices - 1, seen.world - seen.devices])
-    if any(one.warm for one in decision.tables):
+    if any(table.warm for table in decision.tables):
         host = np.arange(seen.world) // seen.devices
         counts[:, 1] += of_tables * seen.stripes * ((host > 0).astype(int) + (host < seen.hosts - 1))
-    if any(one.hot for one in decision.tables):
+    if any(table.hot for table in decision.tables):
         counts[:, 0] += of_tables * (seen.devices - 1)
 
 

@@ -60,7 +60,7 @@ def accesses(tables: Sequence[Table], shards: Sequence[Shard], batch: int) -> Ac
     """What an average batch asks of the shards: one to come, where the tables have samples that were held out
     of the counting. Of those all that ask for rows that were not counted are slow, unless all rows are fast.
     """
-    named = {one.name: one for one in tables}
+    named = {table.name: table for table in tables}
     raw, distinct = np.zeros((len(shards), 2)), np.zeros((len(shards), 2))
     for place, shard in enumerate(shards):
         table = named[shard.table]
@@ -113,15 +113,15 @@ class Iteration:
 
 def iteration(cluster: Cluster, wanted: Wanted, plan: Placed) -> Iteration:
     """An average one on ``cluster``, whose devices are the plan's."""
-    shards, named = plan.shards, {one.name: one for one in wanted.tables}
-    mine = [named[one.table] for one in shards]
+    shards, named = plan.shards, {table.name: table for table in wanted.tables}
+    mine = [named[shard.table] for shard in shards]
     found = accesses(wanted.tables, shards, wanted.batch)
-    device = np.array([one.device for one in shards])
-    width = np.array([one.last - one.first for one in shards])
-    item = np.array([ITEM_BYTES[one.dtype] for one in mine])
-    stored = np.array([stored_bytes(one, int(some)) for one, some in zip(mine, width, strict=True)])
+    device = np.array([shard.device for shard in shards])
+    width = np.array([shard.last - shard.first for shard in shards])
+    item = np.array([ITEM_BYTES[table.dtype] for table in mine])
+    stored = np.array([stored_bytes(table, int(some)) for table, some in zip(mine, width, strict=True)])
     # accesses count parts of rows: back to reads of the shard
-    part = (width / np.array([one.dim for one in mine]))[:, None]
+    part = (width / np.array([table.dim for table in mine]))[:, None]
     reads, rows = found.raw / part, found.distinct / part
     pace = 1 / np.array([wanted.fast.bandwidth, wanted.slow.bandwidth])
     lookups = (reads * (width * item)[:, None]) @ pace
@@ -129,7 +129,7 @@ def iteration(cluster: Cluster, wanted: Wanted, plan: Placed) -> Iteration:
     ahead, back = (np.bincount(device, some, plan.devices) for some in (lookups, updates))
     samples = wanted.batch / plan.devices
     asked = np.bincount(device, reads.sum(1) * ID_BYTES / plan.devices, plan.devices)
-    pooled = ~np.array([one.sequence for one in mine])
+    pooled = ~np.array([table.sequence for table in mine])
     vectors = np.where(pooled, samples, reads.sum(1) / plan.devices) * width * item
     answers = np.bincount(device, vectors, plan.devices)
     (of_ids, ids), (of_sums, sums) = (_exchange(cluster, some) for some in (asked, answers))

@@ -124,9 +124,9 @@ class Ring:
 
     def entries(self, start: Position) -> Iterator[Entry]:
         """Whole frames from ``start`` on, up to the first that is none."""
-        while found := list(parse(self.fetch(start, 1 << 20), start)):
-            yield from found
-            start = found[-1].after
+        while runs := list(parse(self.fetch(start, 1 << 20), start)):
+            yield from runs
+            start = runs[-1].after
 
     def clear(self) -> None:
         """Nothing of it is a log any more, on the disk either."""

@@ -110,37 +110,46 @@ def decide(observation: Observation) -> Decision:
     return _flow(observation) if isinstance(observation, Pipeline) else _chain(observation)
 
 
-def _flow(seen: Pipeline) -> Flow:
-    pipelined = seen.mode != "serial"
-    wider = 1 if seen.queued > 0.5 else -1 if seen.queued == 0.0 else 0
-    width = min(WIDEST, max(1, seen.width + wider)) if pipelined else 1
-    wait = seen.used > (LOW if seen.waiting else HIGH)
-    return Flow(() if seen.mode == "host" else seen.cores, pipelined, width, wait)
+def _flow(pipeline: Pipeline) -> Flow:
+    pipelined = pipeline.mode != "serial"
+    wider = 1 if pipeline.queued > 0.5 else -1 if pipeline.queued == 0.0 else 0
+    width = min(WIDEST, max(1, pipeline.width + wider)) if pipelined else 1
+    wait = pipeline.used > (LOW if pipeline.waiting else HIGH)
+    return Flow(() if pipeline.mode == "host" else pipeline.cores, pipelined, width, wait)
 
 
-def _chain(seen: Membership) -> Chain:
-    alive = {peer.name: peer for peer in seen.peers if peer.silent <= LEASE}
-    keep = Chain("keep", seen.epoch, seen.chain, len(seen.chain) >= seen.least)
-    if max((peer.epoch for peer in alive.values()), default=0) > seen.epoch or seen.me not in seen.chain:
-        return Chain("read", seen.epoch, seen.chain, False)
-    rest = tuple(name for name in seen.chain if name == seen.me or name in alive)
-    first = seen.chain[0]
-    if first == seen.me and seen.leads:
-        joining = (seen.joining,) if seen.joining else ()
+def _chain(membership: Membership) -> Chain:
+    alive = {peer.name: peer for peer in membership.peers if peer.silent <= LEASE}
+    keep = Chain("keep", membership.epoch, membership.chain, len(membership.chain) >= membership.least)
+    if (
+        max((peer.epoch for peer in alive.values()), default=0) > membership.epoch
+        or membership.me not in membership.chain
+    ):
+        return Chain("read", membership.epoch, membership.chain, False)
+    rest = tuple(name for name in membership.chain if name == membership.me or name in alive)
+    first = membership.chain[0]
+    if first == membership.me and membership.leads:
+        joining = (membership.joining,) if membership.joining else ()
         chain = (*(name for name in rest if name not in joining), *joining)
-        return _changed(seen, chain) if chain != seen.chain or seen.broken or joining else keep
+        return (
+            _changed(membership, chain) if chain != membership.chain or membership.broken or joining else keep
+        )
     if first in alive and alive[first].leads:
         return keep
-    able = {name: seen.able if name == seen.me else alive[name].able for name in rest}
+    able = {name: membership.able if name == membership.me else alive[name].able for name in rest}
     # whoever led may have more than was passed on: where another takes over, it comes back as one that is new
     rest = tuple(name for name in rest if name != first or able[name])
-    written = {name: seen.written if name == seen.me else alive[name].written for name in rest}
+    written = {name: membership.written if name == membership.me else alive[name].written for name in rest}
     best = max((name for name in rest if able[name]), key=lambda name: written[name], default="")
-    return keep if best != seen.me else _changed(seen, (best, *(name for name in rest if name != best)))
+    return (
+        keep
+        if best != membership.me
+        else _changed(membership, (best, *(name for name in rest if name != best)))
+    )
 
 
-def _changed(seen: Membership, chain: tuple[str, ...]) -> Chain:
-    return Chain("change", seen.epoch + 1, chain, len(chain) >= seen.least)
+def _changed(membership: Membership, chain: tuple[str, ...]) -> Chain:
+    return Chain("change", membership.epoch + 1, chain, len(chain) >= membership.least)
 
 
 POLICIES: Mapping[str, Callable[[Any], Decision]] = {"linefs": decide}

@@ -100,11 +100,11 @@ def emulate(profile: Profile, mode: Mode, nbytes: float, replicas: int = 3) -> E
             packed = env.process(compressing(size))
             yield send.put((size, packed))
             yield publish.put(size)
-            seen = Pipeline(mode, (0,), len(send.items) / DEPTH, width)
-            made = decide(seen)
-            if made.width != width:
-                result.decisions.append(made)
-                width = made.width
+            pipeline = Pipeline(mode, (0,), len(send.items) / DEPTH, width)
+            flow = decide(pipeline)
+            if flow.width != width:
+                result.decisions.append(flow)
+                width = flow.width
 
     def compressing(size: float) -> ProcessGenerator:
         yield nic.use(cost("compress", size))
@@ -136,12 +136,12 @@ def emulate(profile: Profile, mode: Mode, nbytes: float, replicas: int = 3) -> E
     return result
 
 
-def cost(seen: Observation, made: Decision) -> dict[str, float]:
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision means: threads that compress and writers that wait, or an epoch and its hosts."""
-    if isinstance(made, Chain):
-        assert isinstance(seen, Membership)
+    if isinstance(decision, Chain):
+        assert isinstance(observation, Membership)
         return {
-            "epochs": float(made.act == "change"),
-            "hosts left out": float(len(seen.chain) - len(made.chain)),
+            "epochs": float(decision.act == "change"),
+            "hosts left out": float(len(observation.chain) - len(decision.chain)),
         }
-    return {"threads": float(made.width), "waits": float(made.wait)}
+    return {"threads": float(decision.width), "waits": float(decision.wait)}

@@ -76,54 +76,62 @@ class Decision:
     reason: str = field(default="", compare=False)
 
 
-def decide(seen: Observation) -> Decision:
+def decide(observation: Observation) -> Decision:
     """Neighbours of other domains: an operation that has passed a member is in two domains."""
-    return _formed(seen, by_domain)
+    return _formed(observation, by_domain)
 
 
-def as_given(seen: Observation) -> Decision:
+def as_given(observation: Observation) -> Decision:
     """The order in which members were named, whatever they share."""
-    return _formed(seen, lambda members, _: tuple(one.name for one in members))
+    return _formed(observation, lambda members, _: tuple(member.name for member in members))
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"domains": decide, "given": as_given}
 
 
-def _formed(seen: Observation, order: Callable[[Sequence[Standing], str], tuple[str, ...]]) -> Decision:
-    here = [one for one in seen.members if one.answers]
-    dropped = tuple(one.name for one in seen.members if not one.answers)
+def _formed(
+    observation: Observation, order: Callable[[Sequence[Standing], str], tuple[str, ...]]
+) -> Decision:
+    here = [member for member in observation.members if member.answers]
+    dropped = tuple(member.name for member in observation.members if not member.answers)
 
     def none(why: str) -> Decision:
-        return Decision(seen.epoch, (), dropped=dropped, reason=why)
+        return Decision(observation.epoch, (), dropped=dropped, reason=why)
 
-    if len(here) < max(1, seen.least):
-        return none(f"{len(here)} of {len(seen.members)} members answer, {max(1, seen.least)} are needed")
-    if len({one.size for one in here}) > 1:
-        return none("regions differ in size: " + ", ".join(f"{one.name} has {one.size}" for one in here))
-    whole = [one for one in here if not one.torn]
+    if len(here) < max(1, observation.least):
+        return none(
+            f"{len(here)} of {len(observation.members)} members answer,"
+            f" {max(1, observation.least)} are needed"
+        )
+    if len({standing.size for standing in here}) > 1:
+        return none(
+            "regions differ in size: "
+            + ", ".join(f"{standing.name} has {standing.size}" for standing in here)
+        )
+    whole = [standing for standing in here if not standing.torn]
     if not whole:
         return none("every member that answers was being copied to: none has a whole region")
-    source = max(whole, key=lambda one: (one.epoch, one.sequence, one.steady))
-    rooms = [one.room // SLOT for one in here if one.room]
+    source = max(whole, key=lambda standing: (standing.epoch, standing.sequence, standing.steady))
+    rooms = [standing.room // SLOT for standing in here if standing.room]
     return Decision(
-        seen.epoch, order(here, seen.coordinator), source.name,
-        tuple(one.name for one in here if one is not source and not _same(one, source)),
-        source.sequence, max(1, min([seen.window, *rooms])), dropped,
+        observation.epoch, order(here, observation.coordinator), source.name,
+        tuple(standing.name for standing in here if standing is not source and not _same(standing, source)),
+        source.sequence, max(1, min([observation.window, *rooms])), dropped,
         f"{source.name} has {source.sequence} operations, as many as anybody",
     )  # fmt: skip
 
 
-def _same(one: Standing, source: Standing) -> bool:
+def _same(standing: Standing, source: Standing) -> bool:
     """Whether both regions are known to be equal: both are new, or did the same without a break."""
-    new = not any((one.fenced, source.fenced, one.epoch, source.epoch))
-    position = (one.epoch, one.sequence) == (source.epoch, source.sequence)
-    return new or (position and one.steady and source.steady and not one.torn)
+    new = not any((standing.fenced, source.fenced, standing.epoch, source.epoch))
+    position = (standing.epoch, standing.sequence) == (source.epoch, source.sequence)
+    return new or (position and standing.steady and source.steady and not standing.torn)
 
 
 def by_domain(members: Sequence[Standing], coordinator: str) -> tuple[str, ...]:
     """Always one of the domain that has most members left, but the last one's; the coordinator's own first:
     its member is reached without a wire, so that a payload leaves the coordinator's host once."""
-    left = Counter(one.domain for one in members)
+    left = Counter(member.domain for member in members)
     rank = {domain: place for place, domain in enumerate(left)}
     chain: list[Standing] = []
     while len(chain) < len(members):
@@ -132,6 +140,6 @@ def by_domain(members: Sequence[Standing], coordinator: str) -> tuple[str, ...]:
             domain = coordinator
         else:
             domain = max(+left, key=lambda one: (one != last, left[one], -rank[one]))
-        chain.append(next(one for one in members if one.domain == domain and one not in chain))
+        chain.append(next(member for member in members if member.domain == domain and member not in chain))
         left[domain] -= 1
-    return tuple(one.name for one in chain)
+    return tuple(standing.name for standing in chain)

@@ -65,35 +65,35 @@ def lives(
 ) -> list[Decision]:  # fmt: skip
     """What is decided while ``operations`` go through: the first chain, and one after each of ``losses`` (who
     is lost, by the number of the operation that it did last)."""
-    here, made = list(members), list[Decision]()
+    here, decisions = list(members), list[Decision]()
 
     def form(least: int) -> None:
-        made.append(policy(Observation(epoch + len(made), tuple(here), coordinator, least, window)))
+        decisions.append(policy(Observation(epoch + len(decisions), tuple(here), coordinator, least, window)))
 
     form(len(here))
     for last, name in sorted(losses.items()):
-        if last > operations or not made[-1].chain:
+        if last > operations or not decisions[-1].chain:
             break
-        now = epoch + len(made) - 1
-        member = {one.name: one for one in here}
+        now = epoch + len(decisions) - 1
+        member = {standing.name: standing for standing in here}
         here[:] = [
             replace(member[one], fenced=now, epoch=now, sequence=last, steady=True)
-            for one in made[-1].chain
+            for one in decisions[-1].chain
             if one != name
         ]
         form(1)
-    return made
+    return decisions
 
 
-def cost(seen: Observation, made: Decision) -> dict[str, float]:
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision makes of the next operations: copies of a payload that leave a domain, and those that
     have to come before a payload is in two domains (all, where it never is); bytes to be compared."""
-    domain = {one.name: one.domain for one in seen.members}
-    way = [seen.coordinator, *(domain[name] for name in made.chain)]
+    domain = {member.name: member.domain for member in observation.members}
+    way = [observation.coordinator, *(domain[name] for name in decision.chain)]
     leaves = [one != other for one, other in pairwise(way)]
-    second = next((at for at, one in enumerate(way[1:], 1) if one != way[1]), len(made.chain))
-    size = max((one.size for one in seen.members), default=0)
+    second = next((at for at, one in enumerate(way[1:], 1) if one != way[1]), len(decision.chain))
+    size = max((member.size for member in observation.members), default=0)
     return {
         "copies between domains": float(sum(leaves)), "copies until two domains": float(second),
-        "bytes compared": float(size * len(made.compare)),
+        "bytes compared": float(size * len(decision.compare)),
     }  # fmt: skip

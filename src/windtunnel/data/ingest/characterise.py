@@ -127,9 +127,9 @@ def characterise(
     memory = 2 * (meter.nbytes + meter.decoded + meter.given) / kept
     rate = kept / seconds
     return Character(
-        files=len(footers), row_groups=sum(one.metadata.num_row_groups for one in footers),
-        table_rows=sum(one.metadata.num_rows for one in footers),
-        stored_bytes=sum(one.size for one in footers), session_bytes=session_bytes, **counts,
+        files=len(footers), row_groups=sum(footer.metadata.num_row_groups for footer in footers),
+        table_rows=sum(footer.metadata.num_rows for footer in footers),
+        stored_bytes=sum(footer.size for footer in footers), session_bytes=session_bytes, **counts,
         used=len(reader.sources), used_bytes=read_bytes / session_bytes, coverage=coverage, length=length,
         rows=meter.rows, kept=kept, reads=meter.reads, read_bytes=meter.nbytes, wanted_bytes=meter.wanted,
         seconds=seconds, cpu={name: meter.seconds.get(name, 0.0) / kept for name in PHASES}, memory=memory,
@@ -139,32 +139,48 @@ def characterise(
     )  # fmt: skip
 
 
-def lines(one: Character) -> list[tuple[str, str, str]]:
+def lines(character: Character) -> list[tuple[str, str, str]]:
     """What, how much, and how it is known, for a table on the terminal."""
-    stored = one.dense + one.sparse + one.other
+    stored = character.dense + character.sparse + character.other
     told = [
-        ("table", f"{units.size(one.stored_bytes)}, {one.table_rows:,} rows", "from footers"),
-        ("of it for the session", units.size(one.session_bytes), "from footers"),
-        ("features stored", f"{one.dense:,} dense, {one.sparse:,} sparse, {one.other:,} other", "counted"),
-        ("features used", f"{one.used:,}, {units.share(one.used / stored)}", "counted"),
-        ("bytes of used columns", units.share(one.used_bytes), "counted"),
-        ("coverage of used features", f"{one.coverage:.2f}", "measured in the first split"),
-        ("length of used lists", f"{one.length:.1f}", "measured in the first split"),
-        ("reads", f"{one.reads:,} of {units.size(one.read_bytes / one.reads)}", "counted"),
-        ("bytes read", units.size(one.read_bytes), "counted"),
-        ("bytes wanted", f"{units.size(one.wanted_bytes)}, amplification {one.amplification:.2f}", "counted"),
+        ("table", f"{units.size(character.stored_bytes)}, {character.table_rows:,} rows", "from footers"),
+        ("of it for the session", units.size(character.session_bytes), "from footers"),
+        (
+            "features stored",
+            f"{character.dense:,} dense, {character.sparse:,} sparse, {character.other:,} other",
+            "counted",
+        ),
+        ("features used", f"{character.used:,}, {units.share(character.used / stored)}", "counted"),
+        ("bytes of used columns", units.share(character.used_bytes), "counted"),
+        ("coverage of used features", f"{character.coverage:.2f}", "measured in the first split"),
+        ("length of used lists", f"{character.length:.1f}", "measured in the first split"),
+        ("reads", f"{character.reads:,} of {units.size(character.read_bytes / character.reads)}", "counted"),
+        ("bytes read", units.size(character.read_bytes), "counted"),
+        (
+            "bytes wanted",
+            f"{units.size(character.wanted_bytes)}, amplification {character.amplification:.2f}",
+            "counted",
+        ),
         *(
-            (f"CPU of a sample: {name}", units.seconds(one.cpu[name]), "measured, one thread")
+            (f"CPU of a sample: {name}", units.seconds(character.cpu[name]), "measured, one thread")
             for name in PHASES
         ),
-        ("memory of a sample", f"{units.size(one.memory)}, {units.rate(one.bandwidth)}", "estimated"),
-        ("network of a sample, in", units.size(one.network_in), "counted"),
-        ("network of a sample, out", units.size(one.network_out), "counted"),
-        ("rows given out", f"{one.kept:,} of {one.rows:,}, {units.count(one.rate)} a second", "measured"),
+        (
+            "memory of a sample",
+            f"{units.size(character.memory)}, {units.rate(character.bandwidth)}",
+            "estimated",
+        ),
+        ("network of a sample, in", units.size(character.network_in), "counted"),
+        ("network of a sample, out", units.size(character.network_out), "counted"),
+        (
+            "rows given out",
+            f"{character.kept:,} of {character.rows:,}, {units.count(character.rate)} a second",
+            "measured",
+        ),
     ]
-    if one.demand is not None and one.stall is not None:
-        words = f"{units.share(one.stall)} with one worker, {one.workers:,} workers for none"
-        told.append((f"stall at {units.count(one.demand)} rows/s", words, "derived from the rate"))
+    if character.demand is not None and character.stall is not None:
+        words = f"{units.share(character.stall)} with one worker, {character.workers:,} workers for none"
+        told.append((f"stall at {units.count(character.demand)} rows/s", words, "derived from the rate"))
     return told
 
 

@@ -85,8 +85,8 @@ def reuse(sessions: Sequence[Session]) -> Reuse:
             ]
             sizes[name] = sizes.get(name, 0) + sum(last - first for first, last in chunks)
     wanted: dict[str, int] = {}
-    for one in sessions:
-        for name in {source.column for source in Reader(one).sources.values()}:
+    for session in sessions:
+        for name in {source.column for source in Reader(session).sources.values()}:
             wanted[name] = wanted.get(name, 0) + 1
     ranked = sorted(wanted, key=lambda name: (-wanted[name], name))
     stored = np.cumsum([0] + [sizes[name] for name in ranked])
@@ -111,7 +111,7 @@ def lay_out(
         HostError: ``out`` cannot be written; nothing of it is left.
     """
     out = out.absolute()
-    sessions = [replace(one, table=table, shuffle=False) for one in sessions]
+    sessions = [replace(session, table=table, shuffle=False) for session in sessions]
     if out.exists():
         raise UserError(f"`out` {out}: is there already, accepted is a folder that is not")
     if out.is_relative_to(Path(table).absolute()) and "://" not in table:
@@ -122,7 +122,8 @@ def lay_out(
         table, tuple(names), batch=BLOCK, split_rows=1, storage=sessions[0].storage, drift=sessions[0].drift
     )
     signatures = {
-        name: frozenset(at for at, one in enumerate(sessions) if name in needed(one)) for name in names
+        name: frozenset(at for at, session in enumerate(sessions) if name in needed(session))
+        for name in names
     }
     reader = Reader(whole)
     splits = reader.splits()
@@ -143,9 +144,9 @@ def lay_out(
             batches = (batch for split in splits if split.file == name for batch in reader.batches(split, 0))
             _write(path, reader.schema, batches, group_rows, codec)
         before, after = [], []
-        for place, one in enumerate(sessions):
+        for place, session in enumerate(sessions):
             progress("compare", place / len(sessions))
-            old, new = compared(one, replace(one, table=str(part), storage={}))
+            old, new = compared(session, replace(session, table=str(part), storage={}))
             before.append(old)
             after.append(new)
         os.rename(part, out)
@@ -154,7 +155,7 @@ def lay_out(
         if isinstance(error, OSError):
             raise HostError(f"{out}: cannot be written ({line(error)}), and nothing of it is left") from None
         raise
-    anew = [replace(one, table=str(out), storage={}) for one in sessions]
+    anew = [replace(session, table=str(out), storage={}) for session in sessions]
     return Layout(out, tuple(order), group_rows, tuple(before), tuple(after), reuse(anew))
 
 
@@ -165,8 +166,8 @@ def compared(old: Session, new: Session) -> tuple[Cost, Cost]:
         UserError: their rows differ.
     """
     readers = [
-        Reader(replace(one, columns=needed(one), transforms=(), shuffle=False, batch=BLOCK))
-        for one in (old, new)
+        Reader(replace(session, columns=needed(session), transforms=(), shuffle=False, batch=BLOCK))
+        for session in (old, new)
     ]
     streams = [reader.cut(_batches(reader), BLOCK) for reader in readers]
     row = 0
@@ -177,7 +178,10 @@ def compared(old: Session, new: Session) -> tuple[Cost, Cost]:
         if left is None or right is None or not same(left, right):
             raise UserError(f"{new.table}: differs from {old.table} within {BLOCK} rows from row {row}")
         row += left.num_rows
-    costs = [Cost(one.meter.kept, one.meter.reads, one.meter.nbytes, one.meter.wanted) for one in readers]
+    costs = [
+        Cost(reader.meter.kept, reader.meter.reads, reader.meter.nbytes, reader.meter.wanted)
+        for reader in readers
+    ]
     return costs[0], costs[1]
 
 
@@ -193,8 +197,8 @@ def same(left: pa.RecordBatch, right: pa.RecordBatch) -> bool:
     if left.schema != right.schema or left.num_rows != right.num_rows:
         return False
     return all(
-        one.equals(two) or one.view(_bits(one.type)).equals(two.view(_bits(two.type)))
-        for one, two in zip(left.columns, right.columns, strict=True)
+        column.equals(two) or column.view(_bits(column.type)).equals(two.view(_bits(two.type)))
+        for column, two in zip(left.columns, right.columns, strict=True)
     )
 
 
@@ -209,7 +213,7 @@ def best_order(
     names = list(signatures)
     popular = sorted(names, key=lambda name: (-len(signatures[name]), sorted(signatures[name])))
     chain: list[str] = []
-    rest = sorted(set(signatures.values()), key=lambda one: (-len(one), sorted(one)))
+    rest = sorted(set(signatures.values()), key=lambda signature: (-len(signature), sorted(signature)))
     at = rest[0]
     while rest:
         at = max(rest, key=lambda one: (len(one & at) / max(1, len(one | at)), len(one)))
@@ -231,7 +235,7 @@ def best_order(
 
 def _features(files: Files, sessions: Sequence[Session]) -> list[str]:
     """The columns that the new table has, in the old one's order."""
-    wanted = {name for one in sessions for name in needed(one)}
+    wanted = {name for session in sessions for name in needed(session)}
     found: list[str] = []
     for column in files.footer(files.names[0]).schema:
         parts = column.name in wanted or not any(name.startswith(f"{column.name}/") for name in wanted)

@@ -90,8 +90,8 @@ class Reader:
         self.files = Files(session.table, session.storage, self.meter)
         where = session.table
         self._steps = [
-            (one, transforms.settings(one, f"{where}: transforms.{place}"))
-            for place, one in enumerate(session.transforms)
+            (transform, transforms.settings(transform, f"{where}: transforms.{place}"))
+            for place, transform in enumerate(session.transforms)
         ]
 
     @cached_property
@@ -106,7 +106,7 @@ class Reader:
     @cached_property
     def schema(self) -> pa.Schema:
         """Of the batches."""
-        empty = {name: pa.array([], one.kind) for name, one in self.sources.items()}
+        empty = {name: pa.array([], source.kind) for name, source in self.sources.items()}
         filters.mask(empty, self.session, 0)
         made = transforms.apply(self._steps, empty, Rows(0, 0, np.zeros(0, np.int64)), self.session.table)
         return pa.schema([(name, made[name].type) for name in self.session.columns])
@@ -114,7 +114,7 @@ class Reader:
     def splits(self) -> tuple[Split, ...]:
         _ = self.schema  # what is wrong with the session is said before any data is read
         footers = self.files.footers()
-        if not sum(one.metadata.num_rows for one in footers):
+        if not sum(footer.metadata.num_rows for footer in footers):
             raise UserError(f"{self.session.table}: has no rows, accepted is a table with rows")
         found: list[Split] = []
         for name, footer in zip(self.files.names, footers, strict=True):
@@ -189,14 +189,14 @@ class Reader:
                 if block is None:
                     return
                 count = block.num_rows
-                columns = {name: _feature(block, one, count) for name, one in self.sources.items()}
-                self.meter.decoded += sum(one.nbytes for one in columns.values())
+                columns = {name: _feature(block, source, count) for name, source in self.sources.items()}
+                self.meter.decoded += sum(column.nbytes for column in columns.values())
                 self.meter.rows += count
                 numbers = np.arange(begin, begin + count)
                 begin += count
                 mask = filters.mask(columns, self.session, count)
                 if mask is not None:
-                    columns = {name: one.filter(mask) for name, one in columns.items()}
+                    columns = {name: column.filter(mask) for name, column in columns.items()}
                     numbers = numbers[np.asarray(mask)]
             yield columns, numbers
 
@@ -229,12 +229,12 @@ class Reader:
     def _shuffled(
         self, blocks: Iterable[tuple[dict[str, pa.Array], Any]], split: Split, epoch: int
     ) -> Iterator[tuple[dict[str, pa.Array], Any]]:
-        found = list(blocks)
+        runs = list(blocks)
         with self._phase("batch"):
-            numbers = np.concatenate([one for _, one in found])
+            numbers = np.concatenate([one for _, one in runs])
             rng = np.random.default_rng((self.session.seed, epoch, split.number))
             order = rng.permutation(len(numbers))
-            whole = {name: pa.concat_arrays([one[name] for one, _ in found]) for name in self.sources}
+            whole = {name: pa.concat_arrays([one[name] for one, _ in runs]) for name in self.sources}
         for start in range(0, len(order), BLOCK):
             with self._phase("batch"):
                 part = order[start : start + BLOCK]
@@ -283,7 +283,7 @@ class Reader:
 
     def _check(self, name: str, footer: Footer) -> None:
         """A file has all columns that are read as the first file has them."""
-        for column in {one.column: one for one in self.sources.values()}:
+        for column in {source.column: source for source in self.sources.values()}:
             first = canonical(self._first.schema.field(column).type)
             place = footer.schema.get_field_index(column)
             if place < 0 and self.session.drift == "refuse":
@@ -300,10 +300,10 @@ class Reader:
     def paths(self, footer: Footer) -> list[str]:
         """The leaf columns of a file that are read."""
         found: dict[str, None] = {}
-        for one in self.sources.values():
-            leaves = footer.leaves.get(one.column, ())
-            beneath = f"{one.column}.{one.key}"
-            struct = one.key is not None and pa.types.is_struct(footer.schema.field(one.column).type)
+        for source in self.sources.values():
+            leaves = footer.leaves.get(source.column, ())
+            beneath = f"{source.column}.{source.key}"
+            struct = source.key is not None and pa.types.is_struct(footer.schema.field(source.column).type)
             found |= dict.fromkeys(
                 path for path in leaves if not struct or path == beneath or path.startswith(f"{beneath}.")
             )
@@ -349,9 +349,9 @@ def needed(session: Session) -> tuple[str, ...]:
     """The features that are read: for the filter, for transforms, for batches."""
     found: dict[str, None] = dict.fromkeys(name for name, _, _ in session.where)
     made: set[str] = set()
-    for one in session.transforms:
-        found |= dict.fromkeys(name for name in one.inputs if name not in made)
-        made.add(one.output)
+    for transform in session.transforms:
+        found |= dict.fromkeys(name for name in transform.inputs if name not in made)
+        made.add(transform.output)
     found |= dict.fromkeys(name for name in session.columns if name not in made)
     return tuple(found)
 

@@ -95,7 +95,11 @@ def check(document: Any, where: str) -> Session:
         UserError: the first thing in it that is wrong.
     """
     spec = fitted(Spec, document, where, ACCEPTED)
-    made = [one for place, given in enumerate(spec.transforms) for one in _transforms(given, where, place)]
+    made = [
+        transform
+        for place, given in enumerate(spec.transforms)
+        for transform in _transforms(given, where, place)
+    ]
     twice = sorted({name for name in spec.columns if spec.columns.count(name) > 1})
     if twice:
         raise UserError(f"{where}: field columns has {twice[0]} twice, accepted is each column once")
@@ -124,6 +128,6 @@ def _transforms(given: TransformSpec, where: str, place: int) -> list[Transform]
     made = [Transform(given.kind, inputs, given.output or inputs[0], options) for inputs in kinds if inputs]
     if not made:
         raise UserError(f"{where}: {at} has no inputs, accepted is {ACCEPTED['inputs']}")
-    for one in made:
-        transforms.settings(one, f"{where}: {at}")
+    for transform in made:
+        transforms.settings(transform, f"{where}: {at}")
     return made

@@ -103,7 +103,7 @@ def drawn(known: Sequence[Feature], rows: int, rng: np.random.Generator, *, maps
         "label": pa.array((rng.random(rows) < 0.1).astype(np.int8)),
         "day": pa.array((np.arange(rows) * 10 // max(rows, 1)).astype(np.int32)),
     }
-    made = {one.name: _values(one, rows, rng) for one in known}
+    made = {feature.name: _values(feature, rows, rng) for feature in known}
     if not maps:
         return pa.table(columns | made)
     for kind in KINDS:
@@ -139,12 +139,13 @@ def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[Session,
     until it has the published share of bytes (sparse ones first) and of features, and transforms of all three
     kinds: new features from others, sparse and dense ones."""
     model, known = MODELS[name], features(name, seed)
-    total = sum(one.nbytes for one in known)
+    total = sum(feature.nbytes for feature in known)
     found = []
     for number in range(count):
         rng = np.random.default_rng((seed, 3, number))
         sparse, dense = (
-            [one for one in known if one.name.startswith(f"{kind}/")] for kind in ("sparse", "dense")
+            [feature for feature in known if feature.name.startswith(f"{kind}/")]
+            for kind in ("sparse", "dense")
         )
         chosen: list[Feature] = []
         for one in _by_popularity(sparse, rng):
@@ -152,29 +153,34 @@ def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[Session,
                 break
             chosen.append(one)
         rest = max(1, round(model.used * len(known)) - len(chosen))
-        lists, numbers = [one.name for one in chosen], [one.name for one in _by_popularity(dense, rng)[:rest]]
-        made = [Transform("log", (each,), each) for each in numbers]
-        made += [Transform("clip", (each,), each, {"low": 0.0, "high": 5.0}) for each in numbers]
-        made += [Transform("fill", (each,), each) for each in lists]
-        made += [Transform("ngram", (lists[0],), "pairs", {"n": 2, "rows": 1_000_000})]
-        made += [Transform("first", (each,), each, {"n": 50}) for each in lists]
-        made += [Transform("sigrid_hash", (each,), each, {"rows": 1_000_000, "seed": seed}) for each in lists]
-        found.append(Session(table, ("label", *numbers, *lists, "pairs"), tuple(made), seed=seed))
+        lists, numbers = (
+            [feature.name for feature in chosen],
+            [feature.name for feature in _by_popularity(dense, rng)[:rest]],
+        )
+        transforms = [Transform("log", (each,), each) for each in numbers]
+        transforms += [Transform("clip", (each,), each, {"low": 0.0, "high": 5.0}) for each in numbers]
+        transforms += [Transform("fill", (each,), each) for each in lists]
+        transforms += [Transform("ngram", (lists[0],), "pairs", {"n": 2, "rows": 1_000_000})]
+        transforms += [Transform("first", (each,), each, {"n": 50}) for each in lists]
+        transforms += [
+            Transform("sigrid_hash", (each,), each, {"rows": 1_000_000, "seed": seed}) for each in lists
+        ]
+        found.append(Session(table, ("label", *numbers, *lists, "pairs"), tuple(transforms), seed=seed))
     return tuple(found)
 
 
 def _by_popularity(known: Sequence[Feature], rng: np.random.Generator) -> list[Feature]:
-    weights = np.array([one.popularity for one in known])
+    weights = np.array([feature.popularity for feature in known])
     order = rng.choice(len(known), len(known), replace=False, p=weights / weights.sum())
     return [known[place] for place in order]
 
 
-def _values(one: Feature, rows: int, rng: np.random.Generator) -> pa.Array:
+def _values(feature: Feature, rows: int, rng: np.random.Generator) -> pa.Array:
     """Null in the samples that do not have it. Ids are Zipf's, exponent 1.05, below a million."""
-    has = rng.random(rows) < one.coverage
-    if not one.length:
+    has = rng.random(rows) < feature.coverage
+    if not feature.length:
         return pa.array(rng.lognormal(0, 1, rows).astype(np.float32), mask=~has)
-    lengths: NDArray[np.int64] = np.where(has, rng.geometric(1 / max(1.0, one.length), rows), 0)
+    lengths: NDArray[np.int64] = np.where(has, rng.geometric(1 / max(1.0, feature.length), rows), 0)
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     uniform = rng.random(int(ends[-1]))
     ids = (1_000_001 ** (-0.05) + uniform * (1 - 1_000_001 ** (-0.05))) ** (-1 / 0.05) - 1

@@ -246,7 +246,7 @@ class Cross(BaseModel, extra="forbid"):
     def __call__(self, columns: Sequence[pa.Array], rows: Rows) -> pa.Array:
         if len(columns) != 2:
             raise TypeError(f"are {len(columns)}, accepted are two columns")
-        (many, left), (few, right) = (arrays.lists(AsList()([one], rows)) for one in columns)
+        (many, left), (few, right) = (arrays.lists(AsList()([column], rows)) for column in columns)
         lengths = many * few
         place = np.arange(lengths.sum()) - np.repeat(arrays.starts(lengths), lengths)
         width = np.repeat(few, lengths)
@@ -310,8 +310,8 @@ class Sample(BaseModel, extra="forbid"):
         """Null for the rows that go."""
         seeds = (self.seed, rows.seed, rows.split)
         chain = np.uint64(0)
-        for one in seeds:
-            chain = xxh64(np.array([one], np.uint64), chain)[0]
+        for seed in seeds:
+            chain = xxh64(np.array([seed], np.uint64), chain)[0]
         drawn = xxh64(rows.numbers.view(np.uint64), chain) >> np.uint64(11)
         chosen = drawn < np.uint64(round(self.rate * 2**53))
         made = np.full(len(chosen), 1 / self.rate, np.float32)

@@ -48,7 +48,7 @@ class Outcome:
     def reversals(self) -> int:
         """Changes of direction in the number of workers."""
         steps = [after - before for before, after in pairwise(self.workers)]
-        moves = [np.sign(one) for one in steps if one]
+        moves = [np.sign(step) for step in steps if step]
         return sum(after != before for before, after in pairwise(moves))
 
 
@@ -57,7 +57,7 @@ def run(
     settings: Scaling = SCALING, policy: Callable[[Observation], Decision] = decide,
 ) -> Outcome:  # fmt: skip
     """A trainer that wants ``demand(t)`` batches a second at ``t``, for ``seconds``."""
-    found, ready, stock = Outcome(), [0.0] * settings.least, 0.0
+    outcome, ready, stock = Outcome(), [0.0] * settings.least, 0.0
     scaler = Autoscaler(settings, settings.least, -settings.cooldown, policy)
     for period in range(round(seconds / world.period)):
         rate = world.capacity * float(np.exp(rng.normal(0.0, world.noise)))
@@ -83,18 +83,18 @@ def run(
         )  # fmt: skip
         ready += [end + world.start] * (scaler.target - len(ready))
         ready = sorted(ready)[: scaler.target]
-        found.stalled.append(share)
-        found.workers.append(scaler.target)
-    return found
+        outcome.stalled.append(share)
+        outcome.workers.append(scaler.target)
+    return outcome
 
 
-def cost(seen: Observation, made: Decision) -> dict[str, float]:
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision costs in the next period, demand and output staying as they were seen: seconds that
     trainers are stalled, seconds of workers; and whether a client was made to wait."""
-    if not isinstance(seen, Load):
-        return {"stalled_seconds": 0.0, "worker_seconds": 0.0, "waits": float(isinstance(made, Wait))}
-    assert isinstance(made, Scale)
-    rate = seen.made / seen.busy if seen.made and seen.busy else 0.0
-    wanted = seen.consumed / seen.period / max(1 - seen.stalled, 0.1)
-    stalled = max(0.0, 1 - made.workers * rate / wanted) * seen.period if rate and wanted else 0.0
-    return {"stalled_seconds": stalled, "worker_seconds": made.workers * seen.period, "waits": 0.0}
+    if not isinstance(observation, Load):
+        return {"stalled_seconds": 0.0, "worker_seconds": 0.0, "waits": float(isinstance(decision, Wait))}
+    assert isinstance(decision, Scale)
+    rate = observation.made / observation.busy if observation.made and observation.busy else 0.0
+    wanted = observation.consumed / observation.period / max(1 - observation.stalled, 0.1)
+    stalled = max(0.0, 1 - decision.workers * rate / wanted) * observation.period if rate and wanted else 0.0
+    return {"stalled_seconds": stalled, "worker_seconds": decision.workers * observation.period, "waits": 0.0}

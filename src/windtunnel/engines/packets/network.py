@@ -127,7 +127,7 @@ class Routes:
             if isinstance(place, Fork):
                 if index + 1 < len(route) or end != layout.RECEIVE or not place.branches:
                     raise ValueError(f"{where}: a fork must be the last of a route without acknowledgements")
-                parts = [self._add(one, end, links, nodes, where) for one in place.branches]
+                parts = [self._add(branch, end, links, nodes, where) for branch in place.branches]
                 code += [layout.FORK, len(parts), *(begin for begin, _ in parts)]
                 copies += sum(count for _, count in parts)
             elif isinstance(place, At):

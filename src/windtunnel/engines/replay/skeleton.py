@@ -139,20 +139,20 @@ class _Made:
 
     def merged(self, *parts: Terms) -> Terms:
         """The latest of all, without what another of them implies."""
-        found: Terms = {}
+        terms: Terms = {}
         for part in parts:
             for name, delay in part.items():
-                if delay > found.get(name, -1.0):
-                    found[name] = delay
-        for (mark, back), delay in list(found.items()) if len(found) > 1 else ():
+                if delay > terms.get(name, -1.0):
+                    terms[name] = delay
+        for (mark, back), delay in list(terms.items()) if len(terms) > 1 else ():
             if not back:
                 for name, before in self.marks[mark][1].items():
-                    if name in found and name != (mark, 0) and before + delay >= found[name]:
-                        del found[name]
-        if len(found) <= MOST_TERMS:
-            return found
+                    if name in terms and name != (mark, 0) and before + delay >= terms[name]:
+                        del terms[name]
+        if len(terms) <= MOST_TERMS:
+            return terms
         mark = self.add()
-        self.marks[mark][1].update(found)
+        self.marks[mark][1].update(terms)
         return {(mark, 0): 0.0}
 
     def skeleton(self, ends: Sequence[int]) -> Skeleton:
@@ -203,7 +203,9 @@ def _walk(
     ends: dict[int, Terms] = {}
     longest = runs.scaled(compute, host_scale).tolist()
     columns = (runs.first, runs.last, runs.issue * host_scale, runs.work)
-    for run, (first, last, issue, work) in enumerate(zip(*(one.tolist() for one in columns), strict=True)):
+    for run, (first, last, issue, work) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
         queue, join = int(runs.queue[first]), int(runs.join[first])
         waits = [{(carried[d], b): 0.0} if b else ends[d] for d, b in runs.deps.get(first, ())]
         if queue == 0:

@@ -86,10 +86,10 @@ def _group_hashes(colours: Ints, ptr: Longs, group: Longs, keys: Hashes) -> Hash
 @jit
 def _rank_hashes(colours: Ints, ptr: Longs, group: Longs, hashes: Hashes) -> Hashes:
     """Hash of each rank's colour and the hashes of its groups, slot by slot."""
-    found = np.empty(len(colours), np.uint64)
+    buffer = np.empty(len(colours), np.uint64)
     for r in range(len(colours)):
         word = _mix(np.uint64(colours[r]) + np.uint64(0xD1B54A32D192ED03))
         for k in range(ptr[r], ptr[r + 1]):
             word = _mix(word * np.uint64(3) + hashes[group[k]])
-        found[r] = word
-    return found
+        buffer[r] = word
+    return buffer

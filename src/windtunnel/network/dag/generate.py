@@ -49,9 +49,9 @@ def mapreduce(
                 gates[r].append(f"map{k}")  # what stays on its host is not sent
                 continue
             size = nbytes * reduces * parts[r]
-            one = send(f"shuffle{k}-{r}", int(where[k]), int(to[r]), size, (f"map{k}",), "shuffle")
-            tasks.append(one)
-            gates[r].append(one.name)
+            task = send(f"shuffle{k}-{r}", int(where[k]), int(to[r]), size, (f"map{k}",), "shuffle")
+            tasks.append(task)
+            gates[r].append(task.name)
     tasks += [
         compute(f"reduce{r}", int(to[r]), seconds * reduces * parts[r] * _about(rng), tuple(gates[r]))
         for r in range(reduces)

@@ -46,9 +46,9 @@ def plan(
 
 
 def _run(given: Read, schedule: str, log: EventLog | None = None, *, real: bool = False) -> dict[str, Any]:
-    def told(seen: Observation, made: Decision) -> None:
+    def told(observation: Observation, decision: Decision) -> None:
         if log is not None:
-            log.decision("network.dag", schedule, seen, made)
+            log.decision("network.dag", schedule, observation, decision)
 
     def did(what: live.Did) -> None:
         if log is not None:

@@ -116,7 +116,7 @@ def _groups(folder: Path, ranks: int) -> dict[str, tuple[int, ...]]:
     if not path.exists():
         return {}
     try:
-        found = {str(name): tuple(map(int, one)) for name, one in json.loads(path.read_text()).items()}
+        found = {str(name): tuple(map(int, load)) for name, load in json.loads(path.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: groups cannot be read ({error}), accepted is {{name: [ranks]}}") from None
     for name, one in found.items():
@@ -246,8 +246,10 @@ class _Trace:
                     " ranks"
                 )
         number = {key: place for place, key in enumerate(self.calls)}
-        flat = [number[key] for one in self.joins for key in one]
-        calls = tuple(Call(one.kind, one.nbytes, one.groups or (world,)) for one, _ in self.calls.values())
+        flat = [number[key] for join in self.joins for key in join]
+        calls = tuple(
+            Call(call.kind, call.nbytes, call.groups or (world,)) for call, _ in self.calls.values()
+        )
         job = ReplayJob(
             self.programs, np.arange(len(world), dtype=np.int32), np.ones(len(world)), np.ones(len(world)),
             np.cumsum([0, *map(len, self.joins)]), np.array(flat, np.int64),

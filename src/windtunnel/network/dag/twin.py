@@ -89,22 +89,22 @@ def emulate(
                 here[job.name, task.name] = _Task(job.name, task, factor)
         until = coming[0].begins if coming else inf
         if here:
-            pending = tuple(one.look(world, here) for one in here.values())
-            seen = Observation(world.now, known, pending, schedule)
-            made = decide(seen)
+            pending = tuple(task.look(world, here) for task in here.values())
+            observation = Observation(world.now, known, pending, schedule)
+            decision = decide(observation)
             count += 1
             if told:
-                told(seen, made)
-            for key in made.begin:
+                told(observation, decision)
+            for key in decision.begin:
                 flows[here[key].start(world, {}, cap=1.0)] = key
-            for share in made.shares:
+            for share in decision.shares:
                 one, key = here[share.job, share.task], (share.job, share.task)
                 if one.flow is None:
                     loads = {links[name]: times for name, times in one.shown.task.loads}
                     flows[one.start(world, loads)] = key
                 assert one.flow is not None
                 world.change(one.flow, weight=share.weight, cap=share.cap, priority=share.priority)
-            until = min(until, max(made.until, nextafter(world.now, inf)))
+            until = min(until, max(decision.until, nextafter(world.now, inf)))
         ended = world.advance(until)
         if until == inf and not ended:
             raise ValueError(f"{len(here)} tasks have not ended, and none of them is under way")
@@ -118,12 +118,16 @@ def emulate(
     return Result({job.name: ends[job.name] - job.begins for job in given}, tasks, count)
 
 
-def cost(seen: Observation, made: Decision) -> dict[str, float]:
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision puts to use: bytes/s that links carry by it, and processors that begin."""
-    world = World(seen.resources.values())
-    links = {name: place for place, name in enumerate(seen.resources)}
-    sending = {(one.job, one.task.name): one.task for one in seen.pending if one.task.kind == "network"}
-    for share in made.shares:
+    world = World(observation.resources.values())
+    links = {name: place for place, name in enumerate(observation.resources)}
+    sending = {
+        (pending.job, pending.task.name): pending.task
+        for pending in observation.pending
+        if pending.task.kind == "network"
+    }
+    for share in decision.shares:
         loads = {links[name]: times for name, times in sending[share.job, share.task].loads}
         world.start(inf, loads, weight=share.weight, cap=share.cap, priority=share.priority)
-    return {"carried bytes/s": float(world.loads().sum()), "processors": float(len(made.begin))}
+    return {"carried bytes/s": float(world.loads().sum()), "processors": float(len(decision.begin))}

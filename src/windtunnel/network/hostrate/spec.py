@@ -64,12 +64,12 @@ class Spec(BaseModel, extra="forbid"):
 
     @property
     def weights(self) -> list[tuple[str, float]]:
-        return [(name, one.weight) for name, one in self.entities.items()]
+        return [(name, entity.weight) for name, entity in self.entities.items()]
 
     def matches(self) -> Iterator[tuple[str, str]]:
         """Every name with everything that is matched to it."""
-        for name, one in self.entities.items():
-            for match in one.match if isinstance(one.match, list) else [one.match]:
+        for name, entity in self.entities.items():
+            for match in entity.match if isinstance(entity.match, list) else [entity.match]:
                 yield name, match
 
 

@@ -71,14 +71,14 @@ def emulate(
     rng = np.random.default_rng(seed)
     kind = arm if arm in SENDERS or arm == "dctcp" else "cubic"
     flows, owner = [Flow([0], sender="udp", rate=requests * REQUEST, packet=REQUEST)], [-1]
-    for place, one in enumerate(tenants):
-        for _ in range(one.flows):
+    for place, tenant in enumerate(tenants):
+        for _ in range(tenant.flows):
             start = float(rng.uniform(0, 0.02))
             flows.append(Flow([0], [1], kind, start=start, ecn=kind == "dctcp", packet=settings.packet))
             owner.append(place)
     simulation, whose = Simulation(links, flows, seed=seed), np.array(owner, np.int64)
     meter = Meter(settings, [(one.name, one.weight) for one in tenants])
-    policy, first, made = POLICIES.get(arm), None, None
+    policy, first, decision = POLICIES.get(arm), None, None
     waits: list[float] = []
     marked, seen_flows = np.zeros(len(flows), np.int64), np.zeros(len(tenants), np.int64)
     before = simulation.flows["acks"].copy()
@@ -100,22 +100,22 @@ def emulate(
         if policy is None:
             continue
         acked = np.array([acks[whose == place].sum() for place in range(len(tenants))])
-        made = policy(meter.look(now, backlog, acked, seen_flows))
-        meter.took(made)
-        _cap(simulation, whose, made)
+        decision = policy(meter.look(now, backlog, acked, seen_flows))
+        meter.took(decision)
+        _cap(simulation, whose, decision)
     assert first is not None
     got, span = simulation.flows, simulation.now - first[0]
     rates = (got["received"] - first[1]["received"]) * settings.packet / span
     delay = (got["delay"][0] - first[1]["delay"][0]) / (got["delivered"][0] - first[1]["delivered"][0])
     return Outcome(
         tuple(float(rates[whose == place].sum()) for place in range(len(tenants))),
-        float(delay) / 1e12 + trip / 2, float(np.mean(waits)), made.total if made is not None else 0,
+        float(delay) / 1e12 + trip / 2, float(np.mean(waits)), decision.total if decision is not None else 0,
     )  # fmt: skip
 
 
-def _cap(simulation: Simulation, whose: NDArray[np.int64], made: Decision) -> None:
+def _cap(simulation: Simulation, whose: NDArray[np.int64], decision: Decision) -> None:
     """Give every flow its part."""
-    for place, share in enumerate(made.shares):
+    for place, share in enumerate(decision.shares):
         for number, flow in enumerate(np.flatnonzero(whose == place)):
             if share.free:
                 simulation.set_cap(int(flow))
@@ -123,11 +123,11 @@ def _cap(simulation: Simulation, whose: NDArray[np.int64], made: Decision) -> No
                 simulation.set_cap(int(flow), window=max(1, share.of_flow(number)), rate=share.pace)
 
 
-def cost(seen: Observation, made: Decision) -> dict[str, float]:
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision makes of the next round trips: seconds that a packet waits, if entities use their
     windows (or go on as they are, where none is given), and bytes/s of the line that windows leave unused."""
-    known = seen.settings
+    known = observation.settings
     holds = known.trip * known.line / known.packet
-    waits = max(0.0, made.total - holds) if made.total else seen.backlog
-    unused = max(0.0, 1.0 - made.total / holds) if made.total and holds else 0.0
+    waits = max(0.0, decision.total - holds) if decision.total else observation.backlog
+    unused = max(0.0, 1.0 - decision.total / holds) if decision.total and holds else 0.0
     return {"seconds in the queue": waits * known.packet / known.line, "unused bytes/s": unused * known.line}

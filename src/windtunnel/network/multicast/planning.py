@@ -90,7 +90,7 @@ def asked(shuffle: Shuffle, sources: Sequence[int], nbytes: float, failed: Seque
                 f" {shuffle.racks - 1}) or a fibre, such as 0-{shuffle.fed_by(0)[0]}"
             )
     every = range(shuffle.racks)
-    requests = tuple(Request(one, tuple(to for to in every if to != one), nbytes) for one in sources)
+    requests = tuple(Request(source, tuple(to for to in every if to != source), nbytes) for source in sources)
     return Fabric(shuffle.p, shuffle.k, requests, tuple(dead), tuple(cut))
 
 
@@ -113,26 +113,26 @@ def plan(
                 f" accepted are {f'2 to {max(most)}' if most else 'better parts'}"
             )
     seen = asked(shuffle, sources, nbytes, failed)
-    made = decide(seen)
-    if wrong := faults(seen, made):
+    rounds = decide(seen)
+    if wrong := faults(seen, rounds):
         raise RuntimeError(f"a mistake of windtunnel's: {wrong[0]}")
-    arms: dict[str, Outcome] = {"splitters": splitters(seen, made, world)}
+    arms: dict[str, Outcome] = {"splitters": splitters(seen, rounds, world)}
     if len(sources) > 1:
-        alone = Rounds(tuple((tree,) for trees in made.rounds for tree in trees))
+        alone = Rounds(tuple((tree,) for trees in rounds.rounds for tree in trees))
         arms["splitters, a round each"] = splitters(seen, alone, world)
     if world.loss:
-        one = replace(seen, requests=seen.requests[:1])
-        arms["splitters, packet by packet"] = packets(one, decide(one).rounds[0][0], world)
+        fabric = replace(seen, requests=seen.requests[:1])
+        arms["splitters, packet by packet"] = packets(fabric, decide(fabric).rounds[0][0], world)
     arms |= {name: electrical(seen.requests, racks, world, name) for name in BASELINES}
     told = {
-        name: {"seconds": one.seconds, "bytes_sent": one.sent, "repairs": one.repairs}
-        for name, one in arms.items()
+        name: {"seconds": arm.seconds, "bytes_sent": arm.sent, "repairs": arm.repairs}
+        for name, arm in arms.items()
     }
-    trees = [tree for trees in made.rounds for tree in trees]
+    trees = [tree for trees in rounds.rounds for tree in trees]
     return {
         "racks": racks, "splitter": splitter, "columns": shuffle.k, "relay_groups": shuffle.groups,
         "hops": max(tree.hops for tree in trees), "transmissions": [len(tree.transmitters) for tree in trees],
-        "rounds": [[tree.request.source for tree in round_] for round_ in made.rounds],
+        "rounds": [[tree.request.source for tree in round_] for round_ in rounds.rounds],
         "trees": to_plain(trees),
         "rules": {str(rack): to_plain(own) for rack, own in sorted(rules(static_trees(
             splitter, shuffle.k, seen.failed_transmitters)).items())},

@@ -95,15 +95,15 @@ def run(
         progress("lower", 0.0)
         fabric = Fabric(cluster, spec.seed)
         rates = {fabric.name(link): rate for link, rate in enumerate(fabric.rates)}
-        apart = [_lowered(one, Prices(fabric, one.ranks, (aggregation, 0))) for one in jobs]
-        adding = [sum(_sums(one, cluster) for one in jobs if one is not other) for other in jobs]
-        prices = [Prices(fabric, one.ranks, (aggregation, n)) for one, n in zip(jobs, adding, strict=True)]
-        tenants = [_lowered(one, own) for one, own in zip(jobs, prices, strict=True)]
+        apart = [_lowered(job, Prices(fabric, job.ranks, (aggregation, 0))) for job in jobs]
+        adding = [sum(_sums(job, cluster) for job in jobs if job is not other) for other in jobs]
+        prices = [Prices(fabric, job.ranks, (aggregation, n)) for job, n in zip(jobs, adding, strict=True)]
+        tenants = [_lowered(job, own) for job, own in zip(jobs, prices, strict=True)]
         progress("alone", 0.0)
-        alone = [together([one], rates, min(spec.iterations, ALONE))[0][0] for one in apart]
+        alone = [together([tenant], rates, min(spec.iterations, ALONE))[0][0] for tenant in apart]
         _check_size(file, tenants, alone, spec.iterations)
         draws = np.random.default_rng(spec.seed).random(len(jobs))
-        begins = [float(draw * np.median(one.seconds)) for draw, one in zip(draws, alone, strict=True)]
+        begins = [float(draw * np.median(ran.seconds)) for draw, ran in zip(draws, alone, strict=True)]
         progress("together", 0.0)
         ran, uses = together(
             tenants, rates, spec.iterations, sharing=sharing, schedule=schedule, begins=begins
@@ -127,8 +127,8 @@ def _step(job: JobSpec, field: str, folder: Path, cluster: Cluster) -> tuple[Ste
     if job.script is not None:
         return None, of
     if job.training is not None:
-        made = job.training
-        step = sources.data_parallel(job.devices or 1, made.layers, made.bytes, made.seconds)
+        training = job.training
+        step = sources.data_parallel(job.devices or 1, training.layers, training.bytes, training.seconds)
     elif job.mapreduce is not None:
         step = sources.mapreduce(job.devices or 1, job.mapreduce.bytes, job.mapreduce.seconds)
     elif job.chakra is not None:
@@ -195,7 +195,7 @@ class Prices:
     def seconds(self, call: Call) -> float:
         """Of its slowest group."""
         shapes: dict[Placement, tuple[int, ...]] = {}
-        for group in (tuple(self.ranks[rank] for rank in one) for one in call.groups):
+        for group in (tuple(self.ranks[rank] for rank in group) for group in call.groups):
             shapes.setdefault(self.cluster.placement(group), group)
         return max(self._group(call, group, self.ways) for group in shapes.values())
 
@@ -227,10 +227,10 @@ class Prices:
 
 
 def _check_size(file: Path, tenants: Sequence[Tenant], alone: Sequence[Ran], iterations: int) -> None:
-    slowest = max(float(np.median(one.seconds)) for one in alone)
+    slowest = max(float(np.median(ran.seconds)) for ran in alone)
     tasks = [
-        len(one.lowered.job.tasks) * iterations * slowest / max(float(np.median(ran.seconds)), 1e-9)
-        for one, ran in zip(tenants, alone, strict=True)
+        len(tenant.lowered.job.tasks) * iterations * slowest / max(float(np.median(ran.seconds)), 1e-9)
+        for tenant, ran in zip(tenants, alone, strict=True)
     ]
     if sum(tasks) > MOST_TASKS:
         most = tenants[int(np.argmax(tasks))].lowered.job.name
@@ -257,9 +257,9 @@ def _told(job: _Placed, prices: Prices, tenant: Tenant, alone: Ran, ran: Ran, cl
     own, step = float(np.median(alone.seconds)), job.step
     beside = np.array(ran.seconds)
     sums = sum(call.kind == "all_reduce" for call in step.calls)
-    told: Plain = {
+    plain: Plain = {
         "name": job.name, "kind": job.spec.kind, "program": step.name, "run": job.run or None,
-        "devices": step.ranks, "hosts": len({cluster.host_of(one) for one in job.ranks}),
+        "devices": step.ranks, "hosts": len({cluster.host_of(rank) for rank in job.ranks}),
         "weight": job.spec.weight, "tasks": len(tenant.lowered.job.tasks), "iterations": len(beside),
         "alone_s": own, "together_s": float(np.median(beside)),
         "together_p95_s": float(np.quantile(beside, 0.95)),
@@ -268,7 +268,7 @@ def _told(job: _Placed, prices: Prices, tenant: Tenant, alone: Ran, ran: Ran, cl
         "lowering_error": own / step.seconds - 1.0 if step.seconds and not prices.ways else None,
         "added_by_switches": f"{len(prices.added)} of {sums} kinds of all_reduce" if prices.ways else None,
     }  # fmt: skip
-    return told
+    return plain
 
 
 def _links(uses: Sequence[Use]) -> list[Plain]:
@@ -281,7 +281,7 @@ def _links(uses: Sequence[Use]) -> list[Plain]:
         busier = old is None or sum(one.by.values()) > sum(old[0].by.values())
         best[kind] = (one if busier or old is None else old[0], count)
     rows = [
-        {"kind": kind, "busiest": one.name, "used": count, "use": sum(one.by.values()), "by": one.by}
-        for kind, (one, count) in best.items()
+        {"kind": kind, "busiest": use.name, "used": count, "use": sum(use.by.values()), "by": use.by}
+        for kind, (use, count) in best.items()
     ]
     return sorted(rows, key=lambda row: -float(row["use"]))[:LINKS]  # type: ignore[arg-type]

@@ -244,9 +244,9 @@ class _Shared:
         parts = dict.fromkeys(PARTS, 0.0)
         since = job.over[-2]
         while i >= 0 and k in job.iterations:
-            one, task = job.iterations[k], job.tasks[i]
-            begin = max(one.ready[i], since)
-            spent = max(0.0, one.end[i] - begin)
+            iteration, task = job.iterations[k], job.tasks[i]
+            begin = max(iteration.ready[i], since)
+            spent = max(0.0, iteration.end[i] - begin)
             if task.kind == "network":
                 alone = min(spent, task.size / job.alone[i])
                 parts["sending"] += alone
@@ -254,9 +254,9 @@ class _Shared:
             else:
                 waits = task.name.startswith("l") or task.name in job.tenant.lowered.calls
                 parts["latency" if waits else "computing"] += spent
-            if one.ready[i] <= since:
+            if iteration.ready[i] <= since:
                 break
-            back, i = one.held[i]
+            back, i = iteration.held[i]
             k -= back
         return parts
 
@@ -275,7 +275,7 @@ class _Shared:
             for job, kind, part in losing:
                 job.lost[kind] += part * (now - before)
             for flow in ended:
-                job = next(one for one in self.jobs if flow in one.active)
+                job = next(job for job in self.jobs if flow in job.active)
                 k, i = job.active.pop(flow)
                 self._carried(job, i, job.tasks[i].size)
                 job.spans.append(
@@ -322,8 +322,8 @@ class _Shared:
             self.looks = self.world.now + PERIOD
         shares: dict[tuple[str, str], Any] = {}
         if self.schedule != "fair" and self._meet():
-            made = decide(Observation(self.world.now, self.known, self._pending(), self.schedule))
-            shares = {(one.job, one.task): one for one in made.shares}
+            decision = decide(Observation(self.world.now, self.known, self._pending(), self.schedule))
+            shares = {(share.job, share.task): share for share in decision.shares}
         for job in self.jobs:
             for flow, (k, i) in job.active.items():
                 weight = job.share[i] / (1.0 if self.sharing == "fifo" else len(job.active))
@@ -353,16 +353,18 @@ class _Shared:
             flows = {where: flow for flow, where in job.active.items()}
             live = sorted(k for k, one in job.iterations.items() if one.left)[:2]
             for k in live:
-                one = job.iterations[k]
+                iteration = job.iterations[k]
                 for i, task in enumerate(job.tasks):
-                    if one.end[i] or (task.kind == "compute" and not task.size and not one.waits[i]):
+                    if iteration.end[i] or (
+                        task.kind == "compute" and not task.size and not iteration.waits[i]
+                    ):
                         continue
-                    ready = not one.waits[i]
+                    ready = not iteration.waits[i]
                     left = task.size
                     if (k, i) in flows:
                         left = self.world.left(flows[k, i])
                     elif ready:
-                        left = max(0.0, one.ready[i] + task.size - self.world.now)
+                        left = max(0.0, iteration.ready[i] + task.size - self.world.now)
                     begun, shown = ready and task.kind == "compute", self._shown(job, k, i, live)
                     found.append(Pending(job.name, shown, left, ready, begun))
         return tuple(found)
@@ -387,8 +389,10 @@ class _Shared:
         for one, (meter, entities, trouble) in self.meters.items():
             links = [link for _, link in self.virtual[one]]
             trouble += [link in held for link in links]
-            seen = meter.look(self.world.now, self.rates[one], entities, carried[links], trouble.copy())
-            for link, rate in zip(links, lend(seen).lent, strict=True):
+            observation = meter.look(
+                self.world.now, self.rates[one], entities, carried[links], trouble.copy()
+            )
+            for link, rate in zip(links, lend(observation).lent, strict=True):
                 self.world.set_capacity(link, rate)
         self.looks = self.world.now + PERIOD if any(job.active for job in self.jobs) else inf
 
@@ -406,7 +410,7 @@ def together(
     ran = []
     for job in shared.jobs:
         count = max(1, len(job.paths))
-        path = {name: sum(one[name] for one in job.paths) / count for name in PARTS}
+        path = {name: sum(path[name] for path in job.paths) / count for name in PARTS}
         lost = {kind: seconds / max(1, len(job.over)) for kind, seconds in sorted(job.lost.items())}
         ran.append(Ran(np.diff(job.over).tolist(), path, lost, job.spans))
     uses = []

@@ -91,8 +91,8 @@ class Spec(BaseModel, extra="forbid"):
 
     def matches(self) -> Iterator[tuple[str, str]]:
         """Every name with everything that is matched to it."""
-        for name, one in self.entities.items():
-            for match in one.match if isinstance(one.match, list) else [one.match]:
+        for name, entity in self.entities.items():
+            for match in entity.match if isinstance(entity.match, list) else [entity.match]:
                 yield name, str(match)
 
 

@@ -149,7 +149,7 @@ def emulate(
         raise ValueError(
             f"arm {arm!r} with {len(tenants)} tenants; at most {MOST} on aq, fifo, policer, drr, csfq"
         )
-    entities = [Entity(one.name, one.weight, one.rate) for one in tenants]
+    entities = [Entity(tenant.name, tenant.weight, tenant.rate) for tenant in tenants]
     own = promised(Observation(world.line, tuple(entities)))
     queue = Queue(packets=world.packets, mark_at=world.mark if arm == "fifo" else 0)
     if arm == "drr":
@@ -179,8 +179,8 @@ def emulate(
         if arm == "aq":
             count = meters[: len(own)]
             offered, trouble = count["passed"] + count["dropped"], count["dropped"] + count["marked"]
-            seen = meter.look(now, world.line, entities, offered, trouble)
-            meters["lent"][: len(own)] = [rate_units(rate) for rate in policy(seen).lent]
+            observation = meter.look(now, world.line, entities, offered, trouble)
+            meters["lent"][: len(own)] = [rate_units(rate) for rate in policy(observation).lent]
             meters["until"] = int((now + WINDOW * PERIOD) * 1e9)
     assert start is not None
     got = (simulation.flows["received"] - start[1]) * world.packet / (simulation.now - start[0])
@@ -204,17 +204,17 @@ def _flows(
 ) -> tuple[list[Flow], NDArray[np.int64]]:
     """Every tenant's flows, begun within the first 5 ms, and whose each is."""
     flows, owner = [], []
-    for place, one in enumerate(tenants):
-        for _ in range(0 if one.stops else one.flows):
+    for place, tenant in enumerate(tenants):
+        for _ in range(0 if tenant.stops else tenant.flows):
             common: dict[str, Any] = {"start": float(rng.uniform(0, 5e-3)), "tag": place, "band": place}
-            if one.kind == "udp":
-                assert one.sends is not None
+            if tenant.kind == "udp":
+                assert tenant.sends is not None
                 flows.append(
-                    Flow([0], sender="udp", rate=one.sends / one.flows, packet=world.packet, **common)
+                    Flow([0], sender="udp", rate=tenant.sends / tenant.flows, packet=world.packet, **common)
                 )
             else:
-                ecn = one.feedback == "ecn"
-                flows.append(Flow([0], [1], one.kind, ecn=ecn, packet=world.packet, **common))
+                ecn = tenant.feedback == "ecn"
+                flows.append(Flow([0], [1], tenant.kind, ecn=ecn, packet=world.packet, **common))
             owner.append(place)
     return flows, np.array(owner, np.int64)
 
@@ -222,21 +222,22 @@ def _flows(
 def _fill(
     meters: NDArray[Any], tenants: Sequence[Tenant], own: Sequence[float], world: World, *, policer: bool
 ) -> None:
-    for place, (one, rate) in enumerate(zip(tenants, own, strict=True)):
+    for place, (tenant, rate) in enumerate(zip(tenants, own, strict=True)):
         row = meters[place]
         row["rate"] = row["lent"] = rate_units(rate)
         row["limit"] = (10 if policer else world.limit) * world.packet
-        row["mark"] = world.mark * world.packet if one.feedback == "ecn" and not policer else NEVER
-        row["delays"] = one.feedback == "delay" and not policer
+        row["mark"] = world.mark * world.packet if tenant.feedback == "ecn" and not policer else NEVER
+        row["delays"] = tenant.feedback == "delay" and not policer
 
 
-def cost(seen: Observation, made: Decision) -> dict[str, float]:
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision makes of one second like the one that was seen: bytes that entities wanted and did not
     get, and of the line those that nobody used. Whoever was held back wants the line."""
     wants = [
-        seen.line if one.held is not None else HEADROOM * one.offered for one in seen.entities
-    ]  # fmt: skip
-    got = [min(want, rate) for want, rate in zip(wants, made.lent, strict=True)]
-    scale = min(1.0, seen.line / max(sum(got), 1e-9))
-    missed = sum(min(want, seen.line) - rate * scale for want, rate in zip(wants, got, strict=True))
-    return {"missed bytes": missed, "unused bytes": seen.line - scale * sum(got)}
+        observation.line if entity.held is not None else HEADROOM * entity.offered
+        for entity in observation.entities
+    ]
+    got = [min(want, rate) for want, rate in zip(wants, decision.lent, strict=True)]
+    scale = min(1.0, observation.line / max(sum(got), 1e-9))
+    missed = sum(min(want, observation.line) - rate * scale for want, rate in zip(wants, got, strict=True))
+    return {"missed bytes": missed, "unused bytes": observation.line - scale * sum(got)}

@@ -28,17 +28,24 @@ class Plan:
 
     def plain(self) -> dict[str, Any]:
         """The figures as values of JSON; wavelengths are numbers of them, lengths are hops."""
-        seen, made = self.seen, self.made
+        observation, decision = self.seen, self.made
         return {
-            "dims": list(seen.sides), "nodes": nodes_of(seen.sides), "pairs": len(made.wavelengths),
-            "method": made.method, "wavelengths": made.count, "lower_bound": made.bound,
-            "lower_bound_published": paper_bound(seen.sides) if min(seen.sides) > 2 else None,
-            "longest_route": int(made.routes.lengths.max()),
-            "failed_links": [list(link) for link in seen.failed_links],
-            "failed_nodes": list(seen.failed_nodes), "rerouted": len(made.rerouted),
-            "backup_wavelengths": made.backups, "backup_lower_bound": made.backup_bound,
-            "backup_lower_bound_published": made.paper_backup_bound, "file": str(self.file),
-        }  # fmt: skip
+            "dims": list(observation.sides),
+            "nodes": nodes_of(observation.sides),
+            "pairs": len(decision.wavelengths),
+            "method": decision.method,
+            "wavelengths": decision.count,
+            "lower_bound": decision.bound,
+            "lower_bound_published": paper_bound(observation.sides) if min(observation.sides) > 2 else None,
+            "longest_route": int(decision.routes.lengths.max()),
+            "failed_links": [list(link) for link in observation.failed_links],
+            "failed_nodes": list(observation.failed_nodes),
+            "rerouted": len(decision.rerouted),
+            "backup_wavelengths": decision.backups,
+            "backup_lower_bound": decision.backup_bound,
+            "backup_lower_bound_published": decision.paper_backup_bound,
+            "file": str(self.file),
+        }
 
 
 def plan(dims: str, failed: Sequence[str] = (), method: str = "auto", out: Path | None = None) -> Plan:
@@ -65,15 +72,15 @@ def plan(dims: str, failed: Sequence[str] = (), method: str = "auto", out: Path 
             links += [(ends[0], ends[1])] + [(ends[1], ends[0])] * both
         else:
             raise UserError(_not_understood(one))
-    seen = Observation(sides, tuple(dict.fromkeys(links)), tuple(dict.fromkeys(nodes)), method)
-    made = decide(seen)
-    if wrong := faults(seen, made):
+    observation = Observation(sides, tuple(dict.fromkeys(links)), tuple(dict.fromkeys(nodes)), method)
+    decision = decide(observation)
+    if wrong := faults(observation, decision):
         raise RuntimeError(f"a mistake of windtunnel's: {wrong[0]}")
     try:
-        _write(file, seen, made)
+        _write(file, observation, decision)
     except OSError as error:
         raise UserError(f"`out`: {file} cannot be written: {error.strerror or error}") from None
-    return Plan(seen, made, file)
+    return Plan(observation, decision, file)
 
 
 def parse_sides(text: str) -> tuple[int, ...]:
@@ -97,7 +104,7 @@ def _node(text: str, given: str, sides: Sequence[int]) -> int:
     numbers = [int(part) for part in parts]
     if len(parts) == 1 and numbers[0] < nodes_of(sides):
         return numbers[0]
-    if len(parts) != len(sides) or any(one >= side for one, side in zip(numbers, sides, strict=True)):
+    if len(parts) != len(sides) or any(number >= side for number, side in zip(numbers, sides, strict=True)):
         shape = "x".join(map(str, sides))
         last = name(nodes_of(sides) - 1, sides)
         raise UserError(
@@ -117,18 +124,18 @@ def _not_understood(given: str) -> str:
 COLUMNS = ("source", "destination", "wavelength", "route")
 
 
-def _write(file: Path, seen: Observation, made: Decision) -> None:
+def _write(file: Path, observation: Observation, decision: Decision) -> None:
     """One row for each pair; its route is the nodes on the way, both ends included."""
-    routes, pairs = made.routes, len(made.wavelengths)
+    routes, pairs = decision.routes, len(decision.wavelengths)
     stops = routes.starts + np.arange(pairs + 1)
     nodes = np.empty(int(stops[-1]), dtype=np.int32)
     nodes[stops[:-1]] = routes.sources
-    nodes[np.arange(len(routes.links)) + routes.pair_of_hop() + 1] = heads(seen.sides)[routes.links]
+    nodes[np.arange(len(routes.links)) + routes.pair_of_hop() + 1] = heads(observation.sides)[routes.links]
     flat, at = nodes.tolist(), stops.tolist()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    columns = (routes.sources.tolist(), routes.destinations.tolist(), made.wavelengths.tolist())
+    columns = (routes.sources.tolist(), routes.destinations.tolist(), decision.wavelengths.tolist())
     writer.writerows(
         (*row, " ".join(map(str, flat[at[place] : at[place + 1]])))
         for place, row in enumerate(zip(*columns, strict=True))

@@ -89,9 +89,9 @@ def moe_traffic(
     return traffic
 
 
-def cost(seen: Observation, made: Decision) -> dict[str, float]:
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision takes: wavelengths, and links of all routes together."""
-    return {"wavelengths": float(made.count), "hops": float(len(made.routes.links))}
+    return {"wavelengths": float(decision.count), "hops": float(len(decision.routes.links))}
 
 
 def alternative(cluster: Cluster) -> Alternative:

@@ -85,43 +85,46 @@ class Emulated:
     times: figures.Times
 
 
-def emulate(asked: Emulation) -> Emulated:
+def emulate(emulation: Emulation) -> Emulated:
     """Emulate, and keep it as a run.
 
     Raises:
         UserError: something that was asked for is wrong.
     """
-    named, policies = own.chosen(asked.branching, asked.admission)
-    asked = replace(asked, branching=named[own.BRANCHING], admission=named[own.ADMISSION])
-    if (asked.rules or "none") not in RULES:
-        raise UserError(f"serve: `rules` {asked.rules!r} is unknown; accepted are {', '.join(RULES)}")
-    if not 0 < asked.speed_up < inf:
-        raise UserError(f"serve: `speed_up` {asked.speed_up:g} is not accepted; use a number above 0")
-    trace = _trace(asked)
-    place = _place(asked, cached=bool(trace.ids) and asked.rules not in ("", "none"))
+    named, policies = own.chosen(emulation.branching, emulation.admission)
+    emulation = replace(emulation, branching=named[own.BRANCHING], admission=named[own.ADMISSION])
+    if (emulation.rules or "none") not in RULES:
+        raise UserError(f"serve: `rules` {emulation.rules!r} is unknown; accepted are {', '.join(RULES)}")
+    if not 0 < emulation.speed_up < inf:
+        raise UserError(f"serve: `speed_up` {emulation.speed_up:g} is not accepted; use a number above 0")
+    trace = _trace(emulation)
+    place = _place(emulation, cached=bool(trace.ids) and emulation.rules not in ("", "none"))
     objective = Objective(
-        inf if asked.ttft is None else asked.ttft, inf if asked.tpot is None else asked.tpot
+        inf if emulation.ttft is None else emulation.ttft, inf if emulation.tpot is None else emulation.tpot
     )
-    inputs = {"command": "serve --trace", **asdict(replace(asked, trace=Path())), "trace": trace.source}
-    run = Store.open().begin(CAPABILITY, inputs, asked.seed)
+    inputs = {"command": "serve --trace", **asdict(replace(emulation, trace=Path())), "trace": trace.source}
+    run = Store.open().begin(CAPABILITY, inputs, emulation.seed)
     log = eventlog.EventLog(run.directory / eventlog.NAME)
     with run.failing(), closing(log):
-        served = _serve(asked, trace, place, objective, log.decision if asked.every else None, policies)
-        found = figures.times(served, objective, asked.pace)
+        served = _serve(
+            emulation, trace, place, objective, log.decision if emulation.every else None, policies
+        )
+        times = figures.times(served, objective, emulation.pace)
         made = figures.summary(
-            served, found, int(trace.prompt.sum()), place.limits.kv, place.price, place.devices * place.hosts
+            served, times, int(trace.prompt.sum()), place.limits.kv, place.price, place.devices * place.hosts
         )  # fmt: skip
         about = {
             "trace": f"{trace.source}: {len(trace):,} requests in {trace.seconds:,.0f} s"
             + (f", {trace.left_out:,} without an answer left out" if trace.left_out else ""),
             "steps": place.about,
-            "engine": f"{asked.branching}, {asked.admission}, {asked.rows} rows, {asked.chunk} tokens"
+            "engine": f"{emulation.branching}, {emulation.admission}, {emulation.rows} rows,"
+            f" {emulation.chunk} tokens"
             f" prefilled in a step, {place.limits.kv:,} tokens of KV",
-            "prefix cache": _cache_in_words(asked, trace, place),
+            "prefix cache": _cache_in_words(emulation, trace, place),
             "promised": figures.promised(objective),
         }
         run.finish({**made, "about": about})
-    return Emulated(run.id, made, about, tuple(served), found)
+    return Emulated(run.id, made, about, tuple(served), times)
 
 
 def stages(output: int, branches: tuple[int, ...]) -> tuple[Stage, ...]:
@@ -156,58 +159,67 @@ class _Place:
     price: float | None = None
 
 
-def _cache_in_words(asked: Emulation, trace: Requests, place: _Place) -> str:
+def _cache_in_words(emulation: Emulation, trace: Requests, place: _Place) -> str:
     if place.prefix_bytes:
-        return f"{asked.rules}, {amount(place.prefix_bytes)}"
-    return "none: the trace does not tell what prompts share" if asked.rules and not trace.ids else "none"
+        return f"{emulation.rules}, {amount(place.prefix_bytes)}"
+    return "none: the trace does not tell what prompts share" if emulation.rules and not trace.ids else "none"
 
 
-def _trace(asked: Emulation) -> Requests:
-    trace = asked.trace if isinstance(asked.trace, Requests) else traces.load(asked.trace)
-    if asked.count:
-        trace = trace.repeated(asked.count)
-    if asked.branches:
-        told = pairs("branches", asked.branches, ("share", "count", "tokens"))
+def _trace(emulation: Emulation) -> Requests:
+    trace = emulation.trace if isinstance(emulation.trace, Requests) else traces.load(emulation.trace)
+    if emulation.count:
+        trace = trace.repeated(emulation.count)
+    if emulation.branches:
+        told = pairs("branches", emulation.branches, ("share", "count", "tokens"))
         low, _, high = told["count"].partition("-")
         try:
             share, count = float(told["share"]), (int(low), int(high or low))
             tokens = float(told["tokens"])
         except ValueError as error:
-            raise UserError(f"serve: `branches` {asked.branches!r}: {error}") from None
-        trace = traces.branched(trace, share, count, tokens, np.random.default_rng(asked.seed))
-    return trace.faster(asked.speed_up)
+            raise UserError(f"serve: `branches` {emulation.branches!r}: {error}") from None
+        trace = traces.branched(trace, share, count, tokens, np.random.default_rng(emulation.seed))
+    return trace.faster(emulation.speed_up)
 
 
-def _place(asked: Emulation, cached: bool) -> _Place:
-    if bool(asked.step_time) == bool(asked.on and asked.model_like) or (asked.step_time and asked.on):
+def _place(emulation: Emulation, cached: bool) -> _Place:
+    if bool(emulation.step_time) == bool(emulation.on and emulation.model_like) or (
+        emulation.step_time and emulation.on
+    ):
         raise UserError(
             "serve: `trace` needs `on` CLUSTER with `model_like` NAME, or `step_time` instead of both"
         )
-    if asked.rows < 1 or asked.chunk < 1:
+    if emulation.rows < 1 or emulation.chunk < 1:
         raise UserError(
-            f"serve: {asked.rows} rows and chunks of {asked.chunk} tokens; accepted are 1 or more"
+            f"serve: {emulation.rows} rows and chunks of {emulation.chunk} tokens; accepted are 1 or more"
         )
     limits = Limits(
-        asked.rows, 0, asked.chunk, asked.queue, 0, asked.admission, asked.branching, pace=asked.pace
+        emulation.rows,
+        0,
+        emulation.chunk,
+        emulation.queue,
+        0,
+        emulation.admission,
+        emulation.branching,
+        pace=emulation.pace,
     )
-    if asked.step_time:
-        known = profile.step_time(asked.step_time)
-        kv = asked.kv // (known.token_bytes or 1) or known.kv
+    if emulation.step_time:
+        known = profile.step_time(emulation.step_time)
+        kv = emulation.kv // (known.token_bytes or 1) or known.kv
         return _Place(replace(limits, kv=kv), known.time, known.about, Shape(0, 0, 0.0), 0)
-    model, cluster = models.model_like(asked.model_like), load_cluster(asked.on)
+    model, cluster = models.model_like(emulation.model_like), load_cluster(emulation.on)
     width, fits = max(1, model.shape.kv), models.kv_tokens(model, cluster)
-    room = asked.kv // width or fits
+    room = emulation.kv // width or fits
     if room > fits:
         raise UserError(
             f"serve: `kv`: {room:,} tokens of {model.name} do not fit into a host of {cluster.name}; it"
             f" has room for {fits:,}"
         )
-    lent = (asked.prefix_bytes or int(room * KV_SHARE) * width) if cached else 0
-    if not asked.kv:
+    lent = (emulation.prefix_bytes or int(room * KV_SHARE) * width) if cached else 0
+    if not emulation.kv:
         room -= lent // width
     if room < 1:
         raise UserError(f"serve: `prefix_bytes`: nothing is left of {fits:,} tokens of KV; use less")
-    time, error = models.step_time(model, cluster, asked.rows, asked.chunk, fits)
+    time, error = models.step_time(model, cluster, emulation.rows, emulation.chunk, fits)
     about = (
         f"{model.name} on {cluster.name}, by roofline (the plane through it is {error:.0%} off on average)"
     )
@@ -230,19 +242,19 @@ def pairs(field: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _serve(
-    asked: Emulation, trace: Requests, place: _Place, objective: Objective, log: Log | None,
+    emulation: Emulation, trace: Requests, place: _Place, objective: Objective, log: Log | None,
     policies: Mapping[str, Policy],
 ) -> list[Served]:  # fmt: skip
     requests = requests_of(trace, objective)
-    every = max(1, asked.every, -(-4 * len(requests) // PRECISE))
+    every = max(1, emulation.every, -(-4 * len(requests) // PRECISE))
     symbols = dict(enumerate(trace.ids))
     served = []
     for host in range(min(place.hosts, len(requests))):
         cache = None
         if place.prefix_bytes:
             cache = PrefixCache(
-                place.shape, place.prefix_bytes, RULES[asked.rules], unit=trace.unit,
-                decide=PREFIX_POLICIES[asked.rules],
+                place.shape, place.prefix_bytes, RULES[emulation.rules], unit=trace.unit,
+                decide=PREFIX_POLICIES[emulation.rules],
             )  # fmt: skip
         prefixes = Prefixes(cache, symbols) if cache is not None else None
         told = log if host == 0 else None

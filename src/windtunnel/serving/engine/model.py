@@ -61,13 +61,13 @@ class Request:
         """Tokens whose KV it may hold at once. Branches are dropped when they are joined, before what they
         said is prefilled again; the token that they begin with is held by each of them."""
         trunk = most = self.prompt
-        for one in self.stages:
-            if isinstance(one, Serial):
-                trunk += one.tokens
+        for stage in self.stages:
+            if isinstance(stage, Serial):
+                trunk += stage.tokens
             else:
-                grown = sum(one.heads) + sum(one.tokens)
-                most = max(most, trunk + grown + len(one.heads))
-                trunk += grown + one.join
+                grown = sum(stage.heads) + sum(stage.tokens)
+                most = max(most, trunk + grown + len(stage.heads))
+                trunk += grown + stage.join
             most = max(most, trunk)
         return most
 

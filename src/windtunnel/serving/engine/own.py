@@ -57,25 +57,28 @@ def _checked(path: Path, decide: Policy, kind: type, right: Callable[[Any, Any],
     return checked
 
 
-def _admitted(seen: branching.Observation, made: branching.Decision) -> bool:
+def _admitted(observation: branching.Observation, decision: branching.Decision) -> bool:
     """Whether these branches are there, each once, and there is room for them."""
-    known = {(one.request, one.unit) for one in seen.candidates}
-    return len(set(made.admitted) & known) == len(made.admitted) <= seen.room and made.holds >= 1
+    known = {(candidate.request, candidate.unit) for candidate in observation.candidates}
+    return (
+        len(set(decision.admitted) & known) == len(decision.admitted) <= observation.room
+        and decision.holds >= 1
+    )
 
 
-def _planned(seen: admission.Observation, made: admission.Decision) -> bool:
+def _planned(observation: admission.Observation, decision: admission.Decision) -> bool:
     """Whether these requests wait, those that are admitted fit, and what is prefilled is to be prefilled."""
-    waiting = {one.request: one for one in seen.waiting}
-    moved = [*made.admit, *made.refuse, *made.defer]
-    taken = [waiting[one] for one in made.admit if one in waiting]
-    stops = {(one.request, one.unit): one.stop for one in seen.filling}
-    stops |= {(one.request, 0): one.stop for one in taken}
+    waiting = {waiting.request: waiting for waiting in observation.waiting}
+    moved = [*decision.admit, *decision.refuse, *decision.defer]
+    taken = [waiting[one] for one in decision.admit if one in waiting]
+    stops = {(filling.request, filling.unit): filling.stop for filling in observation.filling}
+    stops |= {(waiting.request, 0): waiting.stop for waiting in taken}
     return (
         len(set(moved) & waiting.keys()) == len(moved)
-        and len(taken) <= seen.slots
-        and sum(one.reserve for one in taken) <= seen.free
-        and len({part[:2] for part in made.prefill}) == len(made.prefill)
-        and all(1 <= tokens <= stops.get((one, unit), 0) for one, unit, tokens in made.prefill)
+        and len(taken) <= observation.slots
+        and sum(waiting.reserve for waiting in taken) <= observation.free
+        and len({part[:2] for part in decision.prefill}) == len(decision.prefill)
+        and all(1 <= tokens <= stops.get((one, unit), 0) for one, unit, tokens in decision.prefill)
     )
 
 

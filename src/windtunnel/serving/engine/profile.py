@@ -51,8 +51,8 @@ def fit(points: Sequence[Point], seconds: Sequence[float], fused: bool = False) 
         ]
     ).T  # fmt: skip
     found = StepTime(*least_squares(list(columns), np.array(seconds)))
-    told = np.array([found.of(*point) for point in points])
-    return found, float(np.mean(np.abs(told / np.array(seconds) - 1)))
+    buffer = np.array([found.of(*point) for point in points])
+    return found, float(np.mean(np.abs(buffer / np.array(seconds) - 1)))
 
 
 def step_time(given: str) -> Known:
@@ -63,7 +63,7 @@ def step_time(given: str) -> Known:
         UserError: it is none of these.
     """
     if "=" in given:
-        names = [one.name for one in fields(StepTime)]
+        names = [field.name for field in fields(StepTime)]
         numbers = dict.fromkeys(names, 0.0)
         for one in given.split(","):
             name, _, value = one.partition("=")

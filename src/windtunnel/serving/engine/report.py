@@ -53,44 +53,46 @@ def headline(made: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def show(made: Emulated, console: Console, page_at: Path | None) -> None:
+def show(emulated: Emulated, console: Console, page_at: Path | None) -> None:
     """Print it."""
     from rich.table import Table
 
-    for name, words in made.about.items():
+    for name, words in emulated.about.items():
         console.print(f"{name:13}{words}", style="dim", highlight=False, soft_wrap=True)
     table = Table("emulated", *COLUMNS)
     for name, words in WORDS.items():
-        table.add_row(words, *(seconds(made.summary[name][one]) for one in COLUMNS))
+        table.add_row(words, *(seconds(emulated.summary[name][one]) for one in COLUMNS))
     console.print(table)
-    for name, words in headline(made.summary):
+    for name, words in headline(emulated.summary):
         console.print(f"{name:22}{words}", highlight=False, soft_wrap=True)
-    for words in sorted({words for one in made.parts for words in one.never.values()})[:3]:
+    for words in sorted({words for part in emulated.parts for words in part.never.values()})[:3]:
         console.print(f"never served: {words}", highlight=False, soft_wrap=True)
-    console.print(f"Run    {made.run}", highlight=False)
+    console.print(f"Run    {emulated.run}", highlight=False)
     if page_at is not None:
         console.print(f"Plots  {page_at}", highlight=False, soft_wrap=True)
 
 
-def write_page(path: Path, made: Emulated) -> None:
+def write_page(path: Path, emulated: Emulated) -> None:
     """Write one HTML file that needs nothing else.
 
     Raises:
         UserError: it cannot be written.
     """
-    times = [(words, *(seconds(made.summary[name][one]) for one in COLUMNS)) for name, words in WORDS.items()]
+    times = [
+        (words, *(seconds(emulated.summary[name][one]) for one in COLUMNS)) for name, words in WORDS.items()
+    ]
     sections = (
         (
             "times",
             "Times",
-            heading("What users wait", "emulated") + _table(times, COLUMNS) + plot(_waits(made)),
+            heading("What users wait", "emulated") + _table(times, COLUMNS) + plot(_waits(emulated)),
         ),
-        ("load", "Load", heading("What the engine holds", "emulated") + plot(_load(made))),
-        ("figures", "Figures", heading("Figures", "emulated") + _table(headline(made.summary))),
+        ("load", "Load", heading("What the engine holds", "emulated") + plot(_load(emulated))),
+        ("figures", "Figures", heading("Figures", "emulated") + _table(headline(emulated.summary))),
     )
-    lead = [f"{name}: {words}" for name, words in made.about.items()]
+    lead = [f"{name}: {words}" for name, words in emulated.about.items()]
     text = page(
-        "serve --trace", lead, sections, note=f"Run {made.run}. All figures are emulated.", plots=True
+        "serve --trace", lead, sections, note=f"Run {emulated.run}. All figures are emulated.", plots=True
     )
     try:
         atomic.replace(path, text)
@@ -99,10 +101,10 @@ def write_page(path: Path, made: Emulated) -> None:
 
 
 def _table(rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> str:
-    head = "".join(f'<th scope="col" class="number">{one}</th>' for one in columns)
+    head = "".join(f'<th scope="col" class="number">{column}</th>' for column in columns)
     body = "".join(
         f"<tr><td>{html.escape(name)}</td>"
-        + "".join(f"<td{' class=number' * bool(columns)}>{html.escape(one)}</td>" for one in cells)
+        + "".join(f"<td{' class=number' * bool(columns)}>{html.escape(cell)}</td>" for cell in cells)
         + "</tr>"
         for name, *cells in rows
     )
@@ -110,14 +112,14 @@ def _table(rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> str:
     return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
-def _waits(made: Emulated) -> Any:
+def _waits(emulated: Emulated) -> Any:
     """The share of requests that wait no longer, over seconds."""
     chart = figure(
         "seconds", "share of the requests that were finished", xaxis_type="log", yaxis_tickformat=".0%"
     )
     shares = np.linspace(0, 100, POINTS)
     for name, words in WORDS.items():
-        values = getattr(made.times, name)
+        values = getattr(emulated.times, name)
         if len(values):
             chart.add_scatter(
                 x=np.percentile(values, shares).tolist(), y=(shares / 100).tolist(), mode="lines", name=words
@@ -125,17 +127,17 @@ def _waits(made: Emulated) -> Any:
     return chart
 
 
-def _load(made: Emulated) -> Any:
+def _load(emulated: Emulated) -> Any:
     """KV, and requests that run and wait, over time."""
     chart = figure(
         "seconds", "requests", height=460, hovermode="x unified",
         yaxis2={"title": {"text": "KV held"}, "overlaying": "y", "side": "right", "tickformat": "~%"},
     )  # fmt: skip
-    for place, one in enumerate(made.parts[:8]):
-        at = [time for time, _, _, _ in one.looks]
-        of = f" of replica {place}" if len(made.parts) > 1 else ""
-        held = [tokens / made.summary["kv_tokens"] for _, tokens, _, _ in one.looks]
+    for place, part in enumerate(emulated.parts[:8]):
+        at = [time for time, _, _, _ in part.looks]
+        of = f" of replica {place}" if len(emulated.parts) > 1 else ""
+        held = [tokens / emulated.summary["kv_tokens"] for _, tokens, _, _ in part.looks]
         chart.add_scatter(x=at, y=held, mode="lines", name=f"KV held{of}", yaxis="y2", line={"dash": "dot"})
-        chart.add_scatter(x=at, y=[look[2] for look in one.looks], mode="lines", name=f"running{of}")
-        chart.add_scatter(x=at, y=[look[3] for look in one.looks], mode="lines", name=f"waiting{of}")
+        chart.add_scatter(x=at, y=[look[2] for look in part.looks], mode="lines", name=f"running{of}")
+        chart.add_scatter(x=at, y=[look[3] for look in part.looks], mode="lines", name=f"waiting{of}")
     return chart

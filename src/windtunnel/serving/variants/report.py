@@ -16,9 +16,14 @@ def table(variants: Sequence[Variant]) -> Table:
         shown.add_column(
             heading, justify="left" if heading in ("variant", "task") else "right", overflow="fold"
         )
-    for one in variants:
+    for variant in variants:
         shown.add_row(
-            one.name, one.task, f"{one.accuracy:.2%}", f"{one.latency() * 1e3:.2f} ms",
-            f"{one.latency(one.batch) * 1e3:.2f} ms", f"{one.load * 1e3:.0f} ms", f"{one.memory >> 20} MiB",
-        )  # fmt: skip
+            variant.name,
+            variant.task,
+            f"{variant.accuracy:.2%}",
+            f"{variant.latency() * 1e3:.2f} ms",
+            f"{variant.latency(variant.batch) * 1e3:.2f} ms",
+            f"{variant.load * 1e3:.0f} ms",
+            f"{variant.memory >> 20} MiB",
+        )
     return shown

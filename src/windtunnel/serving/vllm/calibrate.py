@@ -73,8 +73,8 @@ def _wave(url: str, requests: int, prompt: int, salt: int) -> None:
         tokens = [3 + (salt * 977 + number * 131 + place * 7) % 4000 for place in range(prompt)]
         body = {"model": "calibrated", "prompt": tokens, "max_tokens": DECODED, "ignore_eos": True}
         headers = {"Content-Type": "application/json"}
-        asked = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(asked, timeout=600) as response:
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=600) as response:
             response.read()
 
     with ThreadPoolExecutor(requests) as threads:

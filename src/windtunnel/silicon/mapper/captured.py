@@ -24,11 +24,11 @@ def nests(row: Sequence[Any]) -> list[tuple[Layer, float]]:
         return [(layer, 1.0) for layer in _convolution(name, arguments, outputs)]
     if facts["kind"] == "matmul":
         groups, m, n, k = facts["shape"]
-        found = [_product(m, n, k, groups)]
+        layers = [_product(m, n, k, groups)]
     else:
-        found = [*_attention(*facts["shape"])]
-    share = facts["flops"] / (2.0 * sum(layer.macs for layer in found))
-    return [(layer, share) for layer in found]
+        layers = [*_attention(*facts["shape"])]
+    share = facts["flops"] / (2.0 * sum(layer.macs for layer in layers))
+    return [(layer, share) for layer in layers]
 
 
 def _product(m: int, n: int, k: int, groups: int) -> Layer:
@@ -43,23 +43,28 @@ def _attention(
     if backward:  # scores again, then the gradients of value, probabilities, query and key
         products = [(rows, columns, width), (columns, out, rows), (rows, columns, out)]
         products += [(rows, width, columns), (columns, width, rows)]
-    return (_product(*one, groups) for one in products)
+    return (_product(*product, groups) for product in products)
 
 
 def _convolution(name: str, arguments: Sequence[Any], outputs: Sequence[str]) -> list[Layer]:
-    tensors = [_shape(one["t"]) for one in arguments if isinstance(one, dict)]
+    tensors = [_shape(argument["t"]) for argument in arguments if isinstance(argument, dict)]
     backward = "backward" in name
     out, x, weight = tensors[:3] if backward else (_shape(outputs[0]), *tensors[:2])
     # Lists of as many numbers as sides: stride, padding and dilation, and that of output padding.
-    sides = [one for one in arguments if isinstance(one, list) and len(one) == len(weight) - 2]
-    stride = next((one[0] for one in sides if type(one[0]) is int), 1)
+    sides = [
+        argument for argument in arguments if isinstance(argument, list) and len(argument) == len(weight) - 2
+    ]
+    stride = next((side[0] for side in sides if type(side[0]) is int), 1)
     groups, each, batch = max(1, x[1] // weight[1]), weight[1], x[0]
     outs = weight[0] // groups
     fx, fy, ox, oy = weight[-1], math.prod(weight[2:-1]), out[-1], math.prod(out[2:-1])
     label = f"{x[1]}>{weight[0]} {fy}x{fx}/{stride}"
     if not backward:
         return [Layer(label, (fx, fy, ox, oy, each, outs, batch), stride, groups)]
-    mask = next((one for one in arguments if isinstance(one, list) and type(one[0]) is bool), [True, True])
+    mask = next(
+        (argument for argument in arguments if isinstance(argument, list) and type(argument[0]) is bool),
+        [True, True],
+    )
     to_input = Layer(f"{label} dx", (fx, fy, ox, oy, outs, each, batch), 1, groups)
     to_weight = Layer(f"{label} dw", (ox, oy, fx, fy, batch, outs, each), 1, groups)
     return [layer for layer, wanted in zip((to_input, to_weight), mask, strict=False) if wanted]

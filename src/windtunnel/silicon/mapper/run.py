@@ -77,7 +77,7 @@ def search(
             observation = Observation(layer, accelerator, dataflow)
             decision = decide(observation)
             rows.append(Mapped(layer, decision, price(observation, decision)))
-        run.finish(asdict(total(one.cost for one in rows)))
+        run.finish(asdict(total(row.cost for row in rows)))
     return rows
 
 
@@ -113,16 +113,18 @@ def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fas
             calls = facts["count"] * facts["ranks"] / content["period"] / summary["world_size"]
             spent.setdefault(facts["kind"], []).append(cost.times(calls))
         kinds = {kind: total(costs) for kind, costs in spent.items()}
-        made = Device(kinds, total(kinds.values()), out, profiles.own(name))
+        device = Device(kinds, total(kinds.values()), out, profiles.own(name))
         origin = {"origin": f"modelled by windtunnel mapper, operators of run {source.id}"}
         head = {"device": name, "provenance": origin, "host_overhead": {}, "collectives": []}
         try:
             atomic.replace(out, yaml.safe_dump(cluster, sort_keys=False))
-            profiles.save(made.profile, VERSION, head, ("operators", rows))
+            profiles.save(device.profile, VERSION, head, ("operators", rows))
         except OSError as error:
-            raise UserError(f"`out`: {out} or {made.profile} cannot be written ({error.strerror})") from error
-        run.finish(asdict(made.step))
-    return made
+            raise UserError(
+                f"`out`: {out} or {device.profile} cannot be written ({error.strerror})"
+            ) from error
+        run.finish(asdict(device.step))
+    return device
 
 
 def _operator(row: Sequence[Any], accelerator: Accelerator, decide: Decide) -> Cost:

@@ -125,9 +125,9 @@ def read_layers(what: str) -> list[Layer]:
     if name not in shipped("networks"):
         raise UserError(f"`layer`: {what!r} is unknown{suggest(name, shipped('networks'))}, or a YAML file")
     found = layers(shipped("networks")[name], name)
-    chosen = [one for one in found if part in ("", one.name)]
+    chosen = [layer for layer in found if part in ("", layer.name)]
     if not chosen:
-        raise UserError(f"`layer`: {name} has no {part!r}{suggest(part, [one.name for one in found])}")
+        raise UserError(f"`layer`: {name} has no {part!r}{suggest(part, [layer.name for layer in found])}")
     return chosen
 
 
@@ -135,20 +135,20 @@ def layers(document: Mapping[str, Any], where: str) -> list[Layer]:
     """The nests of all layers in ``document``; an attention is two, not fused. Raises `UserError`."""
     spec = fitted(NetworkSpec, document, where, ACCEPTED)
     found = []
-    for name, one in spec.layers.items():
-        groups = spec.batch * one.heads
-        if one.inputs and one.outputs:
-            inputs, outputs = one.inputs // one.groups, one.outputs // one.groups
-            if (inputs * one.groups, outputs * one.groups) != (one.inputs, one.outputs):
-                numbers = f"{one.inputs} inputs and {one.outputs} outputs in {one.groups} groups"
+    for name, layer in spec.layers.items():
+        groups = spec.batch * layer.heads
+        if layer.inputs and layer.outputs:
+            inputs, outputs = layer.inputs // layer.groups, layer.outputs // layer.groups
+            if (inputs * layer.groups, outputs * layer.groups) != (layer.inputs, layer.outputs):
+                numbers = f"{layer.inputs} inputs and {layer.outputs} outputs in {layer.groups} groups"
                 raise UserError(f"{where}: layer {name} has {numbers}, accepted are multiples")
-            bounds = (*reversed(one.kernel), *reversed(one.size), inputs, outputs, spec.batch)
-            found.append(Layer(name, bounds, one.stride, one.groups))
-        elif one.n and one.k:
-            found.append(gemm(name, one.m or spec.batch, one.n, one.k))
-        elif one.queries and one.keys and one.dimension:
-            found.append(gemm(f"{name}.scores", one.queries, one.keys, one.dimension, groups))
-            found.append(gemm(f"{name}.context", one.queries, one.dimension, one.keys, groups))
+            bounds = (*reversed(layer.kernel), *reversed(layer.size), inputs, outputs, spec.batch)
+            found.append(Layer(name, bounds, layer.stride, layer.groups))
+        elif layer.n and layer.k:
+            found.append(gemm(name, layer.m or spec.batch, layer.n, layer.k))
+        elif layer.queries and layer.keys and layer.dimension:
+            found.append(gemm(f"{name}.scores", layer.queries, layer.keys, layer.dimension, groups))
+            found.append(gemm(f"{name}.context", layer.queries, layer.dimension, layer.keys, groups))
         else:
             raise UserError(
                 f"{where}: layer {name} is of no kind, accepted are inputs and outputs (a convolution), "

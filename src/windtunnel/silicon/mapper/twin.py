@@ -42,11 +42,11 @@ def price(observation: Observation, decision: Decision) -> Cost:
     moved = count(layer, accelerator, mapping)
     words = [0.0] * len(accelerator.levels)
     words[0] = MAC_ACCESSES * mapping.steps * mapping.pes * layer.groups
-    for one in moved:
-        words[one.above] += one.read + one.written
-        words[one.below] += one.moved
+    for traffic in moved:
+        words[traffic.above] += traffic.read + traffic.written
+        words[traffic.below] += traffic.moved
     seconds = cycles(layer, accelerator, mapping, moved) / accelerator.clock
-    nbytes = tuple(accelerator.word * one for one in words)
+    nbytes = tuple(accelerator.word * word for word in words)
     return Cost(seconds, joules(layer, accelerator, mapping, moved), nbytes)
 
 

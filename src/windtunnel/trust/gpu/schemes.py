@@ -50,8 +50,8 @@ FITTED = (
     "host: 4 GB/s for both ends (NVIDIA's blog on H100 confidential computing, recalled and not read again)"
 )
 SCHEMES = {
-    one.name: one
-    for one in (
+    scheme.name: scheme
+    for scheme in (
         Scheme("hix", 10e-6, 10e9, 20e-6, 2 / (1 / CORE + 1 / 10e9), KERNEL + ", and the broker's queue"),
         Scheme("graviton", 10e-6, 10e9, 6e-6, 2 / (1 / CORE + 1 / 10e9), KERNEL),
         Scheme("h100-cc", 7.8e-3, 55e9, 10e-6, 8e9, FITTED),

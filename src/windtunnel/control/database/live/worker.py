@@ -79,7 +79,9 @@ class WorkerProcess:
                     while not stop.is_set():
                         self.turn(rung)
                         wait = 0.0 if self.results else self.renewed + self.lease / 3 - time.monotonic()
-                        rung = listener.wait(wait, stop, [one.handle for one in self.commands.values()])
+                        rung = listener.wait(
+                            wait, stop, [command.handle for command in self.commands.values()]
+                        )
             except WindtunnelError as error:
                 self.say(str(error))
                 if time.monotonic() > self.renewed + self.lease:

@@ -83,19 +83,19 @@ def restored(folder: Path, header: dict[str, Any], database: str | None, scratch
 
 def keys(engine: Engine) -> dict[str, list[str]]:
     """Tables of the service, and the columns of their keys; all columns where there is no key."""
-    found = inspect(engine)
-    names = sorted(found.get_table_names())
-    columns = {name: [column["name"] for column in found.get_columns(name)] for name in names}
-    return {name: found.get_pk_constraint(name)["constrained_columns"] or columns[name] for name in names}
+    inspector = inspect(engine)
+    names = sorted(inspector.get_table_names())
+    columns = {name: [column["name"] for column in inspector.get_columns(name)] for name in names}
+    return {name: inspector.get_pk_constraint(name)["constrained_columns"] or columns[name] for name in names}
 
 
 def rows(connection: Connection, keys: dict[str, list[str]]) -> Tables:
     """All rows of the service, in the order of their keys."""
-    found: Tables = {}
+    tables: Tables = {}
     for table, key in keys.items():
         every = connection.exec_driver_sql(f'SELECT * FROM "{table}"').mappings()
-        found[table] = dict(sorted((repr([row[column] for column in key]), dict(row)) for row in every))
-    return found
+        tables[table] = dict(sorted((repr([row[column] for column in key]), dict(row)) for row in every))
+    return tables
 
 
 def changes(before: Tables, after: Tables) -> list[list[Any]]:

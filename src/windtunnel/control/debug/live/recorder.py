@@ -205,7 +205,7 @@ class Recorder:
         self._write(encode({
             "kind": "header", "version": VERSION, "engine": service.engine.dialect.name, "checkpoint": copied,
             "handlers": handlers, "path": [one for one in sys.path if one],
-            "codes": {name: code_digest(one) for name, one in service.handlers.items()},
+            "codes": {name: code_digest(handler) for name, handler in service.handlers.items()},
         }))  # fmt: skip
         self._capture = Capture(service.engine)
 

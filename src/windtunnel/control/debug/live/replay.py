@@ -50,20 +50,30 @@ def replayed(
     Raises:
         UserError: handlers or checkpoint are gone, or ``stop`` is no request.
     """
-    if stop is not None and stop not in {one.request for one in trace.transactions}:
+    if stop is not None and stop not in {transaction.request for transaction in trace.transactions}:
         raise UserError(f"`request`: {stop} was not recorded; `debug sql` shows them in its view requests")
     handlers = load(trace.header["handlers"], trace.header["path"])
     order = _decided(Observation(_transactions(trace)), log).orders[0]
     world = _did(log, make_again(trace, handlers, order, database, check, noting, stop))
-    again = {one.recorded.n: one for one in world.executions if one.recorded}
+    again = {execution.recorded.n: execution for execution in world.executions if execution.recorded}
     found = [
-        (one.n, one.request, one.handler, _otherwise(one, again.get(one.n))) for one in trace.transactions
+        (
+            transaction.n,
+            transaction.request,
+            transaction.handler,
+            _otherwise(transaction, again.get(transaction.n)),
+        )
+        for transaction in trace.transactions
     ]
-    more = [(0, one.request, one.handler, "was not recorded") for one in world.executions if not one.recorded]
+    more = [
+        (0, execution.request, execution.handler, "was not recorded")
+        for execution in world.executions
+        if not execution.recorded
+    ]
     other = [name for name, code in trace.header["codes"].items() if code_digest(handlers.get(name)) != code]
     return {
         "transactions": len(found), "divergences": [one for one in (*found, *more) if one[3]],
-        "reads": sum(bool(st[3]) for one in trace.transactions for st in one.did[0]),
+        "reads": sum(bool(st[3]) for transaction in trace.transactions for st in transaction.did[0]),
         "state": digest(world.rows),
         "notes": [*trace.notes, *(f"the code of {name} is not the recorded one" for name in other)],
         "damaged": trace.damaged, "violations": world.violations,
@@ -93,10 +103,12 @@ def retro(
     handlers: Handlers = {**load(place, path), **changed}
     order = _decided(Observation(_transactions(trace)), log).orders[0]
     first = _did(log, make_again(trace, handlers, order, database, check))
-    tables: dict[int, Any] = {one.n: (set(), set()) for one in trace.transactions}
-    for one in (*before.executions, *first.executions):
-        for side, names in enumerate(tables_of(one.did[0], list(first.keys)) if one.recorded else ()):
-            tables[one.recorded.n][side].update(names)  # type: ignore[union-attr]
+    tables: dict[int, Any] = {transaction.n: (set(), set()) for transaction in trace.transactions}
+    for execution in (*before.executions, *first.executions):
+        for side, names in enumerate(
+            tables_of(execution.did[0], list(first.keys)) if execution.recorded else ()
+        ):
+            tables[execution.recorded.n][side].update(names)  # type: ignore[union-attr]
     decision = _decided(Observation(_transactions(trace, tables), PREEMPTIONS, max(2, limit)), log)
     outcomes: dict[str, dict[str, Any]] = {}
     for number, order in enumerate(decision.orders[:limit]):
@@ -146,25 +158,42 @@ def _views(trace: Trace, world: World, other: set[int]) -> dict[str, list[dict[s
         for table in world.start
         for row in world.start[table].values()
     ]
-    for made in world.executions:
-        if (one := made.recorded) is None:
+    for execution in world.executions:
+        if (recorded := execution.recorded) is None:
             continue
-        head = {"n": one.n, "request": one.request, "handler": made.handler, "same": one.n not in other}
-        both = {"args": one.args, "t": one.t}
-        requests += [{"request": one.n, "name": one.handler, **both}] * (one.request == one.n)
-        transactions.append({
-            **head, **both, "readonly": bool(one.ro), "xmax": one.xmax, "active": one.active, "id": one.id,
-            "commit": made.commit, "statements": one.did[0], "draws": one.did[1], "answer": made.answer,
-            "error": one.did[3],
-        })  # fmt: skip
-        for place, (text, parameters, _, read, *kept) in enumerate(made.did[0], 1):
+        head = {
+            "n": recorded.n,
+            "request": recorded.request,
+            "handler": execution.handler,
+            "same": recorded.n not in other,
+        }
+        both = {"args": recorded.args, "t": recorded.t}
+        requests += [{"request": recorded.n, "name": recorded.handler, **both}] * (
+            recorded.request == recorded.n
+        )
+        transactions.append(
+            {
+                **head,
+                **both,
+                "readonly": bool(recorded.ro),
+                "xmax": recorded.xmax,
+                "active": recorded.active,
+                "id": recorded.id,
+                "commit": execution.commit,
+                "statements": recorded.did[0],
+                "draws": recorded.did[1],
+                "answer": execution.answer,
+                "error": recorded.did[3],
+            }
+        )
+        for place, (text, parameters, _, read, *kept) in enumerate(execution.did[0], 1):
             tables = sorted(set.union(*tables_of([[text]], list(world.keys))))
             line = {**head, "statement": place, "sql": text, "parameters": parameters, "tables": tables}
             reads += [
                 {**line, "row": dict(zip(kept[0], row, strict=True))} for row in (kept[1] if read else ())
             ]
-        for table, _, before, after in made.changes if made.commit else ():
-            writes.append({**_write(world, table, before, after), **head, "commit": made.commit})
+        for table, _, before, after in execution.changes if execution.commit else ():
+            writes.append({**_write(world, table, before, after), **head, "commit": execution.commit})
     return {"requests": requests, "transactions": transactions, "reads": reads, "writes": writes}
 
 
@@ -190,15 +219,19 @@ def _did(log: EventLog | None, world: World) -> World:
 
 def _transactions(trace: Trace, tables: Mapping[int, Any] | None = None) -> tuple[Transaction, ...]:
     """For the policy; ``tables``: that transactions read and write, by their number."""
-    last = max((one.ended or one.t for one in trace.transactions), default=0.0)
+    last = max((transaction.ended or transaction.t for transaction in trace.transactions), default=0.0)
     return tuple(
         Transaction(
-            one.request, 0 if one.did[3] else one.id, one.xmax, tuple(one.active),
-            trace.functions.get(one.request, {"t": one.t})["t"], one.ended or last,
-            *(tuple(sorted(names)) for names in (tables or {}).get(one.n, ())),
+            transaction.request,
+            0 if transaction.did[3] else transaction.id,
+            transaction.xmax,
+            tuple(transaction.active),
+            trace.functions.get(transaction.request, {"t": transaction.t})["t"],
+            transaction.ended or last,
+            *(tuple(sorted(names)) for names in (tables or {}).get(transaction.n, ())),
         )
-        for one in trace.transactions
-    )  # fmt: skip
+        for transaction in trace.transactions
+    )
 
 
 def tables_of(statements: Sequence[Any], names: list[str]) -> tuple[set[str], set[str]]:
@@ -215,14 +248,21 @@ def tables_of(statements: Sequence[Any], names: list[str]) -> tuple[set[str], se
 def _answers(before: World, after: World) -> list[list[Any]]:
     """Transactions that answer otherwise, or are made in only one of both."""
     then, now = (
-        {(one.request, one.recorded.n if one.recorded else -k): one for k, one in enumerate(world.executions)}
+        {
+            (execution.request, execution.recorded.n if execution.recorded else -k): execution
+            for k, execution in enumerate(world.executions)
+        }
         for world in (before, after)
     )
     answers = [
-        [one.request, one.handler, *(each.get(key) and f"{each[key].answer:.200}" for each in (then, now))]
-        for key, one in {**now, **then}.items()
+        [
+            execution.request,
+            execution.handler,
+            *(each.get(key) and f"{each[key].answer:.200}" for each in (then, now)),
+        ]
+        for key, execution in {**now, **then}.items()
     ]
-    return sorted((one for one in answers if one[2] != one[3]), key=lambda one: one[0])
+    return sorted((answer for answer in answers if answer[2] != answer[3]), key=lambda one: one[0])
 
 
 def _otherwise(then: Recorded, now: Execution | None) -> str:
@@ -248,10 +288,10 @@ def _otherwise(then: Recorded, now: Execution | None) -> str:
     return "" if (result, error) == now.did[2:] else f"reads the same, and ends otherwise: {now.answer:.200}"
 
 
-def _parameter(one: Recorded, then: Any, now: Any) -> str:
+def _parameter(recorded: Recorded, then: Any, now: Any) -> str:
     """The first that differs, and whether it is the time."""
     names = list(then) if isinstance(then, dict) and isinstance(now, dict) else range(len(then))
     old, new = next(((then[k], now[k]) for k in names if then[k] != now[k]), (then, now))
-    clock = all(isinstance(x, float) and abs(x - t) < 600 for x, t in ((old, one.t), (new, time.time())))
+    clock = all(isinstance(x, float) and abs(x - t) < 600 for x, t in ((old, recorded.t), (new, time.time())))
     words = "; this is the clock, not asked for by call.now()" if clock else ""
     return f"has another parameter: {new!r}, recorded is {old!r}{words}"

@@ -117,7 +117,7 @@ def read(folder: Path) -> Trace:
     trace.transactions = list(by_number.values())
     if not closed and not trace.damaged:
         part = f" and {len(lines[-1])} bytes of a line" if lines[-1] else ""
-        doubt = [one.n for one in trace.transactions[-1:] if one.ended is None]
+        doubt = [transaction.n for transaction in trace.transactions[-1:] if transaction.ended is None]
         words = f"; whether transaction {doubt[0]} committed is not known" if doubt else ""
         trace.notes.append(f"the recording ended suddenly, after {len(by_number)} transactions{part}{words}")
     return trace

@@ -106,11 +106,13 @@ class World:
         try:
             for step in order:
                 self._commit(step.commit)
-                one = self.trace.transactions[step.run]
-                if one.request not in self.trace.functions:
-                    self._make(step.run, one, one.request, one.handler, one.args)
-                elif wanted := self._next(one.request):  # else it does less than was recorded
-                    self._answers[one.request].append(self._make(step.run, one, one.request, *wanted))
+                recorded = self.trace.transactions[step.run]
+                if recorded.request not in self.trace.functions:
+                    self._make(step.run, recorded, recorded.request, recorded.handler, recorded.args)
+                elif wanted := self._next(recorded.request):  # else it does less than was recorded
+                    self._answers[recorded.request].append(
+                        self._make(step.run, recorded, recorded.request, *wanted)
+                    )
             self._commit(list(self._open))
             for number in (number for number, line in self.trace.functions.items() if "over" in line):
                 while wanted := self._next(number):
@@ -168,8 +170,10 @@ class World:
         return result, error
 
     def _attempt(self, connection: Connection, handler: Handler, done: Execution) -> Answer:
-        one, result, error = done.recorded, None, None
-        call = Redrawing(connection, self._capture, [], *((one.did[1], one.t, one.n) if one else ()))
+        recorded, result, error = done.recorded, None, None
+        call = Redrawing(
+            connection, self._capture, [], *((recorded.did[1], recorded.t, recorded.n) if recorded else ())
+        )
         noting = self.noting and not is_readonly(handler)
         connection.info[READONLY] = is_readonly(handler)
         connection.begin()

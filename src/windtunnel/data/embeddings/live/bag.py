@@ -120,13 +120,13 @@ class TieredEmbeddingBag(torch.nn.Module):
         any."""
         total = None
         for ids, gradient in self._pending:
-            one = torch.sparse_coo_tensor(
+            tensor = torch.sparse_coo_tensor(
                 ids[None].to(gradient.device),
                 gradient._values(),
                 (self.rows, self.dim),
                 check_invariants=False,
             )
-            total = one if total is None else total + one
+            total = tensor if total is None else total + tensor
         return total
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -179,17 +179,17 @@ class TieredEmbeddingBag(torch.nn.Module):
         """
         self._settled("retier")
         ids = Ids(self.name, self.rows, order)
-        made = self._made(self.fast_rows if fast_rows is None else fast_rows, ids)
+        tiers = self._made(self.fast_rows if fast_rows is None else fast_rows, ids)
         try:
             for span in checkpoint.spans(self.rows):
                 some = torch.arange(*span)
                 some = some[self.tiers.known[self._ids.ranks(some)]]  # others begin there as they would here
-                made.write(ids.ranks(some), self.read(some))
+                tiers.write(ids.ranks(some), self.read(some))
         except HostError:
-            made.close()
+            tiers.close()
             raise
         self.tiers.close()
-        self.tiers, self._ids = made, ids
+        self.tiers, self._ids = tiers, ids
 
     def save(self, path: str | Path) -> None:
         """Writes the table and what the optimizer keeps as one file (see `checkpoint`), row by row.

@@ -97,7 +97,7 @@ def read(path: str | Path, wanted: Saved) -> tuple[Saved, Iterator[tuple[Tensor,
     def pieces(names: dict[str, int]) -> Iterator[tuple[Tensor, Tensor]]:
         with open(path, "rb", buffering=0) as file:
             for number, (first, last) in enumerate(spans(saved.rows)):
-                found, at = [], begin
+                tensors, at = [], begin
                 for name, width in saved.tensors.items():
                     if name in names:
                         data = bytearray(
@@ -108,9 +108,9 @@ def read(path: str | Path, wanted: Saved) -> tuple[Saved, Iterator[tuple[Tensor,
                                 f"checkpoint {path}: {name} of ids {first} to {last - 1} is damaged;"
                                 " accepted is a whole file"
                             )
-                        found.append(torch.frombuffer(data, dtype=torch.float32).view(-1, width))
+                        tensors.append(torch.frombuffer(data, dtype=torch.float32).view(-1, width))
                     at += 4 * width * saved.rows
-                yield torch.arange(first, last), torch.cat(found, 1)
+                yield torch.arange(first, last), torch.cat(tensors, 1)
 
     for _ in pieces(saved.tensors):
         pass

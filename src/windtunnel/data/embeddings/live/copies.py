@@ -16,21 +16,21 @@ Sums = list[tuple[Tensor, Tensor]]
 """Of each table places [n] and gradients [n, dim]."""
 
 
-def over_hosts(wire: Wire, seen: Exchange, own: Sums) -> Sums:
+def over_hosts(wire: Wire, exchange: Exchange, own: Sums) -> Sums:
     """Sums of gradients of rows with copies, from those of this host's ranks, one after the other: each
     host adds to what it gets from the one before it; the last one's go back through all."""
-    stripes, dims = seen.stripes, torch.tensor([one.dim for one in seen.tables])
+    stripes, dims = exchange.stripes, torch.tensor([table.dim for table in exchange.tables])
     before = wire.rank - wire.devices if wire.host > 0 else None
-    after = wire.rank + wire.devices if wire.host < seen.hosts - 1 else None
+    after = wire.rank + wire.devices if wire.host < exchange.hosts - 1 else None
     sending: list[Any] = []
     sums = []
     for stripe in range(stripes):
         mine = [
-            (places[places % stripes == stripe], found[places % stripes == stripe]) for places, found in own
+            (places[places % stripes == stripe], tensor[places % stripes == stripe]) for places, tensor in own
         ]
         if before is not None:
             mine = joined(_receive(wire, dims, before), mine)
-        sums.append([fold(*one) for one in mine])
+        sums.append([fold(*tensors) for tensors in mine])
         if after is not None:
             sending += _send(wire, after, sums[stripe])
     for stripe in range(stripes):
@@ -44,10 +44,10 @@ def over_hosts(wire: Wire, seen: Exchange, own: Sums) -> Sums:
 
 def _send(wire: Wire, rank: int, sums: Sums) -> list[Any]:
     counts = torch.tensor([len(places) for places, _ in sums])
-    places = torch.cat([one for one, _ in sums]).int()
-    values = torch.cat([one.flatten() for _, one in sums])
+    places = torch.cat([tensor for tensor, _ in sums]).int()
+    values = torch.cat([tensor.flatten() for _, tensor in sums])
     messages = (("counts", counts), ("sums", places), ("sums", values))
-    return [wire.send(phase, rank, one) for phase, one in messages]
+    return [wire.send(phase, rank, tensor) for phase, tensor in messages]
 
 
 def _receive(wire: Wire, dims: Tensor, rank: int) -> Sums:
@@ -55,7 +55,9 @@ def _receive(wire: Wire, dims: Tensor, rank: int) -> Sums:
     places = wire.receive("sums", rank, int(counts.sum()), torch.int).long().split(counts.tolist())
     values = wire.receive("sums", rank, int((counts * dims).sum()), torch.float)
     found = values.split((counts * dims).tolist())
-    return [(one, some.view(-1, dim)) for one, some, dim in zip(places, found, dims.tolist(), strict=True)]
+    return [
+        (place, some.view(-1, dim)) for place, some, dim in zip(places, found, dims.tolist(), strict=True)
+    ]
 
 
 def to_copies(wire: Wire, layouts: Sequence[Layout], sums: Sums) -> Sums:
@@ -63,11 +65,11 @@ def to_copies(wire: Wire, layouts: Sequence[Layout], sums: Sums) -> Sums:
     near = torch.arange(wire.host * wire.devices, (wire.host + 1) * wire.devices)
     others = near[near != wire.rank]
     ranks, places, values = [], [], []
-    for layout, (own, found) in zip(layouts, sums, strict=True):
+    for layout, (own, tensor) in zip(layouts, sums, strict=True):
         hot = own < layout.hot
         ranks.append(others.repeat_interleave(int(hot.sum())))
         places.append(own[hot].repeat(len(others)))
-        values.append(found[hot].repeat(len(others), 1))
+        values.append(tensor[hot].repeat(len(others), 1))
     came = wire.deliver("copies", ranks, places, values, near=True)
     return joined(sums, list(zip(came.places, came.values, strict=True)))
 

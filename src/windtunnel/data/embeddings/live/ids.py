@@ -96,10 +96,10 @@ def checked(
 ) -> tuple[list[Tensor], dict[str, Tensor], UserError | None]:
     """Ids of every table, offsets of those that are pooled, and what is wrong with them."""
     none = [torch.empty(0, dtype=torch.long)] * len(tables)
-    asked, offsets = [*none], dict[str, Tensor]()
+    tensors, offsets = [*none], dict[str, Tensor]()
     try:
-        if set(batch) - {one.name for one in tables}:
-            names = ", ".join(one.name for one in tables)
+        if set(batch) - {table.name for table in tables}:
+            names = ", ".join(table.name for table in tables)
             raise UserError(f"the batch has a table that there is not; accepted are {names}")
         for number, (table, known) in enumerate(zip(tables, ids, strict=True)):
             if table.name in batch:
@@ -108,12 +108,12 @@ def checked(
                 if len(parts) != 2 - table.sequence or any(part.dim() != 1 for part in parts):
                     shape = "ids [n]" if table.sequence else "(ids [n], offsets [bags])"
                     raise known.wrong(f"accepted are {shape}")
-                asked[number], ends = known.checked(*parts)
+                tensors[number], ends = known.checked(*parts)
                 if ends is not None:
                     offsets[table.name] = ends
     except UserError as error:
         return none, {}, error
-    return asked, offsets, None
+    return tensors, offsets, None
 
 
 def uniform(ids: Tensor, dim: int, bound: float, seed: int = 0) -> Tensor:

@@ -107,12 +107,13 @@ class ShardedEmbedding(torch.nn.Module):
         self.wire = Wire(group, seen.devices)
         self._log, self._name = log, decide
         self._fast, self._slow, self._generation = dict(fast_rows or {}), slow, 0
-        self.names = [one.name for one in seen.tables]
+        self.names = [table.name for table in seen.tables]
         begun = {
-            one.name: partial(uniform, dim=one.dim, bound=one.rows**-0.5, seed=seed) for one in seen.tables
+            table.name: partial(uniform, dim=table.dim, bound=table.rows**-0.5, seed=seed)
+            for table in seen.tables
         }
         self._init: dict[str, Init] = {**begun, **(init or {})}
-        self.rules = [Rule(one.name, one.dim, optimizer) for one in seen.tables]
+        self.rules = [Rule(table.name, table.dim, optimizer) for table in seen.tables]
         self.seen, self.decision, self.layouts, self._ids = self._decided(seen, orders or {})
         self.tiers = [
             self._made(number, *one) for number, one in enumerate(zip(self.layouts, self._ids, strict=True))
@@ -129,7 +130,7 @@ class ShardedEmbedding(torch.nn.Module):
         """Passes that no step has used."""
         self._pending: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.names]
         self._parts = {
-            at: Parts(self.wire.world) for at, one in enumerate(self.seen.tables) if self.seen.sums(one)
+            at: Parts(self.wire.world) for at, table in enumerate(self.seen.tables) if self.seen.sums(table)
         }
 
     @property
@@ -145,41 +146,41 @@ class ShardedEmbedding(torch.nn.Module):
     def forward(self, batch: Mapping[str, Asked]) -> dict[str, Tensor]:
         """Of each table in ``batch`` (any of them, on any rank): ids [n] of a sequence give vectors [n, dim];
         ids [n] and offsets [bags] of a pooled one give sums [bags, dim]."""
-        asked, offsets, wrong = checked(batch, self.seen.tables, self._ids)
+        tensors, offsets, wrong = checked(batch, self.seen.tables, self._ids)
         training = torch.is_grad_enabled() and self.rules[0].optimizer is not None
         wanted, inverses, cuts = [], [], dict[int, Cut]()
-        for number, (ids, known) in enumerate(zip(asked, self._ids, strict=True)):
-            found = known.ranks(ids)
+        for number, (ids, known) in enumerate(zip(tensors, self._ids, strict=True)):
+            tensor = known.ranks(ids)
             if number in self._parts:
                 layout = self.layouts[number]
-                ends, to = offsets.get(self.names[number], NONE), layout.destination(found, self.wire.host)
-                cuts[number], found = cut(layout.place(found), to, ends), NONE
+                ends, to = offsets.get(self.names[number], NONE), layout.destination(tensor, self.wire.host)
+                cuts[number], tensor = cut(layout.place(tensor), to, ends), NONE
             if self.seen.distinct:
-                found, inverse = torch.unique(found, return_inverse=True)
+                tensor, inverse = torch.unique(tensor, return_inverse=True)
                 inverses.append(inverse)
-            wanted.append(found)
+            wanted.append(tensor)
         for tiers in self.tiers:
             tiers.drop()
         vectors = self._ask(wanted, wrong, cuts=cuts, training=training)
         given = {}
-        for number, (name, found) in enumerate(zip(self.names, vectors, strict=True)):
+        for number, (name, tensor) in enumerate(zip(self.names, vectors, strict=True)):
             ranks = wanted[number]
             if number in cuts:
                 ranks = self._parts[number].numbered(cuts[number].ranks) if training else NONE
             elif inverses:
-                found, ranks = found[inverses[number]], ranks[inverses[number]]
+                tensor, ranks = tensor[inverses[number]], ranks[inverses[number]]
             if name not in batch:
                 continue
             if training:
-                found.requires_grad_()
-                found.register_post_accumulate_grad_hook(partial(self._collect, number, ranks))
-            given[name] = found.view(found.shape)
+                tensor.requires_grad_()
+                tensor.register_post_accumulate_grad_hook(partial(self._collect, number, ranks))
+            given[name] = tensor.view(tensor.shape)
             if number in cuts:
-                sums = found.new_zeros(len(offsets[name]), found.shape[1])
-                given[name] = sums.index_add(0, cuts[number].bags, found)
+                sums = tensor.new_zeros(len(offsets[name]), tensor.shape[1])
+                given[name] = sums.index_add(0, cuts[number].bags, tensor)
             elif name in offsets:
-                every = torch.arange(len(found))
-                given[name] = functional.embedding_bag(every, found, offsets[name], mode="sum")
+                every = torch.arange(len(tensor))
+                given[name] = functional.embedding_bag(every, tensor, offsets[name], mode="sum")
         return given
 
     @torch.no_grad()
@@ -189,8 +190,8 @@ class ShardedEmbedding(torch.nn.Module):
         ranks, values = [], []
         for number, (layout, pending) in enumerate(zip(self.layouts, self._pending, strict=True)):
             table = self.seen.tables[number]
-            looked = torch.cat([NONE, *(one for one, _ in pending)])
-            gradient = torch.cat([torch.empty(0, table.dim), *(one for _, one in pending)])
+            looked = torch.cat([NONE, *(tensor for tensor, _ in pending)])
+            gradient = torch.cat([torch.empty(0, table.dim), *(tensor for _, tensor in pending)])
             once = self.seen.distinct or number in self._parts
             folded = looked >= 0 if once else looked < layout.hot
             first, summed = fold(looked[folded], gradient[folded])
@@ -238,10 +239,10 @@ class ShardedEmbedding(torch.nn.Module):
         Raises:
             UserError: other tables or ranks, or gradients that wait for `step`; nothing has moved.
         """
-        wrong, was = "", [replace(one, **CURVE) for one in self.seen.tables]
+        wrong, was = "", [replace(table, **CURVE) for table in self.seen.tables]
         if any(self._pending):
             wrong = "there are gradients that no step has used; accepted is between two steps"
-        elif [replace(one, **CURVE) for one in seen.tables] != was:
+        elif [replace(table, **CURVE) for table in seen.tables] != was:
             wrong = f"these are other tables; accepted are those that there are: {', '.join(self.names)}"
         self._name = decide or self._name
         old = self.layouts, self._ids
@@ -318,9 +319,9 @@ class ShardedEmbedding(torch.nn.Module):
     def _records(self, number: int, ranks: Tensor, wrong: HostError | None = None) -> Tensor:
         """Of table ``number`` weights and state of ``ranks`` (distinct), [n, width]; all ranks of the
         job call it together. ``wrong``: why this one cannot go on, which is an error of all."""
-        asked = [NONE] * len(self.names)
-        asked[number] = ranks
-        return self._ask(asked, wrong, number)[number]
+        tensors = [NONE] * len(self.names)
+        tensors[number] = ranks
+        return self._ask(tensors, wrong, number)[number]
 
     def close(self) -> None:
         """Gives slow tiers up; their files are removed."""
@@ -328,7 +329,7 @@ class ShardedEmbedding(torch.nn.Module):
             tiers.close()
 
     def _ask(
-        self, asked: list[Tensor], wrong: UserError | HostError | None, whole: int = -1, *,
+        self, tensors: list[Tensor], wrong: UserError | HostError | None, whole: int = -1, *,
         cuts: Mapping[int, Cut] | None = None, training: bool = False,
     ) -> list[Tensor]:  # fmt: skip
         """Of each table the vectors of ``asked`` ranks, wherever they lie; of table ``whole``, records; of
@@ -340,8 +341,8 @@ class ShardedEmbedding(torch.nn.Module):
                 self.wire.agreed(wrong)
 
         phases = ("ids", "vectors") if whole < 0 else ("moved", "moved")
-        far = [ranks >= layout.hot for layout, ranks in zip(self.layouts, asked, strict=True)]
-        wanted = [ranks[some] for ranks, some in zip(asked, far, strict=True)]
+        far = [ranks >= layout.hot for layout, ranks in zip(self.layouts, tensors, strict=True)]
+        wanted = [ranks[some] for ranks, some in zip(tensors, far, strict=True)]
         (to, where), cuts = self._where(wanted), cuts or {}
         for number, one in cuts.items():
             to[number], where[number] = one.to, one.places
@@ -359,7 +360,7 @@ class ShardedEmbedding(torch.nn.Module):
                 answers.append(self._read(number, places, whole))
         found = self.wire.exchange(phases[1], answers, came.take, came.give)
         given = []
-        for number, (ranks, some, order) in enumerate(zip(asked, far, came.order, strict=True)):
+        for number, (ranks, some, order) in enumerate(zip(tensors, far, came.order, strict=True)):
             if number in cuts:
                 given.append(found[number])
                 continue
@@ -384,8 +385,8 @@ class ShardedEmbedding(torch.nn.Module):
     def _where(self, ranks: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Of each table which rank to ask for ``ranks``, and their places there."""
         pairs = list(zip(self.layouts, ranks, strict=True))
-        return [one.destination(some, self.wire.host) for one, some in pairs], [
-            one.place(some) for one, some in pairs
+        return [layout.destination(some, self.wire.host) for layout, some in pairs], [
+            layout.place(some) for layout, some in pairs
         ]
 
     def _decided(
@@ -397,20 +398,21 @@ class ShardedEmbedding(torch.nn.Module):
             wrong = (
                 f"{seen.hosts} hosts of {seen.devices} devices are not the {self.wire.world} ranks there are"
             )
-        if any(one.dtype != "float32" for one in seen.tables):
+        if any(table.dtype != "float32" for table in seen.tables):
             wrong = "a table is not float32, which is accepted"
         if self._name not in policy.POLICIES:
             wrong = f"policy {self._name!r} is unknown; accepted are {', '.join(policy.POLICIES)}"
         try:
             decision = policy.POLICIES[self._name](seen) if not wrong else None
-            known = [Ids(one.name, one.rows, orders.get(one.name)) for one in seen.tables]
+            known = [Ids(table.name, table.rows, orders.get(table.name)) for table in seen.tables]
         except UserError as error:
             wrong = str(error)
         hashes = {
-            name: hashlib.sha256(np.ascontiguousarray(one).data).hexdigest() for name, one in orders.items()
+            name: hashlib.sha256(np.ascontiguousarray(order).data).hexdigest()
+            for name, order in orders.items()
         }
         same = {
-            "tables": [to_plain(one) for one in seen.tables],
+            "tables": [to_plain(table) for table in seen.tables],
             "cluster": to_plain(seen) | {"tables": 0},
             "orders": hashes,
             "optimizer": [repr(rule.optimizer) for rule in self.rules],
@@ -421,7 +423,7 @@ class ShardedEmbedding(torch.nn.Module):
         assert isinstance(decision, policy.Replication)
         if self._log is not None and self.wire.rank == 0:
             self._log.decision(CAPABILITY, self._name, seen, decision)
-        where = layouts(decision.tables, [one.rows for one in seen.tables], seen.hosts, seen.devices)
+        where = layouts(decision.tables, [table.rows for table in seen.tables], seen.hosts, seen.devices)
         return seen, decision, where, known
 
     def _made(self, number: int, layout: Layout, known: Ids) -> Tiers:

@@ -123,10 +123,10 @@ class File:
 
     def read(self, rows: Ints) -> Tensor:
         """Records of ``rows`` (sorted, distinct), [n, width]."""
-        found = torch.empty(len(rows), self.width)
+        buffer = torch.empty(len(rows), self.width)
         for part, place in self._pieces(rows):
-            found[part] = torch.index_select(self._held(), 0, torch.from_numpy(place))[:, : self.width]
-        return found
+            buffer[part] = torch.index_select(self._held(), 0, torch.from_numpy(place))[:, : self.width]
+        return buffer
 
     def write(self, rows: Ints, records: Tensor) -> None:
         """Replaces ``rows`` (sorted, distinct). What fails part way may be done again."""

@@ -92,13 +92,13 @@ class Tiers:
 
     def read(self, rows: Tensor) -> Tensor:
         """Records of ``rows`` (distinct), [n, width], wherever they are. Nothing is staged."""
-        found = torch.empty(len(rows), self.width)
+        buffer = torch.empty(len(rows), self.width)
         fast, staged, slow, at = self._parts(rows)
         self._begin(rows[fast])
-        found[fast] = self._records(rows[fast])
-        found[staged] = self._records(at)
-        found[slow] = self._fetch(rows[slow])
-        return found
+        buffer[fast] = self._records(rows[fast])
+        buffer[staged] = self._records(at)
+        buffer[slow] = self._fetch(rows[slow])
+        return buffer
 
     def write(self, rows: Tensor, records: Tensor) -> None:
         """Replaces records of ``rows`` (distinct)."""
@@ -160,13 +160,13 @@ class Tiers:
         if self.slow is None or not len(rows):
             return torch.empty(0, self.width)
         ascending, order = rows.sort()
-        found = torch.empty(len(rows), self.width)
+        buffer = torch.empty(len(rows), self.width)
         known = self.known[ascending]
-        found[order[known]] = self.slow.read(ascending[known].numpy())
+        buffer[order[known]] = self.slow.read(ascending[known].numpy())
         new = ascending[~known]
         if len(new):
-            found[order[~known]] = self._first(new)
-        return found
+            buffer[order[~known]] = self._first(new)
+        return buffer
 
     def _stage(self, rows: Tensor) -> Tensor:
         """Places of ``rows`` of the slow tier (ascending, distinct), [n]."""
@@ -183,10 +183,10 @@ class Tiers:
             self._staged = torch.cat([self._staged, new])
             ascending, order = self._staged.sort()
             self._sorted = ascending, order + self.fast_rows
-        found = torch.empty(len(rows), dtype=torch.long)
-        found[here] = places[at[here]]
-        found[~here] = fresh
-        return found
+        buffer = torch.empty(len(rows), dtype=torch.long)
+        buffer[here] = places[at[here]]
+        buffer[~here] = fresh
+        return buffer
 
     def _grow(self, staged: int) -> None:
         if staged > self._room:
@@ -202,12 +202,12 @@ class Tiers:
 
     def _records(self, places: Tensor) -> Tensor:
         places = places.to(self.device)
-        return torch.cat([one[places] for one in (self.weight, *self.states.values())], 1).cpu()
+        return torch.cat([tensor[places] for tensor in (self.weight, *self.states.values())], 1).cpu()
 
     def _put(self, places: Tensor, records: Tensor) -> None:
         places, records = places.to(self.device), records.to(self.device)
         first = 0
-        for one in (self.weight, *self.states.values()):
+        for tensor in (self.weight, *self.states.values()):
             # .data: what a graph has kept of other rows is still as it was
-            one.data[places] = records[:, first : first + one.shape[1]]
-            first += one.shape[1]
+            tensor.data[places] = records[:, first : first + tensor.shape[1]]
+            first += tensor.shape[1]

@@ -57,33 +57,34 @@ class Wire:
         """``data`` in parts of so many items for each rank, against what they give."""
         for rank, items in enumerate(give):
             self._count(phase, rank, items * data.element_size())
-        found = torch.empty(sum(take), dtype=data.dtype, device=self._device)
+        buffer = torch.empty(sum(take), dtype=data.dtype, device=self._device)
         with self._told(phase):
-            dist.all_to_all_single(found, data.to(self._device), list(take), list(give), group=self.group)
-        return found.cpu()
+            dist.all_to_all_single(buffer, data.to(self._device), list(take), list(give), group=self.group)
+        return buffer.cpu()
 
     def counts(self, counts: Tensor, *, near: bool = False) -> Tensor:
         """A row of ``counts`` [world, n] for each rank (``near``: of this host), against theirs."""
         here = torch.arange(self.world) // self.devices == self.host if near else torch.ones(self.world) > 0
         split = (here * counts.shape[1]).tolist()
-        found = torch.zeros_like(counts)
-        found[here] = self.all_to_all("counts", counts[here].flatten(), split, split).view(
+        tensor = torch.zeros_like(counts)
+        tensor[here] = self.all_to_all("counts", counts[here].flatten(), split, split).view(
             -1, counts.shape[1]
         )
-        return found
+        return tensor
 
     def exchange(self, phase: str, data: list[Tensor], give: Tensor, take: Tensor) -> list[Tensor]:
         """Of each table the rows [n, ...] for ranks, ordered by rank and counted by ``give`` [world, tables];
         returns those from ranks, counted by ``take``."""
-        widths = torch.tensor([math.prod(one.shape[1:]) for one in data])
-        by_rank = [one.split(counts) for one, counts in zip(data, give.t().tolist(), strict=True)]
+        widths = torch.tensor([math.prod(datum.shape[1:]) for datum in data])
+        by_rank = [datum.split(counts) for datum, counts in zip(data, give.t().tolist(), strict=True)]
         flat = [one[rank].reshape(-1) for rank in range(self.world) for one in by_rank]
-        found = self.all_to_all(
+        tensor = self.all_to_all(
             phase, torch.cat(flat), (give * widths).sum(1).tolist(), (take * widths).sum(1).tolist()
         )
-        pieces = found.split((take * widths).flatten().tolist())
+        pieces = tensor.split((take * widths).flatten().tolist())
         return [
-            torch.cat(pieces[number :: len(data)]).view(-1, *one.shape[1:]) for number, one in enumerate(data)
+            torch.cat(pieces[number :: len(data)]).view(-1, *datum.shape[1:])
+            for number, datum in enumerate(data)
         ]
 
     def deliver(
@@ -92,19 +93,19 @@ class Wire:
     ) -> Delivered:  # fmt: skip
         """Of each table ``places`` [n], and ``values`` [n, width] if they go with them, to ``ranks`` [n]. A
         ``head`` [n] goes to all before; ``stop`` gets those of all ranks, and may raise."""
-        give = torch.stack([torch.bincount(one, minlength=self.world) for one in ranks], 1)
+        give = torch.stack([torch.bincount(rank, minlength=self.world) for rank in ranks], 1)
         head = give.new_empty(0) if head is None else head
         came = self.counts(torch.cat([head.expand(self.world, -1), give], 1), near=near)
         heads, take = came[:, : len(head)], came[:, len(head) :]
         stop(heads)
-        order = [torch.argsort(one, stable=True) for one in ranks]
-        packed = [one[by].int() for one, by in zip(places, order, strict=True)]
-        found = [one.long() for one in self.exchange(phase, packed, give, take)]
+        order = [torch.argsort(rank, stable=True) for rank in ranks]
+        packed = [place[by].int() for place, by in zip(places, order, strict=True)]
+        tensors = [tensor.long() for tensor in self.exchange(phase, packed, give, take)]
         if values is not None:
             values = self.exchange(
-                phase, [one[by] for one, by in zip(values, order, strict=True)], give, take
+                phase, [tensor[by] for tensor, by in zip(values, order, strict=True)], give, take
             )
-        return Delivered(heads, give, take, order, found, values or [])
+        return Delivered(heads, give, take, order, tensors, values or [])
 
     def send(self, phase: str, rank: int, data: Tensor) -> dist.Work | None:
         """To another rank, at once."""
@@ -115,16 +116,16 @@ class Wire:
     def finish(self, sending: list[dist.Work | None]) -> None:
         """What was sent has arrived."""
         with self._told("sums"):
-            for one in sending:
-                if one is not None:
-                    one.wait()
+            for work in sending:
+                if work is not None:
+                    work.wait()
 
     def receive(self, phase: str, rank: int, items: int, dtype: torch.dtype) -> Tensor:
         """From another rank, in the order in which it sends."""
-        found = torch.empty(items, dtype=dtype, device=self._device)
+        buffer = torch.empty(items, dtype=dtype, device=self._device)
         with self._told(phase):
-            dist.recv(found, self._of(rank), group=self.group)
-        return found.cpu()
+            dist.recv(buffer, self._of(rank), group=self.group)
+        return buffer.cpu()
 
     def objects(self, own: Any) -> list[Any]:
         """What every rank has; not counted."""

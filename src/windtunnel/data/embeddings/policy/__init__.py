@@ -127,7 +127,7 @@ def decide(observation: Observation) -> Decision:
         solver, proven = "greedy", 0.0
     fast = rows * cut.stored
     taken = [np.bincount(device, some, devices).astype(int) for some in (fast, cut.total - fast)]
-    found = Placed(
+    placed = Placed(
         tuple(
             Shard(observation.tables[of].name, int(where), int(first), int(last), int(some))
             for of, where, first, last, some in zip(cut.of, device, cut.first, cut.last, rows, strict=True)
@@ -138,14 +138,14 @@ def decide(observation: Observation) -> Decision:
     )  # fmt: skip
     for what, tier, most in (("fast", observation.fast, taken[0]), ("slow", observation.slow, taken[1])):
         assert most.max() <= tier.capacity, what
-    return replace(found, reason=_reason(found))
+    return replace(placed, reason=_reason(placed))
 
 
-def _reason(found: Placed) -> str:
-    bounds = {"all work spread evenly": found.pooled, "the largest shard alone": found.largest,
-              "the solver": found.proven}  # fmt: skip
-    name = max(bounds, key=lambda one: bounds[one])
-    times = f"{found.gap:.2%} above" if found.gap < 1 else f"{1 + found.gap:.3g} times"
+def _reason(placed: Placed) -> str:
+    bounds = {"all work spread evenly": placed.pooled, "the largest shard alone": placed.largest,
+              "the solver": placed.proven}  # fmt: skip
+    name = max(bounds, key=lambda bound: bounds[bound])
+    times = f"{placed.gap:.2%} above" if placed.gap < 1 else f"{1 + placed.gap:.3g} times"
     return f"{times} the bound of {name}"
 
 

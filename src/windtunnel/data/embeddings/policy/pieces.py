@@ -138,8 +138,8 @@ def cut(tables: Sequence[Table], devices: int, fast: Tier, slow: Tier, batch: in
 
 
 def _small(table: Table, fast: Tier, slow: Tier, batch: int, columns: int, even: float) -> bool:
-    one = made([table], fast, slow, batch, [[columns]])
-    return bool(largest(one)[0] <= even / 2 and one.total[0] <= one.room / 2)
+    pieces = made([table], fast, slow, batch, [[columns]])
+    return bool(largest(pieces)[0] <= even / 2 and pieces.total[0] <= pieces.room / 2)
 
 
 def _fitting(cut: Pieces, least: int) -> Pieces:

@@ -105,12 +105,12 @@ def touched(p: Floats, lookups: float) -> Floats:
         return -np.expm1(lookups * np.log1p(-p)) if lookups else np.zeros_like(p)
 
 
-def crossing(seen: Exchange, table: Table, p: Floats) -> Crossing:
+def crossing(exchange: Exchange, table: Table, p: Floats) -> Crossing:
     """What crosses for rows with shares ``p`` of the lookups; see above."""
-    hosts, devices, world = seen.hosts, seen.devices, seen.world
-    lookups = seen.samples * table.lookups
+    hosts, devices, world = exchange.hosts, exchange.devices, exchange.world
+    lookups = exchange.samples * table.lookups
     once, anybody = touched(p, lookups), touched(p, lookups * world)
-    asked = once if seen.distinct else lookups * p
+    asked = once if exchange.distinct else lookups * p
     found = [np.zeros((3, 2, len(p))) for _ in range(4)]
     requests, gradients, sums, copies = found
     for kind in (requests, gradients):
@@ -123,40 +123,40 @@ def crossing(seen: Exchange, table: Table, p: Floats) -> Crossing:
     return Crossing(*found)
 
 
-def seconds(seen: Exchange, table: Table, p: Floats) -> Floats:
+def seconds(exchange: Exchange, table: Table, p: Floats) -> Floats:
     """Of (tier, row): how long a device's links are busy for it in an iteration."""
-    crosses = crossing(seen, table, p)
+    crosses = crossing(exchange, table, p)
     vector = table.row_bytes + INDEX_BYTES
-    pace = np.array([[1 / seen.intra], [1 / seen.inter]])
+    pace = np.array([[1 / exchange.intra], [1 / exchange.inter]])
     # hosts wait for the first parts of the sums that go from one to the next
-    filling = (seen.stripes + max(0, seen.hosts - 2)) / seen.stripes
+    filling = (exchange.stripes + max(0, exchange.hosts - 2)) / exchange.stripes
     total = crosses.requests + crosses.gradients + crosses.sums * filling + crosses.copies
     return np.asarray((total * vector * pace).sum(1))
 
 
-def memory(seen: Exchange, table: Table, p: Floats) -> Floats:
+def memory(exchange: Exchange, table: Table, p: Floats) -> Floats:
     """Of (tier, row): bytes of a device for its part of the row, and to send and receive its gradients and
     sums (vectors before them took no more)."""
-    lookups = seen.samples * table.lookups
-    once, anybody = touched(p, lookups), touched(p, lookups * seen.world)
-    asked = once if seen.distinct else lookups * p
-    stored = table.stored_bytes * np.array([[1 / seen.world], [1 / seen.devices], [1.0]])
-    buffers = np.array([asked, asked + anybody / seen.devices, once + anybody])
+    lookups = exchange.samples * table.lookups
+    once, anybody = touched(p, lookups), touched(p, lookups * exchange.world)
+    asked = once if exchange.distinct else lookups * p
+    stored = table.stored_bytes * np.array([[1 / exchange.world], [1 / exchange.devices], [1.0]])
+    buffers = np.array([asked, asked + anybody / exchange.devices, once + anybody])
     return np.asarray(stored + 2 * table.row_bytes * buffers)
 
 
-def rowwise_memory(seen: Exchange) -> float:
+def rowwise_memory(exchange: Exchange) -> float:
     """Bytes of a device when all rows are cold and every lookup asks."""
-    held = sum(table.total_bytes for table in seen.tables) / seen.world
-    return held + sum(2 * seen.samples * table.lookups * table.row_bytes for table in seen.tables)
+    held = sum(table.total_bytes for table in exchange.tables) / exchange.world
+    return held + sum(2 * exchange.samples * table.lookups * table.row_bytes for table in exchange.tables)
 
 
-def memory_of(seen: Exchange, decision: Replication) -> float:
+def memory_of(exchange: Exchange, decision: Replication) -> float:
     """Bytes of a device, as `memory` counts them."""
     total = 0.0
-    for table, cuts in zip(seen.tables, decision.tables, strict=True):
+    for table, cuts in zip(exchange.tables, decision.tables, strict=True):
         rows, p = segments(table)
-        total += float((memory(seen, table, p) * tiers_of(rows, cuts)).sum())
+        total += float((memory(exchange, table, p) * tiers_of(rows, cuts)).sum())
     return total
 
 
@@ -170,10 +170,10 @@ def tiers_of(rows: NDArray[np.int64], cuts: Replicas) -> NDArray[np.int64]:
 class _Climb:
     """One table on its way up: rows before ``at[WARM]`` are at least warm, before ``at[HOT]`` hot."""
 
-    def __init__(self, seen: Exchange, table: Table) -> None:
+    def __init__(self, exchange: Exchange, table: Table) -> None:
         self.rows, p = segments(table)
-        self.time, self.bytes = seconds(seen, table, p), memory(seen, table, p)
-        if seen.sums(table):
+        self.time, self.bytes = seconds(exchange, table, p), memory(exchange, table, p)
+        if exchange.sums(table):
             self.time[:] = 0  # no copy would save any
         self.at = {WARM: 0, HOT: 0}  # segments
         self.part = {WARM: 0, HOT: 0}  # rows of the next one, when the room was too small for it
@@ -205,7 +205,7 @@ class _Climb:
         return int(self.rows[: self.at[tier]].sum()) + self.part[tier]
 
 
-def decide(seen: Exchange) -> Replication:
+def decide(exchange: Exchange) -> Replication:
     """The two cuts of every table.
 
     All rows begin cold. The hottest that are not yet where they take least time go up, those that save most
@@ -214,47 +214,53 @@ def decide(seen: Exchange) -> Replication:
     Raises:
         UserError: the observation makes no sense, or the tables do not fit even so.
     """
-    _check(seen)
-    climbs = [_Climb(seen, table) for table in seen.tables]
-    limit = rowwise_memory(seen) if seen.memory is None else seen.memory
+    _check(exchange)
+    climbs = [_Climb(exchange, table) for table in exchange.tables]
+    limit = rowwise_memory(exchange) if exchange.memory is None else exchange.memory
     room = limit * (1 + 1e-12) - sum(one.held for one in climbs)
     waiting = [(-steps[0][0], number) for number, one in enumerate(climbs) if (steps := one.steps())]
     heapq.heapify(waiting)
     while waiting:
         _, number = heapq.heappop(waiting)
-        one = climbs[number]
-        for _, to, _, more in one.steps():
-            whole = int(one.rows[one.at[to]])
+        climb = climbs[number]
+        for _, to, _, more in climb.steps():
+            whole = int(climb.rows[climb.at[to]])
             rows = whole if more * whole <= max(room, 0) else int(max(room, 0) // more)
             if rows:
-                one.up(to, rows)
+                climb.up(to, rows)
                 room -= more * rows
                 break
         else:
             continue
-        if steps := one.steps():
+        if steps := climb.steps():
             heapq.heappush(waiting, (-steps[0][0], number))
     if room < 0:
         raise UserError(
             f"memory is {size(limit)} a device, the tables with their buffers take {size(limit - room)} on"
-            f" each of {seen.world}; accepted are more devices or more memory"
+            f" each of {exchange.world}; accepted are more devices or more memory"
         )
-    pairs = zip(seen.tables, climbs, strict=True)
+    pairs = zip(exchange.tables, climbs, strict=True)
     return Replication(tuple(Replicas(table.name, one.cut(HOT), one.cut(WARM)) for table, one in pairs))
 
 
-def rowwise(seen: Exchange) -> Replication:
+def rowwise(exchange: Exchange) -> Replication:
     """All rows cold: row-wise sharding."""
-    _check(seen)
-    return Replication(tuple(Replicas(table.name, 0, 0) for table in seen.tables))
+    _check(exchange)
+    return Replication(tuple(Replicas(table.name, 0, 0) for table in exchange.tables))
 
 
-def _check(seen: Exchange) -> None:
-    figures = {"hosts": seen.hosts, "devices": seen.devices, "intra": seen.intra, "inter": seen.inter,
-               "samples": seen.samples, "memory": 1.0 if seen.memory is None else seen.memory}  # fmt: skip
+def _check(exchange: Exchange) -> None:
+    figures = {
+        "hosts": exchange.hosts,
+        "devices": exchange.devices,
+        "intra": exchange.intra,
+        "inter": exchange.inter,
+        "samples": exchange.samples,
+        "memory": 1.0 if exchange.memory is None else exchange.memory,
+    }
     for name, value in figures.items():
         if not 0 < value < math.inf:
             raise UserError(f"{name} is {value:g}, a positive number is accepted")
-    if not seen.tables:
+    if not exchange.tables:
         raise UserError("there are no tables, one or more are accepted")
-    checked(seen.tables, "exchange")
+    checked(exchange.tables, "exchange")

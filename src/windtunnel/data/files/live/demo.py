@@ -63,8 +63,8 @@ def demo(
             report["status"] = [row if isinstance(row, str) else _row(row) for row in files.status()]
             files.close()
         contents = {name: check(folder / name) for name in report["chain"]}
-    report["equal"] = len({frozenset(one.digests.items()) for one in contents.values()}) == 1
-    report["damage"] = {name: one.damage for name, one in contents.items() if one.damage}
+    report["equal"] = len({frozenset(content.digests.items()) for content in contents.values()}) == 1
+    report["damage"] = {name: content.damage for name, content in contents.items() if content.damage}
     return {"replicas": replicas, "mode": mode, **report}
 
 

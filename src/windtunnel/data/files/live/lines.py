@@ -49,7 +49,7 @@ class LinesFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return [self.info(path)] if detail else [path]
         names = [name for name in client.names(place) if not name.startswith(PART)]
         paths = [f"{path}/{name}" for name in names]
-        return [self.info(one) for one in paths] if detail else paths
+        return [self.info(path) for path in paths] if detail else paths
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         if create_parents:

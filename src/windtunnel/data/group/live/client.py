@@ -191,7 +191,7 @@ class Group:
         window: int = 64, patience: float = 2.0, coordinator: str = "", policy: str = "domains",
         least: int | None = None, journal: int | None = None,
     ) -> None:  # fmt: skip
-        names = {one.name for one in members}
+        names = {member.name for member in members}
         if not 1 <= len(names) == len(members) <= MOST:
             raise UserError(f"`members` are {len(members)} of {len(names)} names; accepted are 1 to {MOST}")
         if policy not in POLICIES:
@@ -220,22 +220,25 @@ class Group:
     def _form(self, policy: str, coordinator: str, least: int, window: int) -> None:
         with ThreadPoolExecutor(len(self.members)) as pool:
             standings = tuple(pool.map(self._fence, self.members))
-        seen = Observation(self.epoch, standings, coordinator, least, window)
-        made = POLICIES[policy](seen)
+        observation = Observation(self.epoch, standings, coordinator, least, window)
+        decision = POLICIES[policy](observation)
         if self._log is not None:
-            self._log.decision("data.group", policy, seen, made)
-        if not made.chain:
-            raise GroupHalted(f"no chain for epoch {self.epoch}: {made.reason}", made.dropped)
-        member = {one.name: one for one in self.members}
-        self.members = tuple(member[name] for name in made.chain)
-        self.size, self._sequence = next(one.size for one in standings if one.answers), made.sequence
-        copied = {name: self._copy(made.source, name) for name in made.compare}
-        self._connect(made)
+            self._log.decision("data.group", policy, observation, decision)
+        if not decision.chain:
+            raise GroupHalted(f"no chain for epoch {self.epoch}: {decision.reason}", decision.dropped)
+        member = {member.name: member for member in self.members}
+        self.members = tuple(member[name] for name in decision.chain)
+        self.size, self._sequence = (
+            next(standing.size for standing in standings if standing.answers),
+            decision.sequence,
+        )
+        copied = {name: self._copy(decision.source, name) for name in decision.compare}
+        self._connect(decision)
         if self._log is not None:
-            held = [STANDING.unpack(self._controls[name].ask(Kind.STATUS)) for name in made.chain]
+            held = [STANDING.unpack(self._controls[name].ask(Kind.STATUS)) for name in decision.chain]
             self._log.append(
                 "effect", epoch=[one[1] for one in held], sequence=[one[2] for one in held],
-                chain=[one.name for one in self.members], source=made.source, copied=copied,
+                chain=[member.name for member in self.members], source=decision.source, copied=copied,
             )  # fmt: skip
 
     def _fence(self, member: Member) -> Standing:
@@ -255,7 +258,7 @@ class Group:
         copied, (here, there) = 0, (self._controls[one] for one in (source, name))
         for at in range(0, self.size, ASKED):
             length = min(ASKED, self.size - at)
-            ours, theirs = (one.ask(Kind.HASH, at, length, patience=LONG) for one in (here, there))
+            ours, theirs = (control.ask(Kind.HASH, at, length, patience=LONG) for control in (here, there))
             for place in range(0, len(ours), DIGEST):
                 if ours[place : place + DIGEST] != theirs[place : place + DIGEST]:
                     copied, first = copied + 1, at + place // DIGEST * CHUNK
@@ -264,20 +267,22 @@ class Group:
                         there.ask(Kind.PATCH, offset, payload=part, patience=LONG)
         return copied
 
-    def _connect(self, made: Decision) -> None:
+    def _connect(self, decision: Decision) -> None:
         """The chain, from its tail to its head; then this process to the head."""
         after = ""
         for index, member in reversed(list(enumerate(self.members))):
-            spec = json.dumps({"index": index, "next": after, "window": made.window}).encode()
-            self._controls[member.name].ask(Kind.CHAIN, made.sequence, payload=spec, patience=LONG)
+            spec = json.dumps({"index": index, "next": after, "window": decision.window}).encode()
+            self._controls[member.name].ask(Kind.CHAIN, decision.sequence, payload=spec, patience=LONG)
             after = member.address
         try:
             self._data = connect(after, self.secret, self.patience)
-            self._data.join(self.epoch, made.window)
+            self._data.join(self.epoch, decision.window)
             self._data.sock.settimeout(None)
         except OSError as error:
-            raise GroupHalted(f"{made.chain[0]} takes no operations: {error}", made.chain[:1]) from error
-        for _ in range(made.window):
+            raise GroupHalted(
+                f"{decision.chain[0]} takes no operations: {error}", decision.chain[:1]
+            ) from error
+        for _ in range(decision.window):
             self._room.release()
 
     def repair(self, survivors: Sequence[Member] | None = None) -> Group:
@@ -289,7 +294,7 @@ class Group:
         self.close()
         self._newest += 1
         if survivors is None:
-            survivors = [one for one in self.members if one.name not in self._lost]
+            survivors = [member for member in self.members if member.name not in self._lost]
         try:
             return Group(
                 survivors, epoch=self._newest, secret=self.secret, log=self._log, patience=self.patience,
@@ -328,7 +333,9 @@ class Group:
         self.check(offset, WORD.size)
         if offset % WORD.size or not all(0 <= value < 1 << 64 for value in (expected, new)):
             raise UserError(f"`offset` is {offset}, for {expected} and {new}; accepted are words of 64 bits")
-        mask = sum((execute is None or one.name in execute) << bit for bit, one in enumerate(self.members))
+        mask = sum(
+            (execute is None or member.name in execute) << bit for bit, member in enumerate(self.members)
+        )
         return self._submit(Kind.CAS, offset, expected, new, mask)
 
     def flush(self) -> Future[None]:
@@ -344,7 +351,7 @@ class Group:
         """
         name = member if isinstance(member, str) else member.name
         self.check(offset, length)
-        if name not in (names := [one.name for one in self.members]):
+        if name not in (names := [member.name for member in self.members]):
             raise UserError(f"`member` is {name!r}; accepted are {', '.join(names)}")
         each = range(offset, offset + length, SLOT)
         ask = self._controls[name].ask
@@ -430,11 +437,11 @@ class Group:
             if oldest is None or (waited := time.monotonic() - oldest[2]) < self.patience:
                 continue
             silent = []
-            for one in self.members:
+            for member in self.members:
                 try:
-                    self._controls[one.name].ask(Kind.STATUS, patience=self.patience / 2)
+                    self._controls[member.name].ask(Kind.STATUS, patience=self.patience / 2)
                 except (GroupHalted, StaleEpoch):
-                    silent.append(one.name)
+                    silent.append(member.name)
             if silent:
                 self._halt(GroupHalted(f"{', '.join(silent)} silent for {self.patience:g} s", silent))
             elif waited > 2 * self.patience and self._pending and self._pending[0] is oldest:

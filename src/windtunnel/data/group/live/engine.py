@@ -169,8 +169,8 @@ class Engine:
 
     def _tell(self, kind: Kind, sequence: int = 0, a: int = 0, results: bytes = b"", words: str = "") -> None:
         """Something to the coordinator."""
-        said = Frame(kind, self.fenced, sequence, a, results=results, payload=words.encode())
-        self._say(self._coordinator, said)
+        frame = Frame(kind, self.fenced, sequence, a, results=results, payload=words.encode())
+        self._say(self._coordinator, frame)
 
     def _refuse(self, link: Link) -> None:
         self._say(link, Frame(Kind.STALE, self.fenced, 0, self.fenced))

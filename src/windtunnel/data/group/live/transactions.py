@@ -47,7 +47,7 @@ def commit(group: Group, at: int, writes: Sequence[tuple[int, Buffer]], patience
     owner, last = group.epoch << 32 | next(_COUNT) & 0xFFFFFFFF, time.monotonic() + patience
     while any(before := group.cas(at, 0, owner).result()):
         # in part: given back before anybody else is in the way of it
-        won = [one.name for one, word in zip(group.members, before, strict=True) if word == 0]
+        won = [member.name for member, word in zip(group.members, before, strict=True) if word == 0]
         group.cas(at, owner, 0, execute=won).result()
         if time.monotonic() > last:
             raise LessError(f"the lock is held by {max(before):#x} for {patience:g} s: nothing was written")
@@ -61,7 +61,7 @@ def commit(group: Group, at: int, writes: Sequence[tuple[int, Buffer]], patience
 def recover(group: Group, at: int) -> None:
     """What an older coordinator has begun: done to its end, or forgotten."""
     tail = group.members[-1]
-    owners = {int.from_bytes(group.read(one, at, LOCK), "little") for one in group.members}
+    owners = {int.from_bytes(group.read(member, at, LOCK), "little") for member in group.members}
     for owner in owners - {0}:
         holder, length, digest = RECORD.unpack(group.read(tail, at + LOCK, RECORD.size))
         if holder == owner and length <= group.size - at - LOCK - RECORD.size:

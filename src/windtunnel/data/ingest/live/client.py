@@ -169,7 +169,7 @@ class Client:
         told = self._register(resume)
         with self._turn:
             self.epoch: int = told["epoch"]
-            self._drop_ahead([one for one in self._ahead if one.epoch != self.epoch])
+            self._drop_ahead([stream for stream in self._ahead if stream.epoch != self.epoch])
         self._every, self._lease, self._ends = told["every"], told["lease"], told["ends"]
         self._certain = time.monotonic() + CERTAIN * self._lease
         self._began = time.monotonic()
@@ -224,7 +224,7 @@ class Client:
                         if self._over:
                             if not self._until and not self._resumed:
                                 raise UserError(self._too_few("its first step"))
-                            self.counts.dropped = sum(len(one.queue) for one in self._streams)
+                            self.counts.dropped = sum(len(stream.queue) for stream in self._streams)
                             return None
                     elif (stream := self._pick()) is not None:
                         return self._hand(stream, began)
@@ -245,7 +245,7 @@ class Client:
     def close(self) -> None:
         """Give back what was not consumed. The batch that was handed out last counts as consumed."""
         with self._turn:
-            ahead = [one.thread for one in self._ahead if one.thread is not None]
+            ahead = [stream.thread for stream in self._ahead if stream.thread is not None]
             self._drop_ahead(list(self._ahead))
         self.end()
         for thread in ahead:
@@ -261,9 +261,9 @@ class Client:
             self._consumed()
             marks, failed = list(self._taken.items()), self._error is not None
             self._error = self._error or HostError(f"client {self.name} is closed")
-            for one in self._streams:
-                one.lost = True
-                _cancel(one)
+            for stream in self._streams:
+                stream.lost = True
+                _cancel(stream)
             self._poke.set()
             self._turn.notify_all()
         who = {"client": self.name, "key": self._key, "epoch": self.epoch}
@@ -284,16 +284,16 @@ class Client:
 
     def _drop_ahead(self, streams: list[_Stream]) -> None:
         """The lock is held."""
-        for one in streams:
-            one.lost = True
-            _cancel(one)
-            self._ahead.remove(one)
+        for stream in streams:
+            stream.lost = True
+            _cancel(stream)
+            self._ahead.remove(stream)
         self._turn.notify_all()
 
     def _pick(self) -> _Stream | None:
-        for one in self._streams:
-            if one.queue:
-                return one
+        for stream in self._streams:
+            if stream.queue:
+                return stream
             if self._ordered:
                 return None
         return None
@@ -341,7 +341,7 @@ class Client:
             self._taken[split] = mark
             self._handed = None
             # where nothing comes, the next split may wait for this to be told, or the epoch for its end
-            self._poke_if(mark == DONE and all(one.ended for one in self._streams))
+            self._poke_if(mark == DONE and all(stream.ended for stream in self._streams))
 
     def _poke_if(self, soon: bool) -> None:
         if soon:
@@ -408,11 +408,11 @@ class Client:
         """What every call says of this client. The lock is held."""
         handed = () if self._handed is None else (self._handed[0],)
         dry = bool(self._waits) and not self._streams and self._handed is None
-        held = {*self._taken, *handed, *(one.number for one in self._streams)}
+        held = {*self._taken, *handed, *(stream.number for stream in self._streams)}
         return {
             "held": sorted(held), "steps": self.counts.steps,
-            "ready": sum(len(one.queue) for one in self._streams), "dry": dry and not self._taken,
-            "reading": sorted(one.number for one in self._streams if not one.ended),
+            "ready": sum(len(stream.queue) for stream in self._streams), "dry": dry and not self._taken,
+            "reading": sorted(stream.number for stream in self._streams if not stream.ended),
         }  # fmt: skip
 
     def _tell(self) -> None:
@@ -421,7 +421,7 @@ class Client:
             self._report()
             with self._turn:
                 began, said = time.monotonic(), self._told()
-                uses = sorted({one.worker for one in self._streams if not one.ended})
+                uses = sorted({stream.worker for stream in self._streams if not stream.ended})
                 fill = said["ready"] / (self._buffer * self._allowed)
             told = self._call(
                 "heartbeat", role="client", stalled=self._stalled(), fill=min(1.0, fill), uses=uses, **said
@@ -430,9 +430,9 @@ class Client:
                 return
             with self._turn:
                 self._lose(told["lost"], said["held"])
-                for one in self._streams:
-                    if one.worker in told["gone"] and not one.ended:
-                        _cancel(one)
+                for stream in self._streams:
+                    if stream.worker in told["gone"] and not stream.ended:
+                        _cancel(stream)
                 self._late, self._allowed = told["late"], told["streams"]
                 self._certain = began + CERTAIN * self._lease
                 self._turn.notify_all()
@@ -475,14 +475,14 @@ class Client:
                 self._turn.notify_all()
 
     def _lose(self, lost: list[int], asked: list[int]) -> None:
-        for one in [one for one in self._streams if one.number in lost and one.number in asked]:
+        for one in [stream for stream in self._streams if stream.number in lost and stream.number in asked]:
             one.lost = True
             one.queue.clear()
             self._streams.remove(one)
             _cancel(one)
             if self._marks.get(one.number, DONE) != DONE and one.number in self._taken:
                 raise Replaced(f"client {self.name} stood still for longer than its lease; restart it")
-        left = sum(len(one.queue) for one in self._streams)
+        left = sum(len(stream.queue) for stream in self._streams)
         if lost and self.counts.steps + left < self._until:
             raise Replaced(
                 f"client {self.name} lost batches that other ranks begin steps with; restart all from a "
@@ -511,27 +511,27 @@ class Client:
     def _room(self) -> bool:
         """For one more split. One that has come whole is no reason to wait for the trainer: small splits
         would be asked for only when nothing lies ready any more. The lock is held."""
-        coming = sum(len(one.queue) + (not one.ended) for one in self._streams)
+        coming = sum(len(stream.queue) + (not stream.ended) for stream in self._streams)
         return coming < self._buffer * self._allowed
 
     def _answered(self, answer: dict[str, Any], said: dict[str, Any]) -> _Stream | None:
         """The split that it was given, if any."""
         with self._turn:
             if "split" in answer and not self._stop.is_set():
-                found = _Stream(
+                stream = _Stream(
                     answer["epoch"], answer["split"], answer["first"], answer["worker"], answer["address"]
                 )
-                if found.epoch != self.epoch:
-                    self._read_ahead(found)
+                if stream.epoch != self.epoch:
+                    self._read_ahead(stream)
                     return None
-                if (known := self._known(found)) is not None:
+                if (known := self._known(stream)) is not None:
                     self._streams.append(known)
                     if known.empty:
                         self._empty(known)
                     self._turn.notify_all()
                     return None
-                self._streams.append(found)
-                return found
+                self._streams.append(stream)
+                return stream
             self._late = True  # or nothing can be had now: what is consumed is told at once
             if answer.get("missing") and not self._said and time.monotonic() > self._began + ALONE:
                 self._said = True
@@ -553,14 +553,14 @@ class Client:
 
     def _known(self, given: _Stream) -> _Stream | None:
         """The stream of a split that was read ahead, if it is as it was given. The lock is held."""
-        for one in [one for one in self._ahead if one.number == given.number]:
-            if one.worker != given.worker or given.next:
-                self._drop_ahead([one])
+        for stream in [one for one in self._ahead if one.number == given.number]:
+            if stream.worker != given.worker or given.next:
+                self._drop_ahead([stream])
                 return None
-            self._ahead.remove(one)
-            assert one.thread is not None
-            self._threads.append(one.thread)
-            return one
+            self._ahead.remove(stream)
+            assert stream.thread is not None
+            self._threads.append(stream.thread)
+            return stream
         return None
 
     def _follow(self, stream: _Stream) -> None:
@@ -656,7 +656,7 @@ class Client:
                 self._empty(stream)
                 return False
             # where others wait for this batch, or for nothing to come behind it, they are told
-            ready_ = self.counts.steps + sum(len(one.queue) for one in self._streams)
+            ready_ = self.counts.steps + sum(len(stream.queue) for stream in self._streams)
             self._poke_if(self._ends == "drop" and (ready_ <= self._until or bool(last)))
             stream.queue.append((number, bool(last), ready))
             self._turn.notify_all()

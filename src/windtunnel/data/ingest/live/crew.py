@@ -76,7 +76,7 @@ class Crew:
 
     @property
     def ready(self) -> int:
-        return sum(not one.drain for one in self.there.values())
+        return sum(not worker.drain for worker in self.there.values())
 
     def came(self, said: dict[str, Any]) -> None:
         """A worker registers."""
@@ -88,17 +88,17 @@ class Crew:
 
     def heard(self, said: dict[str, Any]) -> dict[str, Any]:
         """A worker is there: the answer."""
-        one = self.there.get(said["name"])
-        if one is None:
+        worker = self.there.get(said["name"])
+        if worker is None:
             return {"unknown": True}
-        one.heard = time.monotonic()
-        self._period.made += max(0, said["made"] - one.made)
-        self._period.busy += max(0.0, said["busy"] - one.busy)
-        self.cpu += max(0.0, said["cpu"] - one.cpu)
-        one.made, one.busy, one.cpu = said["made"], said["busy"], said["cpu"]
+        worker.heard = time.monotonic()
+        self._period.made += max(0, said["made"] - worker.made)
+        self._period.busy += max(0.0, said["busy"] - worker.busy)
+        self.cpu += max(0.0, said["cpu"] - worker.cpu)
+        worker.made, worker.busy, worker.cpu = said["made"], said["busy"], said["cpu"]
         if said["asked"]:
             self._log.append("asked", worker=said["name"], splits=said["asked"])
-        return {"drain": one.drain}
+        return {"drain": worker.drain}
 
     def taken(self, batches: int, stalled: float, fill: float) -> None:
         """A client has taken so many more, and waited so many seconds more; ``fill``: of its buffers."""
@@ -115,13 +115,13 @@ class Crew:
     def gone(self, now: float) -> list[str]:
         """Who is, since this was asked last."""
         lease, found = self.settings.worker_lease, {}
-        for name, one in self.there.items():
+        for name, worker in self.there.items():
             why = self._pool.ended(name) if self._pool else None
-            if why is None and now - one.heard > lease:
+            if why is None and now - worker.heard > lease:
                 why = f"silent for {lease:g} s"
                 if self._pool is not None:  # it does not answer: it ends, where this host can end it
                     self._pool.kill(name)
-                    one.end()
+                    worker.end()
             if why is not None:
                 found[name] = why
         for name, why in found.items():
@@ -143,7 +143,7 @@ class Crew:
                 given_up = isinstance(self._decided(Fault("fail", False, self._false_starts)), GiveUp)
                 if given_up and not failed:
                     return f"{self._false_starts} workers in a row did not start: {why}"
-        there = [policy.Worker(name, load[name]) for name, one in self.there.items() if not one.drain]
+        there = [policy.Worker(name, load[name]) for name, worker in self.there.items() if not worker.drain]
         if len(there) > max(0, target - len(self.starting)):
             made = self._decided(Surplus(tuple(there), target - len(self.starting)))
             assert isinstance(made, Leave)
@@ -160,24 +160,24 @@ class Crew:
 
     def scale(self, now: float, clients: int) -> None:
         """Once a period: how many there should be for so many ``clients``."""
-        seen, length = self._period, now - self._period.began
+        period, length = self._period, now - self._period.began
         if length < self.settings.period:
             return
         self._period = _Period(now)
         if self.settings.workers is not None or not clients:
             return
         self.scaler.period(
-            now, length, consumed=seen.consumed, stalled=min(1.0, seen.stalled / (length * clients)),
-            buffered=sum(seen.fills) / max(len(seen.fills), 1), made=seen.made, busy=seen.busy,
+            now, length, consumed=period.consumed, stalled=min(1.0, period.stalled / (length * clients)),
+            buffered=sum(period.fills) / max(len(period.fills), 1), made=period.made, busy=period.busy,
             ready=self.ready,
         )  # fmt: skip
 
-    def _scaled(self, now: float, seen: Load, made: Scale) -> None:
-        self._log.decision(CAPABILITY, self.settings.policy, seen, made, now=now)
+    def _scaled(self, now: float, load: Load, scale: Scale) -> None:
+        self._log.decision(CAPABILITY, self.settings.policy, load, scale, now=now)
 
-    def _decided(self, seen: policy.Observation) -> policy.Decision:
-        made = self._decide(seen)
-        self._log.decision(CAPABILITY, self.settings.policy, seen, made)
+    def _decided(self, observation: policy.Observation) -> policy.Decision:
+        made = self._decide(observation)
+        self._log.decision(CAPABILITY, self.settings.policy, observation, made)
         return made
 
     def end(self) -> None:
@@ -186,5 +186,5 @@ class Crew:
             return
         for name in [*self.there, *self.starting]:
             self._pool.kill(name)
-        for one in self.there.values():
-            one.end()
+        for worker in self.there.values():
+            worker.end()

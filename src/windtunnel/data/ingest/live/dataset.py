@@ -122,8 +122,8 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
                 " batches in other processes is windtunnel ingest master"
             )
         given = self.address
-        found = given if isinstance(given, Session) else sessions.read(Path(given))
-        return Local(found, self.rank, self.world, resume=resume, made=made)
+        session = given if isinstance(given, Session) else sessions.read(Path(given))
+        return Local(session, self.rank, self.world, resume=resume, made=made)
 
     def close(self) -> None:
         """Let go what is read ahead of a further turn; it ends with the process, too."""

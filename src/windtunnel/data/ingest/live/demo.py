@@ -95,18 +95,18 @@ def table(folder: Path, rows: int, *, seed: int = 0, epochs: int = 1, batch: int
     RM1, with n-grams of all its lists."""
     folder.mkdir(parents=True, exist_ok=True)
     job = synthetic.sessions(str(folder), "rm1", 1, seed)[0]
-    known = [one for one in synthetic.features("rm1", seed) if one.name in job.columns]
+    known = [feature for feature in synthetic.features("rm1", seed) if feature.name in job.columns]
     drawn = synthetic.drawn(known, min(rows, DRAWN), np.random.default_rng((seed, 4)), maps=False)
     for at in range(0, rows, DRAWN):
         part = drawn.slice(0, min(rows - at, DRAWN))
         part = part.append_column(ROW, pa.array(np.arange(at, at + part.num_rows)))
         path = folder / f"part-{at // DRAWN:05}.parquet"
         pq.write_table(part, path, row_group_size=2048, compression="snappy")
-    lists = [one.name for one in known if one.length]
+    lists = [feature.name for feature in known if feature.length]
     grams = [
         Transform("ngram", (one,), f"{one} by {n}", {"n": n, "rows": HASHED}) for one in lists for n in (2, 3)
     ]
-    columns = (*job.columns, *(one.output for one in grams), ROW)
+    columns = (*job.columns, *(gram.output for gram in grams), ROW)
     # what makes features from others comes before what changes these
     return replace(
         job,
@@ -253,9 +253,9 @@ def _report(
         if event["kind"] == "decision" and event["decision"]["is"] == "Scale"
     ]
     changes = [
-        one
-        for place, one in enumerate(workers)
-        if not place or one["workers"] != workers[place - 1]["workers"]
+        worker
+        for place, worker in enumerate(workers)
+        if not place or worker["workers"] != workers[place - 1]["workers"]
     ]
     rows = int(training.rows.sum())
     return {

@@ -179,7 +179,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
                 self._free(mine)
             left = self._open() if state.last < 0 else 0
             if name in state.ended or (self.splits and not left):
-                others = (one for one in self._clients if one != name)
+                others = (client for client in self._clients if client != name)
                 if left or any(one not in state.ended for one in others):
                     return {"wait": True}
                 if state.epoch + 1 >= self.session.epochs:
@@ -257,16 +257,18 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         state = self.ledger.state
         if state.last >= 0:
             return Until(state.last, True)
-        here = [one for one in self._clients.values() if one.key]
-        seen = Pace(
-            max((one.world for one in here), default=1), tuple(one.steps + one.ready for one in here),
-            tuple(one.settled for one in here), len(self._todo),
-        )  # fmt: skip
-        made = policy.POLICIES[self.settings.policy](seen)
+        here = [client for client in self._clients.values() if client.key]
+        pace = Pace(
+            max((client.world for client in here), default=1),
+            tuple(client.steps + client.ready for client in here),
+            tuple(client.settled for client in here),
+            len(self._todo),
+        )
+        made = policy.POLICIES[self.settings.policy](pace)
         assert isinstance(made, Until)
         if made.last:
             self.ledger.write("last", steps=made.steps)
-            self.log.decision(CAPABILITY, self.settings.policy, seen, made)
+            self.log.decision(CAPABILITY, self.settings.policy, pace, made)
             self._turn.notify_all()
         return made
 
@@ -282,9 +284,9 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             del self._serves[split]
         if said["error"]:
             self._failures[split] += 1
-            seen = Fault(self.settings.on_error, said["permanent"], self._failures[split])
-            given_up = policy.POLICIES[self.settings.policy](seen)
-            self.log.decision(CAPABILITY, self.settings.policy, seen, given_up, split=split)
+            fault = Fault(self.settings.on_error, said["permanent"], self._failures[split])
+            given_up = policy.POLICIES[self.settings.policy](fault)
+            self.log.decision(CAPABILITY, self.settings.policy, fault, given_up, split=split)
             if isinstance(given_up, GiveUp):
                 return self._give_up(split, said["error"], given_up.skip)
         made = self._asked(name, one, split, said["worker"])
@@ -334,9 +336,9 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
     def _list(self, said: dict[str, Any]) -> dict[str, Any]:
         crew, load = self.crew, Counter(self._serves.values())
         found = {
-            name: {"address": one.address, "splits": load[name], "made": one.made, "busy": one.busy,
-                   "process": one.process, "drain": one.drain}
-            for name, one in sorted(crew.there.items())
+            name: {"address": worker.address, "splits": load[name], "made": worker.made, "busy": worker.busy,
+                   "process": worker.process, "drain": worker.drain}
+            for name, worker in sorted(crew.there.items())
         }  # fmt: skip
         return {"workers": found, "wanted": crew.scaler.target, "starting": len(crew.starting)}
 
@@ -344,17 +346,30 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         state, crew = self.ledger.state, self.crew
         done = [split for split, mark in state.marks.items() if mark == DONE]
         return {
-            "epoch": state.epoch, "epochs": self.session.epochs, "splits": len(self.splits),
-            "done": len(done), "held": len(state.held), "left": len(self._todo),
-            "clients": {name: {"steps": one.steps, "stalled": one.stalled, "ended": name in state.ended}
-                        for name, one in sorted(self._clients.items())},
-            "came": len(state.came), "world": max((one.world for one in self._clients.values()), default=0),
-            "workers": len(crew.there), "wanted": crew.scaler.target,
-            "demand": crew.scaler.memory.demand, "capacity": crew.scaler.memory.capacity,
-            "batches": crew.batches, "cpu_seconds": crew.cpu, "failed": state.failed,
-            "skipped": [{"split": split, "rows": self.splits[split].rows, "why": why}
-                        for split, why in state.skipped.items()],
-        }  # fmt: skip
+            "epoch": state.epoch,
+            "epochs": self.session.epochs,
+            "splits": len(self.splits),
+            "done": len(done),
+            "held": len(state.held),
+            "left": len(self._todo),
+            "clients": {
+                name: {"steps": client.steps, "stalled": client.stalled, "ended": name in state.ended}
+                for name, client in sorted(self._clients.items())
+            },
+            "came": len(state.came),
+            "world": max((client.world for client in self._clients.values()), default=0),
+            "workers": len(crew.there),
+            "wanted": crew.scaler.target,
+            "demand": crew.scaler.memory.demand,
+            "capacity": crew.scaler.memory.capacity,
+            "batches": crew.batches,
+            "cpu_seconds": crew.cpu,
+            "failed": state.failed,
+            "skipped": [
+                {"split": split, "rows": self.splits[split].rows, "why": why}
+                for split, why in state.skipped.items()
+            ],
+        }
 
     _answers: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {  # noqa: RUF012
         "register worker": _register_worker, "register client": _register_client,
@@ -367,14 +382,14 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
 
     def _known(self, said: dict[str, Any]) -> tuple[dict[str, Any] | None, Any]:
         """What to answer a client that is none of ours, or the client."""
-        one = self._clients.get(said["client"])
-        if one is None or not one.key:
+        client = self._clients.get(said["client"])
+        if client is None or not client.key:
             return {"unknown": True}, None
-        if one.key != said["key"]:
+        if client.key != said["key"]:
             return _REPLACED, None
         if said["epoch"] != self.ledger.state.epoch:
             return {"rewound": True}, None
-        return None, one
+        return None, client
 
     def _follow(self, one: _Client, said: dict[str, Any]) -> None:
         changed = (one.steps, one.dry, one.ready) != (said["steps"], said["dry"], said["ready"])
@@ -413,16 +428,16 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         workers = tuple(
             policy.Worker(each, load[each]) for each, it in sorted(self.crew.there.items()) if not it.drain
         )
-        seen = Ask(
+        ask = Ask(
             self.settings.ends, one.world, len(state.came), one.reading if split is None else 0, one.steps,
             one.dry, first, left, self._open(), workers, peers, last=last,
             kept=kept if client == name else "", after=after, ahead=ahead,
             own=own,
         )  # fmt: skip
-        made = policy.POLICIES[self.settings.policy](seen)
+        made = policy.POLICIES[self.settings.policy](ask)
         if not (isinstance(made, Wait) and one.waits):
             epoch = state.epoch + isinstance(made, Ahead)
-            self.log.decision(CAPABILITY, self.settings.policy, seen, made, client=name, epoch=epoch)
+            self.log.decision(CAPABILITY, self.settings.policy, ask, made, client=name, epoch=epoch)
         one.waits = isinstance(made, Wait)
         if isinstance(made, Grant):
             if split is None:
@@ -438,11 +453,11 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             self._turn.notify_all()
         return made
 
-    def _told(self, name: str, made: policy.Decision) -> dict[str, Any]:
+    def _told(self, name: str, decision: policy.Decision) -> dict[str, Any]:
         state = self.ledger.state
-        match made:
+        match decision:
             case Grant(split, worker) | Ahead(split, worker):
-                now = isinstance(made, Grant)
+                now = isinstance(decision, Grant)
                 return {
                     "split": to_plain(self.splits[split]), "first": state.marks.get(split, 0) if now else 0,
                     "epoch": state.epoch + (not now), "worker": worker,
@@ -478,7 +493,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         there is none."""
         splits = (self._sequence[place] for place in self._todo)
         epoch = self.ledger.state.epoch
-        return next((one for one in splits if self._ahead.get((epoch, one), (name,))[0] == name), -1)
+        return next((split for split in splits if self._ahead.get((epoch, split), (name,))[0] == name), -1)
 
     def _free(self, splits: list[int]) -> None:
         self.ledger.write("free", splits=splits)
@@ -511,8 +526,8 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         self._stop.set()
 
     def _tick(self, now: float) -> None:
-        for name, one in list(self._clients.items()):
-            if now - one.heard > self.settings.client_lease:
+        for name, client in list(self._clients.items()):
+            if now - client.heard > self.settings.client_lease:
                 self._forget(name)
                 self._ahead = {key: it for key, it in self._ahead.items() if it[0] != name}
         for name in self.crew.gone(now):

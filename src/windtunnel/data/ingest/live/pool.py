@@ -44,13 +44,17 @@ class Local:
             "name": name, "master": master, "secret": str(self.secret), "tls": self.keys.files,
             "host": "127.0.0.1", "patience": self.patience, "owner": self.owner,
         }  # fmt: skip
-        told = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker
+        temporary_file = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker
         command = [sys.executable, "-m", MODULE, "--settings", json.dumps(given)]
         # A session of its own: Ctrl-C is for the master, who then lets them go.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=told, stderr=told, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=temporary_file,
+            stderr=temporary_file,
+            start_new_session=True,
         )
-        self._running[name] = (process, told)
+        self._running[name] = (process, temporary_file)
 
     def ended(self, name: str) -> str | None:
         if name not in self._running or (status := self._running[name][0].poll()) is None:

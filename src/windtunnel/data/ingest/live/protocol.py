@@ -105,7 +105,7 @@ def settings(keys: Keys) -> dict[str, Any]:
     """What a Flight server is made with: who may come in, and its certificate."""
     if keys.tls is None:
         return {"auth_handler": Door(keys)}
-    cert, key, ca = (Path(one).read_bytes() for one in keys.tls.paths)
+    cert, key, ca = (Path(path).read_bytes() for path in keys.tls.paths)
     tls = {"tls_certificates": [(cert, key)], "root_certificates": ca, "verify_client": True}
     return {"auth_handler": Door(keys), **tls}
 
@@ -222,7 +222,7 @@ class Link:
                 if self._keys.tls is None and self.address.startswith("grpc+tls"):
                     raise UserError(f"{self.address} asks for TLS, accepted are {', '.join(OPTIONS)}")
                 if self._keys.tls is not None:
-                    cert, key, ca = (Path(one).read_bytes() for one in self._keys.tls.paths)
+                    cert, key, ca = (Path(path).read_bytes() for path in self._keys.tls.paths)
                     given = {"cert_chain": cert, "private_key": key, "tls_root_certs": ca}
                 client = fl.connect(self.address, **given)
                 try:

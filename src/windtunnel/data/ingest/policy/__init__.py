@@ -270,15 +270,15 @@ class Leave:
 Decision = Scale | Until | Grant | Ahead | Wait | Pad | End | Retry | GiveUp | Leave
 
 
-def decide(seen: Observation) -> Decision:
+def decide(observation: Observation) -> Decision:
     """All rules of the master."""
-    match seen:
+    match observation:
         case Pace():
-            return together(seen)
+            return together(observation)
         case Load():
-            return scaled(seen)
+            return scaled(observation)
         case Ask():
-            return answered(seen)
+            return answered(observation)
         case Fault(on_error, permanent, failures):
             return GiveUp(on_error == "skip") if permanent or failures >= TRIES else Retry()
         case Surplus(workers, wanted):
@@ -290,105 +290,107 @@ def share(workers: int, slots: int, clients: int) -> int:
     return max(1, math.ceil(workers * slots / max(clients, 1)))
 
 
-def answered(seen: Ask) -> Decision:
+def answered(ask: Ask) -> Decision:
     """What a client that asks gets."""
-    if seen.clients < seen.world:
-        return Wait(f"{seen.clients} of {seen.world} clients are here")
-    others = [one for one in seen.peers if not one.ended]
-    most = share(len(seen.workers), seen.slots, len(others) + 1)
-    worker = _worker(seen)
-    if not seen.left:
-        late = _late(seen) if seen.dry else Wait("none is left")
-        if isinstance(late, Wait) and seen.after >= 0 and seen.ahead < most and worker:
-            return Ahead(seen.after, worker)
+    if ask.clients < ask.world:
+        return Wait(f"{ask.clients} of {ask.world} clients are here")
+    others = [peer for peer in ask.peers if not peer.ended]
+    most = share(len(ask.workers), ask.slots, len(others) + 1)
+    worker = _worker(ask)
+    if not ask.left:
+        late = _late(ask) if ask.dry else Wait("none is left")
+        if isinstance(late, Wait) and ask.after >= 0 and ask.ahead < most and worker:
+            return Ahead(ask.after, worker)
         return late
     empty = sum(not one.splits for one in others)
-    if seen.held and (seen.held >= most or seen.left <= empty):
+    if ask.held and (ask.held >= most or ask.left <= empty):
         return Wait("others have fewer")
-    if not worker and not seen.held:
-        worker = _worker(seen, full=True)
-    split = seen.own if seen.own >= 0 else seen.split
+    if not worker and not ask.held:
+        worker = _worker(ask, full=True)
+    split = ask.own if ask.own >= 0 else ask.split
     return Grant(split, worker) if worker else Wait("no worker is free")
 
 
-def _worker(seen: Ask, *, full: bool = False) -> str:
+def _worker(ask: Ask, *, full: bool = False) -> str:
     """The one that has sent it already, or has the fewest splits; empty where there is none with room.
     ``full``: without room, too."""
-    if any(one.name == seen.kept for one in seen.workers):
-        return seen.kept
-    able = list(seen.workers) if full else [one for one in seen.workers if one.splits < seen.slots]
-    able = [one for one in able if one.name != seen.last] or able
-    return min(able, key=lambda one: (one.splits, len(one.name), one.name)).name if able else ""
+    if any(worker.name == ask.kept for worker in ask.workers):
+        return ask.kept
+    able = list(ask.workers) if full else [worker for worker in ask.workers if worker.splits < ask.slots]
+    able = [worker for worker in able if worker.name != ask.last] or able
+    return min(able, key=lambda worker: (worker.splits, len(worker.name), worker.name)).name if able else ""
 
 
-def _late(seen: Ask) -> Decision:
+def _late(ask: Ask) -> Decision:
     """For a client that has run dry, with nothing left to begin."""
-    if seen.ends == "drop":
+    if ask.ends == "drop":
         return Wait("ranks end together")
-    if seen.ends == "uneven":
-        return Wait("others may leave theirs") if seen.open else End()
-    ahead = any(one.steps > seen.steps for one in seen.peers)
+    if ask.ends == "uneven":
+        return Wait("others may leave theirs") if ask.open else End()
+    ahead = any(peer.steps > ask.steps for peer in ask.peers)
     if ahead:
         return Pad()
-    settled = all(one.dry or one.ended for one in seen.peers)
-    return End() if settled and not seen.open else Wait("others may have more")
+    settled = all(peer.dry or peer.ended for peer in ask.peers)
+    return End() if settled and not ask.open else Wait("others may have more")
 
 
-def together(seen: Pace) -> Until:
+def together(pace: Pace) -> Until:
     """No rank begins a step that another one cannot take."""
-    if len(seen.batches) < seen.world or not seen.batches:
+    if len(pace.batches) < pace.world or not pace.batches:
         return Until(0)
-    least = min(seen.batches)
-    over = any(one == least and all_ for one, all_ in zip(seen.batches, seen.settled, strict=True))
-    return Until(least, over and not seen.left)
+    least = min(pace.batches)
+    over = any(batch == least and all_ for batch, all_ in zip(pace.batches, pace.settled, strict=True))
+    return Until(least, over and not pace.left)
 
 
-def scaled(seen: Load) -> Scale:
+def scaled(load: Load) -> Scale:
     """How many workers there should be."""
-    known, now = seen.settings, _remembered(seen)
-    wanted, why = seen.workers, "enough"
+    known, now = load.settings, _remembered(load)
+    wanted, why = load.workers, "enough"
     if now.consumed and now.made and now.busy:
         needed = math.ceil(HEADROOM * now.demand / now.capacity)
-        if seen.stalled > STALLED and _saturated(seen):
-            latest = seen.consumed / seen.period / (1 - min(seen.stalled, MOST_STALLED))
-            needed = max(needed, math.ceil(HEADROOM * latest / now.capacity), seen.workers + 1)
-        if needed > seen.workers and now.starved > STALLED and seen.up >= known.start:
-            wanted, why = min(needed, 2 * seen.workers), f"trainers want {now.demand:.3g} batches/s"
-        elif needed < seen.workers and _idle(seen, now):
-            wanted, why = seen.workers - 1, "buffers are full and workers idle"
+        if load.stalled > STALLED and _saturated(load):
+            latest = load.consumed / load.period / (1 - min(load.stalled, MOST_STALLED))
+            needed = max(needed, math.ceil(HEADROOM * latest / now.capacity), load.workers + 1)
+        if needed > load.workers and now.starved > STALLED and load.up >= known.start:
+            wanted, why = min(needed, 2 * load.workers), f"trainers want {now.demand:.3g} batches/s"
+        elif needed < load.workers and _idle(load, now):
+            wanted, why = load.workers - 1, "buffers are full and workers idle"
     return Scale(min(max(wanted, known.least), known.most), now, why)
 
 
-def _remembered(seen: Load) -> Memory:
+def _remembered(load: Load) -> Memory:
     """Workers decode many rows at once, and give them as batches later: only sums over a while say a rate."""
-    new = (seen.period, seen.consumed, seen.stalled * seen.period, seen.made, seen.busy)
-    old = seen.memory
+    new = (load.period, load.consumed, load.stalled * load.period, load.made, load.busy)
+    old = load.memory
     before = (old.seconds, old.consumed, old.stalled, old.made, old.busy)
     return Memory(*(KEPT * one + more for one, more in zip(before, new, strict=True)))
 
 
-def _saturated(seen: Load) -> bool:
+def _saturated(load: Load) -> bool:
     """Those that were asked for are there, and were busy all the time."""
-    return seen.ready >= seen.workers and seen.busy >= SATURATED * seen.period * seen.ready
+    return load.ready >= load.workers and load.busy >= SATURATED * load.period * load.ready
 
 
-def _idle(seen: Load, now: Memory) -> bool:
-    known = seen.settings
-    rested = min(seen.up, seen.down) >= known.cooldown and now.starved <= STALLED
-    return rested and seen.buffered > known.high and now.busy < known.idle * now.seconds * max(seen.ready, 1)
+def _idle(load: Load, now: Memory) -> bool:
+    known = load.settings
+    rested = min(load.up, load.down) >= known.cooldown and now.starved <= STALLED
+    return rested and load.buffered > known.high and now.busy < known.idle * now.seconds * max(load.ready, 1)
 
 
 def leaving(workers: Sequence[Worker], wanted: int) -> list[str]:
     """Who goes where fewer are wanted: those with the fewest splits, of these the youngest."""
-    age = sorted(workers, key=lambda one: (one.splits, -len(one.name), tuple(-ord(x) for x in one.name)))
-    return [one.name for one in age[: max(0, len(workers) - wanted)]]
+    age = sorted(
+        workers, key=lambda worker: (worker.splits, -len(worker.name), tuple(-ord(x) for x in worker.name))
+    )
+    return [worker.name for worker in age[: max(0, len(workers) - wanted)]]
 
 
-def held(seen: Observation) -> Decision:
+def held(observation: Observation) -> Decision:
     """The policy of a static pool: workers stay as many as they are."""
-    if isinstance(seen, Load):
-        return Scale(seen.workers, Memory(), "as many as there are")
-    return decide(seen)
+    if isinstance(observation, Load):
+        return Scale(observation.workers, Memory(), "as many as there are")
+    return decide(observation)
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"starvation": decide, "static": held}

@@ -13,7 +13,7 @@ class Autoscaler:
 
     def __init__(
         self, settings: Scaling, target: int, now: float, decide: Callable[[Observation], Decision],
-        log: Callable[[float, Load, Scale], None] = lambda now, seen, made: None,
+        log: Callable[[float, Load, Scale], None] = lambda now, load, scale: None,
     ) -> None:  # fmt: skip
         self.settings, self.target, self.memory = settings, target, Memory()
         self.up = self.down = now
@@ -24,13 +24,13 @@ class Autoscaler:
         busy: float, ready: int,
     ) -> None:  # fmt: skip
         """A period is over, in which this was seen, as of `Load`."""
-        seen = Load(
+        load = Load(
             self.settings, seconds, consumed, stalled, buffered, made, busy, self.target, ready,
             now - self.up, now - self.down, self.memory,
         )  # fmt: skip
-        scale = self._decide(seen)
+        scale = self._decide(load)
         assert isinstance(scale, Scale)
-        self._log(now, seen, scale)
+        self._log(now, load, scale)
         self.memory = scale.memory
         if scale.workers > self.target:
             self.up = now

@@ -255,9 +255,9 @@ class Server:
     def _tell(self, log: EventLog) -> None:
         counts = self.memory.counts[0]
         for row in self.memory.log[: int(counts["logged"])]:
-            seen = Arrived(int(row["bits"]), int(row["have"]), int(row["full"]))
-            made = Merged(ACTIONS[row["action"]], int(row["after"]))
-            log.decision("network.aggregation", "decide", seen, made)
+            arrived = Arrived(int(row["bits"]), int(row["have"]), int(row["full"]))
+            merged = Merged(ACTIONS[row["action"]], int(row["after"]))
+            log.decision("network.aggregation", "decide", arrived, merged)
             log.append("effect", have=int(row["did_have"]), sent=int(row["sent"]))
         for row in self.memory.waits[: int(counts["waits"])]:
             waiting = Waiting(*(int(row[name]) for name in WAITS.names or ()))

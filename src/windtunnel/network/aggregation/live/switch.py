@@ -331,8 +331,8 @@ class Switch:
                 given: dict[str, Any] = {name: int(row[name]) for name in _ASKED}
                 truths = ("resent", "late", "held", "mine", "whole")
                 given |= {name: bool(given[name]) for name in truths}
-                made = Placed(ACTIONS[row["action"]], int(row["after"]), int(row["level_after"]))
-                self._log.decision("network.aggregation", self.policy, Offered(self.rules, **given), made)
+                placed = Placed(ACTIONS[row["action"]], int(row["after"]), int(row["level_after"]))
+                self._log.decision("network.aggregation", self.policy, Offered(self.rules, **given), placed)
                 self._log.append("effect", **{name: int(row["did_" + name]) for name in _DID})
             counts["logged"] = 0
 

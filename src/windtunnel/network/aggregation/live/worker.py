@@ -378,19 +378,19 @@ def hook(group: Aggregator, bucket: GradBucket) -> torch.futures.Future[torch.Te
     their own while backward goes on."""
     if group._pool is None:
         group._pool = ThreadPoolExecutor(1, "windtunnel-aggregation")
-    found: torch.futures.Future[Any] = torch.futures.Future()
+    future: torch.futures.Future[Any] = torch.futures.Future()
     buffer, index = bucket.buffer(), bucket.index()
     group._buckets = max(group._buckets, index + 1)
 
     def add() -> None:
         try:
             layer = group._buckets - 1 - index  # DDP's first bucket has the last layers
-            found.set_result(group.all_reduce(buffer.div_(group.world), layer=layer, layers=group._buckets))
+            future.set_result(group.all_reduce(buffer.div_(group.world), layer=layer, layers=group._buckets))
         except BaseException as error:
-            found.set_result(error)
+            future.set_result(error)
 
     group._pool.submit(add)
-    return found.then(_unwrapped)
+    return future.then(_unwrapped)
 
 
 hook.__annotations__ = {}  # DDP wants types there, or nothing; with deferred annotations there are words

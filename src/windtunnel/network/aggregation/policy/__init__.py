@@ -61,7 +61,7 @@ class Rules:
     @property
     def code(self) -> int:
         """As compiled code has them: one bit each, in their order."""
-        return sum(getattr(self, one.name) << bit for bit, one in enumerate(fields(self)))
+        return sum(getattr(self, field.name) << bit for bit, field in enumerate(fields(self)))
 
 
 SWITCHML, ATP = Rules(static=True), Rules()
@@ -211,17 +211,29 @@ def priority(layer: int, layers: int, ratio: float, remaining: float) -> int:
     return max(0, min(255, round(64 + 16 * worth + 16 * front)))
 
 
-def decide(seen: Observation) -> Decision:
+def decide(observation: Observation) -> Decision:
     """All rules, by the `Rules` that the observation names."""
-    match seen:
+    match observation:
         case Offered():
-            given = [getattr(seen, one.name) for one in fields(seen) if one.name != "rules"]
-            action, there, level = place(seen.rules.code, *given)
+            given = [
+                getattr(observation, field.name) for field in fields(observation) if field.name != "rules"
+            ]
+            action, there, level = place(observation.rules.code, *given)
             return Placed(ACTIONS[action], there, level)
         case Arrived():
-            action, have = merge(seen.bits, seen.have, seen.full)
+            action, have = merge(observation.bits, observation.have, observation.full)
             return Merged(ACTIONS[action], have)
-    return Asked(bool(is_due(seen.waited, seen.patience, seen.asked, seen.later, seen.enough)))
+    return Asked(
+        bool(
+            is_due(
+                observation.waited,
+                observation.patience,
+                observation.asked,
+                observation.later,
+                observation.enough,
+            )
+        )
+    )
 
 
 def _by(rules: Rules) -> Callable[[Observation], Decision]:

@@ -104,7 +104,7 @@ def emulate(jobs: Sequence[Job], world: World, rules: Rules, seed: int, first: i
     states: list[tuple[Any, NDArray[Any]]] = [
         *((nodes.switch, np.zeros(1, nodes.SWITCH)) for _ in range(count)),
         *((nodes.server, np.zeros(1, nodes.SERVER)) for _ in jobs),
-        *((nodes.worker, np.zeros(1, nodes.WORKER)) for one in jobs for _ in range(one.workers)),
+        *((nodes.worker, np.zeros(1, nodes.WORKER)) for job in jobs for _ in range(job.workers)),
     ]
     flows = [Flow([0], (), "node", packet=world.packet) for _ in jobs]
     engine = Simulation(wires.links, flows, nodes=states, seed=seed)
@@ -147,13 +147,13 @@ class _Wires:
 
     def __init__(self, jobs: Sequence[Job], world: World) -> None:
         self.links: list[Link] = []
-        most = -(-sum(one.workers for one in jobs) // world.racks)
+        most = -(-sum(job.workers for job in jobs) // world.racks)
         self.racks = [
             self._pair(world, most * world.uplink, world.core)
             for _ in range(world.racks if world.racks > 1 else 0)
         ]
         self.servers = [self._pair(world, 1.0, world.delay) for _ in jobs]
-        self.workers = [[self._pair(world, 1.0, world.delay) for _ in range(one.workers)] for one in jobs]
+        self.workers = [[self._pair(world, 1.0, world.delay) for _ in range(job.workers)] for job in jobs]
 
     def _pair(self, world: World, times: float, delay: float) -> tuple[int, int]:
         queue = Queue(packets=1 << 20)
@@ -191,31 +191,31 @@ def _ran(
 ) -> Outcome:
     """Run until all have ended and nothing is under way, or the ``first`` have ended."""
     switches, (servers, workers) = states[:count], (states[count:][: len(jobs)], states[count + len(jobs) :])
-    owner = np.repeat(np.arange(len(jobs)), [one.workers for one in jobs])
+    owner = np.repeat(np.arange(len(jobs)), [job.workers for job in jobs])
     jobs = jobs[:first]
-    awaited = [one for one, job in zip(workers, owner, strict=True) if job < len(jobs)]
-    most = 1000 * max(one.start + one.iterations * one.compute for one in jobs) + 10.0
+    awaited = [worker for worker, job in zip(workers, owner, strict=True) if job < len(jobs)]
+    most = 1000 * max(job.start + job.iterations * job.compute for job in jobs) + 10.0
     step = 1e-3
     while any(one["finished"] < 0 for one in awaited):
         if engine.now > most:
             raise RuntimeError(f"jobs have not ended after {engine.now:.3g} s: they wait for each other")
         engine.run(engine.now + step)
         step = min(2 * step, most)
-    ends = np.array([one["finished"] for one in workers]) / PICO
-    used = sum(float(one["used"]) for one in switches) / (float(ends.max()) * PICO)
+    ends = np.array([worker["finished"] for worker in workers]) / PICO
+    used = sum(float(switch["used"]) for switch in switches) / (float(ends.max()) * PICO)
     if first is None:
         engine.run(engine.now + 1.0)  # what is still under way
-    did = sum(one["did"] for one in switches)
+    did = sum(switch["did"] for switch in switches)
     return Outcome(
         jct=tuple(float(ends[owner == number].max()) - job.start for number, job in enumerate(jobs)),
         bytes=tuple(int(one) for one in engine.links["passed_bytes"]),
         actions={name: int(times) for name, times in zip(ACTIONS, did, strict=True)},
-        server_packets=int(sum(one["came"] for one in servers)),
-        reminders=int(sum(one["reminders"] for one in servers)),
-        resent=int(sum(one["resent"] for one in workers)),
+        server_packets=int(sum(server["came"] for server in servers)),
+        reminders=int(sum(server["reminders"] for server in servers)),
+        resent=int(sum(worker["resent"] for worker in workers)),
         used=used,
-        wrong=int(sum(one["wrong"] for one in workers)),
-        held=int(sum(one["busy"] for one in switches)),
+        wrong=int(sum(worker["wrong"] for worker in workers)),
+        held=int(sum(switch["busy"] for switch in switches)),
     )
 
 
@@ -240,9 +240,12 @@ def _check(jobs: Sequence[Job], world: World) -> None:
         raise ValueError(f"racks is {world.racks}; accepted is 1 to {nodes.MOST_BRANCHES}")
 
 
-def cost(seen: Observation, made: Decision) -> dict[str, float]:
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision sends on: packets with values towards the server, and packets that ask."""
-    if isinstance(made, Placed):
-        towards = {"complete": 1.0, "raw": 1.0, "swap": 1.0, "flush": 2.0}.get(made.action, 0.0)
+    if isinstance(decision, Placed):
+        towards = {"complete": 1.0, "raw": 1.0, "swap": 1.0, "flush": 2.0}.get(decision.action, 0.0)
         return {"packets to the server": towards, "packets that ask": 0.0}
-    return {"packets to the server": 0.0, "packets that ask": float(isinstance(made, Asked) and made.now)}
+    return {
+        "packets to the server": 0.0,
+        "packets that ask": float(isinstance(decision, Asked) and decision.now),
+    }

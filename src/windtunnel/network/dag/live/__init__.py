@@ -191,11 +191,11 @@ class _Session:
                     self._come(coming.pop(0))
                 until = coming[0].begins if coming else inf
                 if self.here:
-                    pending = tuple(self._look(key, one) for key, one in self.here.items())
-                    seen = Observation(self.now(), self.known, pending, schedule)
-                    decision = decide(seen)
+                    pending = tuple(self._look(key, task) for key, task in self.here.items())
+                    observation = Observation(self.now(), self.known, pending, schedule)
+                    decision = decide(observation)
                     if told is not None:
-                        told(seen, decision)
+                        told(observation, decision)
                     did(self._apply(decision))
                     self.made.decisions += 1
                     self.made.deciding = max(self.made.deciding, self.now() - woken)
@@ -217,38 +217,38 @@ class _Session:
             flows = {number: self.flows[number] for number in open_} if task.kind == "network" else {}
             self.here[key] = _Task(task, shown, flows, open_)
 
-    def _look(self, key: Key, one: _Task) -> Pending:
+    def _look(self, key: Key, task: _Task) -> Pending:
         """What is seen of a task."""
-        shown = one.shown
-        if one.began is None:
+        shown = task.shown
+        if task.began is None:
             if not shown.ready and not any((key[0], name) in self.here for name in shown.task.after):
-                one.shown = replace(shown, ready=True)
-            return one.shown
-        if one.flows:
-            done = min(self.hosts.counts[number] / flow.times for number, flow in one.flows.items())
-        elif one.true.command:
-            done = self.now() - one.began
+                task.shown = replace(shown, ready=True)
+            return task.shown
+        if task.flows:
+            done = min(self.hosts.counts[number] / flow.times for number, flow in task.flows.items())
+        elif task.true.command:
+            done = self.now() - task.began
         else:
-            done = self.hosts.counts[min(one.open)] * 1e-9
+            done = self.hosts.counts[min(task.open)] * 1e-9
         return shown.under_way(done)
 
     def _apply(self, decision: Decision) -> Did:
         """Flows first: they can be late by less."""
-        made = Did()
-        loads = {key: one.true.loads for key, one in self.here.items()}
+        did = Did()
+        loads = {key: task.true.loads for key, task in self.here.items()}
         rates, shapes, begin = filled(decision.shares, loads, self.known), {}, []
         for share in decision.shares:
             key, one = (share.job, share.task), self.here[share.job, share.task]
             for number, flow in one.flows.items():
                 shapes[number] = rates[key] * flow.times, share.cap * flow.times
-                made.rates.append((*key, shapes[number][0]))
+                did.rates.append((*key, shapes[number][0]))
                 if one.began is None:
                     begin.append((key, number, _bytes(one.true, flow)))
             one.began = self.now() if one.began is None else one.began
         self.hosts.shape(shapes)
         for key, number, size in begin:
             self.hosts.send(number, size)
-            made.sent.append(key)
+            did.sent.append(key)
         for key in decision.begin:
             one = self.here[key]
             host, number, one.began = one.true.loads[0][0], min(one.open), self.now()
@@ -257,31 +257,31 @@ class _Session:
                 self.hosts.ask(host, "run", number, one.true.command, said)
             else:
                 self.hosts.ask(host, "spin", number, one.true.size)
-            made.begun.append(key)
-        return made
+            did.begun.append(key)
+        return did
 
     def _received(self, key: Key, number: int) -> None:
-        one = self.here[key]
-        flow = one.flows[number]
-        if self.hosts.counts[number] != _bytes(one.true, flow):
+        task = self.here[key]
+        flow = task.flows[number]
+        if self.hosts.counts[number] != _bytes(task.true, flow):
             raise self.hosts.ended(flow.source)
-        one.open.remove(number)
-        if not one.open:
+        task.open.remove(number)
+        if not task.open:
             self._end(key)
 
     def _computed(self, key: Key, number: int, status: int, used: float) -> None:
-        one = self.here[key]
-        assert one.began is not None
+        task = self.here[key]
+        assert task.began is not None
         if status:
-            what = shlex.join(one.true.command) or "its spin"
+            what = shlex.join(task.true.command) or "its spin"
             how = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
             raise ScriptError(
-                f"network dag run: {key[0]}: task {key[1]} on {one.true.loads[0][0]}: {what} {how}; all else"
+                f"network dag run: {key[0]}: task {key[1]} on {task.true.loads[0][0]}: {what} {how}; all else"
                 " was stopped"
             )
-        if not one.true.command:
+        if not task.true.command:
             self.made.spun += used
-            self.made.span += self.now() - one.began
+            self.made.span += self.now() - task.began
         self._end(key)
 
     def _end(self, key: Key) -> None:

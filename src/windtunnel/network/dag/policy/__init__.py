@@ -53,86 +53,99 @@ Key = tuple[str, str]
 Rank = Callable[[Pending], tuple[Any, ...]]
 
 
-def decide(seen: Observation) -> Decision:
+def decide(observation: Observation) -> Decision:
     """Who computes and who sends. Raises KeyError for a schedule that is none of `SCHEDULES`."""
-    return _RULES[seen.schedule](seen)
+    return _RULES[observation.schedule](observation)
 
 
-def _fair(seen: Observation) -> Decision:
-    return Decision(_begin(seen, lambda one: (), even=True), _shares(seen, lambda one: ()))
+def _fair(observation: Observation) -> Decision:
+    return Decision(
+        _begin(observation, lambda pending: (), even=True), _shares(observation, lambda pending: ())
+    )
 
 
-def _fifo(seen: Observation) -> Decision:
-    came = {name: place for place, name in enumerate(dict.fromkeys(one.job for one in seen.pending))}
+def _fifo(observation: Observation) -> Decision:
+    came = {
+        name: place
+        for place, name in enumerate(dict.fromkeys(pending.job for pending in observation.pending))
+    }
 
-    def rank(one: Pending) -> tuple[Any, ...]:
-        return (came[one.job],)
+    def rank(pending: Pending) -> tuple[Any, ...]:
+        return (came[pending.job],)
 
-    return Decision(_begin(seen, rank), _shares(seen, rank))
-
-
-def _cpath(seen: Observation) -> Decision:
-    behind = _behind(seen, sending=False)
-    first = _begin(seen, lambda one: (-one.left - behind[one.job, one.task.name],), even=True)
-    return Decision(first, _shares(seen, lambda one: ()))
+    return Decision(_begin(observation, rank), _shares(observation, rank))
 
 
-def _sebf(seen: Observation) -> Decision:
+def _cpath(observation: Observation) -> Decision:
+    behind = _behind(observation, sending=False)
+    first = _begin(
+        observation, lambda pending: (-pending.left - behind[pending.job, pending.task.name],), even=True
+    )
+    return Decision(first, _shares(observation, lambda pending: ()))
+
+
+def _sebf(observation: Observation) -> Decision:
     coflows: dict[tuple[str, str, str], list[Pending]] = {}
-    for one in _sending(seen):
+    for one in _sending(observation):
         own = one.task.coflow
         coflows.setdefault((one.job, own, "" if own else one.task.name), []).append(one)
-    free = dict(seen.resources)
+    free = dict(observation.resources)
     order = sorted(coflows.values(), key=lambda flows: _bottleneck(flows, free))
     rates: dict[Key, float] = {}
     for again in (False, True):
         for flows in order:
             ends = 0.0 if again else _bottleneck(flows, free)
-            for one in flows:
-                more = one.left / ends if ends else min(free[name] / times for name, times in one.task.loads)
-                rates[_key(one)] = rates.get(_key(one), 0.0) + more
-                for name, times in one.task.loads:
+            for flow in flows:
+                more = (
+                    flow.left / ends if ends else min(free[name] / times for name, times in flow.task.loads)
+                )
+                rates[_key(flow)] = rates.get(_key(flow), 0.0) + more
+                for name, times in flow.task.loads:
                     free[name] = max(0.0, free[name] - more * times)
     shares = [
-        Share(*_key(one), place, one.left, rates[_key(one)] or inf)  # without a rate: of what is left, none
+        Share(
+            *_key(flow), place, flow.left, rates[_key(flow)] or inf
+        )  # without a rate: of what is left, none
         for place, flows in enumerate(order)
-        for one in flows
+        for flow in flows
     ]
-    return Decision(_begin(seen, lambda one: (), even=True), tuple(shares))
+    return Decision(_begin(observation, lambda pending: (), even=True), tuple(shares))
 
 
 def _bottleneck(flows: Iterable[Pending], free: dict[str, float]) -> float:
     """Seconds of a coflow on its fullest link, with what is free there."""
     loads: dict[str, float] = {}
-    for one in flows:
-        for name, times in one.task.loads:
-            loads[name] = loads.get(name, 0.0) + one.left * times
+    for flow in flows:
+        for name, times in flow.task.loads:
+            loads[name] = loads.get(name, 0.0) + flow.left * times
     return max(load / free[name] if free[name] > 0.0 else inf for name, load in loads.items())
 
 
-def _mxdag(seen: Observation) -> Decision:
-    made, even = _slack(seen), _fair(seen)
-    if len(seen.pending) > AHEAD or (made.begin == even.begin and made.shares == even.shares):
-        return made
-    ends = forecast(seen, _slack)
-    return made if forecast(seen, _fair, ends) >= ends * (1 - 1e-9) else even
+def _mxdag(observation: Observation) -> Decision:
+    decision, even = _slack(observation), _fair(observation)
+    if len(observation.pending) > AHEAD or (decision.begin == even.begin and decision.shares == even.shares):
+        return decision
+    ends = forecast(observation, _slack)
+    return decision if forecast(observation, _fair, ends) >= ends * (1 - 1e-9) else even
 
 
-def _slack(seen: Observation) -> Decision:
-    behind, ends, wanted = _behind(seen, sending=True), dict[str, float](), dict[str, float]()
+def _slack(observation: Observation) -> Decision:
+    behind, ends, wanted = _behind(observation, sending=True), dict[str, float](), dict[str, float]()
     path: dict[Key, float] = {}
     loads: dict[Key, float] = {}  # seconds of a job's work on each resource
     waiting: dict[str, list[tuple[Pending, float]]] = {}  # for processors, which nobody gives back early
-    for one in seen.pending:
-        if one.ready:
-            path[_key(one)] = alone(one.task, seen.resources, one.left) + behind[_key(one)]
-            ends[one.job] = max(ends.get(one.job, 0.0), path[_key(one)])
-        for name, times in one.task.loads:
-            load = one.left * times / seen.resources[name]
-            loads[one.job, name] = loads.get((one.job, name), 0.0) + load
-            wanted[name] = wanted.get(name, 0.0) + load * one.ready
-            if one.ready and not one.begun and one.task.kind == "compute":
-                waiting.setdefault(name, []).append((one, one.left))
+    for pending in observation.pending:
+        if pending.ready:
+            path[_key(pending)] = (
+                alone(pending.task, observation.resources, pending.left) + behind[_key(pending)]
+            )
+            ends[pending.job] = max(ends.get(pending.job, 0.0), path[_key(pending)])
+        for name, times in pending.task.loads:
+            load = pending.left * times / observation.resources[name]
+            loads[pending.job, name] = loads.get((pending.job, name), 0.0) + load
+            wanted[name] = wanted.get(name, 0.0) + load * pending.ready
+            if pending.ready and not pending.begun and pending.task.kind == "compute":
+                waiting.setdefault(name, []).append((pending, pending.left))
     rest = dict(ends)
     for (job, _), load in loads.items():
         rest[job] = max(rest[job], load)
@@ -147,38 +160,42 @@ def _slack(seen: Observation) -> Decision:
         over = max((left for other, left in waiting.get(crowded, ()) if other is not one), default=0.0)
         return own > over, rest[one.job] * loads[one.job, crowded], own, -behind[_key(one)]
 
-    shares = _shares(seen, rank)
-    late = [slack(one) for one, share in zip(_sending(seen), shares, strict=True) if share.priority]
+    shares = _shares(observation, rank)
+    late = [slack(one) for one, share in zip(_sending(observation), shares, strict=True) if share.priority]
     out = min((own for own in late if own), default=inf)
     soonest = NO_SLACK * max(rest.values(), default=0.0)  # jobs that nobody serves do not use slack up
-    return Decision(_begin(seen, rank), shares, seen.now + max(out, soonest))
+    return Decision(_begin(observation, rank), shares, observation.now + max(out, soonest))
 
 
-def _behind(seen: Observation, *, sending: bool) -> dict[Key, float]:
+def _behind(observation: Observation, *, sending: bool) -> dict[Key, float]:
     """Seconds of the longest path behind each task, of computing and, if wanted, of ``sending``."""
-    behind = {_key(one): 0.0 for one in seen.pending}
-    for one in reversed(seen.pending):
-        seconds = behind[_key(one)]
-        if sending or one.task.kind == "compute":
-            seconds += alone(one.task, seen.resources, one.left)
-        for before in (*one.task.after, *one.task.pipelined):
-            if behind.get((one.job, before), inf) < seconds:
-                behind[one.job, before] = seconds
+    behind = {_key(one): 0.0 for one in observation.pending}
+    for pending in reversed(observation.pending):
+        seconds = behind[_key(pending)]
+        if sending or pending.task.kind == "compute":
+            seconds += alone(pending.task, observation.resources, pending.left)
+        for before in (*pending.task.after, *pending.task.pipelined):
+            if behind.get((pending.job, before), inf) < seconds:
+                behind[pending.job, before] = seconds
     return behind
 
 
-def _begin(seen: Observation, rank: Rank, *, even: bool = False) -> tuple[Key, ...]:
+def _begin(observation: Observation, rank: Rank, *, even: bool = False) -> tuple[Key, ...]:
     """Computing tasks for the free processors, by rank; ``even``: of the job first that has fewest."""
-    free, has = dict(seen.resources), Counter[str]()
-    for one in seen.pending:
+    free, has = dict(observation.resources), Counter[str]()
+    for one in observation.pending:
         if one.begun:
             free[one.task.loads[0][0]] -= 1
             has[one.job] += 1
-    waiting = [one for one in seen.pending if one.ready and one.task.kind == "compute" and not one.begun]
+    waiting = [
+        pending
+        for pending in observation.pending
+        if pending.ready and pending.task.kind == "compute" and not pending.begun
+    ]
     waiting.sort(key=rank)
     begun: list[Key] = []
-    while waiting := [one for one in waiting if free[one.task.loads[0][0]] >= 1]:
-        one = min(waiting, key=lambda one: has[one.job]) if even else waiting[0]
+    while waiting := [pending for pending in waiting if free[pending.task.loads[0][0]] >= 1]:
+        one = min(waiting, key=lambda pending: has[pending.job]) if even else waiting[0]
         waiting.remove(one)
         free[one.task.loads[0][0]] -= 1
         has[one.job] += 1
@@ -186,27 +203,27 @@ def _begin(seen: Observation, rank: Rank, *, even: bool = False) -> tuple[Key, .
     return tuple(begun)
 
 
-def _shares(seen: Observation, rank: Rank) -> tuple[Share, ...]:
+def _shares(observation: Observation, rank: Rank) -> tuple[Share, ...]:
     """Every sending task that is ready, at the place of its rank; those of equal rank share alike."""
-    sending = _sending(seen)
-    ranks = [rank(one) for one in sending]
-    places = {found: place for place, found in enumerate(sorted(set(ranks)))}
-    return tuple(Share(*_key(one), places[found]) for one, found in zip(sending, ranks, strict=True))
+    sending = _sending(observation)
+    ranks = [rank(pending) for pending in sending]
+    places = {rank: place for place, rank in enumerate(sorted(set(ranks)))}
+    return tuple(Share(*_key(pending), places[rank]) for pending, rank in zip(sending, ranks, strict=True))
 
 
-def _sending(seen: Observation) -> list[Pending]:
-    return [one for one in seen.pending if one.ready and one.task.kind == "network"]
+def _sending(observation: Observation) -> list[Pending]:
+    return [pending for pending in observation.pending if pending.ready and pending.task.kind == "network"]
 
 
-def _key(one: Pending) -> Key:
-    return one.job, one.task.name
+def _key(pending: Pending) -> Key:
+    return pending.job, pending.task.name
 
 
 _RULES = {"fair": _fair, "fifo": _fifo, "sebf": _sebf, "cpath": _cpath, "mxdag": _mxdag}
 
 
-def _by(schedule: str, seen: Observation) -> Decision:
-    return decide(replace(seen, schedule=schedule))
+def _by(schedule: str, observation: Observation) -> Decision:
+    return decide(replace(observation, schedule=schedule))
 
 
 POLICIES: dict[str, Callable[[Observation], Decision]] = {name: partial(_by, name) for name in SCHEDULES}

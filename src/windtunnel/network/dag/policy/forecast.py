@@ -16,9 +16,9 @@ FULL = 1e-9
 """Of a link, a cap or a task: less than this is left of none."""
 
 
-def forecast(seen: Observation, rule: Callable[[Observation], Decision], most: float = inf) -> float:
+def forecast(observation: Observation, rule: Callable[[Observation], Decision], most: float = inf) -> float:
     """Seconds from now to the ends of all jobs, summed; inf as soon as that is known to be above ``most``."""
-    here = {(one.job, one.task.name): one for one in seen.pending}
+    here = {(one.job, one.task.name): one for one in observation.pending}
     waits = {key: {name for name in one.task.after if (key[0], name) in here} for key, one in here.items()}
     loads = {key: one.task.loads for key, one in here.items()}
     now, summed = 0.0, 0.0
@@ -28,22 +28,22 @@ def forecast(seen: Observation, rule: Callable[[Observation], Decision], most: f
     while here:
         if summed + now * len(open_) > most:
             return inf
-        made = rule(replace(seen, now=seen.now + now, pending=tuple(here.values())))
-        for key in made.begin:
+        decision = rule(replace(observation, now=observation.now + now, pending=tuple(here.values())))
+        for key in decision.begin:
             here[key] = replace(here[key], begun=True)
-        rates = filled(made.shares, loads, seen.resources)
+        rates = filled(decision.shares, loads, observation.resources)
         rates |= {key: 1.0 for key, one in here.items() if one.begun}
         step = min(here[key].left / rate if rate else inf for key, rate in rates.items())
-        step = min(step, max(made.until - seen.now - now, FULL * step))
+        step = min(step, max(decision.until - observation.now - now, FULL * step))
         now += step
         ended = []
         for key, rate in rates.items():
-            one = here[key]
-            left = one.left - rate * step
-            if left <= FULL * one.left or left <= FULL * rate:
+            pending = here[key]
+            left = pending.left - rate * step
+            if left <= FULL * pending.left or left <= FULL * rate:
                 ended.append(key)
             elif rate:
-                here[key] = replace(one, left=left)
+                here[key] = replace(pending, left=left)
         for key in ended:
             del here[key]
             job, name = key

@@ -68,7 +68,7 @@ def control(
     decide, meter, stop = POLICIES[policy], Meter(spec.settings, spec.weights), stop or threading.Event()
     queue = queues.Backlog(device)
     events = EventLog(log) if log is not None else None
-    told: Decision | None = None
+    decision: Decision | None = None
     try:
         kind, _ = queue.look()
         if kind == "noqueue":
@@ -78,21 +78,21 @@ def control(
         ready()
         while not stop.wait(spec.period):
             backlog = queue.look()[1] / (spec.packet + 14)
-            seen = meter.look(time.monotonic(), backlog, *holder.counts())
-            made = decide(seen)
+            observation = meter.look(time.monotonic(), backlog, *holder.counts())
+            made = decide(observation)
             meter.took(made)
             given = holder.give(made.shares, meter.round, max(HOLDS, TURNS * spec.period))
-            if events is not None and _differs(made, told):
-                events.decision(CAPABILITY, policy, seen, made)
+            if events is not None and _differs(made, decision):
+                events.decision(CAPABILITY, policy, observation, made)
                 events.append("effect", given=given)
-                told = made
+                decision = made
     finally:
         queue.close()
         if events is not None:
             events.close()
 
 
-def _differs(made: Decision, told: Decision | None) -> bool:
-    if told is None or [one.free for one in made.shares] != [one.free for one in told.shares]:
+def _differs(made: Decision, decision: Decision | None) -> bool:
+    if decision is None or [share.free for share in made.shares] != [share.free for share in decision.shares]:
         return True
-    return abs(made.total - told.total) > TOLD * told.total
+    return abs(made.total - decision.total) > TOLD * decision.total

@@ -79,10 +79,10 @@ class Senders:
         rows = np.zeros(len(shares) + 1, ALLOWED)
         # what the line carries of a packet beside what TCP counts: headers, and Ethernet's
         payload = (self._spec.packet - 52) / (self._spec.packet + 14)
-        for place, one in enumerate(shares, 1):
-            if not one.free:
-                pace = UNPACED if one.pace is None else min(int(one.pace * payload), UNPACED - 1)
-                rows[place] = (*one.each, one.turn, one.flows, pace, 0)
+        for place, share in enumerate(shares, 1):
+            if not share.free:
+                pace = UNPACED if share.pace is None else min(int(share.pace * payload), UNPACED - 1)
+                rows[place] = (*share.each, share.turn, share.flows, pace, 0)
         self._loaded.maps["allowed"].put(np.arange(len(rows), dtype="<u4").tobytes(), rows.tobytes())
         self._common(time.monotonic_ns() + int(1e9 * holds), round_)
         return [list(map(int, row)) for row in np.frombuffer(self._loaded.maps["allowed"].all(), ALLOWED)[1:]]

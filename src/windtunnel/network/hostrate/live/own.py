@@ -39,7 +39,7 @@ class OwnSockets:
             raise ValueError(f"own sockets are told apart by source; by is {spec.by!r}")
         places = {name: place for place, name in enumerate(spec.entities)}
         self._prefixes = [(ipaddress.ip_network(match), places[name]) for name, match in spec.matches()]
-        self._prefixes.sort(key=lambda one: -one[0].prefixlen)
+        self._prefixes.sort(key=lambda prefix: -prefix[0].prefixlen)
         self._payload, self._sockets = spec.packet - 52, sockets
         self._had: dict[socket.socket, tuple[int, int]] = {}
         self._clamps: dict[socket.socket, int] = {}
@@ -90,7 +90,7 @@ class OwnSockets:
                 if place is not None:
                     found.append((plug, place))
         for kept in (self._had, self._clamps):
-            for plug in [one for one in kept if one.fileno() < 0]:
+            for plug in [sock for sock in kept if sock.fileno() < 0]:
                 del kept[plug]
         return found
 

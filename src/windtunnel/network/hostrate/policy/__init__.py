@@ -112,68 +112,72 @@ class Decision:
     shares: tuple[Share, ...]
 
 
-def decide(seen: Observation) -> Decision:
+def decide(observation: Observation) -> Decision:
     """Windows by weights, of those that want more than they have."""
-    total = _total(seen)
+    total = _total(observation)
     if not total:
-        return free(seen)
-    pairs = zip(seen.entities, _by_weight(seen), strict=True)
-    return Decision(total, tuple(_share(seen, total, one, part) for one, part in pairs))
+        return free(observation)
+    pairs = zip(observation.entities, _by_weight(observation), strict=True)
+    return Decision(total, tuple(_share(observation, total, entity, part) for entity, part in pairs))
 
 
-def published(seen: Observation) -> Decision:
+def published(observation: Observation) -> Decision:
     """Windows by weight times what was sent, as printed, and only while the queue is too long."""
-    whole = sum(one.weight * one.sent for one in seen.entities)
-    if seen.backlog <= seen.settings.upper or not whole:
-        return free(seen)
-    total, shares = seen.settings.least, []
-    for one in seen.entities:
-        window = int(total * one.weight * one.sent / whole + 1e-9)
-        flows = max(one.flows, 1)
-        shares.append(Share(window, flows, one.turn % flows, None) if one.sent else Share())
+    whole = sum(one.weight * one.sent for one in observation.entities)
+    if observation.backlog <= observation.settings.upper or not whole:
+        return free(observation)
+    total, shares = observation.settings.least, []
+    for entity in observation.entities:
+        window = int(total * entity.weight * entity.sent / whole + 1e-9)
+        flows = max(entity.flows, 1)
+        shares.append(Share(window, flows, entity.turn % flows, None) if entity.sent else Share())
     return Decision(total, tuple(shares))
 
 
-def free(seen: Observation) -> Decision:
+def free(observation: Observation) -> Decision:
     """Nobody is held back."""
-    return Decision(0, (Share(),) * len(seen.entities))
+    return Decision(0, (Share(),) * len(observation.entities))
 
 
-def _total(seen: Observation) -> int:
+def _total(observation: Observation) -> int:
     """The window of all together."""
-    known, least = seen.settings, seen.settings.least
-    if not any(one.sent for one in seen.entities):
+    known, least = observation.settings, observation.settings.least
+    if not any(entity.sent for entity in observation.entities):
         return 0
-    if not seen.total:
-        return least if seen.backlog > known.upper else 0
-    off = known.lower - seen.backlog
-    if seen.backlog > known.upper:
-        return max(least, seen.total + int(off))
-    paced = seen.total < LEAST * sum(one.flows for one in seen.entities)
-    total = seen.total + (max(1, int(off / UP)) if off > 0 and not paced else 0)
+    if not observation.total:
+        return least if observation.backlog > known.upper else 0
+    off = known.lower - observation.backlog
+    if observation.backlog > known.upper:
+        return max(least, observation.total + int(off))
+    paced = observation.total < LEAST * sum(entity.flows for entity in observation.entities)
+    total = observation.total + (max(1, int(off / UP)) if off > 0 and not paced else 0)
     return total if total <= NEEDLESS * least else 0
 
 
-def _by_weight(seen: Observation) -> Sequence[float | None]:
+def _by_weight(observation: Observation) -> Sequence[float | None]:
     """Parts of the line, of 1; None: not held back."""
-    line = seen.settings.line / seen.settings.packet
-    weights = sum(one.weight for one in seen.entities if one.sent)
-    busy = [one.sent > BUSY * line * one.weight / weights if one.sent else False for one in seen.entities]
-    demands = [
-        float("inf") if wants else one.sent / BUSY for wants, one in zip(busy, seen.entities, strict=True)
+    line = observation.settings.line / observation.settings.packet
+    weights = sum(entity.weight for entity in observation.entities if entity.sent)
+    busy = [
+        entity.sent > BUSY * line * entity.weight / weights if entity.sent else False
+        for entity in observation.entities
     ]
-    filled = fill(line, tuple(one.weight for one in seen.entities), demands)
+    demands = [
+        float("inf") if wants else entity.sent / BUSY
+        for wants, entity in zip(busy, observation.entities, strict=True)
+    ]
+    filled = fill(line, tuple(entity.weight for entity in observation.entities), demands)
     return [part / line if wants else None for wants, part in zip(busy, filled, strict=True)]
 
 
-def _share(seen: Observation, total: int, one: Entity, part: float | None) -> Share:
+def _share(observation: Observation, total: int, entity: Entity, part: float | None) -> Share:
     if part is None:
         return Share()
-    known, flows = seen.settings, max(one.flows, 1)
+    known, flows = observation.settings, max(entity.flows, 1)
     window = int(total * part + 1e-9)
     if window >= LEAST * flows:
-        return Share(window, flows, one.turn % flows)
-    swing = 1.0 + (known.lower - seen.backlog) / SWING
+        return Share(window, flows, entity.turn % flows)
+    swing = 1.0 + (known.lower - observation.backlog) / SWING
     return Share(window, flows, 0, known.line * part * min(max(swing, SLOWEST), FASTEST) / flows)
 
 

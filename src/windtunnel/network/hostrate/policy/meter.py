@@ -34,16 +34,16 @@ class Meter:
         self._flows = np.zeros(len(entities), np.int64)
         self._total, self._turns = 0, [0] * len(entities)
 
-    def look(self, now: float, backlog: float, acked: Counts, seen: Counts) -> Observation:
+    def look(self, now: float, backlog: float, acked: Counts, counts: Counts) -> Observation:
         """``now``: seconds of a clock that does not go back; ``backlog``: packets; ``acked``: packets that
         were ever acknowledged; ``seen``: flows that ever were, once for each round."""
         self._past.append((now, acked))
         if self._began is None:
-            self._began = (now, seen)
-        now_seen = (seen - self._began[1]).astype(np.int64)
+            self._began = (now, counts)
+        now_seen = (counts - self._began[1]).astype(np.int64)
         flows = np.maximum(self._flows, now_seen)
         if now - self._began[0] >= ROUND:
-            self._flows, self._began = now_seen, (now, seen)
+            self._flows, self._began = now_seen, (now, counts)
             self.round += 1
         then, before = self._past[0]
         sent = (acked - before) / (now - then) if now > then else np.zeros(len(acked))
@@ -57,10 +57,10 @@ class Meter:
             ),
         )  # fmt: skip
 
-    def took(self, made: Decision) -> None:
+    def took(self, decision: Decision) -> None:
         """What was decided is in force."""
-        self._total = made.total
+        self._total = decision.total
         self._turns = [
-            (one.turn + one.each[1]) % one.flows if one.flows else turn
-            for one, turn in zip(made.shares, self._turns, strict=True)
+            (share.turn + share.each[1]) % share.flows if share.flows else turn
+            for share, turn in zip(decision.shares, self._turns, strict=True)
         ]

@@ -43,14 +43,14 @@ EVERYONE = ("255.255.255.255", PORT)
 
 def port(device: str, rate: float) -> socket.socket:
     """A socket of one device alone."""
-    found = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-    found.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, BUFFER)
-    found.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, max(4 * PAYLOAD, min(BUFFER, int(rate * AHEAD))))
-    found.bind(("", PORT))
-    found.setblocking(False)
-    return found
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    sock.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, BUFFER)
+    sock.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, max(4 * PAYLOAD, min(BUFFER, int(rate * AHEAD))))
+    sock.bind(("", PORT))
+    sock.setblocking(False)
+    return sock
 
 
 def serve(rack: int, control: socket.socket, parts: Mapping[str, Callable[[Message], Message]]) -> None:
@@ -80,8 +80,8 @@ class Take:
         self._rack, self._control, self._spec = rack, control, spec
         self._plain, self._out = sockets[INTERFACE], sockets["tx"]
         self._ins = {one.fileno(): one for name, one in sockets.items() if name != "tx"}
-        for one in self._ins.values():  # what an earlier multicast has left
-            while _received(one) is not None:
+        for sock in self._ins.values():  # what an earlier multicast has left
+            while _received(sock) is not None:
                 pass
         self._draw = random.Random(f"{spec['seed']} {rack}")
         self._log = EventLog(Path(spec["log"])) if spec["log"] else None
@@ -155,9 +155,9 @@ class Take:
             self._asked, self._since = 0, time.monotonic()
         return bool(told["op"] != "end")
 
-    def _take(self, one: socket.socket) -> None:
+    def _take(self, sock: socket.socket) -> None:
         for _ in range(TURN):
-            packet = _received(one)
+            packet = _received(sock)
             if packet is None:
                 return
             if self._spec["loss"] and self._draw.random() < self._spec["loss"]:
@@ -215,24 +215,24 @@ class Take:
         """What the policy says about what is lacking, now."""
         rest = range(self._next, min(self._count, self._next + MOST))
         missing = tuple(sorted(self._missing)[:MOST] or rest)
-        seen = Lacking(
+        lacking = Lacking(
             self._spec["source"], self._rules["feeder"], self._rules["hop"], missing, bool(self._missing),
             time.monotonic() - self._since, self._asked, PATIENCE, tuple(self._rules["gone"]),
         )  # fmt: skip
-        made = decide(seen)
-        if made.ask == WAIT:
+        repair = decide(lacking)
+        if repair.ask == WAIT:
             return
         if self._log is not None:
-            self._log.decision("network.multicast", "packed", seen, made, rack=self._rack)
-        if made.ask == GIVE_UP:
+            self._log.decision("network.multicast", "packed", lacking, repair, rack=self._rack)
+        if repair.ask == GIVE_UP:
             raise TimeoutError(f"{self._asked} requests for what it lacks were in vain")
         self._asked, self._since = self._asked + 1, time.monotonic()
-        self._told["asked"] += len(made.packets)
+        self._told["asked"] += len(repair.packets)
         head = HEAD.pack(MAGIC, self._spec["token"], REQUEST, self._rack)
-        wanted = struct.pack(f"!{len(made.packets)}I", *made.packets)
-        self._did(ask=made.ask, packets=_numbers(wanted))
+        wanted = struct.pack(f"!{len(repair.packets)}I", *repair.packets)
+        self._did(ask=repair.ask, packets=_numbers(wanted))
         with suppress(OSError):  # lost, as datagrams are
-            self._plain.sendto(head + wanted, (address(made.ask), PORT))
+            self._plain.sendto(head + wanted, (address(repair.ask), PORT))
 
     def _did(self, **what: Any) -> None:
         if self._log is not None:
@@ -264,8 +264,8 @@ def _numbers(wanted: bytes) -> tuple[int, ...]:
     return struct.unpack(f"!{len(wanted) // 4}I", wanted[: len(wanted) // 4 * 4])
 
 
-def _received(one: socket.socket) -> bytes | None:
+def _received(sock: socket.socket) -> bytes | None:
     try:
-        return one.recv(HEAD.size + PAYLOAD + 1)
+        return sock.recv(HEAD.size + PAYLOAD + 1)
     except OSError:
         return None

@@ -71,13 +71,13 @@ class Racks:
         except BaseException:
             self.close()
             raise
-        for one in self.controls:
-            one.send(b"1")
+        for control in self.controls:
+            control.send(b"1")
 
     def _wire(self, rate: float) -> None:
         networks = [Path(f"/proc/{pid}/ns/net") for pid in self._processes]
         wires, racks = networks[0], networks[1:]
-        files = [os.open(one, os.O_RDONLY) for one in racks]
+        files = [os.open(rack, os.O_RDONLY) for rack in racks]
         ends: list[tuple[str, str, int]] = []  # among the wires, in the rack, which
         for rack in range(len(racks)):
             ends += [(f"e{rack}", network.INTERFACE, rack), (f"t{rack}", "tx", rack)]
@@ -139,6 +139,6 @@ class Racks:
             os.kill(pid, signal.SIGKILL)
         for pid in self._processes:
             os.waitpid(pid, 0)
-        for one in self.controls:
-            one.close()
+        for control in self.controls:
+            control.close()
         self._processes, self.controls = [], []

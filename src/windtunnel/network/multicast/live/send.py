@@ -34,7 +34,7 @@ class Sent:
     lost: dict[int, str] = field(default_factory=dict)
 
     def total(self, name: str) -> int:
-        return sum(int(one.get(name, 0)) for one in self.racks.values())
+        return sum(int(rack.get(name, 0)) for rack in self.racks.values())
 
 
 def send(
@@ -55,44 +55,44 @@ def send(
         raise UserError(f"{file}: cannot be read ({error.strerror}), accepted is a readable file") from None
     events = EventLog(log) if log is not None else None
     known = set(racks.lost)  # when it was planned last
-    made = _planned(racks, source, events)
-    told: Message = {
+    rounds = _planned(racks, source, events)
+    message: Message = {
         "op": "take", "p": racks.shuffle.p, "token": secrets.randbits(64), "size": size, "digest": digest,
         "source": source, "file": str(file.resolve()), "out": str(out.resolve()) if out else "", "loss": loss,
         "rate": racks.rate, "seed": seed, "log": str(log) if log else "",
     }  # fmt: skip
-    for rack, own in _rules(racks, made).items():
-        racks.tell(rack, told | own)
-    found, ready, began, last = Sent(size), set[int](), 0.0, time.monotonic() + deadline
+    for rack, own in _rules(racks, rounds).items():
+        racks.tell(rack, message | own)
+    sent, ready, began, last = Sent(size), set[int](), 0.0, time.monotonic() + deadline
     waiting = select.poll()
     for rack, control in enumerate(racks.controls):
         if rack not in racks.lost:
             waiting.register(control.fileno(), select.POLLIN)
     of = {control.fileno(): rack for rack, control in enumerate(racks.controls)}
     try:
-        while len(found.racks) + len(racks.lost) < racks.shuffle.racks - 1:
+        while len(sent.racks) + len(racks.lost) < racks.shuffle.racks - 1:
             if time.monotonic() > last:
-                late = sorted(set(of.values()) - set(found.racks) - racks.lost - {source})
+                late = sorted(set(of.values()) - set(sent.racks) - racks.lost - {source})
                 raise HostError(f"racks {', '.join(map(str, late))} do not have it after {deadline:g} s")
             for fd, _ in waiting.poll(1000):
                 rack, said = of[fd], racks.hear(of[fd])
                 if said is None or said["op"] == "failed":
                     waiting.unregister(fd)
                     racks.lost.add(rack)
-                    found.lost[rack] = said["why"] if said else _ENDED.format(rack)
+                    sent.lost[rack] = said["why"] if said else _ENDED.format(rack)
                 elif said["op"] == "ready":
                     ready.add(rack)
                 elif said["same"]:
-                    found.racks[rack] = said
+                    sent.racks[rack] = said
                 else:
                     raise HostError(
                         f"rack {rack} has something else than was sent: its digest is not {digest}"
                     )
             for rack in racks.lost:
-                found.lost.setdefault(rack, _ENDED.format(rack))
-                found.racks.pop(rack, None)
+                sent.lost.setdefault(rack, _ENDED.format(rack))
+                sent.racks.pop(rack, None)
             if source in racks.lost:
-                raise HostError(f"the source is lost: {found.lost[source]}")
+                raise HostError(f"the source is lost: {sent.lost[source]}")
             if racks.lost != known:
                 known = set(racks.lost)
                 for rack, own in _rules(racks, _planned(racks, source, events)).items():
@@ -106,29 +106,29 @@ def send(
     for rack in set(of.values()) - racks.lost:
         while (said := racks.hear(rack)) is not None and said["op"] != "ended":
             pass
-        found.racks[rack] = said or {}
-    found.seconds = max((one.get("at", began) for one in found.racks.values()), default=began) - began
-    return found
+        sent.racks[rack] = said or {}
+    sent.seconds = max((rack.get("at", began) for rack in sent.racks.values()), default=began) - began
+    return sent
 
 
 def _planned(racks: Racks, source: int, events: EventLog | None) -> Rounds:
     gone = sorted(racks.lost)
     members = tuple(rack for rack in range(racks.shuffle.racks) if rack not in (source, *gone))
-    seen = Fabric(racks.shuffle.p, racks.shuffle.k, (Request(source, members),), tuple(gone))
+    fabric = Fabric(racks.shuffle.p, racks.shuffle.k, (Request(source, members),), tuple(gone))
     try:
-        made = decide(seen)
+        rounds = decide(fabric)
     except UserError as error:
         if not gone:
             raise
         raise HostError(f"racks {', '.join(map(str, gone))} are lost: {error}") from None
     if events is not None:
-        events.decision("network.multicast", "packed", seen, made)
-    return made
+        events.decision("network.multicast", "packed", fabric, rounds)
+    return rounds
 
 
-def _rules(racks: Racks, made: Rounds) -> dict[int, dict[str, Any]]:
+def _rules(racks: Racks, rounds: Rounds) -> dict[int, dict[str, Any]]:
     """What each rack is told."""
-    ((tree,),) = made.rounds
+    ((tree,),) = rounds.rounds
     hops = {rack: hop for rack, _, hop in tree.heard}
     return {
         rack: {"feeder": own.feeder, "hop": hops.get(rack, 0), "relay": own.relay, "gone": sorted(racks.lost)}

@@ -86,30 +86,30 @@ Decision = Rounds | Repair
 
 
 @overload
-def decide(seen: Fabric) -> Rounds: ...
+def decide(fabric: Fabric) -> Rounds: ...
 @overload
-def decide(seen: Lacking) -> Repair: ...
-def decide(seen: Observation) -> Decision:
+def decide(lacking: Lacking) -> Repair: ...
+def decide(observation: Observation) -> Decision:
     """Trees for all requests, in as few rounds as taking each request as early as it fits gives; of a rack
     that lacks packets, whom it asks for them.
 
     Raises:
         UserError: a rack that there is not, a source whose transmitter has failed, or a rack that is cut off.
     """
-    if isinstance(seen, Lacking):
-        return repair(seen)
-    shuffle, waiting = Shuffle(seen.p, seen.k), list(seen.requests)
+    if isinstance(observation, Lacking):
+        return repair(observation)
+    shuffle, waiting = Shuffle(observation.p, observation.k), list(observation.requests)
     for request in waiting:
-        _check(request, shuffle, seen)
+        _check(request, shuffle, observation)
     rounds: list[tuple[Tree, ...]] = []
     load: Counter[int] = Counter()
     while waiting:
         first = waiting.pop(0)
-        trees: tuple[Tree, ...] = (_tree(first, shuffle, seen, frozenset(), load),)
+        trees: tuple[Tree, ...] = (_tree(first, shuffle, observation, frozenset(), load),)
         for request in list(waiting):
-            if len(trees) == seen.p:
+            if len(trees) == observation.p:
                 break
-            packed = _together([*(tree.request for tree in trees), request], shuffle, seen, load)
+            packed = _together([*(tree.request for tree in trees), request], shuffle, observation, load)
             if packed is not None and disjoint(packed):
                 trees = packed
                 waiting.remove(request)
@@ -119,13 +119,23 @@ def decide(seen: Observation) -> Decision:
     return Rounds(tuple(rounds))
 
 
-def one_at_a_time(seen: Observation) -> Decision:
+def one_at_a_time(observation: Observation) -> Decision:
     """The baseline: a round for each request."""
-    if isinstance(seen, Lacking):
-        return repair(seen)
-    alone = (decide(Fabric(seen.p, seen.k, (one,), seen.failed_transmitters, seen.failed_fibres))
-             for one in seen.requests)  # fmt: skip
-    return Rounds(tuple(made.rounds[0] for made in alone))
+    if isinstance(observation, Lacking):
+        return repair(observation)
+    alone = (
+        decide(
+            Fabric(
+                observation.p,
+                observation.k,
+                (request,),
+                observation.failed_transmitters,
+                observation.failed_fibres,
+            )
+        )
+        for request in observation.requests
+    )
+    return Rounds(tuple(rounds.rounds[0] for rounds in alone))
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"packed": decide, "serial": one_at_a_time}
@@ -138,8 +148,8 @@ def static_trees(p: int, k: int, failed_transmitters: tuple[int, ...] = ()) -> l
     trees = []
     for source in sorted(set(range(shuffle.racks)) - set(failed_transmitters)):
         others = tuple(rack for rack in range(shuffle.racks) if rack != source)
-        seen = Fabric(p, k, (), failed_transmitters)
-        trees.append(_tree(Request(source, others), shuffle, seen, frozenset(), load))
+        fabric = Fabric(p, k, (), failed_transmitters)
+        trees.append(_tree(Request(source, others), shuffle, fabric, frozenset(), load))
         load.update(trees[-1].transmitters)
     return trees
 
@@ -161,18 +171,18 @@ def disjoint(trees: Sequence[Tree]) -> bool:
     return max(Counter(rack for tree in trees for rack in tree.transmitters).values(), default=0) <= 1
 
 
-def _check(request: Request, shuffle: Shuffle, seen: Fabric) -> None:
+def _check(request: Request, shuffle: Shuffle, fabric: Fabric) -> None:
     for rack in (request.source, *request.members):
         if not 0 <= rack < shuffle.racks:
             raise UserError(f"requests: rack {rack} is not one of 0 to {shuffle.racks - 1}")
-    if request.source in seen.failed_transmitters:
+    if request.source in fabric.failed_transmitters:
         raise UserError(f"requests: rack {request.source} cannot send, its transmitter has failed")
     if request.source in request.members:
         raise UserError(f"requests: rack {request.source} is the source and among the members")
 
 
 def _together(
-    requests: list[Request], shuffle: Shuffle, seen: Fabric, load: Counter[int]
+    requests: list[Request], shuffle: Shuffle, fabric: Fabric, load: Counter[int]
 ) -> tuple[Tree, ...] | None:
     """Trees of all requests that leave each other's transmitters alone, one after the other; None where the
     last of them finds no way left."""
@@ -182,7 +192,7 @@ def _together(
     trees = []
     for request in requests:
         try:
-            trees.append(_tree(request, shuffle, seen, taken - {request.source}, load))
+            trees.append(_tree(request, shuffle, fabric, taken - {request.source}, load))
         except UserError:
             return None
         taken |= set(trees[-1].transmitters)
@@ -190,11 +200,11 @@ def _together(
 
 
 def _tree(
-    request: Request, shuffle: Shuffle, seen: Fabric, taken: frozenset[int], load: Counter[int]
+    request: Request, shuffle: Shuffle, fabric: Fabric, taken: frozenset[int], load: Counter[int]
 ) -> Tree:
     """Hop by hop from the source, each group as soon as one of its racks has the data; then without what no
     member needs. Transmitters in ``taken`` are not used."""
-    broken, cut = taken | set(seen.failed_transmitters), set(seen.failed_fibres)
+    broken, cut = taken | set(fabric.failed_transmitters), set(fabric.failed_fibres)
     heard: dict[int, tuple[int, int]] = {request.source: (-1, 0)}
     hop, fresh = 0, [request.source]
     while fresh:

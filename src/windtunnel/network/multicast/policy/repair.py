@@ -42,12 +42,14 @@ class Repair:
     packets: tuple[int, ...] = ()
 
 
-def repair(seen: Lacking) -> Repair:
+def repair(lacking: Lacking) -> Repair:
     """Whom to ask for what, now."""
-    times = 2 ** min(seen.asked, 3) if seen.asked else seen.hop if seen.lost else seen.hop * LATE
-    if seen.quiet < seen.patience * times:
+    times = (
+        2 ** min(lacking.asked, 3) if lacking.asked else lacking.hop if lacking.lost else lacking.hop * LATE
+    )
+    if lacking.quiet < lacking.patience * times:
         return Repair(WAIT)
-    able = [rack for rack in (seen.feeder, seen.source) if rack not in seen.gone]
-    if seen.asked >= TRIES or not able:
+    able = [rack for rack in (lacking.feeder, lacking.source) if rack not in lacking.gone]
+    if lacking.asked >= TRIES or not able:
         return Repair(GIVE_UP)
-    return Repair(able[seen.asked % len(able)], seen.missing[:MOST])
+    return Repair(able[lacking.asked % len(able)], lacking.missing[:MOST])

@@ -69,11 +69,11 @@ def shuffle_of(racks: int, splitter: int) -> Shuffle:
     k = 1
     while (k + 1) * splitter ** (k + 1) <= racks:
         k += 1
-    found = Shuffle(splitter, k)
-    if found.racks == racks:
-        return found
-    sizes = [found.racks, Shuffle(splitter, k + 1).racks]
-    if racks < found.racks:
+    shuffle = Shuffle(splitter, k)
+    if shuffle.racks == racks:
+        return shuffle
+    sizes = [shuffle.racks, Shuffle(splitter, k + 1).racks]
+    if racks < shuffle.racks:
         sizes = sizes[:1]
     raise UserError(
         f"racks: {racks} are no shuffle with splitters of {splitter}, whose racks are k * {splitter}^k: the "

@@ -64,12 +64,12 @@ def pipelined(hops: int, world: World) -> float:
     return hops * world.hop + max(hops - 1, 0) * world.packet / world.rate
 
 
-def splitters(seen: Fabric, made: Rounds, world: World) -> Outcome:
+def splitters(fabric: Fabric, rounds: Rounds, world: World) -> Outcome:
     """All requests over splitters, round after round."""
-    racks, engine = Shuffle(seen.p, seen.k).racks, flows.World()
+    racks, engine = Shuffle(fabric.p, fabric.k).racks, flows.World()
     engine.add_links([world.rate] * racks * (1 + racks))
     ends: dict[Request, float] = {}
-    for trees in made.rounds:
+    for trees in rounds.rounds:
         under_way = {}
         for tree in trees:
             ports = [*tree.transmitters, *(racks * (1 + rack) + feeder for rack, feeder, _ in tree.heard)]
@@ -79,7 +79,7 @@ def splitters(seen: Fabric, made: Rounds, world: World) -> Outcome:
                 ends[under_way[flow].request] = engine.now + pipelined(under_way[flow].hops, world)
         # the next round's first packet may follow the last one of this
         engine.advance(until=engine.now + world.hop)
-    return Outcome(tuple(ends[one] for one in seen.requests), float(engine.carried()[:racks].sum()))
+    return Outcome(tuple(ends[request] for request in fabric.requests), float(engine.carried()[:racks].sum()))
 
 
 def electrical(requests: Sequence[Request], racks: int, world: World, arm: str) -> Outcome:
@@ -101,23 +101,23 @@ def electrical(requests: Sequence[Request], racks: int, world: World, arm: str) 
             flow = engine.start(requests[number].nbytes, [rack, racks + to], after=after)
             under_way[flow] = (number, rack, to)
 
-    for number, one in enumerate(requests):
+    for number, request in enumerate(requests):
         turns.append({})
         # each begins with its neighbour, or all sources would meet at the same member
-        line = [one.source, *sorted(one.members, key=lambda rack: (rack - one.source) % racks)]
+        line = [request.source, *sorted(request.members, key=lambda rack: (rack - request.source) % racks)]
         if arm in ("chain", "ip"):
             senders = line[:-1] if arm == "chain" else line[:1]
-            flow = engine.start(one.nbytes, [*senders, *(racks + rack for rack in one.members)])
+            flow = engine.start(request.nbytes, [*senders, *(racks + rack for rack in request.members)])
             under_way[flow] = (number, -1, -1)
             ends[number] = pipelined(len(senders), world)
         elif arm == "unicast":
-            turns[number][one.source] = line[1:]
+            turns[number][request.source] = line[1:]
         else:
             half = 1 << max(len(line) - 1, 0).bit_length()
             while half := half >> 1:  # the far half first: it has most left to do
                 for place in range(0, len(line) - half, 2 * half):
                     turns[number].setdefault(line[place], []).append(line[place + half])
-        next_of(number, one.source)
+        next_of(number, request.source)
     while done := engine.advance():
         for flow in done:
             number, rack, to = under_way[flow]
@@ -130,13 +130,13 @@ def electrical(requests: Sequence[Request], racks: int, world: World, arm: str) 
     return Outcome(tuple(ends), float(engine.carried()[:racks].sum()))
 
 
-def packets(seen: Fabric, tree: Tree, world: World, seed: int = 0) -> Outcome:
+def packets(fabric: Fabric, tree: Tree, world: World, seed: int = 0) -> Outcome:
     """One tree, packet by packet.
 
     Raises:
         UserError: the policy gave up: too much is lost.
     """
-    racks, size = Shuffle(seen.p, seen.k).racks, world.packet
+    racks, size = Shuffle(fabric.p, fabric.k).racks, world.packet
     queue = Queue(packets=1 << 20)
     send = Link(world.rate, 0.0, queue)
     fibre = Link(min(64 * world.rate, FASTEST), world.hop, queue, world.loss)

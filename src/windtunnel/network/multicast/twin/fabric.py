@@ -37,7 +37,7 @@ def alternative(cluster: Cluster) -> Alternative:
 
     @lru_cache(maxsize=256)
     def trees(sources: tuple[int, ...], members: tuple[int, ...]) -> Rounds:
-        requests = (Request(one, tuple(rack for rack in members if rack != one)) for one in sources)
+        requests = (Request(source, tuple(rack for rack in members if rack != source)) for source in sources)
         return decide(Fabric(shuffle.p, shuffle.k, tuple(requests)))
 
     def seconds(call: Collective, group: Group) -> float | None:
@@ -52,13 +52,13 @@ def alternative(cluster: Cluster) -> Alternative:
         at_once = devices / local * (racks // len(members))  # groups of this shape
         if call.kind == "broadcast":
             root = call.peer if call.peer in group.ranks else group.ranks[0]
-            made = trees((cluster.host_of(root) // host.intra_hosts,), members)
+            rounds = trees((cluster.host_of(root) // host.intra_hosts,), members)
             between = size / line
         else:
             size = call.out_bytes or call.in_bytes * len(group.ranks)
-            made, each = trees(members, members), size / len(members)
-            between = max(len(made.rounds) * each / line, (size - each) / (nic * nics))
-        hops = max(tree.hops for trees in made.rounds for tree in trees)
+            rounds, each = trees(members, members), size / len(members)
+            between = max(len(rounds.rounds) * each / line, (size - each) / (nic * nics))
+        hops = max(tree.hops for trees in rounds.rounds for tree in trees)
         first, inside = host.nic.latency + pipelined(hops, world), 0.0
         if placed.intra is not None:
             first += (local - 1) * placed.intra.latency

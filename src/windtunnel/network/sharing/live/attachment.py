@@ -110,13 +110,13 @@ def opened(device: str) -> list[Attachment]:
         UserError: there are none, or no such interface.
     """
     index = index_of(device)
-    found = [
+    attachments = [
         Attachment(device, index, one.hook, by, _tried(device, lambda number=number: bpf.maps_of(number)))  # type: ignore[misc]
         for one, (by, number) in _ours(device)
     ]
-    if not found:
+    if not attachments:
         raise UserError(f"{device} has no shares; accepted is an interface with some: network sharing attach")
-    return found
+    return attachments
 
 
 def set_spec(device: str, spec: Spec) -> Attachment:
@@ -127,9 +127,9 @@ def set_spec(device: str, spec: Spec) -> Attachment:
     """
     standing = opened(device)
     found = next((one for one in standing if one.hook == spec.hook), None)
-    for one in standing:
-        if one is not found:
-            one.close()
+    for attachment in standing:
+        if attachment is not found:
+            attachment.close()
     if found is None:
         raise UserError(f"{device} has shares at {standing[0].hook}; hook is {spec.hook!r}, accepted is that")
     try:
@@ -157,10 +157,10 @@ def set_spec(device: str, spec: Spec) -> Attachment:
     return found
 
 
-def shown(found: Attachment) -> list[Shown]:
+def shown(attachment: Attachment) -> list[Shown]:
     """Every entity of an attachment, first the others."""
-    allowed, states, names = (native.read(found.maps, name) for name in ("allowed", "states", "names"))
-    until = int(native.read(found.maps, "common")["until"][0])
+    allowed, states, names = (native.read(attachment.maps, name) for name in ("allowed", "states", "names"))
+    until = int(native.read(attachment.maps, "common")["until"][0])
     lends = time.monotonic_ns() < until
     rows = []
     for may, state, row in zip(allowed, states, names, strict=True):
@@ -264,8 +264,8 @@ def _keys(spec: Spec) -> tuple[list[tuple[bytes, int]], int]:
     return found, levels
 
 
-def _place(found: Attachment, key: bytes) -> int | None:
-    value = native.keys_of(found.maps).get(key)
+def _place(attachment: Attachment, key: bytes) -> int | None:
+    value = native.keys_of(attachment.maps).get(key)
     return None if value is None else int.from_bytes(value, "little")
 
 

@@ -31,10 +31,10 @@ TOLD = 0.02
 CAPABILITY = "network.sharing"
 
 
-def looked(found: Attachment, meter: Meter, now: float) -> Observation:
+def looked(attachment: Attachment, meter: Meter, now: float) -> Observation:
     """What the kernel has counted by ``now``, without others where nothing holds them back."""
-    states, names = native.read(found.maps, "states"), native.read(found.maps, "names")
-    line = float(native.read(found.maps, "common")["line"][0])
+    states, names = native.read(attachment.maps, "states"), native.read(attachment.maps, "names")
+    line = float(native.read(attachment.maps, "common")["line"][0])
     held = names["weight"] > 0
     rates = [None if math.isnan(rate) else float(rate) for rate in names["rate"][held]]
     entities = [
@@ -47,7 +47,7 @@ def looked(found: Attachment, meter: Meter, now: float) -> Observation:
 
 
 def lend(
-    found: Attachment, *, policy: str = "lend", period: float = PERIOD, log: Path | None = None,
+    attachment: Attachment, *, policy: str = "lend", period: float = PERIOD, log: Path | None = None,
     stop: threading.Event | None = None,
 ) -> str:  # fmt: skip
     """Lend until ``stop`` or an end by others: why it ended, in words. ``log``: decisions that changed a
@@ -59,65 +59,65 @@ def lend(
     """
     decide, meter, stop = POLICIES[policy], Meter(), stop or threading.Event()
     events = EventLog(log) if log is not None else None
-    told: Decision | None = None
+    decision: Decision | None = None
     try:
         while not stop.wait(period):
-            common = native.read(found.maps, "common")
+            common = native.read(attachment.maps, "common")
             change = int(common["change"][0])
             if change == native.CLEARED:
-                return f"the shares of {found.device} were cleared"
-            _check_there(found)
-            seen = looked(found, meter, time.monotonic())
-            made = decide(seen)
-            if not _put(found, made, change, period):
+                return f"the shares of {attachment.device} were cleared"
+            _check_there(attachment)
+            observation = looked(attachment, meter, time.monotonic())
+            made = decide(observation)
+            if not _put(attachment, made, change, period):
                 continue
-            if events is not None and _differs(made, told):
-                events.decision(CAPABILITY, policy, seen, made)
-                allowed = native.read(found.maps, "allowed")
+            if events is not None and _differs(made, decision):
+                events.decision(CAPABILITY, policy, observation, made)
+                allowed = native.read(attachment.maps, "allowed")
                 events.append("effect", lent=allowed["lent"][allowed["rate"] > 0].tolist())
-                told = made
-        _end(found)
+                decision = made
+        _end(attachment)
         return "stopped"
     finally:
         if events is not None:
             events.close()
 
 
-def _put(found: Attachment, made: Decision, change: int, period: float) -> bool:
+def _put(attachment: Attachment, decision: Decision, change: int, period: float) -> bool:
     """Whether the rates were written: not when others have set other ones since they were read."""
     with locked(TURN):
-        common = native.read(found.maps, "common")
+        common = native.read(attachment.maps, "common")
         if int(common["change"][0]) != change:
             return False
-        allowed = native.read(found.maps, "allowed")
+        allowed = native.read(attachment.maps, "allowed")
         held = np.flatnonzero(allowed["rate"])
-        lent = np.array([rate_units(rate) for rate in made.lent], "<u4")
+        lent = np.array([rate_units(rate) for rate in decision.lent], "<u4")
         allowed["lent"][held] = np.maximum(lent, allowed["rate"][held])
         common["until"] = time.monotonic_ns() + int(1e9 * max(HOLDS, WINDOW * period))
-        native.put(found.maps["allowed"], allowed)
-        native.put(found.maps["common"], common)
+        native.put(attachment.maps["allowed"], allowed)
+        native.put(attachment.maps["common"], common)
         return True
 
 
-def _end(found: Attachment) -> None:
+def _end(attachment: Attachment) -> None:
     """What was lent ends now."""
     with locked(TURN):
-        common = native.read(found.maps, "common")
+        common = native.read(attachment.maps, "common")
         common["until"] = 0
-        native.put(found.maps["common"], common)
+        native.put(attachment.maps["common"], common)
 
 
-def _check_there(found: Attachment) -> None:
+def _check_there(attachment: Attachment) -> None:
     try:
-        there = socket.if_nametoindex(found.device)
+        there = socket.if_nametoindex(attachment.device)
     except OSError:
         there = 0
-    if there != found.index:
-        raise LinuxError(f"the interface {found.device} is gone, and its shares with it")
+    if there != attachment.index:
+        raise LinuxError(f"the interface {attachment.device} is gone, and its shares with it")
 
 
-def _differs(made: Decision, told: Decision | None) -> bool:
-    if told is None or len(told.lent) != len(made.lent):
+def _differs(made: Decision, decision: Decision | None) -> bool:
+    if decision is None or len(decision.lent) != len(made.lent):
         return True
-    pairs = zip((*made.own, *made.lent), (*told.own, *told.lent), strict=True)
+    pairs = zip((*made.own, *made.lent), (*decision.own, *decision.lent), strict=True)
     return any(abs(new - old) > TOLD * old for new, old in pairs)

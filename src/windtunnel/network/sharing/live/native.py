@@ -55,7 +55,7 @@ def load(by: By, maps: Mapping[str, bpf.Map], *, trial: bool = False, source: bp
     """The program that tells by ``by``; of a ``trial`` the packets' own time stamps are the clock. A
     descriptor. Raises OSError."""
     name = f"trial_{by}" if trial else by
-    (program,) = (one for one in source.programs() if one.name == name)
+    (program,) = (program for program in source.programs() if program.name == name)
     return bpf.loaded(program, maps)
 
 

@@ -55,34 +55,37 @@ class Decision:
     lent: tuple[float, ...]
 
 
-def promised(seen: Observation) -> tuple[float, ...]:
+def promised(observation: Observation) -> tuple[float, ...]:
     """Every entity's own rate.
 
     Raises:
         ValueError: more is promised than there is; says how much.
     """
-    whole = SHARE * seen.line
-    left = whole - sum(one.rate for one in seen.entities if one.rate is not None)
-    weights = sum(one.weight for one in seen.entities if one.rate is None)
+    whole = SHARE * observation.line
+    left = whole - sum(entity.rate for entity in observation.entities if entity.rate is not None)
+    weights = sum(entity.weight for entity in observation.entities if entity.rate is None)
     if left < -1e-9 * whole or (weights and left <= 1e-9 * whole):
         sums = whole - left
         rest = " and leave nothing to those with weights" if weights else ""
         raise ValueError(f"rates sum to {sums:.6g} bytes/s{rest}; accepted is at most {whole:.6g}")
-    return tuple(left * one.weight / weights if one.rate is None else one.rate for one in seen.entities)
+    return tuple(
+        left * entity.weight / weights if entity.rate is None else entity.rate
+        for entity in observation.entities
+    )
 
 
-def fixed(seen: Observation) -> Decision:
+def fixed(observation: Observation) -> Decision:
     """Each its own rate, whatever the others do."""
-    own = promised(seen)
+    own = promised(observation)
     return Decision(own, own)
 
 
-def decide(seen: Observation) -> Decision:
+def decide(observation: Observation) -> Decision:
     """Each its own rate, and what others leave of theirs."""
-    own = promised(seen)
-    demands = [_demand(one, rate) for one, rate in zip(seen.entities, own, strict=True)]
-    filled = fill(SHARE * seen.line, own, demands)
-    spare = SHARE * seen.line - sum(filled)
+    own = promised(observation)
+    demands = [_demand(entity, rate) for entity, rate in zip(observation.entities, own, strict=True)]
+    filled = fill(SHARE * observation.line, own, demands)
+    spare = SHARE * observation.line - sum(filled)
     active = sum(rate for rate, demand in zip(own, demands, strict=True) if demand > 0)
     # what nobody is seen to want goes to whoever sends: he may be growing
     given = (
@@ -92,11 +95,11 @@ def decide(seen: Observation) -> Decision:
     return Decision(own, tuple(max(pair) for pair in zip(own, given, strict=True)))
 
 
-def _demand(one: Entity, own: float) -> float:
-    if one.offered <= IDLE * own:
+def _demand(entity: Entity, own: float) -> float:
+    if entity.offered <= IDLE * own:
         return 0.0
-    held = one.held is not None and one.held < HELD and one.offered > own / 4
-    return float("inf") if held else HEADROOM * one.offered
+    held = entity.held is not None and entity.held < HELD and entity.offered > own / 4
+    return float("inf") if held else HEADROOM * entity.offered
 
 
 def fill(whole: float, weights: tuple[float, ...], demands: list[float]) -> list[float]:

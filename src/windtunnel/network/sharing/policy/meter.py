@@ -38,8 +38,8 @@ class Meter:
         return Observation(
             line,
             tuple(
-                Entity(one.name, one.weight, one.rate, float(rate), self._since(place, now))
-                for place, (one, rate) in enumerate(zip(entities, rates, strict=True))
+                Entity(entity.name, entity.weight, entity.rate, float(rate), self._since(place, now))
+                for place, (entity, rate) in enumerate(zip(entities, rates, strict=True))
             ),
         )
 

@@ -66,24 +66,26 @@ class Decision:
     paper_backup_bound: int | None = None
 
 
-def decide(seen: Observation) -> Decision:
+def decide(observation: Observation) -> Decision:
     """Routes and wavelengths of an all-to-all.
 
     Raises:
         UserError: sides that cannot be planned, a method that is not for this shape, a failed link or node
             that the torus has not, or a node that is cut off.
     """
-    sides = check_sides(seen.sides)
+    sides = check_sides(observation.sides)
     routes = dimension_order(sides)
-    wavelengths, method = _assigned(sides, routes, seen.method)
+    wavelengths, method = _assigned(sides, routes, observation.method)
     count = int(wavelengths.max()) + 1
-    made = Decision(routes, wavelengths, method, count, lower_bound(sides), np.empty(0, dtype=np.int64))
-    return _repaired(seen, made) if seen.failed_links or seen.failed_nodes else made
+    decision = Decision(routes, wavelengths, method, count, lower_bound(sides), np.empty(0, dtype=np.int64))
+    return (
+        _repaired(observation, decision) if observation.failed_links or observation.failed_nodes else decision
+    )
 
 
-def first_fit(seen: Observation) -> Decision:
+def first_fit(observation: Observation) -> Decision:
     """The baseline: longest path first, lowest free wavelength."""
-    return decide(replace(seen, method="first-fit"))
+    return decide(replace(observation, method="first-fit"))
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"rwa": decide, "first-fit": first_fit}
@@ -110,12 +112,14 @@ def _assigned(sides: tuple[int, ...], routes: Routes, method: str) -> tuple[Link
     return min(found, key=lambda one: int(one[0].max()))
 
 
-def _repaired(seen: Observation, made: Decision) -> Decision:
-    nodes, ends = nodes_of(seen.sides), heads(seen.sides)
-    alive = standing(seen, ends)
-    _no_node_cut_off(seen, ends, alive)
-    routes, pair_of_hop = made.routes, made.routes.pair_of_hop()
-    gone = np.isin(routes.sources, seen.failed_nodes) | np.isin(routes.destinations, seen.failed_nodes)
+def _repaired(observation: Observation, decision: Decision) -> Decision:
+    nodes, ends = nodes_of(observation.sides), heads(observation.sides)
+    alive = standing(observation, ends)
+    _no_node_cut_off(observation, ends, alive)
+    routes, pair_of_hop = decision.routes, decision.routes.pair_of_hop()
+    gone = np.isin(routes.sources, observation.failed_nodes) | np.isin(
+        routes.destinations, observation.failed_nodes
+    )
     hit = np.zeros(len(gone), dtype=np.bool_)
     hit[pair_of_hop[~alive[routes.links]]] = True
     hit &= ~gone
@@ -129,47 +133,48 @@ def _repaired(seen: Observation, made: Decision) -> Decision:
     best: tuple[Links, Ints, Links] | None = None
     # Long ways first is better after the failure of a node, short ones after that of a link.
     for order in (np.argsort(-limits, kind="stable"), np.argsort(limits, kind="stable")):
-        words = -(-2 * made.count // 64)
+        words = -(-2 * decision.count // 64)
         while True:
-            occupied = assign.occupancy(len(ends), words, routes, made.wavelengths, keep)
+            occupied = assign.occupancy(len(ends), words, routes, decision.wavelengths, keep)
             given = (ends, alive, nodes, occupied, sources, destinations, order, limits)
             if around(*given, ways, hops, found):
                 break
             words *= 2
         if best is None or found.max(initial=0) < best[2].max(initial=0):
             best = ways.copy(), hops.copy(), found.copy()
-        if best[2].max(initial=0) < made.count:
+        if best[2].max(initial=0) < decision.count:
             break
     assert best is not None
-    wavelengths = made.wavelengths.copy()
+    wavelengths = decision.wavelengths.copy()
     wavelengths[which] = best[2]
     left = np.flatnonzero(~gone)
-    count = max(made.count, int(wavelengths[left].max()) + 1)
+    count = max(decision.count, int(wavelengths[left].max()) + 1)
     return replace(
-        made, routes=_joined(routes, left, keep, which, best[0], best[1]), wavelengths=wavelengths[left],
-        count=count, rerouted=np.searchsorted(left, which), backups=count - made.count,
-        backup_bound=slots_bound(ends, alive, nodes, load, made.count, sources, destinations),
-        paper_backup_bound=_paper_backup_bound(seen),
+        decision, routes=_joined(routes, left, keep, which, best[0], best[1]), wavelengths=wavelengths[left],
+        count=count, rerouted=np.searchsorted(left, which), backups=count - decision.count,
+        backup_bound=slots_bound(ends, alive, nodes, load, decision.count, sources, destinations),
+        paper_backup_bound=_paper_backup_bound(observation),
     )  # fmt: skip
 
 
-def standing(seen: Observation, ends: Links) -> Flags:
+def standing(observation: Observation, ends: Links) -> Flags:
     """Which directed links there are and have not failed.
 
     Raises:
         UserError: a failed link or node that the torus has not.
     """
-    nodes, tails = nodes_of(seen.sides), np.arange(len(ends)) // (2 * len(seen.sides))
-    for node in seen.failed_nodes:
+    nodes, tails = nodes_of(observation.sides), np.arange(len(ends)) // (2 * len(observation.sides))
+    for node in observation.failed_nodes:
         if not 0 <= node < nodes:
             raise UserError(f"`failed`: there is no node {node}, accepted are 0 to {nodes - 1}")
     alive = ends >= 0
-    alive &= ~np.isin(tails, seen.failed_nodes) & ~np.isin(ends, seen.failed_nodes)
-    for tail, head in seen.failed_links:
-        link = link_between(seen.sides, tail, head) if 0 <= tail < nodes else None
+    alive &= ~np.isin(tails, observation.failed_nodes) & ~np.isin(ends, observation.failed_nodes)
+    for tail, head in observation.failed_links:
+        link = link_between(observation.sides, tail, head) if 0 <= tail < nodes else None
         if link is None:
             raise UserError(
-                f"`failed`: there is no link from {name(tail, seen.sides)} to {name(head, seen.sides)}, "
+                f"`failed`: there is no link from {name(tail, observation.sides)}"
+                f" to {name(head, observation.sides)}, "
                 "accepted are links between neighbours"
             )
         alive[link] = False
@@ -183,10 +188,10 @@ def name(node: int, sides: Sequence[int]) -> str:
     return ",".join(str(int(one)) for one in np.unravel_index(node, tuple(sides)))
 
 
-def _no_node_cut_off(seen: Observation, ends: Links, alive: Flags) -> None:
+def _no_node_cut_off(observation: Observation, ends: Links, alive: Flags) -> None:
     """Every node that stands reaches the first of them, and is reached by it."""
-    nodes, tails = nodes_of(seen.sides), np.arange(len(ends)) // (2 * len(seen.sides))
-    stand = np.setdiff1d(np.arange(nodes), seen.failed_nodes)
+    nodes, tails = nodes_of(observation.sides), np.arange(len(ends)) // (2 * len(observation.sides))
+    stand = np.setdiff1d(np.arange(nodes), observation.failed_nodes)
     if len(stand) < 2:
         raise UserError(f"`failed`: {len(stand)} nodes are left, accepted is a failure that leaves 2 or more")
     into, out = ends[alive].astype(np.int64), tails[alive]
@@ -195,7 +200,9 @@ def _no_node_cut_off(seen: Observation, ends: Links, alive: Flags) -> None:
     joined = _reached(out, into, root, nodes) & _reached(into, out, root, nodes)
     lost = stand[~joined[stand]].tolist()
     if lost:
-        shown = " and ".join(name(node, seen.sides) for node in lost[:4]) + (" and more" if lost[4:] else "")
+        shown = " and ".join(name(node, observation.sides) for node in lost[:4]) + (
+            " and more" if lost[4:] else ""
+        )
         what = "node" if len(lost) == 1 else "nodes"
         raise UserError(
             f"`failed`: {what} {shown} would be cut off, accepted are failures that leave all nodes joined "
@@ -224,9 +231,9 @@ def _joined(routes: Routes, left: Ints, keep: Flags, which: Ints, ways: Links, h
     )
 
 
-def _paper_backup_bound(seen: Observation) -> int | None:
+def _paper_backup_bound(observation: Observation) -> int | None:
     """The paper's bound: of 3^n, where all that failed are links of one node to its neighbours."""
-    if set(seen.sides) != {3} or seen.failed_nodes:
+    if set(observation.sides) != {3} or observation.failed_nodes:
         return None
-    cut, n = {frozenset(link) for link in seen.failed_links}, len(seen.sides)
+    cut, n = {frozenset(link) for link in observation.failed_links}, len(observation.sides)
     return failure_bound(n, len(cut)) if frozenset.intersection(*cut) and len(cut) < 2 * n else None

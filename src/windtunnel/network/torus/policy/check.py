@@ -11,19 +11,19 @@ from windtunnel.network.torus.policy import Decision, Observation, name, standin
 from windtunnel.network.torus.policy.shape import heads, nodes_of
 
 
-def faults(seen: Observation, made: Decision) -> list[str]:
+def faults(observation: Observation, decision: Decision) -> list[str]:
     """What is wrong with a plan, a sentence each; empty for a good one.
 
     No (directed link, wavelength) is used twice; every ordered pair of nodes that stand is there once; each
     route leads from its source to its destination over links that stand.
     """
-    sides, nodes, ends = seen.sides, nodes_of(seen.sides), heads(seen.sides)
-    routes, told = made.routes, []
-    lengths, last = routes.lengths, made.routes.starts[1:] - 1
+    sides, nodes, ends = observation.sides, nodes_of(observation.sides), heads(observation.sides)
+    routes, told = decision.routes, []
+    lengths, last = routes.lengths, decision.routes.starts[1:] - 1
     if lengths.min(initial=1) < 1:
-        return [f"{_pair(seen, made, int(np.argmin(lengths)))} has no route"]
+        return [f"{_pair(observation, decision, int(np.argmin(lengths)))} has no route"]
     stand = np.ones(nodes, dtype=np.bool_)
-    stand[list(seen.failed_nodes)] = False
+    stand[list(observation.failed_nodes)] = False
     wanted = np.outer(stand, stand) & ~np.eye(nodes, dtype=np.bool_)
     times = np.bincount(
         routes.sources.astype(np.int64) * nodes + routes.destinations, minlength=nodes * nodes
@@ -45,17 +45,22 @@ def faults(seen: Observation, made: Decision) -> list[str]:
     broken |= tails[routes.links[routes.starts[:-1]]] != routes.sources
     broken |= ends[routes.links[last]] != routes.destinations
     if broken.any():
-        told.append(f"the route of {_pair(seen, made, int(np.argmax(broken)))} does not lead there")
-    dead = ~standing(seen, ends)[routes.links]
+        told.append(
+            f"the route of {_pair(observation, decision, int(np.argmax(broken)))} does not lead there"
+        )
+    dead = ~standing(observation, ends)[routes.links]
     if dead.any():
-        told.append(f"the route of {_pair(seen, made, int(pair[np.argmax(dead)]))} takes a link that failed")
-    if made.wavelengths.min(initial=0) < 0 or made.wavelengths.max(initial=0) >= made.count:
-        told.append(f"a wavelength is not one of 0 to {made.count - 1}")
+        told.append(
+            f"the route of {_pair(observation, decision, int(pair[np.argmax(dead)]))} takes a link"
+            " that failed"
+        )
+    if decision.wavelengths.min(initial=0) < 0 or decision.wavelengths.max(initial=0) >= decision.count:
+        told.append(f"a wavelength is not one of 0 to {decision.count - 1}")
     else:
-        slot = routes.links.astype(np.int64) * made.count + made.wavelengths[pair]
+        slot = routes.links.astype(np.int64) * decision.count + decision.wavelengths[pair]
         used = np.bincount(slot, minlength=1)
         if used.max() > 1:
-            link, wavelength = divmod(int(np.argmax(used)), made.count)
+            link, wavelength = divmod(int(np.argmax(used)), decision.count)
             told.append(
                 f"wavelength {wavelength} is used {used.max()} times on the link from "
                 f"{name(link // (2 * len(sides)), sides)} to {name(int(ends[link]), sides)}, and "
@@ -64,6 +69,6 @@ def faults(seen: Observation, made: Decision) -> list[str]:
     return told
 
 
-def _pair(seen: Observation, made: Decision, pair: int) -> str:
-    source, destination = int(made.routes.sources[pair]), int(made.routes.destinations[pair])
-    return f"{name(source, seen.sides)} to {name(destination, seen.sides)}"
+def _pair(observation: Observation, decision: Decision, pair: int) -> str:
+    source, destination = int(decision.routes.sources[pair]), int(decision.routes.destinations[pair])
+    return f"{name(source, observation.sides)} to {name(destination, observation.sides)}"

@@ -111,18 +111,26 @@ class Decision:
     holds: int = 1
 
 
-def decide(seen: Observation, ahead: bool = True) -> Decision:
+def decide(observation: Observation, ahead: bool = True) -> Decision:
     """As many of the candidates, in `_order`, as the slack of nobody forbids. ``ahead``: whether tokens to
     come count, those of branches and those in which a late request may get in time."""
-    base, narrow = seen.predicted(seen.rows, seen.read), seen.predicted(seen.rows, seen.read, prefill=False)
-    banks = ahead and seen.pace == "token"
-    wide = {one.request for one in seen.candidates} if banks else set()
+    base, narrow = (
+        observation.predicted(observation.rows, observation.read),
+        observation.predicted(observation.rows, observation.read, prefill=False),
+    )
+    banks = ahead and observation.pace == "token"
+    wide = {one.request for one in observation.candidates} if banks else set()
     least = inf
     for number, slack, pace, left, beside in zip(
-        seen.requests, seen.slacks, seen.paces, seen.left, seen.beside, strict=True
+        observation.requests,
+        observation.slacks,
+        observation.paces,
+        observation.left,
+        observation.beside,
+        strict=True,
     ):
         steps = min(left, BANK) if ahead else 0
-        share = 1 / (1 + seen.margin(steps))  # of any time, that may be planned with
+        share = 1 / (1 + observation.margin(steps))  # of any time, that may be planned with
         has = share * (slack + min(beside, BANK) * pace if banks else slack)
         if has > base:
             least = min(least, has)
@@ -130,54 +138,62 @@ def decide(seen: Observation, ahead: bool = True) -> Decision:
             least = base
     budget = least - base
     # wider steps may be shorter by the predictor's widths, but not by more than this
-    shortest = min(seen.widths) / max(seen.widths) if seen.widths else 1.0
-    rows, read, best = seen.rows, seen.read, (0, base)
-    order = _order(seen)[: max(0, seen.room)]
-    for place, one in enumerate(order, 1):
-        rows, read = rows + 1, read + one.suffix
-        seconds = seen.predicted(rows, read)
-        if seconds - base <= seen.rho * budget:
+    shortest = min(observation.widths) / max(observation.widths) if observation.widths else 1.0
+    rows, read, best = observation.rows, observation.read, (0, base)
+    order = _order(observation)[: max(0, observation.room)]
+    for place, candidate in enumerate(order, 1):
+        rows, read = rows + 1, read + candidate.suffix
+        seconds = observation.predicted(rows, read)
+        if seconds - base <= observation.rho * budget:
             best = (place, seconds)
-        elif seconds * shortest - base > seen.rho * budget:
+        elif seconds * shortest - base > observation.rho * budget:
             break
     taken, seconds = best
     return Decision(tuple((one.request, one.unit) for one in order[:taken]), seconds, budget, seconds - base)
 
 
-def _order(seen: Observation) -> list[Candidate]:
+def _order(observation: Observation) -> list[Candidate]:
     """The longest branch of each request, then the second of each, and so on."""
     turns: dict[int, int] = {}
     placed = []
-    for one in sorted(seen.candidates, key=lambda one: (-one.remaining, one.request, one.unit)):
+    for one in sorted(
+        observation.candidates,
+        key=lambda candidate: (-candidate.remaining, candidate.request, candidate.unit),
+    ):
         turn = turns[one.request] = turns.get(one.request, 0) + 1
         placed.append((turn, one))
     placed.sort(key=lambda pair: pair[0])
-    return [one for _, one in placed]
+    return [candidate for _, candidate in placed]
 
 
-def capped(seen: Observation, most: int) -> Decision:
+def capped(observation: Observation, most: int) -> Decision:
     """At most ``most`` branches of a request at a time, whoever is harmed, as far as there are rows."""
     chosen, count = [], dict[int, int]()
-    for one in seen.candidates:
-        count[one.request] = count.get(one.request, 0) + 1
-        if count[one.request] < most:
-            chosen.append(one)
-    taken = chosen[: max(0, seen.room)]
-    seconds = seen.predicted(seen.rows + len(taken), seen.read + sum(one.suffix for one in taken))
+    for candidate in observation.candidates:
+        count[candidate.request] = count.get(candidate.request, 0) + 1
+        if count[candidate.request] < most:
+            chosen.append(candidate)
+    taken = chosen[: max(0, observation.room)]
+    seconds = observation.predicted(
+        observation.rows + len(taken), observation.read + sum(candidate.suffix for candidate in taken)
+    )
     return Decision(
-        tuple((one.request, one.unit) for one in taken), seconds, inf,
-        seconds - seen.predicted(seen.rows, seen.read), ALWAYS if len(taken) == len(chosen) else 1,
-    )  # fmt: skip
+        tuple((candidate.request, candidate.unit) for candidate in taken),
+        seconds,
+        inf,
+        seconds - observation.predicted(observation.rows, observation.read),
+        ALWAYS if len(taken) == len(chosen) else 1,
+    )
 
 
-def off(seen: Observation) -> Decision:
+def off(observation: Observation) -> Decision:
     """One branch of a request at a time."""
-    return capped(seen, 1)
+    return capped(observation, 1)
 
 
-def eager(seen: Observation) -> Decision:
+def eager(observation: Observation) -> Decision:
     """All branches at once."""
-    return capped(seen, ALWAYS)
+    return capped(observation, ALWAYS)
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {

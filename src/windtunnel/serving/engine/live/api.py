@@ -252,16 +252,16 @@ class Answer:
         told: dict[str, Any] | None = None
         if self._told and self._chat:
             tokens = [
-                {**_token(*one.token), "top_logprobs": [_token(*other) for other in one.top]}
-                for one in logprobs
+                {**_token(*logprob.token), "top_logprobs": [_token(*other) for other in logprob.top]}
+                for logprob in logprobs
             ]
             told = {"refusal": None, "content": tokens}
         elif self._told:
             told = {
-                "tokens": [one.token[0] for one in logprobs],
-                "token_logprobs": [one.token[2] for one in logprobs],
-                "top_logprobs": [{text: value for text, _, value in one.top} for one in logprobs],
-                "text_offset": [one.offset for one in logprobs],
+                "tokens": [logprob.token[0] for logprob in logprobs],
+                "token_logprobs": [logprob.token[2] for logprob in logprobs],
+                "top_logprobs": [{text: value for text, _, value in logprob.top} for logprob in logprobs],
+                "text_offset": [logprob.offset for logprob in logprobs],
             }
         return {"index": index, **said, "logprobs": told, "finish_reason": reason}
 

@@ -63,7 +63,9 @@ class Step:
         for piece, readers in self._readers.items():
             if len(readers) == 1:
                 alone.setdefault(piece.slots, []).append(piece)
-        self._front = {slots: slots.front([one.place for one in pieces]) for slots, pieces in alone.items()}
+        self._front = {
+            slots: slots.front([piece.place for piece in pieces]) for slots, pieces in alone.items()
+        }
         # where new keys go: queries, slots' numbers and offsets. From here on no piece moves
         self._writes: list[tuple[Slots, int, Tensor]] = []
         for slots, members in tails.items():
@@ -103,9 +105,9 @@ class Step:
             values = batch.slots.tensors["v", layer][span, :, batch.low : batch.high]
             count, shared = batch.count, keys.shape[1]
             each, group = len(batch.readers) // count, heads // shared
-            asked = asked_all[batch.readers].view(count, each, shared, group, dim).transpose(1, 2)
-            asked = asked.reshape(count * shared, each * group, dim)
-            scores = torch.bmm(asked, keys.flatten(0, 1).transpose(1, 2)).float()
+            tensor = asked_all[batch.readers].view(count, each, shared, group, dim).transpose(1, 2)
+            tensor = tensor.reshape(count * shared, each * group, dim)
+            scores = torch.bmm(tensor, keys.flatten(0, 1).transpose(1, 2)).float()
             if softcap is not None:
                 scores = scores.tanh_().mul_(softcap * LOG2_E)
             if batch.mask is not None:

@@ -146,10 +146,10 @@ class Executor:
         """What `prefill` does with each of ``chunks`` and `decode` with ``rows``: logits of shape (chunks and
         rows, vocabulary). A model without states takes all in one pass."""
         if self.pool.tensors or not self.support.prefixes:
-            found = [self.prefill(*chunk)[0][None] for chunk in chunks]
+            tensors = [self.prefill(*chunk)[0][None] for chunk in chunks]
             if rows:
-                found.append(self.decode([row for row, _ in rows], [token for _, token in rows]))
-            return torch.cat(found)
+                tensors.append(self.decode([row for row, _ in rows], [token for _, token in rows]))
+            return torch.cat(tensors)
         parts: list[tuple[Sequence, Ordered[int]]] = []
         for sequence, tokens in chunks:
             if ahead := (len(tokens) - 1) // CHUNK * CHUNK:
@@ -158,7 +158,7 @@ class Executor:
         parts += [(row, [token]) for row, token in rows]
         for sequence, tokens in parts:
             self._room(sequence, len(tokens))
-        return self._pass([one for one, _ in parts], [tokens for _, tokens in parts], reading=True)
+        return self._pass([sequence for sequence, _ in parts], [tokens for _, tokens in parts], reading=True)
 
     def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
         """``count`` sequences that have read what ``sequence`` has. It stays as it is."""
@@ -273,9 +273,9 @@ class Executor:
 
     @torch.inference_mode()
     def _branch(self, path: Path, depth: int, states: adapter.States) -> Sequence:
-        made = self._keep(Sequence(path, None, None, depth))
-        self._place(made, states)
-        return made
+        sequence = self._keep(Sequence(path, None, None, depth))
+        self._place(sequence, states)
+        return sequence
 
     def _states(self, sequence: Sequence) -> adapter.States:
         """Views of its states, (1, …)."""
@@ -319,7 +319,7 @@ class Executor:
         held: adapter.States = {}
         if rows[0].place is not None:
             held = {key: each[span] for key, each in self.pool.tensors.items()}
-        told = torch.tensor(
+        tensor = torch.tensor(
             [
                 (token, row.depth + at)
                 for row, each in zip(rows, tokens, strict=True)
@@ -327,7 +327,7 @@ class Executor:
             ],
             device=self.device,
         )
-        ids, positions = told.T.reshape(2, len(rows) if held else 1, -1)
+        ids, positions = tensor.T.reshape(2, len(rows) if held else 1, -1)
         ends = None if held or len(rows) == 1 else torch.tensor(counts, device=self.device).cumsum(0) - 1
         logits, states = adapter.forward(
             self.ready, ids, positions, step, rows[0].depth, held or None, reading, ends

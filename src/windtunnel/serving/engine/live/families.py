@@ -146,9 +146,9 @@ def load(
 def _tried(served: Executor) -> bool:
     """Whether a token that is read and one that is decoded give numbers."""
     row = served.new()
-    found = torch.stack([served.prefill(row, [0])[0], served.decode([row], [0])[0]])
+    tensor = torch.stack([served.prefill(row, [0])[0], served.decode([row], [0])[0]])
     served.free(row)
-    return bool(found.isfinite().all())
+    return bool(tensor.isfinite().all())
 
 
 def _from_directory(path: Path, dtype: torch.dtype | None) -> Any:
@@ -189,8 +189,8 @@ def check(model: Any) -> Support:
             f"{family} cannot be served: its prefill differs by {worst:.1e} from its plain forward pass"
         )
     for step in range(3):
-        found = executor.decode(rows, [tokens[length + step] for length in lengths])
-        worst = max(worst, *(_gap(one, want[step]) for one, want in zip(found, stepped, strict=True)))
+        tensor = executor.decode(rows, [tokens[length + step] for length in lengths])
+        worst = max(worst, *(_gap(one, want[step]) for one, want in zip(tensor, stepped, strict=True)))
     if worst > bound:
         raise UserError(
             f"{family} cannot be served: rows that decode together differ by {worst:.1e} from each alone"
@@ -209,8 +209,8 @@ def _line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _gap(one: Tensor, other: Tensor) -> float:
-    return (one - other).abs().max().item()
+def _gap(tensor: Tensor, other: Tensor) -> float:
+    return (tensor - other).abs().max().item()
 
 
 def _steps(model: Any, tokens: Ordered[int], length: int, count: int) -> list[Tensor]:

@@ -172,7 +172,7 @@ class Link:
     def _died(self) -> None:
         self.restarts += 1
         self.facts |= {"running": 0.0, "waiting": 0.0, "kv_reserved": 0.0}
-        charged = [one for one in self._jobs.values() if one.running] or list(self._jobs.values())
+        charged = [job for job in self._jobs.values() if job.running] or list(self._jobs.values())
         for sent in charged:
             sent.crashes, sent.running = sent.crashes + 1, False
             if sent.crashes >= CRASHES:

@@ -81,10 +81,10 @@ class Job:
     def request(self) -> Request:
         """What the scheduler knows of it."""
         stages = tuple(
-            Serial(one)
-            if isinstance(one, int)
-            else Parallel(tuple(map(len, one.heads)), one.tokens, len(one.join))
-            for one in self.stages
+            Serial(stage)
+            if isinstance(stage, int)
+            else Parallel(tuple(map(len, stage.heads)), stage.tokens, len(stage.join))
+            for stage in self.stages
         )
         return Request(self.id, self.arrival, len(self.prompt), stages, self.objective)
 
@@ -112,7 +112,7 @@ class _Running:
         self.begin: dict[int, int] = {0: 0}
         self.got: dict[int, int] = {0: job.had}
         self.streams: dict[int, Stream] = {}
-        self.stages = [one for one in job.stages if isinstance(one, Branches)]
+        self.stages = [stage for stage in job.stages if isinstance(stage, Branches)]
         self.stage: Branches | None = None
         self.found: Found | None = None
         self.kept: dict[int, Snapshot] = {}
@@ -152,7 +152,7 @@ class Engine:
 
     def refusal(self, job: Job) -> str:
         """Why it can never be served, in a sentence; empty if it can."""
-        if any(isinstance(one, Branches) for one in job.stages) and not self.executor.support.prefixes:
+        if any(isinstance(stage, Branches) for stage in job.stages) and not self.executor.support.prefixes:
             return self.executor.support.reason
         most = self.scheduler.most(job.request())
         return f"it may come to hold {most} tokens of KV, there is room for {self.limits.kv}" * (
@@ -191,57 +191,59 @@ class Engine:
         began = self.clock()
         step = self.scheduler.next(began)
         planned = self.clock()
-        told, self._told = self._told, Report()
+        report, self._told = self._told, Report()
         if step is None:
-            return told if told.refused or told.failed else None
+            return report if report.refused or report.failed else None
         for number in step.refused:
             self._drop(self._running.pop(number))
-            told.refused.append((number, "late"))
+            report.refused.append((number, "late"))
         if not step.work:
-            self._did(step, began, told, {})
-            return told
+            self._did(step, began, report, {})
+            return report
         if step.admitted:
             found = [(number, self._running[number].found) for number in step.admitted]
             self._tell([(number, one.depth if one else 0) for number, one in found])
         did: dict[str, Any] = {}
         try:
-            did = self._compute(step, told)
+            did = self._compute(step, report)
         except (RuntimeError, UserError, MemoryError) as error:
             parts = (
                 {number for number, _ in step.rows} | {one.request for one in step.prefill} | {*step.admitted}
             )
             for number in parts:
                 self.cancel(number)
-            told.tokens.clear()
-            told.failed += [
+            report.tokens.clear()
+            report.failed += [
                 (number, f"the step that it took part in failed: {error}") for number in sorted(parts)
             ]
         computed, self.taken = self.clock(), step
-        self._did(step, computed, told, did)
+        self._did(step, computed, report, did)
         stopped = {
-            (number, unit) for number, unit, one in told.tokens if one.token in self._running[number].job.stop
+            (number, unit)
+            for number, unit, sampled in report.tokens
+            if sampled.token in self._running[number].job.stop
         }
         out = self.scheduler.done(step, computed, stopped | self._ending)
         self._ending = {one for one in self._ending if one[0] in self._running}.difference(out.ended)
-        told.ended += [(*unit, unit in stopped) for unit in out.ended]
+        report.ended += [(*unit, unit in stopped) for unit in out.ended]
         ended = self.clock()
         for done in out.finished:
-            told.finished.append(done.request.id)
+            report.finished.append(done.request.id)
             running = self._running.pop(done.request.id)
             self._keep_end(running)
             self._drop(running)
         self.steps, self.seconds = self.steps + 1, self.seconds + self.clock() - began
         self.deciding += planned - began + ended - computed
-        return told
+        return report
 
-    def _did(self, step: Step, ended: float, told: Report, did: Mapping[str, Any]) -> None:
+    def _did(self, step: Step, ended: float, report: Report, did: Mapping[str, Any]) -> None:
         """What the log says of a step: ``admitted`` requests and the tokens that they begin with,
         ``computed`` (request, unit, tokens); neither where it failed."""
         if self._note is not None:
-            refused = [number for number, why in told.refused if why == "late"]
+            refused = [number for number, why in report.refused if why == "late"]
             self._note("step", began=step.began, ended=ended, refused=refused, **did)
 
-    def _compute(self, step: Step, told: Report) -> dict[str, Any]:
+    def _compute(self, step: Step, report: Report) -> dict[str, Any]:
         """What of it was done, for `_did`."""
         for number in step.admitted:
             running = self._running[number]
@@ -262,7 +264,8 @@ class Engine:
             chunks.append((running.streams[chunk.unit], known[chunk.begin - begin : chunk.end - begin]))
         parts = [self._running[number] for number, _ in step.rows]
         rows = [
-            (one.streams[unit], one.known[unit][-1]) for one, (_, unit) in zip(parts, step.rows, strict=True)
+            (part.streams[unit], part.known[unit][-1])
+            for part, (_, unit) in zip(parts, step.rows, strict=True)
         ]
         chunks_and_rows = [(one.request, one.unit) for one in step.prefill] + list(step.rows)
         streams = [stream for stream, _ in (*chunks, *rows)] if self._note is not None else []
@@ -275,7 +278,7 @@ class Engine:
         ends = [at for at, chunk in enumerate(step.prefill) if chunk.samples]
         sampled = [(step.prefill[at].request, step.prefill[at].unit) for at in ends] + list(step.rows)
         if sampled:
-            self._sampled(logits[ends + list(range(len(chunks), len(logits)))], sampled, told)
+            self._sampled(logits[ends + list(range(len(chunks), len(logits)))], sampled, report)
         for chunk in step.prefill:
             running = self._running[chunk.request]
             if chunk.unit or self.prefixes is None:
@@ -287,20 +290,27 @@ class Engine:
                     self._note("copied", request=chunk.request, depths=list(running.kept))
                 self.prefixes.put(running.job.prompt, running.kept, running.streams[0], self.clock())
                 running.kept = {}
-        for one, (_, unit) in zip(parts, step.rows, strict=True):
-            if unit == 0 and one.found and one.found.end > 1 and one.streams[0].depth % one.found.end == 0:
-                for gone in one.kept.values():
+        for part, (_, unit) in zip(parts, step.rows, strict=True):
+            if (
+                unit == 0
+                and part.found
+                and part.found.end > 1
+                and part.streams[0].depth % part.found.end == 0
+            ):
+                for gone in part.kept.values():
                     self.executor.free(gone)
-                one.kept = {one.streams[0].depth: self.executor.snapshot(one.streams[0])}
+                part.kept = {part.streams[0].depth: self.executor.snapshot(part.streams[0])}
         return {"admitted": begun, "computed": computed}
 
-    def _sampled(self, logits: torch.Tensor, units: list[Unit], told: Report) -> None:
+    def _sampled(self, logits: torch.Tensor, units: list[Unit], report: Report) -> None:
         parts = [self._running[number] for number, _ in units]
-        how = [(one.job.sampling, unit, one.got[unit]) for one, (_, unit) in zip(parts, units, strict=True)]
-        for one, (number, unit), made in zip(parts, units, sample(logits, how), strict=True):
-            one.known[unit].append(made.token)
-            one.got[unit] += 1
-            told.tokens.append((number, unit, made))
+        how = [
+            (part.job.sampling, unit, part.got[unit]) for part, (_, unit) in zip(parts, units, strict=True)
+        ]
+        for part, (number, unit), sampled in zip(parts, units, sample(logits, how), strict=True):
+            part.known[unit].append(sampled.token)
+            part.got[unit] += 1
+            report.tokens.append((number, unit, sampled))
 
     # branches
 
@@ -314,7 +324,7 @@ class Engine:
 
     def _join(self, running: _Running) -> None:
         assert running.stage is not None
-        for unit in [one for one in running.streams if one]:
+        for unit in [stream for stream in running.streams if stream]:
             self.executor.free(running.streams.pop(unit))
             running.known[0] += running.known.pop(unit)[1:]
         running.known[0] += running.stage.join

@@ -120,12 +120,12 @@ class Prefixes:
         if self._note is not None and change:
             self._note("prefixes", pieces=[self._piece(one) for one in change])
 
-    def _piece(self, one: changes.Op) -> dict[str, Any]:
+    def _piece(self, op: changes.Op) -> dict[str, Any]:
         """Of a node what was to happen, and whether its keys and values, and its state, are in memory now."""
-        node = one.gone if isinstance(one, changes.Merge) else one.node
+        node = op.gone if isinstance(op, changes.Merge) else op.node
         held = self._held.get(node)
         state = held is not None and bool(held.states)
-        return {"do": type(one).__name__.lower(), "node": node, "kv": held is not None, "state": state}
+        return {"do": type(op).__name__.lower(), "node": node, "kv": held is not None, "state": state}
 
     def _drop(self, node: int, what: str) -> None:
         """It is in memory no more."""

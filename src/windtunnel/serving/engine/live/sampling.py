@@ -63,8 +63,8 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[Sampled]:
         size = max(1, AT_ONCE // vocabulary)
         for part in (places[at : at + size] for at in range(0, len(places), size)):
             some = logits if len(part) == len(logits) else logits[part]
-            made = some.argmax(-1) if top_k is None else _drawn(some, [rows[at] for at in part], top_k)
-            for at, token in zip(part, made.tolist(), strict=True):
+            tensor = some.argmax(-1) if top_k is None else _drawn(some, [rows[at] for at in part], top_k)
+            for at, token in zip(part, tensor.tolist(), strict=True):
                 tokens[at] = token
     return [
         Sampled(token) if how.logprobs is None else _told(logits[at], token, how.logprobs)

@@ -118,9 +118,9 @@ class Slots:
 
     def _resize(self, room: int) -> None:
         for key, old in self.tensors.items():
-            made = torch.zeros((room, *old.shape[1:]), dtype=old.dtype, device=old.device)
-            made[: len(self.places)] = old[: len(self.places)]
-            self.tensors[key] = made
+            tensor = torch.zeros((room, *old.shape[1:]), dtype=old.dtype, device=old.device)
+            tensor[: len(self.places)] = old[: len(self.places)]
+            self.tensors[key] = tensor
         self.room = room
 
 
@@ -192,19 +192,19 @@ class Store:
                 self._move(piece, capacity_for(most))
 
     def _of(self, capacity: int) -> Slots:
-        made = self.slots.get(capacity)
-        if made is None:
+        slots = self.slots.get(capacity)
+        if slots is None:
             like = next((each.tensors for each in self.slots.values() if each.tensors), {})
-            made = self.slots[capacity] = Slots(self._fits)
+            slots = self.slots[capacity] = Slots(self._fits)
             for key, each in like.items():
-                made.tensor(key, each, (each.shape[1], capacity, each.shape[3]))
-        return made
+                slots.tensor(key, each, (each.shape[1], capacity, each.shape[3]))
+        return slots
 
     def _move(self, piece: Piece, capacity: int) -> None:
-        old, made, place = piece.slots, self._of(capacity), Place()
-        made.take(place)
+        old, slots, place = piece.slots, self._of(capacity), Place()
+        slots.take(place)
         length = len(piece.tokens)
         for key, source in old.tensors.items():
-            made.tensors[key][place.index, :, :length] = source[piece.place.index, :, :length]
+            slots.tensors[key][place.index, :, :length] = source[piece.place.index, :, :length]
         old.give(piece.place)
-        piece.slots, piece.place, piece.capacity = made, place, capacity
+        piece.slots, piece.place, piece.capacity = slots, place, capacity

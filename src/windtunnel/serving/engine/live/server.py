@@ -74,21 +74,21 @@ class _Choice:
         self.tokens += 1
         offset = self._text.length
         text = "" if event.stopped else self._text.add(event.token, event.ended)
-        told: Logprobs = []
+        logprobs: Logprobs = []
         if event.logprob is not None and not event.stopped:
             token, *top = (
                 (self._of.decode([one]), self._of.raw(one), value)
                 for one, value in ((event.token, event.logprob), *event.top)
             )
-            told = [Logprob(token, top, offset)]
+            logprobs = [Logprob(token, top, offset)]
         if event.ended:
             text += self._text.rest()
             self.reason = "stop" if event.stopped else "length"
         if self._text.stopped:
             self.reason = "stop"
         self.said.append(text)
-        self.logprobs += told
-        return text, told
+        self.logprobs += logprobs
+        return text, logprobs
 
 
 class Service:
@@ -180,11 +180,11 @@ class _Work:
         service.check(asked.model)
         if isinstance(asked, Chat):
             try:
-                prompts = [service.tokens.chat([one.plain() for one in asked.messages])]
+                prompts = [service.tokens.chat([message.plain() for message in asked.messages])]
             except UserError as error:
                 raise Refused(str(error), param="messages") from error
         else:
-            prompts = [self._tokens(one, "prompt") for one in asked.prompts]
+            prompts = [self._tokens(prompt, "prompt") for prompt in asked.prompts]
         for prompt in prompts:
             self._job(prompt, secrets.randbits(62) if asked.seed is None else asked.seed)
 
@@ -206,7 +206,9 @@ class _Work:
             heads: list[list[int]] = [[]] * count  # n answers are branches that begin with nothing
             each, join = most, None
             if branches is not None:
-                heads = [self._tokens(one, "branches.prompts") if one else [] for one in branches.prompts]
+                heads = [
+                    self._tokens(prompt, "branches.prompts") if prompt else [] for prompt in branches.prompts
+                ]
                 each, join = branches.max_tokens, branches.join
                 if count > 1 or (asked.stops and join is not None):
                     field = "n" if count > 1 else "stop"
@@ -243,7 +245,7 @@ class _Work:
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """What comes of the jobs. Ended early, it cancels them."""
-        link, open_jobs, outcome = self.service.link, {one["id"] for one in self.jobs}, "cancelled"
+        link, open_jobs, outcome = self.service.link, {job["id"] for job in self.jobs}, "cancelled"
         self.sent = [link.submit(job, self.events) for job in self.jobs]
         try:
             while open_jobs:
@@ -299,20 +301,20 @@ class _Work:
     def whole(self) -> dict[str, Any]:
         """The answer as one object."""
         choices = (
-            self.answer.choice(index, "".join(one.said), one.logprobs, one.reason or "length")
-            for index, one in enumerate(self.choices)
+            self.answer.choice(index, "".join(choice.said), choice.logprobs, choice.reason or "length")
+            for index, choice in enumerate(self.choices)
         )
         return self.answer.of(*choices) | self._used()
 
     @property
     def tokens(self) -> int:
         """Decoded until now."""
-        return sum(one.tokens for one in self.choices)
+        return sum(choice.tokens for choice in self.choices)
 
     @property
     def cached(self) -> int:
         """Tokens of the prompts that needed no computing."""
-        return sum(one.cached for one in self.sent)
+        return sum(sent.cached for sent in self.sent)
 
     def _used(self) -> dict[str, Any]:
         return used(self.prompt, self.tokens, self.cached)
@@ -354,9 +356,9 @@ def build(service: Service, key: bytes | None = None) -> ASGIApp:
     app = FastAPI(title="windtunnel serve", docs_url=None, redoc_url=None)
 
     @app.post("/v1/completions", responses=ERRORS | STREAM)
-    async def completions(asked: Completion, request: Request) -> Response:
+    async def completions(completion: Completion, request: Request) -> Response:
         """OpenAI's completions, and ``branches``."""
-        return await service.answer(asked, request)
+        return await service.answer(completion, request)
 
     @app.post("/v1/chat/completions", responses=ERRORS | STREAM)
     async def chat(asked: Chat, request: Request) -> Response:

@@ -56,9 +56,9 @@ def measure(
                 engine.add(job)
             while engine.busy:
                 before = engine.seconds
-                told = engine.step()
-                if told is not None and told.failed:
-                    raise UserError(f"a step to be timed failed: {told.failed[0][1]}")
+                report = engine.step()
+                if report is not None and report.failed:
+                    raise UserError(f"a step to be timed failed: {report.failed[0][1]}")
                 step = engine.taken
                 assert step is not None
                 if not turn:

@@ -156,7 +156,7 @@ class Text:
 def _plain(messages: Sequence[Message]) -> str:
     """``<|role|>``, a new line, the content and a new line for each message; then ``<|assistant|>`` and a new
     line."""
-    told = "".join(f"<|{one['role']}|>\n{one['content']}\n" for one in messages)
+    told = "".join(f"<|{message['role']}|>\n{message['content']}\n" for message in messages)
     return f"{told}<|assistant|>\n"
 
 

@@ -79,7 +79,7 @@ def main(number: int) -> None:
         if report is None:
             continue
         out: dict[str, Any] = {name: getattr(report, name) for name in report.__slots__}
-        out["tokens"] = [(number, unit, *one.plain()) for number, unit, one in report.tokens]
+        out["tokens"] = [(number, unit, *sampled.plain()) for number, unit, sampled in report.tokens]
         if engine.clock() - told_at > TOLD_EVERY or not engine.busy:
             out["facts"], told_at = engine.facts(), engine.clock()
         wire.send(sock, out)

@@ -76,24 +76,26 @@ class Decision:
     until: float = inf
 
 
-def decide(seen: Observation, late: str = "refuse") -> Decision:
+def decide(observation: Observation, late: str = "refuse") -> Decision:
     """The step's admissions and prefill; ``late`` requests: "wait" in their turn, "refuse", or "defer".
 
     No one is admitted before who came earlier, and only with tokens of the chunk left for him.
     """
-    budget, free, slots = seen.chunk, seen.free, seen.slots
+    budget, free, slots = observation.chunk, observation.free, observation.slots
     prefill: list[tuple[int, int, int]] = []
-    for one in seen.filling:
+    for filling in observation.filling:
         if budget <= 0:
             break
-        prefill.append((one.request, one.unit, min(one.stop, budget)))
+        prefill.append((filling.request, filling.unit, min(filling.stop, budget)))
         budget -= prefill[-1][2]
-    ahead = seen.backlog
+    ahead = observation.backlog
     admit, hopeless, until, blocked = [], [], inf, False
-    for other in seen.waiting:
+    for other in observation.waiting:
         if late != "wait" and other.due < inf:
-            latest = other.due - fill_time(seen.time, seen.rows, ahead + other.left, seen.chunk)
-            if seen.now > latest:
+            latest = other.due - fill_time(
+                observation.time, observation.rows, ahead + other.left, observation.chunk
+            )
+            if observation.now > latest:
                 hopeless.append(other.request)
                 continue
             until = min(until, latest)

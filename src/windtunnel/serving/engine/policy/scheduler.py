@@ -128,7 +128,7 @@ class Scheduler:
 
     def most(self, request: Request) -> int:
         """KV tokens that it may come to hold, with its units' states."""
-        units = max((len(one.heads) for one in request.stages if isinstance(one, Parallel)), default=0)
+        units = max((len(stage.heads) for stage in request.stages if isinstance(stage, Parallel)), default=0)
         return request.most + (1 + units) * self.limits.state
 
     def arrive(self, request: Request, again: bool = False) -> bool:
@@ -137,8 +137,8 @@ class Scheduler:
         Raises:
             ValueError: it has no tokens to read or to write, or can never fit.
         """
-        sizes = [(one.tokens,) if isinstance(one, Serial) else one.tokens for one in request.stages]
-        if request.prompt <= request.cached or not sizes or min(min(one, default=0) for one in sizes) < 1:
+        sizes = [(stage.tokens,) if isinstance(stage, Serial) else stage.tokens for stage in request.stages]
+        if request.prompt <= request.cached or not sizes or min(min(size, default=0) for size in sizes) < 1:
             raise ValueError(
                 "a request needs a token of prompt that is not cached, and units that decode one"
             )
@@ -152,9 +152,9 @@ class Scheduler:
 
     def cancel(self, request: int) -> None:
         """It is done with, wherever it stands, also in a step that has begun."""
-        one = self._running.get(request)
-        if one is not None:
-            self._leave(one)
+        running = self._running.get(request)
+        if running is not None:
+            self._leave(running)
             return
         for queue in (self._waiting, self._deferred):
             for at, (waiting, _) in enumerate(queue):
@@ -175,9 +175,11 @@ class Scheduler:
     def held(self) -> int:
         """KV tokens that the admitted requests hold now, with what a cache lent them."""
         total = self._read
-        for one in self._running.values():
-            if one.began < 0:
-                total += one.held + one.tail + sum(branch.suffix for branch in one.branches.values())
+        for running in self._running.values():
+            if running.began < 0:
+                total += (
+                    running.held + running.tail + sum(branch.suffix for branch in running.branches.values())
+                )
         return total
 
     # a step
@@ -189,11 +191,16 @@ class Scheduler:
         deferred: tuple[int, ...] = ()
         prefill: tuple[Chunk, ...] = ()
         until, repeat = inf, ALWAYS
-        protected = [self._protect(one) for one in self._parallel.values()]
+        protected = [self._protect(running) for running in self._parallel.values()]
         if self._waiting or self._deferred or self._urgent or self._filling:
-            made = self._plan(now, len(self._serial) + len(protected))
-            admitted, refused, deferred, until = made.admit, made.refuse, made.defer, made.until
-            prefill = tuple(self._chunk(*one) for one in made.prefill)
+            decision = self._plan(now, len(self._serial) + len(protected))
+            admitted, refused, deferred, until = (
+                decision.admit,
+                decision.refuse,
+                decision.defer,
+                decision.until,
+            )
+            prefill = tuple(self._chunk(*one) for one in decision.prefill)
             if prefill or admitted or refused or deferred:  # the next step sees others
                 repeat = 1
         if self._rows is None:
@@ -201,15 +208,15 @@ class Scheduler:
         branches: tuple[Unit, ...] = ()
         read, wide = self._read, False
         if protected:
-            branches = tuple((one.request.id, branch.unit) for one, branch in protected)
-            read += sum(one.held + branch.suffix for one, branch in protected)
+            branches = tuple((running.request.id, branch.unit) for running, branch in protected)
+            read += sum(running.held + branch.suffix for running, branch in protected)
             asked = self._log is not None or self._extend is not branching.off
             if asked and (candidates := self._candidates(protected)):
                 wide = True
-                seen = self._seen(now, len(self._rows) + len(branches), read, prefill, candidates)
-                chosen = self._extend(seen)
+                observation = self._seen(now, len(self._rows) + len(branches), read, prefill, candidates)
+                chosen = self._extend(observation)
                 if self._log is not None:
-                    self._log("serving.branching", self.limits.branching, seen, chosen)
+                    self._log("serving.branching", self.limits.branching, observation, chosen)
                 branches += chosen.admitted
                 read += sum(self._running[number].branches[unit].suffix for number, unit in chosen.admitted)
                 repeat = min(repeat, chosen.holds)
@@ -244,19 +251,19 @@ class Scheduler:
             modelled = step.modelled if count == 1 else step.total(self.time, count)
             self.predictor.measured(len(step.rows), modelled, now - step.began)
         for number, unit in step.branches:
-            one = self._running.get(number)
-            if one is not None:
-                branch = one.branches[unit]
+            running = self._running.get(number)
+            if running is not None:
+                branch = running.branches[unit]
                 branch.suffix, branch.left = branch.suffix + count, branch.left - count
-                self._emitted(one, count, count, out, now)
+                self._emitted(running, count, count, out, now)
                 if branch.left <= 0:
-                    self._branch_ends(one, branch, out, now)
+                    self._branch_ends(running, branch, out, now)
         for number, unit in sorted(early):
-            one = self._running.get(number)
-            if one is not None and unit == 0 and number in self._serial:
-                self._trunk_ends(one, out, now)
-            elif one is not None and unit in one.branches and one.branches[unit].live:
-                self._branch_ends(one, one.branches[unit], out, now)
+            running = self._running.get(number)
+            if running is not None and unit == 0 and number in self._serial:
+                self._trunk_ends(running, out, now)
+            elif running is not None and unit in running.branches and running.branches[unit].live:
+                self._branch_ends(running, running.branches[unit], out, now)
         while self._ends and self._ends[0][0] <= self._steps:
             if not self._stale(last := heappop(self._ends)):
                 self._trunk_ends(self._serial[last[1]], out, now)
@@ -274,21 +281,21 @@ class Scheduler:
         for number, unit in chain(self._urgent, self._filling):
             if budget <= 0:
                 break
-            one = self._running[number]
-            begin, end = self._span(one, unit)
-            stop = _stop(one.stops if unit == 0 else (), begin, end) - begin
+            running = self._running[number]
+            begin, end = self._span(running, unit)
+            stop = _stop(running.stops if unit == 0 else (), begin, end) - begin
             filling.append(admission.Filling(number, unit, end - begin, stop))
             budget -= stop
         free, slots = limits.kv - self.reserved, limits.rows - len(self._running)
-        seen = admission.Observation(
+        observation = admission.Observation(
             now, rows, slots, free, limits.chunk, self._backlog, tuple(filling),
             self._candidates_to_admit(budget, slots, free), self.time,
         )  # fmt: skip
-        made = self._admit(seen)
+        made = self._admit(observation)
         if self._log is not None:
-            self._log("serving.engine", limits.admission, seen, made)
+            self._log("serving.engine", limits.admission, observation, made)
         if made.admit or made.refuse or made.defer:
-            self._leave_queue(seen.waiting, made, now)
+            self._leave_queue(observation.waiting, made, now)
         return made
 
     def _candidates_to_admit(self, budget: int, slots: int, free: int) -> tuple[admission.Waiting, ...]:
@@ -298,14 +305,14 @@ class Scheduler:
             return tuple(one for _, one in islice(queue, LOOK))
         found = []
         self._found = {}
-        for request, one in islice(queue, LOOK):
-            if budget > 0 and slots > 0 and one.reserve <= free:
+        for request, waiting in islice(queue, LOOK):
+            if budget > 0 and slots > 0 and waiting.reserve <= free:
                 cached, stops = self._found[request.id] = self._lookup(request)
-                one = self._as_waiting(request, cached, stops, one.due)
-                budget, slots, free = budget - one.stop, slots - 1, free - one.reserve
+                waiting = self._as_waiting(request, cached, stops, waiting.due)
+                budget, slots, free = budget - waiting.stop, slots - 1, free - waiting.reserve
             else:
                 budget = 0
-            found.append(one)
+            found.append(waiting)
         return tuple(found)
 
     def _as_waiting(self, request: Request, cached: int, stops: Depths, due: float) -> admission.Waiting:
@@ -316,19 +323,21 @@ class Scheduler:
             most = min(self.limits.kv, most + (len(stops) + 1) * self.limits.state)
         return admission.Waiting(request.id, end - cached, stop - cached, most - cached, due)
 
-    def _leave_queue(self, seen: tuple[admission.Waiting, ...], made: admission.Decision, now: float) -> None:
+    def _leave_queue(
+        self, seen: tuple[admission.Waiting, ...], decision: admission.Decision, now: float
+    ) -> None:
         queue, kept = self._waiting or self._deferred, []
-        for one in seen:
+        for waiting in seen:
             request, as_queued = queue.popleft()
-            if request.id in made.admit:
+            if request.id in decision.admit:
                 cached, stops = self._found.pop(request.id, (request.cached, ()))
-                running = _Running(request, cached, stops, one.reserve, now)
+                running = _Running(request, cached, stops, waiting.reserve, now)
                 self._running[request.id] = running
                 self.reserved += running.reserve
                 self._enter(running)
-            elif request.id in made.defer:
+            elif request.id in decision.defer:
                 self._deferred.append((request, replace(as_queued, due=inf)))
-            elif request.id not in made.refuse:
+            elif request.id not in decision.refuse:
                 kept.append((request, as_queued))
         queue.extendleft(reversed(kept))
 
@@ -337,163 +346,167 @@ class Scheduler:
         """Up to where a trunk of ``known`` tokens is prefilled: branches begin with the last one."""
         return known if isinstance(stage, Serial) else known - 1
 
-    def _span(self, one: _Running, unit: int) -> tuple[int, int]:
+    def _span(self, running: _Running, unit: int) -> tuple[int, int]:
         """The positions that are left to prefill."""
         if unit == 0:
-            return one.held, self._goal(one.request.stages[one.stage], one.known)
-        branch = one.branches[unit]
-        return one.held + branch.suffix, one.held + branch.head
+            return running.held, self._goal(running.request.stages[running.stage], running.known)
+        branch = running.branches[unit]
+        return running.held + branch.suffix, running.held + branch.head
 
     def _chunk(self, number: int, unit: int, tokens: int) -> Chunk:
-        one = self._running[number]
-        begin, end = self._span(one, unit)
-        last = begin + tokens == end and (unit > 0 or isinstance(one.request.stages[one.stage], Serial))
+        running = self._running[number]
+        begin, end = self._span(running, unit)
+        last = begin + tokens == end and (
+            unit > 0 or isinstance(running.request.stages[running.stage], Serial)
+        )
         return Chunk(number, unit, begin, begin + tokens, last)
 
-    def _filled(self, one: _Running, chunk: Chunk, early: set[Unit], out: Outcome, now: float) -> None:
+    def _filled(self, running: _Running, chunk: Chunk, early: set[Unit], out: Outcome, now: float) -> None:
         """A chunk is in the KV; behind a unit's last one it decodes, or the branches begin."""
         key = (chunk.request, chunk.unit)
         self._backlog -= chunk.end - chunk.begin
-        begin, end = self._span(one, chunk.unit)
+        begin, end = self._span(running, chunk.unit)
         if chunk.unit:
-            one.branches[chunk.unit].suffix += chunk.end - begin
+            running.branches[chunk.unit].suffix += chunk.end - begin
         else:
-            one.held = chunk.end
+            running.held = chunk.end
         if chunk.end < end:
             return
         self._urgent.pop(key, None)
         self._filling.pop(key, None)
         if not chunk.samples:
-            self._fork(one)
+            self._fork(running)
             return
-        self._emitted(one, 1, 1, out, now)
+        self._emitted(running, 1, 1, out, now)
         if chunk.unit:
-            branch = one.branches[chunk.unit]
+            branch = running.branches[chunk.unit]
             branch.live, branch.left = True, branch.left - 1
-            self._parallel[chunk.request] = one
+            self._parallel[chunk.request] = running
             if branch.left <= 0 or key in early:
-                self._branch_ends(one, branch, out, now)
+                self._branch_ends(running, branch, out, now)
             return
-        one.known += 1
-        stage = one.request.stages[one.stage]
+        running.known += 1
+        stage = running.request.stages[running.stage]
         assert isinstance(stage, Serial)
-        one.began = self._steps
-        self._serial[chunk.request], self._rows = one, None
-        self._read += one.held
+        running.began = self._steps
+        self._serial[chunk.request], self._rows = running, None
+        self._read += running.held
         if stage.tokens == 1 or key in early:
-            self._trunk_ends(one, out, now)
+            self._trunk_ends(running, out, now)
         else:
-            heappush(self._ends, (self._steps + stage.tokens - 1, chunk.request, one.began))
+            heappush(self._ends, (self._steps + stage.tokens - 1, chunk.request, running.began))
 
     # stages
 
-    def _enter(self, one: _Running) -> None:
+    def _enter(self, running: _Running) -> None:
         """A stage begins: what its trunk lacks is prefilled, then its branches' heads."""
-        path, beside = _size(one.request.stages[one.stage])
-        one.path, one.beside = one.path - path, one.beside - beside
-        begin, end = self._span(one, 0)
+        path, beside = _size(running.request.stages[running.stage])
+        running.path, running.beside = running.path - path, running.beside - beside
+        begin, end = self._span(running, 0)
         if begin < end:
-            (self._urgent if one.first < inf else self._filling)[one.request.id, 0] = None
+            (self._urgent if running.first < inf else self._filling)[running.request.id, 0] = None
             self._backlog += end - begin
         else:
-            self._fork(one)
+            self._fork(running)
 
-    def _fork(self, one: _Running) -> None:
-        stage = one.request.stages[one.stage]
+    def _fork(self, running: _Running) -> None:
+        stage = running.request.stages[running.stage]
         assert isinstance(stage, Parallel)
         for head, tokens in zip(stage.heads, stage.tokens, strict=True):
-            one.units += 1
-            one.branches[one.units] = _Branch(one.units, head + 1, tokens)
-            self._urgent[one.request.id, one.units] = None
+            running.units += 1
+            running.branches[running.units] = _Branch(running.units, head + 1, tokens)
+            self._urgent[running.request.id, running.units] = None
             self._backlog += head + 1
-        self._forks[one.request.id] = tuple(one.branches)
+        self._forks[running.request.id] = tuple(running.branches)
 
-    def _trunk_ends(self, one: _Running, out: Outcome, now: float) -> None:
-        steps, one.began = self._steps - one.began, -1
-        one.held, one.known = one.held + steps, one.known + steps
-        one.emitted, one.steps = one.emitted + steps, one.steps + steps
-        del self._serial[one.request.id]
+    def _trunk_ends(self, running: _Running, out: Outcome, now: float) -> None:
+        steps, running.began = self._steps - running.began, -1
+        running.held, running.known = running.held + steps, running.known + steps
+        running.emitted, running.steps = running.emitted + steps, running.steps + steps
+        del self._serial[running.request.id]
         self._rows = None
-        self._read -= one.held
-        out.ended.append((one.request.id, 0))
-        self._stage_ends(one, out, now)
+        self._read -= running.held
+        out.ended.append((running.request.id, 0))
+        self._stage_ends(running, out, now)
 
-    def _branch_ends(self, one: _Running, branch: _Branch, out: Outcome, now: float) -> None:
-        del one.branches[branch.unit]
-        one.tail += branch.suffix
-        out.ended.append((one.request.id, branch.unit))
-        if not any(other.live for other in one.branches.values()):
-            del self._parallel[one.request.id]
-        if not one.branches:
-            stage = one.request.stages[one.stage]
+    def _branch_ends(self, running: _Running, branch: _Branch, out: Outcome, now: float) -> None:
+        del running.branches[branch.unit]
+        running.tail += branch.suffix
+        out.ended.append((running.request.id, branch.unit))
+        if not any(other.live for other in running.branches.values()):
+            del self._parallel[running.request.id]
+        if not running.branches:
+            stage = running.request.stages[running.stage]
             assert isinstance(stage, Parallel)
-            one.known, one.tail = one.known + one.tail + stage.join, 0
-            if self._stage_ends(one, out, now):
-                self._joins.append(one.request.id)
+            running.known, running.tail = running.known + running.tail + stage.join, 0
+            if self._stage_ends(running, out, now):
+                self._joins.append(running.request.id)
 
-    def _stage_ends(self, one: _Running, out: Outcome, now: float) -> bool:
+    def _stage_ends(self, running: _Running, out: Outcome, now: float) -> bool:
         """Whether another one begins."""
-        one.stage += 1
-        if one.stage < len(one.request.stages):
-            self._enter(one)
+        running.stage += 1
+        if running.stage < len(running.request.stages):
+            self._enter(running)
             return True
-        self._leave(one)
-        out.finished.append(Finished(one.request, one.admitted, one.first, now, one.emitted, one.steps))
+        self._leave(running)
+        out.finished.append(
+            Finished(running.request, running.admitted, running.first, now, running.emitted, running.steps)
+        )
         return False
 
-    def _leave(self, one: _Running) -> None:
+    def _leave(self, running: _Running) -> None:
         """A request is done or cancelled: nothing of it remains."""
-        number = one.request.id
-        for unit in (0, *one.branches):
+        number = running.request.id
+        for unit in (0, *running.branches):
             if (number, unit) in self._urgent or (number, unit) in self._filling:
-                begin, end = self._span(one, unit)
+                begin, end = self._span(running, unit)
                 self._backlog -= end - begin
                 self._urgent.pop((number, unit), None)
                 self._filling.pop((number, unit), None)
         if number in self._serial:
             del self._serial[number]
             self._rows = None
-            self._read -= one.held + self._steps - one.began
+            self._read -= running.held + self._steps - running.began
         self._parallel.pop(number, None)
         self._forks.pop(number, None)
         if number in self._joins:
             self._joins.remove(number)
         del self._running[number]
-        self.reserved -= one.reserve
+        self.reserved -= running.reserve
 
-    def _emitted(self, one: _Running, tokens: int, steps: int, out: Outcome, now: float) -> None:
-        one.emitted += tokens
-        if one.first == inf:
-            one.first, one.stamp = now, self._steps
-            out.first.append(one.request.id)
-        elif one.stamp != self._steps:  # several branches, one step
-            one.steps, one.stamp = one.steps + steps, self._steps
+    def _emitted(self, running: _Running, tokens: int, steps: int, out: Outcome, now: float) -> None:
+        running.emitted += tokens
+        if running.first == inf:
+            running.first, running.stamp = now, self._steps
+            out.first.append(running.request.id)
+        elif running.stamp != self._steps:  # several branches, one step
+            running.steps, running.stamp = running.steps + steps, self._steps
 
     def _stale(self, end: tuple[int, int, int]) -> bool:
-        one = self._serial.get(end[1])
-        return one is None or one.began != end[2]
+        running = self._serial.get(end[1])
+        return running is None or running.began != end[2]
 
     # branches
 
     @staticmethod
-    def _protect(one: _Running) -> tuple[_Running, _Branch]:
+    def _protect(running: _Running) -> tuple[_Running, _Branch]:
         """The branch with most work left; the one that it was before, until another has `PATIENCE` more."""
         most, best = -1, None
-        for branch in one.branches.values():
-            left = branch.left + PATIENCE if branch.unit == one.protected else branch.left
+        for branch in running.branches.values():
+            left = branch.left + PATIENCE if branch.unit == running.protected else branch.left
             if left > most and branch.live:
                 most, best = left, branch
         assert best is not None
-        one.protected = best.unit
-        return one, best
+        running.protected = best.unit
+        return running, best
 
     @staticmethod
     def _candidates(protected: list[tuple[_Running, _Branch]]) -> Candidates:
         return tuple(
-            branching.Candidate(one.request.id, branch.unit, branch.suffix, branch.left)
-            for one, best in protected
-            if len(one.branches) > 1
-            for branch in one.branches.values()
+            branching.Candidate(running.request.id, branch.unit, branch.suffix, branch.left)
+            for running, best in protected
+            if len(running.branches) > 1
+            for branch in running.branches.values()
             if branch.live and branch is not best
         )
 
@@ -501,30 +514,30 @@ class Scheduler:
     def _stays(protected: list[tuple[_Running, _Branch]], chosen: set[Unit]) -> int:
         """For how many steps in a row the same branches are protected, and none ends before the last."""
         steps = ALWAYS
-        for one, best in protected:
+        for running, best in protected:
             steps = min(steps, best.left)
-            for branch in one.branches.values():
+            for branch in running.branches.values():
                 if branch.live and branch is not best:
-                    taken = (one.request.id, branch.unit) in chosen
+                    taken = (running.request.id, branch.unit) in chosen
                     steps = min(steps, branch.left if taken else best.left + PATIENCE - branch.left + 1)
         return steps
 
-    def _due(self, one: _Running) -> float:
+    def _due(self, running: _Running) -> float:
         """When its next token is."""
-        objective = one.request.objective
-        if one.first == inf:
-            return one.request.arrival + objective.ttft
-        more = self._steps - one.began if one.began >= 0 else 0
-        count = one.emitted if self.limits.pace == "token" else one.steps + 1
-        return one.first + (count + more) * objective.tpot
+        objective = running.request.objective
+        if running.first == inf:
+            return running.request.arrival + objective.ttft
+        more = self._steps - running.began if running.began >= 0 else 0
+        count = running.emitted if self.limits.pace == "token" else running.steps + 1
+        return running.first + (count + more) * objective.tpot
 
-    def _left(self, one: _Running) -> tuple[int, int]:
+    def _left(self, running: _Running) -> tuple[int, int]:
         """Tokens that it has to decode one after another at most, and beside those."""
-        if one.branches:
-            left = [branch.left for branch in one.branches.values()]
-            return one.path + max(left), one.beside + sum(left) - max(left)
-        (tokens, _), done = _size(one.request.stages[one.stage]), self._steps - one.began + 1
-        return one.path + tokens - done, one.beside
+        if running.branches:
+            left = [branch.left for branch in running.branches.values()]
+            return running.path + max(left), running.beside + sum(left) - max(left)
+        (tokens, _), done = _size(running.request.stages[running.stage]), self._steps - running.began + 1
+        return running.path + tokens - done, running.beside
 
     def _seen(
         self, now: float, rows: int, read: int, prefill: tuple[Chunk, ...], candidates: Candidates
@@ -532,15 +545,17 @@ class Scheduler:
         """The step as `branching.policy` sees it."""
         limits = self.limits
         slacks: list[tuple[int, float, float, int, int]] = []
-        for one in chain(self._serial.values(), self._parallel.values()):
-            if (due := self._due(one)) < inf:
-                slacks.append((one.request.id, due - now, one.request.objective.tpot, *self._left(one)))
+        for running in chain(self._serial.values(), self._parallel.values()):
+            if (due := self._due(running)) < inf:
+                slacks.append(
+                    (running.request.id, due - now, running.request.objective.tpot, *self._left(running))
+                )
         ahead = -sum(one.end - one.begin for one in prefill)
         for number, unit in chain(self._urgent, self._filling):
-            one = self._running[number]
-            begin, end = self._span(one, unit)
+            running = self._running[number]
+            begin, end = self._span(running, unit)
             ahead += end - begin
-            if number not in self._parallel and (due := self._due(one)) < inf:
+            if number not in self._parallel and (due := self._due(running)) < inf:
                 needed = admission.fill_time(self.time, rows, max(0, ahead), limits.chunk)
                 slacks.append((number, due - now - needed, 0.0, 0, 0))
         requests, seconds, paces, left, beside = zip(*slacks, strict=True) if slacks else ((),) * 5

@@ -25,17 +25,19 @@ def cost(observation: object, decision: object) -> dict[str, float]:
     return {}
 
 
-def _branches(seen: branching.Observation, made: branching.Decision) -> dict[str, float]:
-    suffixes = {(one.request, one.unit): one.suffix for one in seen.candidates}
-    rows = seen.rows + len(made.admitted)
-    read = seen.read + sum(suffixes[request, unit] for request, unit in made.admitted)
-    return {"seconds": seen.time.of(rows, read, seen.prefill), "tokens": float(rows)}
+def _branches(observation: branching.Observation, decision: branching.Decision) -> dict[str, float]:
+    suffixes = {(candidate.request, candidate.unit): candidate.suffix for candidate in observation.candidates}
+    rows = observation.rows + len(decision.admitted)
+    read = observation.read + sum(suffixes[request, unit] for request, unit in decision.admitted)
+    return {"seconds": observation.time.of(rows, read, observation.prefill), "tokens": float(rows)}
 
 
 def _admission(observation: admission.Observation, decision: admission.Decision) -> dict[str, float]:
     filled = sum(tokens for _, _, tokens in decision.prefill)
     gone = {*decision.refuse, *decision.defer}
-    left = observation.backlog + sum(one.left for one in observation.waiting if one.request not in gone)
+    left = observation.backlog + sum(
+        waiting.left for waiting in observation.waiting if waiting.request not in gone
+    )
     return {
         "seconds": observation.time.token * filled + observation.time.chunk * len(decision.prefill),
         "admitted": float(len(decision.admit)),

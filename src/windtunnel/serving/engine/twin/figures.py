@@ -33,7 +33,7 @@ def times(parts: Sequence[Served], promised: Objective, pace: str = "token") -> 
     """Of replicas that served at the same time; ``pace``: whether theirs counts "token"s or "step"s."""
     columns = ("arrival", "first", "end", "tokens" if pace == "token" else "steps")
     arrival, first, end, further = (
-        np.concatenate([getattr(one, name) for one in parts]) for name in columns
+        np.concatenate([getattr(part, name) for part in parts]) for name in columns
     )  # fmt: skip
     further = further - (pace == "token")
     ttft, total = first - arrival, end - arrival
@@ -52,22 +52,29 @@ def summary(
     prompts; ``kv``: tokens for which one replica has room; ``price``: of a device for an hour; None: not
     known."""
     count = len(found.met)
-    begin = min((float(one.arrival[0]) for one in parts if len(one.arrival)), default=0.0)
-    seconds = max((one.looks[-1][0] for one in parts), default=0.0) - begin
-    tokens = sum(int(one.tokens.sum()) for one in parts)
+    begin = min((float(part.arrival[0]) for part in parts if len(part.arrival)), default=0.0)
+    seconds = max((part.looks[-1][0] for part in parts), default=0.0) - begin
+    tokens = sum(int(part.tokens.sum()) for part in parts)
     each = max(seconds, 1e-12)
     made: dict[str, Any] = {
-        "origin": "emulated", "requests": count, "finished": len(found.total),
-        "refused": sum(int(one.refused.sum()) for one in parts),
-        "never": sum(len(one.never) for one in parts), "seconds": seconds,
-        "attainment": float(found.met.mean()) if count else 1.0, "goodput": float(found.met.sum()) / each,
-        "requests_per_second": len(found.total) / each, "tokens_per_second": tokens / each,
-        "cached": sum(int(one.cached.sum()) for one in parts) / max(1, prompts),
-        "kv_tokens": kv, "kv_mean": _mean([(at, held) for one in parts for at, held, _, _ in one.looks]) / kv,
-        "kv_peak": max((held for one in parts for _, held, _, _ in one.looks), default=0) / kv,
-        "steps": sum(one.taken for one in parts), "planned": sum(one.planned for one in parts),
-        "busy": sum(one.busy for one in parts) / max(1, len(parts)) / each,
-    }  # fmt: skip
+        "origin": "emulated",
+        "requests": count,
+        "finished": len(found.total),
+        "refused": sum(int(part.refused.sum()) for part in parts),
+        "never": sum(len(part.never) for part in parts),
+        "seconds": seconds,
+        "attainment": float(found.met.mean()) if count else 1.0,
+        "goodput": float(found.met.sum()) / each,
+        "requests_per_second": len(found.total) / each,
+        "tokens_per_second": tokens / each,
+        "cached": sum(int(part.cached.sum()) for part in parts) / max(1, prompts),
+        "kv_tokens": kv,
+        "kv_mean": _mean([(at, held) for part in parts for at, held, _, _ in part.looks]) / kv,
+        "kv_peak": max((held for part in parts for _, held, _, _ in part.looks), default=0) / kv,
+        "steps": sum(part.taken for part in parts),
+        "planned": sum(part.planned for part in parts),
+        "busy": sum(part.busy for part in parts) / max(1, len(parts)) / each,
+    }
     for name in ("ttft", "tpot", "total"):
         values = getattr(found, name)
         shown = np.percentile(values, PERCENTILES) if len(values) else [None] * len(PERCENTILES)

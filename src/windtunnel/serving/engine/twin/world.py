@@ -72,10 +72,10 @@ def serve(
         ValueError: the requests are not sorted, or two have one id.
     """
     count = len(requests)
-    arrivals = [one.arrival for one in requests]
+    arrivals = [request.arrival for request in requests]
     if any(one > other for one, other in pairwise(arrivals)):
         raise ValueError("requests have to be sorted by their arrivals")
-    place = {one.id: number for number, one in enumerate(requests)}
+    place = {request.id: number for number, request in enumerate(requests)}
     if len(place) != count:
         raise ValueError("two requests have the same id")
     truth = truth or model

@@ -122,13 +122,13 @@ Observation = Lookup | Eviction | Return | Trials
 Decision = Keep | Victim | Restore | Alpha
 
 
-def decide(seen: Observation) -> Decision:
+def decide(observation: Observation) -> Decision:
     """All rules of the cache."""
-    match seen:
+    match observation:
         case Lookup():
-            return _keep(seen)
+            return _keep(observation)
         case Eviction():
-            return _victim(seen)
+            return _victim(observation)
         case Return(seconds, recompute):
             return Restore(seconds < recompute)
         case Trials(alphas, saved):
@@ -136,47 +136,49 @@ def decide(seen: Observation) -> Decision:
             return Alpha(alphas[best], f"{saved[best]:.4g} FLOPs saved, {saved[0]:.4g} by recency alone")
 
 
-def _keep(seen: Lookup) -> Keep:
-    rules, found = seen.rules, set()
-    block = max(1, rules.block // seen.unit)
+def _keep(lookup: Lookup) -> Keep:
+    rules, found = lookup.rules, set()
+    block = max(1, rules.block // lookup.unit)
     for point in rules.points:
         if point == "branch":
-            found.add(seen.matched)
+            found.add(lookup.matched)
         elif point == "boundary":
-            found.add((seen.prompt - 1) // block * block)
+            found.add((lookup.prompt - 1) // block * block)
         elif point == "prompt":
-            found.add(seen.prompt)
+            found.add(lookup.prompt)
         elif point == "every":
-            found.update(range((seen.usable // block + 1) * block, seen.prompt + 1, block))
-    grid = max(1, rules.grid // seen.unit)
+            found.update(range((lookup.usable // block + 1) * block, lookup.prompt + 1, block))
+    grid = max(1, rules.grid // lookup.unit)
     depths = {depth // grid * grid for depth in found}
     end = 1 if "end" in rules.points else block if {"last", "every"} & set(rules.points) else 0
-    kept = tuple(sorted(depth for depth in depths if depth > seen.usable))
-    return Keep(kept[: max(0, seen.copies)], end if seen.decoded and seen.copies >= 0 else 0)
+    kept = tuple(sorted(depth for depth in depths if depth > lookup.usable))
+    return Keep(kept[: max(0, lookup.copies)], end if lookup.decoded and lookup.copies >= 0 else 0)
 
 
-def _victim(seen: Eviction) -> Victim:
+def _victim(eviction: Eviction) -> Victim:
     """The lowest score goes; of equal ones the oldest, then the first that was made."""
-    shown = seen.candidates
-    used, worth, density = np.array([(one.used, one.worth, one.density) for one in shown]).T
-    found = scores(seen, used, worth, density)
-    best = min(range(len(shown)), key=lambda one: (found[one], used[one], shown[one].node))
+    shown = eviction.candidates
+    used, worth, density = np.array(
+        [(candidate.used, candidate.worth, candidate.density) for candidate in shown]
+    ).T
+    floats = scores(eviction, used, worth, density)
+    best = min(range(len(shown)), key=lambda one: (floats[one], used[one], shown[one].node))
     return Victim(shown[best].node)
 
 
-def scores(seen: Eviction, used: Floats, worth: Floats, density: Floats) -> Floats:
+def scores(eviction: Eviction, used: Floats, worth: Floats, density: Floats) -> Floats:
     """Of candidates with these columns; ``seen`` without its own."""
-    match seen.rules.order:
+    match eviction.rules.order:
         case "seglen":
-            return RECENCY_WEIGHT * _within(used, seen.used) + (1 - RECENCY_WEIGHT) * _within(
-                worth, seen.worth
+            return RECENCY_WEIGHT * _within(used, eviction.used) + (1 - RECENCY_WEIGHT) * _within(
+                worth, eviction.worth
             )
         case "density" if density.any():
             return worth * density
-        case "flops" if seen.alpha:
-            oldest, newest = (1 / max(seen.now - one, SOON) for one in seen.used)
-            recency = _within(1 / np.maximum(seen.now - used, SOON), (oldest, newest))
-            return recency + seen.alpha * _within(worth, seen.worth)
+        case "flops" if eviction.alpha:
+            oldest, newest = (1 / max(eviction.now - one, SOON) for one in eviction.used)
+            recency = _within(1 / np.maximum(eviction.now - used, SOON), (oldest, newest))
+            return recency + eviction.alpha * _within(worth, eviction.worth)
         case _:
             return used
 
@@ -185,13 +187,15 @@ def _within(values: Floats, most: tuple[float, float]) -> Floats:
     return (values - most[0]) / (most[1] - most[0]) if most[1] > most[0] else np.zeros(len(values))
 
 
-def _by(rules: Rules, seen: Observation) -> Decision:
+def _by(rules: Rules, observation: Observation) -> Decision:
     """As if the cache had these rules."""
-    if isinstance(seen, Lookup):
-        return decide(replace(seen, rules=rules))
-    if isinstance(seen, Eviction):
-        return decide(replace(seen, rules=rules, alpha=seen.alpha if rules.tuned else rules.alpha))
-    return decide(seen)
+    if isinstance(observation, Lookup):
+        return decide(replace(observation, rules=rules))
+    if isinstance(observation, Eviction):
+        return decide(
+            replace(observation, rules=rules, alpha=observation.alpha if rules.tuned else rules.alpha)
+        )
+    return decide(observation)
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {

@@ -54,11 +54,11 @@ class Index:
         node, used, worth, group = self.columns()
         density = ages.of(group, now - used) if ages is not None else np.zeros(len(node))
         spans = [(float(column.min()), float(column.max())) for column in (used, worth)]
-        seen = Eviction(rules, alpha, now, spans[0], spans[1])
-        found = scores(seen, used, worth, density)
-        lowest = found.argpartition(SHOWN)[:SHOWN] if len(found) > SHOWN else range(len(found))
-        ties = np.flatnonzero(found == found.min())
+        eviction = Eviction(rules, alpha, now, spans[0], spans[1])
+        floats = scores(eviction, used, worth, density)
+        lowest = floats.argpartition(SHOWN)[:SHOWN] if len(floats) > SHOWN else range(len(floats))
+        ties = np.flatnonzero(floats == floats.min())
         best = ties[np.lexsort((node[ties], used[ties]))[:1]]
         slots = sorted({int(used.argmin()), int(worth.argmin()), *map(int, lowest), *map(int, best)})
         rows = zip(*(column[slots].tolist() for column in (node, used, worth, density)), strict=True)
-        return replace(seen, candidates=tuple(Candidate(*row) for row in rows))
+        return replace(eviction, candidates=tuple(Candidate(*row) for row in rows))

@@ -45,9 +45,9 @@ class Shape:
     def of(cls, layers: Iterable[Layer], *, square: bool = False) -> Shape:
         known = list(layers)
         pairs: dict[int, float] = {}
-        for one in known:
-            if one.pair:
-                pairs[one.window] = pairs.get(one.window, 0.0) + one.pair
+        for layer in known:
+            if layer.pair:
+                pairs[layer.window] = pairs.get(layer.window, 0.0) + layer.pair
         return cls(
             sum(one.kv for one in known), sum(one.state for one in known), sum(one.token for one in known),
             tuple(sorted(pairs.items())), square,

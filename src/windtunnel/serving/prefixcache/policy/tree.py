@@ -120,7 +120,7 @@ class PrefixCache:
             policy.Keep,
         )
         depths, end = (keep.depths, keep.end) if self._state else ((), 0)
-        ids = tuple(one.id for one in used)
+        ids = tuple(node.id for node in used)
         return Found(depth, node.id if node else 0, matched, depths, end, ids, away, seconds)
 
     def admit(self, symbols: ArrayLike, kept: Sequence[int], now: float) -> Change:
@@ -150,7 +150,7 @@ class PrefixCache:
         self._now = now
         path = [self._nodes[one] for one in found.path if one in self._nodes]
         with self._guarded(path):
-            fits = len(path) == len(found.path) and all(self._raise(one, one is path[-1]) for one in path)
+            fits = len(path) == len(found.path) and all(self._raise(node, node is path[-1]) for node in path)
         return fits, self._changes()
 
     def shrink(self, size: int, now: float) -> Change:
@@ -192,7 +192,7 @@ class PrefixCache:
             self.shape, self.capacity[0], rules, unit=self.unit, tiers=self.tiers, decide=self._decide
         )
         other.used, other.alpha, other._next = list(self.used), self.alpha, self._next
-        for node in sorted(self._nodes.values(), key=lambda one: one.begin):
+        for node in sorted(self._nodes.values(), key=lambda node: node.begin):
             if node.parent is not None:
                 twin = replace(node, parent=other._nodes[node.parent.id], children={}, pins=0)
                 other._nodes[node.id] = other._nodes[node.parent.id].children[int(node.label[0])] = twin
@@ -531,11 +531,11 @@ class PrefixCache:
             if one.state is None:
                 queue += one.children.values()
 
-    def _ask(self, seen: Observation, kind: type[D]) -> D:
-        made = self._decide(seen)
+    def _ask(self, observation: Observation, kind: type[D]) -> D:
+        made = self._decide(observation)
         assert isinstance(made, kind)
         if self._log is not None:
-            self._log(seen, made)
+            self._log(observation, made)
         return made
 
     def _changes(self) -> Change:

@@ -76,7 +76,7 @@ class Tuner:
         """Once: the window, when it is full."""
         if self.start is None or self.requests < self.wanted:
             return None
-        told = Replay(self.start, tuple(self.calls))
+        replay = Replay(self.start, tuple(self.calls))
         self.start, self.calls, self.requests = None, [], 0
         self.pause = max(2 * self.pause, 4 * self.wanted)
-        return told
+        return replay

@@ -109,7 +109,7 @@ class Cluster:
 
     def _sent(self, file: Path) -> Any:
         files = [file, *file.parent.glob(f"{file.stem}.data")]
-        return self._ray.put([(one.name, one.read_bytes()) for one in files])
+        return self._ray.put([(file.name, file.read_bytes()) for file in files])
 
     def replica(self, file: Path, threads: int) -> Remote:
         """One more, which loads from now on."""

@@ -142,8 +142,8 @@ def application(service: Service) -> FastAPI:
             "waiting": lambda one: len(one.queue) + len(one.background),
         }  # fmt: skip
         return "".join(
-            f'windtunnel_variant_{key}{{variant="{name}"}} {figure(one.group)}\n'
-            for name, one in service.groups.items() for key, figure in figures.items()
+            f'windtunnel_variant_{key}{{variant="{name}"}} {figure(group.group)}\n'
+            for name, group in service.groups.items() for key, figure in figures.items()
         )  # fmt: skip
 
     schema = Asked.model_json_schema(ref_template="#/components/schemas/{model}")
@@ -175,7 +175,7 @@ def asked_for(service: Service, name: str, version: str) -> str:
         Unknown: there is no such model, or it has no such version.
     """
     groups = service.named(name)
-    if version and version not in {one.variant.name for one in groups}:
+    if version and version not in {group.variant.name for group in groups}:
         raise Unknown(f"version {version!r} of model {name!r} is unknown; versions are names of variants")
     return version or name
 
@@ -185,12 +185,12 @@ def described(service: Service, name: str, version: str = "") -> dict[str, Any]:
     groups = service.named(asked_for(service, name, version))
     signature = groups[0].entry.signature
     inputs, outputs = (
-        [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in some]
+        [{"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)} for tensor in some]
         for some in (signature.inputs, signature.outputs)
     )
     platforms = {"onnxruntime": "onnx_onnxruntime", "torch": "pytorch_torch"}
     return {
-        "name": name, "versions": [one.variant.name for one in groups],
+        "name": name, "versions": [group.variant.name for group in groups],
         "platform": platforms[groups[0].variant.framework], "inputs": inputs, "outputs": outputs,
     }  # fmt: skip
 

@@ -140,7 +140,7 @@ def add(
     preload(*(one.framework for one in found))
     _profile(full.file, examples, 1)  # the first one starts the fork server, and pays for that
     entries = list(_measured(found, examples, task, architecture))
-    kept = [to_plain(_Kept(one.variant, one.file.name, one.signature)) for one in entries]
+    kept = [to_plain(_Kept(entry.variant, entry.file.name, entry.signature)) for entry in entries]
     atomic.replace(folder / "variants.json", json.dumps(kept, indent=1))
     return entries, left_out
 
@@ -154,7 +154,7 @@ def registered(home: Path) -> list[Entry]:
     entries = []
     for path in sorted(home.glob("*/variants.json")):
         try:
-            kept = [from_plain(_Kept, one) for one in json.loads(path.read_text())]
+            kept = [from_plain(_Kept, load) for load in json.loads(path.read_text())]
         except (OSError, ValueError, TypeError, KeyError) as fault:
             raise UserError(f"{path}: no registry of variants: {fault}") from fault
         entries += [Entry(one.variant, path.parent / one.file, one.signature) for one in kept]
@@ -206,9 +206,9 @@ def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[li
     wanted, outputs = tuple(tensors[:count]), tuple(tensors[count:])
     if set(given) == {"inputs"} and count == 1:
         given = {wanted[0].name: given["inputs"]}
-    if set(given) != {one.name for one in wanted}:
+    if set(given) != {tensor.name for tensor in wanted}:
         raise UserError(f"{data}: inputs {', '.join(given)} are not accepted; use {_told(wanted)}")
-    free = all(one.shape[:1] == (-1,) for one in wanted)
+    free = all(tensor.shape[:1] == (-1,) for tensor in wanted)
     for one in wanted:
         has, sizes = given[one.name], one.shape[1:] if free else one.shape
         fits = has.ndim == len(sizes) + 1 and all(
@@ -219,7 +219,9 @@ def _submitted(model: Path, folder: Path, data: Path, given: Arrays) -> tuple[li
                 f"{data}: {one.name} of {has.dtype} {has.shape} is not accepted; use n items of"
                 f" {_told([one])}"
             )
-    examples = Examples(Signature(wanted, outputs, free), {one.name: given[one.name] for one in wanted})
+    examples = Examples(
+        Signature(wanted, outputs, free), {tensor.name: given[tensor.name] for tensor in wanted}
+    )
     examples = _batched(examples, file)
     try:
         program(file, 0)(examples.at(0, 1))
@@ -273,7 +275,9 @@ def _exported(
     try:
         with torch.no_grad():
             wanted = arrays(module(*sample))
-            traced = torch.export.export(module, tuple(one[:2] for one in sample), dynamic_shapes=shapes)
+            traced = torch.export.export(
+                module, tuple(tensor[:2] for tensor in sample), dynamic_shapes=shapes
+            )
     except Exception as fault:  # of any kind, by the model's code
         raise UserError(f"{model}: torch.export cannot export it: {_line(fault)}") from fault
     names = ["output"] if len(wanted) == 1 else [f"output_{at}" for at in range(len(wanted))]
@@ -320,23 +324,23 @@ def _free(name: str, one: NDArray[Any]) -> Tensor:
 
 
 def _told(tensors: Sequence[Tensor]) -> str:
-    return ", ".join(f"{one.name} {one.datatype} {list(one.shape)}" for one in tensors)
+    return ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
 
 
 def _line(fault: BaseException) -> str:
     return next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
 
 
-def verify(wanted: Outputs, made: Outputs, what: str) -> None:
+def verify(wanted: Outputs, outputs: Outputs, what: str) -> None:
     """Refuse what differs.
 
     Raises:
         LessError: it does, and by how much.
     """
-    if [one.shape for one in wanted] != [one.shape for one in made]:
-        shapes = " and ".join(str([one.shape for one in some]) for some in (made, wanted))
+    if [one.shape for one in wanted] != [one.shape for one in outputs]:
+        shapes = " and ".join(str([one.shape for one in some]) for some in (outputs, wanted))
         raise LessError(f"{what}: refused: the shapes of the variant's and the model's outputs are {shapes}")
-    for mine, theirs in zip(wanted, made, strict=True):
+    for mine, theirs in zip(wanted, outputs, strict=True):
         if mine.dtype.kind != "f":
             difference, bound = float((mine != theirs).sum()), 0.0
         else:

@@ -69,13 +69,14 @@ class Servicer(services.GRPCInferenceServiceServicer):  # type: ignore[misc,name
         async with refusing(context):
             found = asked_for(self._service, request.model_name, request.model_version)
             inputs = checked(*_given(request), self._service.named(found)[0].entry.signature)
-            said = {name: getattr(one, one.WhichOneof("parameter_choice") or "", None)
-                    for name, one in request.parameters.items()}  # fmt: skip
+            said = {name: getattr(parameter, parameter.WhichOneof("parameter_choice") or "", None)
+                    for name, parameter in request.parameters.items()}  # fmt: skip
             bounds = Needs.model_validate(said).bounds()
-            wanted = [one.name for one in request.outputs]
+            wanted = [output.name for output in request.outputs]
             variant, made = await self._service.infer(found, inputs, wanted=wanted, **bounds)
             outputs = [
-                {"name": one.name, "datatype": one.datatype, "shape": array.shape} for one, array in made
+                {"name": tensor.name, "datatype": tensor.datatype, "shape": array.shape}
+                for tensor, array in made
             ]
             return messages.ModelInferResponse(
                 model_name=variant, id=request.id, outputs=outputs,

@@ -62,10 +62,10 @@ async def _serve(
     await server.serve(sockets=[sock])
     if other is not None:
         await other.stop(1.0)
-    groups = {name: one.group for name, one in service.groups.items()}
+    groups = {name: group.group for name, group in service.groups.items()}
     return {
-        "answered": {name: one.answered for name, one in groups.items() if one.answered},
-        "late": sum(one.missed for one in groups.values()),
+        "answered": {name: group.answered for name, group in groups.items() if group.answered},
+        "late": sum(group.missed for group in groups.values()),
         "shed": service.desk.shed.total(),
-        "requeued": sum(one.requeued for one in groups.values()),
+        "requeued": sum(group.requeued for group in groups.values()),
     }

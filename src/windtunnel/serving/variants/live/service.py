@@ -88,17 +88,17 @@ class Service:
                 f"variants serve: `policy` {policy!r} is unknown; accepted are {', '.join(POLICIES)}"
             )
         self.policy, self._log, self._second = policy, log, second
-        self.desk = Desk([one.variant for one in entries], self._decide, pinned=pinned, grows=False)
+        self.desk = Desk([entry.variant for entry in entries], self._decide, pinned=pinned, grows=False)
         self._start: Callable[[Path, int], Replica | Remote] = cluster.replica if cluster else Replica
         self._free = cluster.free if cluster else _free
         cores = cluster.cores if cluster else os.cpu_count()
         host = Hosted(name=HERE, hardware=CPU, cores=cores or 1, free=self._free())
         self.desk.hosts[HERE] = self._host = host
-        variants = [to_plain(one.variant) for one in entries]
+        variants = [to_plain(entry.variant) for entry in entries]
         self._note("service", variants=variants, cores=host.cores, free=host.free, pinned=pinned)
-        preload(*(one.variant.framework for one in entries))
+        preload(*(entry.variant.framework for entry in entries))
         self.groups = {
-            one.variant.name: Served(one, self.desk.group(one.variant.name, HERE)) for one in entries
+            entry.variant.name: Served(entry, self.desk.group(entry.variant.name, HERE)) for entry in entries
         }
         self._threads = ThreadPoolExecutor(64)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,8 +115,8 @@ class Service:
         self._ending = True
         for task in self._tasks:
             task.cancel()
-        for one in self.groups.values():
-            for replica in one.replicas:
+        for group in self.groups.values():
+            for replica in group.replicas:
                 replica.end()
         for answer in self._open:
             answer.cancel()
@@ -128,20 +128,20 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _decide(self, seen: Observation) -> Any:
-        made = POLICIES[self.policy](seen)
+    def _decide(self, observation: Observation) -> Any:
+        made = POLICIES[self.policy](observation)
         if self._log is not None:
-            self._log.decision(NAME, self.policy, seen, made)
+            self._log.decision(NAME, self.policy, observation, made)
         return made
 
     def _note(self, kind: str, **fields: Any) -> None:
         if self._log is not None:
             self._log.append(kind, **fields)
 
-    def _told(self, kind: str, one: Served, batch: Sequence[Request] = (), **fields: Any) -> float:
+    def _told(self, kind: str, served: Served, batch: Sequence[Request] = (), **fields: Any) -> float:
         """The desk will be told this of a variant, now: the time."""
         now = time.monotonic()
-        self._note(kind, variant=one.variant.name, now=now, requests=_numbers(batch), **fields)
+        self._note(kind, variant=served.variant.name, now=now, requests=_numbers(batch), **fields)
         return now
 
     def named(self, name: str) -> list[Served]:
@@ -152,9 +152,11 @@ class Service:
         """
         if name not in self.desk.named:
             variants = self.desk.variants.values()
-            known = dict.fromkeys(name for one in variants for name in (one.task, one.architecture))
+            known = dict.fromkeys(
+                name for variant in variants for name in (variant.task, variant.architecture)
+            )
             raise Unknown(f"model {name!r} is unknown; accepted are {', '.join(known)} and their variants")
-        return [self.groups[one.name] for one in self.desk.named[name]]
+        return [self.groups[variant.name] for variant in self.desk.named[name]]
 
     async def infer(
         self, name: str, inputs: Arrays, *, wanted: Sequence[str] = (), accuracy: float = 0.0,
@@ -169,7 +171,7 @@ class Service:
         """
         first = self.named(name)[0]
         signature = first.entry.signature
-        names = [one.name for one in signature.outputs]
+        names = [output.name for output in signature.outputs]
         if len(set(map(str, wanted))) < len(wanted) or any(one not in names for one in wanted):
             words = (
                 f"field outputs: {str([*wanted])[:200]} is not accepted; use some of {', '.join(names)} once"
@@ -217,50 +219,50 @@ class Service:
                         after, kind = getattr(fault, "after", 0.0), type(fault).__name__
                         self._note("fails", request=request.query.id, error=kind, after=after)
 
-    async def _load(self, one: Served, due: float) -> None:
+    async def _load(self, served: Served, due: float) -> None:
         loop = asyncio.get_running_loop()
         made: Replica | Remote | None = None
-        self._note("loads", variant=one.variant.name, due=due)
+        self._note("loads", variant=served.variant.name, due=due)
         try:
-            file, threads = one.entry.file, one.variant.threads
+            file, threads = served.entry.file, served.variant.threads
             made = begun = await loop.run_in_executor(self._threads, self._start, file, threads)
             await loop.run_in_executor(self._threads, begun.loaded)
         except (Died, OSError, asyncio.CancelledError) as fault:
             if made is not None:
                 made.end()
-            why = f"a replica of {one.variant.name} does not start: {fault}"
-            now = self._told("unloadable", one, due=due, why=why)
-            self._do(self.desk.unloadable(one.group, due, why, now))
+            why = f"a replica of {served.variant.name} does not start: {fault}"
+            now = self._told("unloadable", served, due=due, why=why)
+            self._do(self.desk.unloadable(served.group, due, why, now))
             return
-        one.replicas.append(begun)
-        one.idle.append(begun)
-        self._do(self.desk.loaded(one.group, due, self._told("loaded", one, due=due)))
+        served.replicas.append(begun)
+        served.idle.append(begun)
+        self._do(self.desk.loaded(served.group, due, self._told("loaded", served, due=due)))
 
-    async def _run(self, one: Served, replica: Replica | Remote, batch: list[Request]) -> None:
-        group = one.group
-        self._note("runs", variant=one.variant.name, requests=_numbers(batch))
+    async def _run(self, served: Served, replica: Replica | Remote, batch: list[Request]) -> None:
+        group = served.group
+        self._note("runs", variant=served.variant.name, requests=_numbers(batch))
         inputs = joined([request.work[0] for request in batch])
         try:
             made, seconds = await asyncio.get_running_loop().run_in_executor(
                 self._threads, replica.ask, inputs
             )
         except Died:
-            one.replicas.remove(replica)
+            served.replicas.remove(replica)
             replica.end()
-            words = f"{ATTEMPTS} replicas of {one.variant.name} died of it"
-            self._do(self.desk.died(group, batch, words, self._told("died", one, batch, why=words)))
+            words = f"{ATTEMPTS} replicas of {served.variant.name} died of it"
+            self._do(self.desk.died(group, batch, words, self._told("died", served, batch, why=words)))
         except Failed as fault:
-            one.idle.append(replica)
-            now = self._told("refused", one, batch, why=str(fault))
+            served.idle.append(replica)
+            now = self._told("refused", served, batch, why=str(fault))
             self._do(self.desk.refused(group, batch, str(fault), now))
         else:
-            one.idle.append(replica)
-            self.busy += seconds * one.variant.threads
+            served.idle.append(replica)
+            self.busy += seconds * served.variant.threads
             parts = parted(made, [request.query.items for request in batch])
             for request, part in zip(batch, parts, strict=True):
                 if not request.work[1].done():
                     request.work[1].set_result(part)
-            now = self._told("answered", one, batch, seconds=seconds)
+            now = self._told("answered", served, batch, seconds=seconds)
             self._do(self.desk.answered(group, batch, seconds, now))
 
     async def _seconds(self) -> None:
@@ -269,7 +271,7 @@ class Service:
             await asyncio.sleep(self._second)
             now = time.monotonic()
             loading = sum(
-                len(one.group.loading) * one.variant.memory for one in self.groups.values()
+                len(group.group.loading) * group.variant.memory for group in self.groups.values()
             )  # not taken yet
             self._host.free = max(0, self._free() - loading)
             used = min(1.0, (self.busy - busy) / ((now - began) * self._host.cores))
@@ -279,13 +281,13 @@ class Service:
     def pids(self) -> list[int]:
         """Of the replicas that live."""
         return [
-            pid for one in self.groups.values() for replica in one.replicas
+            pid for group in self.groups.values() for replica in group.replicas
             if isinstance(replica, Replica) and (pid := replica.process.pid) and replica.process.is_alive()
         ]  # fmt: skip
 
 
 def _numbers(batch: Sequence[Request]) -> list[int]:
-    return [one.query.id for one in batch]
+    return [request.query.id for request in batch]
 
 
 def _free() -> int:

@@ -79,7 +79,7 @@ def checked(given: Sequence[Given], raw: Mapping[str, bytes], wanted: Signature)
     found = {one.name: _array(given[names.index(one.name)], raw.get(one.name), one) for one in wanted.inputs}
     counts = {one.shape[:1] for one in found.values()}
     if wanted.batched and (len(counts) > 1 or (0,) in counts):
-        raise UserError(f"inputs of {' and '.join(str(one[0]) for one in sorted(counts))} items are not"
+        raise UserError(f"inputs of {' and '.join(str(count[0]) for count in sorted(counts))} items are not"
                         " accepted; use the same number in each, 1 at least")  # fmt: skip
     return found
 
@@ -140,23 +140,23 @@ def packed(made: NDArray[Any]) -> bytes:
     if made.dtype.kind not in "OU":
         return made.tobytes()
     words = [str(one).encode() for one in made.flat]
-    return b"".join(len(one).to_bytes(4, "little") + one for one in words)
+    return b"".join(len(word).to_bytes(4, "little") + word for word in words)
 
 
 def joined(parts: Sequence[Arrays]) -> Arrays:
     """Several requests' inputs as those of one batch; they agree in all axes but the first."""
     if len(parts) == 1:
         return parts[0]
-    return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def parted(made: Outputs, counts: Sequence[int]) -> list[Outputs]:
+def parted(outputs: Outputs, counts: Sequence[int]) -> list[Outputs]:
     """The outputs of a batch, for each of its requests with so many items."""
     if len(counts) == 1:
-        return [made]
+        return [outputs]
     ends = np.cumsum(counts)
     return [
-        [one[end - count : end] for one in made] for end, count in zip(ends.tolist(), counts, strict=True)
+        [one[end - count : end] for one in outputs] for end, count in zip(ends.tolist(), counts, strict=True)
     ]
 
 

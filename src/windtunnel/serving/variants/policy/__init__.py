@@ -52,7 +52,9 @@ def _decide(style: Style, seen: Observation) -> Decision:
     match seen:
         case Asked():
             if style.pinned and seen.pinned:
-                only = tuple(one for one in seen.candidates if one.variant.name == seen.pinned)
+                only = tuple(
+                    candidate for candidate in seen.candidates if candidate.variant.name == seen.pinned
+                )
                 seen = replace(seen, candidates=only, recent=())
             return select(seen, own=style.own, cheapest=style.cheapest)
         case Waiting():

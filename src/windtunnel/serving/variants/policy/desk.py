@@ -216,9 +216,9 @@ class Desk:
         self.variants = {one.name: one for one in variants}
         self.named: dict[str, list[Variant]] = {}
         """By task, architecture and name."""
-        for one in variants:
-            for name in dict.fromkeys((one.name, one.architecture, one.task)):
-                self.named.setdefault(name, []).append(one)
+        for variant in variants:
+            for name in dict.fromkeys((variant.name, variant.architecture, variant.task)):
+                self.named.setdefault(name, []).append(variant)
         self.hosts: dict[str, Hosted] = {}
         self.needs: set[tuple[str, str]] = set()
         """Hardware and owner of hosts that would help."""
@@ -255,14 +255,16 @@ class Desk:
         named = self.named[query.name]
         groups = self._groups
         candidates = tuple(
-            Candidate(one, tuple(group.held(now) for group in groups[one.name] if group.count))
-            for one in named
+            Candidate(variant, tuple(group.held(now) for group in groups[variant.name] if group.count))
+            for variant in named
         )
         key = (query.name, query.accuracy, query.latency, query.background)
         recent = self._recent.get(key, ())
-        hosts = tuple(one.seen() for one in self.hosts.values())
+        hosts = tuple(host.seen() for host in self.hosts.values())
         pinned = self._pinned.get(named[0].architecture, "")
-        waiting = len(self.homeless) + sum(len(group.queue) for one in named for group in groups[one.name])
+        waiting = len(self.homeless) + sum(
+            len(group.queue) for variant in named for group in groups[variant.name]
+        )
         made = self._decide(
             Asked(query, candidates, hosts, recent, pinned, self._grows, waiting, now - request.came)
         )
@@ -311,17 +313,19 @@ class Desk:
         group.host.free += group.variant.memory
         waiting = [*group.queue, *group.background] if not group.count else []
         failed: list[Effect] = []
-        for one in waiting:
-            one.attempts += 1
-            if one.attempts >= ATTEMPTS:
-                self.leave(one)
-                failed.append(Fail(one, why))
+        for request in waiting:
+            request.attempts += 1
+            if request.attempts >= ATTEMPTS:
+                self.leave(request)
+                failed.append(Fail(request, why))
         return failed + self._next(group, now)
 
     def answered(self, group: Group, batch: list[Request], seconds: float, now: float) -> list[Effect]:
         """A batch is done, after so many seconds."""
         group.answered += len(batch)
-        group.missed += sum(now - one.came > one.query.latency for one in batch if not one.query.background)
+        group.missed += sum(
+            now - request.came > request.query.latency for request in batch if not request.query.background
+        )
         group.batches.append((_items(batch), seconds))
         return self._over(group, batch, now)
 
@@ -356,20 +360,22 @@ class Desk:
                 if group.queue:  # none may be begun for long, where replicas hang
                     effects += self._shed(group, [*group.queue], self._gather(group, [*group.queue], now))
         waiting, self.homeless = self.homeless, []
-        for one in waiting:
-            effects += self.ask(one, now)
+        for request in waiting:
+            effects += self.ask(request, now)
         return effects
 
     def _scale(self, host: Hosted, groups: list[Group], now: float) -> list[Effect]:
-        here = {one.variant.name for one in groups}
+        here = {group.variant.name for group in groups}
         others = tuple(
-            one for one in self.named[groups[0].variant.architecture]
-            if one.hardware == host.hardware and one.architecture == groups[0].variant.architecture
-            and one.name not in here
+            variant for variant in self.named[groups[0].variant.architecture]
+            if variant.hardware == host.hardware and variant.architecture == groups[0].variant.architecture
+            and variant.name not in here
         )  # fmt: skip
         running = tuple(
-            Running(one.variant, one.count, one.rate, one.late, one.state, *one.hardest, one.votes)
-            for one in groups
+            Running(
+                group.variant, group.count, group.rate, group.late, group.state, *group.hardest, group.votes
+            )
+            for group in groups
         )
         elsewhere = tuple(
             one.seen() for one in self.hosts.values()
@@ -394,13 +400,13 @@ class Desk:
 
     def _again(self, group: Group, batch: list[Request], why: str, alone: bool) -> list[Effect]:
         failed: list[Effect] = []
-        for one in reversed(batch):
-            one.attempts += 1
-            if (alone and len(batch) == 1) or one.attempts >= ATTEMPTS:
-                failed.append(Fail(one, why))
+        for request in reversed(batch):
+            request.attempts += 1
+            if (alone and len(batch) == 1) or request.attempts >= ATTEMPTS:
+                failed.append(Fail(request, why))
             else:
-                one.alone = alone or one.attempts > 1
-                group.put(one, first=True)
+                request.alone = alone or request.attempts > 1
+                group.put(request, first=True)
         return failed
 
     def _over(self, group: Group, batch: list[Request], now: float) -> list[Effect]:
@@ -421,11 +427,13 @@ class Desk:
         effects: list[Effect] = []
         while queue and group.idle:
             oldest = islice(queue, group.variant.batch)
-            alike = takewhile(lambda one: one.kind == queue[0].kind and not one.alone, oldest)
+            alike = takewhile(lambda request: request.kind == queue[0].kind and not request.alone, oldest)
             first = [*alike] or [queue[0]]
             made = self._gather(group, first, now)
             effects += self._shed(group, first, made)
-            batch = [one for place, one in enumerate(first) if place not in made.shed][: made.requests]
+            batch = [request for place, request in enumerate(first) if place not in made.shed][
+                : made.requests
+            ]
             if not batch and not made.shed:
                 break
             for one in batch:
@@ -438,20 +446,20 @@ class Desk:
 
     def _gather(self, group: Group, first: list[Request], now: float) -> Any:
         later, host = first[0].query.background, group.host
-        slack = tuple(inf if later else one.query.latency - (now - one.came) for one in first)
-        items, busy = tuple(one.query.items for one in first), not group.idle
+        slack = tuple(inf if later else request.query.latency - (now - request.came) for request in first)
+        items, busy = tuple(request.query.items for request in first), not group.idle
         return self._decide(
             Waiting(group.variant, items, slack, later, host.used, host.cores, group.taking(), busy)
         )
 
-    def _shed(self, group: Group, first: list[Request], made: Batch) -> list[Effect]:
+    def _shed(self, group: Group, first: list[Request], batch: Batch) -> list[Effect]:
         """Those who would be late by now, though that was not to be foreseen when they came."""
         words = f"{group.variant.name}: shed, since by now the answer would be late; ask again in 1 s"
-        for place in made.shed:
+        for place in batch.shed:
             group.take(first[place])
-        self.shed[group.variant.name] += len(made.shed)
-        return [Fail(first[place], words, shed=1.0) for place in made.shed]
+        self.shed[group.variant.name] += len(batch.shed)
+        return [Fail(first[place], words, shed=1.0) for place in batch.shed]
 
 
 def _items(batch: list[Request]) -> int:
-    return sum(one.query.items for one in batch)
+    return sum(request.query.items for request in batch)

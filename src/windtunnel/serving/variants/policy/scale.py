@@ -87,25 +87,25 @@ class Now:
     reason: str = field(default="", compare=False)
 
 
-def state_of(seen: Measured) -> Now:
+def state_of(measured: Measured) -> Now:
     """By the bounds; one who leaves a flag is active for a second before it may get another."""
-    variant, was = seen.variant, seen.state
-    if seen.replicas == 0:
+    variant, was = measured.variant, measured.state
+    if measured.replicas == 0:
         return Now("inactive", "no replica is loaded")
     if was == "inactive":
         return Now("active", "a replica is loaded")
-    bound, single = bounds(variant, seen.replicas), 1.0 / variant.latency()
-    queue = seen.outstanding / (bound.queue * seen.replicas * single)
-    slow = seen.latency / (variant.slope * seen.items + variant.intercept)
+    bound, single = bounds(variant, measured.replicas), 1.0 / variant.latency()
+    queue = measured.outstanding / (bound.queue * measured.replicas * single)
+    slow = measured.latency / (variant.slope * measured.items + variant.intercept)
     if queue > 1.0:
-        return Now("overloaded", f"{seen.outstanding} items wait for {seen.replicas} replicas")
+        return Now("overloaded", f"{measured.outstanding} items wait for {measured.replicas} replicas")
     if was == "overloaded":
         return Now("active", "the queue is short again")
     if was == "interfered":
         over = slow < bound.leave
         return Now("active" if over else "interfered", f"batches take {slow:.2g} of their profile")
-    asked = seen.rate * seen.latency / seen.items
-    if seen.stuck >= seen.replicas or (slow > bound.latency and asked > bound.rate):
+    asked = measured.rate * measured.latency / measured.items
+    if measured.stuck >= measured.replicas or (slow > bound.latency and asked > bound.rate):
         return Now("interfered", f"batches take {slow:.2g} of their profile, and few wait")
     return Now("active", "within its profile")
 
@@ -156,35 +156,40 @@ class Scaling:
     reason: str = field(default="", compare=False)
 
 
-def scale(seen: Load, *, upgrade: bool = True) -> Scaling:
+def scale(load: Load, *, upgrade: bool = True) -> Scaling:
     """``upgrade``: another variant may take over."""
-    none = tuple(0 for _ in seen.running)
+    none = tuple(0 for _ in load.running)
     # who comes late though the mean rate is not too high came in a burst: that is lacking, too
-    lack = [max(0.0, one.rate - _does(one.variant, one.replicas), one.late) for one in seen.running]
+    lack = [max(0.0, one.rate - _does(one.variant, one.replicas), one.late) for one in load.running]
     if any(lack):
         more = [
-            math.ceil(missing / one.variant.rate) for one, missing in zip(seen.running, lack, strict=True)
+            math.ceil(missing / one.variant.rate) for one, missing in zip(load.running, lack, strict=True)
         ]
-        replicate, changes = _replicating(seen, more)
-        other = _upgrade(seen, lack) if upgrade else None
+        replicate, changes = _replicating(load, more)
+        other = _upgrade(load, lack) if upgrade else None
         if other is not None and replicate > WORTH * other.load:
             return Scaling((Change(other.name, 1),), none, False, f"{other.name} takes over")
-        there = _elsewhere(seen, more, changes) if replicate >= BEYOND else ()
+        there = _elsewhere(load, more, changes) if replicate >= BEYOND else ()
         short = replicate >= BEYOND and not there
         return Scaling(changes + there, none, short, "as many replicas as the load asks for")
     votes, changed = [], []
-    for one in seen.running:
-        fewer = one.rate <= max(QUIET, _does(one.variant, one.replicas - 1)) and one.state == "active"
-        smaller = _downgrade(one, seen) if upgrade and one.replicas == 1 and one.rate > 0 else None
-        count = one.votes + 1 if fewer or smaller is not None else 0
-        enough = VOTES.get(one.variant.hardware, VOTES_ELSE)
-        if fewer and count >= (enough if one.replicas > 1 or seen.host.free < TIGHT else IDLE):
-            changed.append(Change(one.variant.name, -1))
+    for running in load.running:
+        fewer = (
+            running.rate <= max(QUIET, _does(running.variant, running.replicas - 1))
+            and running.state == "active"
+        )
+        smaller = (
+            _downgrade(running, load) if upgrade and running.replicas == 1 and running.rate > 0 else None
+        )
+        count = running.votes + 1 if fewer or smaller is not None else 0
+        enough = VOTES.get(running.variant.hardware, VOTES_ELSE)
+        if fewer and count >= (enough if running.replicas > 1 or load.host.free < TIGHT else IDLE):
+            changed.append(Change(running.variant.name, -1))
             count = 0
         elif smaller is not None and not fewer and count >= enough:
-            loaded = any(other.variant.name == smaller.name for other in seen.running)
+            loaded = any(other.variant.name == smaller.name for other in load.running)
             changed += [] if loaded else [Change(smaller.name, 1)]
-            changed.append(Change(one.variant.name, -1))
+            changed.append(Change(running.variant.name, -1))
             count = 0
         votes.append(count)
     return Scaling(tuple(changed), tuple(votes), False, "less is enough" if changed else "as it is")
@@ -194,50 +199,50 @@ def _does(variant: Variant, replicas: int) -> float:
     return replicas * variant.rate * (FULL if variant.hardware == CPU else 1.0)
 
 
-def _replicating(seen: Load, more: list[int]) -> tuple[float, tuple[Change, ...]]:
+def _replicating(load: Load, more: list[int]) -> tuple[float, tuple[Change, ...]]:
     """Seconds of loading so many replicas (those beyond the host's room weigh more), and those that fit."""
-    free = seen.host.free - (SPARE if seen.host.free > MUCH else 0) if seen.host.utilisation <= BUSY else 0
+    free = load.host.free - (SPARE if load.host.free > MUCH else 0) if load.host.utilisation <= BUSY else 0
     cost, changes = 0.0, []
-    for one, count in zip(seen.running, more, strict=True):
-        cap = max(1, seen.host.cores // one.variant.threads) if one.variant.hardware == CPU else 1
-        fitting = max(0, min(count, cap - one.replicas, free // max(1, one.variant.memory)))
-        free -= fitting * one.variant.memory
-        cost += one.variant.load * (fitting + BEYOND * (count - fitting))
-        changes += [Change(one.variant.name, fitting)] if fitting else []
+    for running, count in zip(load.running, more, strict=True):
+        cap = max(1, load.host.cores // running.variant.threads) if running.variant.hardware == CPU else 1
+        fitting = max(0, min(count, cap - running.replicas, free // max(1, running.variant.memory)))
+        free -= fitting * running.variant.memory
+        cost += running.variant.load * (fitting + BEYOND * (count - fitting))
+        changes += [Change(running.variant.name, fitting)] if fitting else []
     return cost, tuple(changes)
 
 
-def _elsewhere(seen: Load, more: list[int], here: tuple[Change, ...]) -> tuple[Change, ...]:
+def _elsewhere(load: Load, more: list[int], here: tuple[Change, ...]) -> tuple[Change, ...]:
     """One replica on the least busy other host, of each variant that needs more than fit here."""
-    fitting = {one.variant: one.replicas for one in here}
+    fitting = {change.variant: change.replicas for change in here}
     changes = []
-    for one, count in zip(seen.running, more, strict=True):
-        other = room(one.variant, seen.elsewhere, seen.host.owner)
-        if other is not None and count > fitting.get(one.variant.name, 0):
-            changes.append(Change(one.variant.name, 1, other.name))
+    for running, count in zip(load.running, more, strict=True):
+        other = room(running.variant, load.elsewhere, load.host.owner)
+        if other is not None and count > fitting.get(running.variant.name, 0):
+            changes.append(Change(running.variant.name, 1, other.name))
     return tuple(changes)
 
 
-def _upgrade(seen: Load, lack: list[float]) -> Variant | None:
+def _upgrade(load: Load, lack: list[float]) -> Variant | None:
     """What is not loaded, fulfils all that is asked, fits, and does what the others lack: the cheapest."""
-    behind = [one for one, missing in zip(seen.running, lack, strict=True) if missing]
-    hardest, needed = min(one.latency for one in behind), sum(lack)
-    accuracy = max(one.accuracy for one in behind)
+    behind = [running for running, missing in zip(load.running, lack, strict=True) if missing]
+    hardest, needed = min(running.latency for running in behind), sum(lack)
+    accuracy = max(running.accuracy for running in behind)
     fit = [
-        one for one in seen.others
+        one for one in load.others
         if one.latency() <= hardest and one.accuracy >= accuracy and _does(one, 1) >= needed
-        and one.memory <= seen.host.free and one.rate > max(other.variant.rate for other in behind)
+        and one.memory <= load.host.free and one.rate > max(other.variant.rate for other in behind)
     ]  # fmt: skip
-    return min(fit, key=lambda one: (one.price, one.load, one.name), default=None)
+    return min(fit, key=lambda variant: (variant.price, variant.load, variant.name), default=None)
 
 
-def _downgrade(one: Running, seen: Load) -> Variant | None:
+def _downgrade(one: Running, load: Load) -> Variant | None:
     """A cheaper variant for the same hardware that would do what this one does."""
     fit = [
-        other for other in (*seen.others, *(running.variant for running in seen.running))
+        other for other in (*load.others, *(running.variant for running in load.running))
         if other.price < one.variant.price and other.latency() <= one.latency
         and other.accuracy >= one.accuracy and one.rate <= 0.8 * _does(other, 1)
-        and other.memory <= seen.host.free
+        and other.memory <= load.host.free
     ]  # fmt: skip
     return min(fit, key=lambda other: (other.price, other.name), default=None)
 
@@ -268,17 +273,17 @@ class Resize:
     reason: str = field(default="", compare=False)
 
 
-def resize(seen: Fleet, *, last: int = PAUSE) -> Resize:
+def resize(fleet: Fleet, *, last: int = PAUSE) -> Resize:
     """A host more where one is needed or even the least busy is too busy; one less after long low load, the
     last of its hardware after so many rounds of it."""
-    least = min((one.utilisation for one in seen.hosts), default=1.0)
-    mean = sum(one.utilisation for one in seen.hosts) / len(seen.hosts) if seen.hosts else 1.0
-    low = seen.low + 1 if not seen.need and mean <= LOW.get(seen.hardware, LOW_ELSE) else 0
-    if seen.since < PAUSE and seen.hosts:
+    least = min((host.utilisation for host in fleet.hosts), default=1.0)
+    mean = sum(host.utilisation for host in fleet.hosts) / len(fleet.hosts) if fleet.hosts else 1.0
+    low = fleet.low + 1 if not fleet.need and mean <= LOW.get(fleet.hardware, LOW_ELSE) else 0
+    if fleet.since < PAUSE and fleet.hosts:
         return Resize(low=low, reason="hosts changed a short time ago")
-    if not seen.starting and (least > BUSY or seen.need):
-        return Resize(1, reason="one is needed" if seen.need else "even the least busy is too busy")
-    if low >= (PAUSE if len(seen.hosts) > 1 else last) and len(seen.hosts) > seen.first:
-        idle = min(seen.hosts, key=lambda one: (one.utilisation, one.name))
-        return Resize(remove=idle.name, reason=f"{mean:.0%} of {len(seen.hosts)} hosts is used")
+    if not fleet.starting and (least > BUSY or fleet.need):
+        return Resize(1, reason="one is needed" if fleet.need else "even the least busy is too busy")
+    if low >= (PAUSE if len(fleet.hosts) > 1 else last) and len(fleet.hosts) > fleet.first:
+        idle = min(fleet.hosts, key=lambda host: (host.utilisation, host.name))
+        return Resize(remove=idle.name, reason=f"{mean:.0%} of {len(fleet.hosts)} hosts is used")
     return Resize(low=low, reason="as it is")

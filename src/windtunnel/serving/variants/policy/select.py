@@ -113,13 +113,13 @@ def select(seen: Asked, *, own: bool = False, cheapest: bool = False) -> Chosen 
     """``own``: hosts are not shared between architectures. ``cheapest``: of the loaded ones the one that
     costs least an item, not the slowest."""
     query = seen.query
-    fit = [one for one in seen.candidates if feasible(query, one.variant)]
+    fit = [candidate for candidate in seen.candidates if feasible(query, candidate.variant)]
     if not fit:
-        return refusal(query, [one.variant for one in seen.candidates])
+        return refusal(query, [candidate.variant for candidate in seen.candidates])
     if query.background:
         return _whenever(query, fit, seen, own)
     made = _online(seen, fit, own, cheapest)
-    chosen = next(one for one in fit if one.variant.name == made.variant)
+    chosen = next(candidate for candidate in fit if candidate.variant.name == made.variant)
     waits = [held.answers(chosen.variant, query.items) for held in chosen.held if held.host == made.host]
     seconds = min(waits, default=chosen.variant.load + chosen.variant.latency(query.items))
     left = query.latency - seen.since
@@ -132,15 +132,15 @@ def select(seen: Asked, *, own: bool = False, cheapest: bool = False) -> Chosen 
 
 def _online(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Chosen:
     query, ready = seen.query, {}
-    for one in fit:
-        least = one.variant.latency(query.items)
+    for candidate in fit:
+        least = candidate.variant.latency(query.items)
         bound = least + MARGIN * (query.latency - least)
         good = [
-            held for held in one.held
-            if held.state == "active" and held.answers(one.variant, query.items) <= bound
+            held for held in candidate.held
+            if held.state == "active" and held.answers(candidate.variant, query.items) <= bound
         ]  # fmt: skip
         if good:
-            ready[one.variant.name] = (one.variant, good)
+            ready[candidate.variant.name] = (candidate.variant, good)
     if ready and cheapest:
         best = min(ready.values(), key=lambda one: (one[0].cost, one[0].latency(query.items)))
         return _at(best[0], _calmest(best[1]), "the cheapest loaded one that is in time")
@@ -158,10 +158,10 @@ def _soonest(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Ch
     query = seen.query
     waits = cheapest and any(one.held for one in fit)
     ways: list[tuple[float, Variant, str, Held | None]] = []
-    for one in fit:
-        variant = one.variant
-        if one.held:
-            held = min(one.held, key=lambda held: held.answers(variant, query.items))
+    for candidate in fit:
+        variant = candidate.variant
+        if candidate.held:
+            held = min(candidate.held, key=lambda held: held.answers(variant, query.items))
             ways.append((held.answers(variant, query.items), variant, held.host, held))
             continue
         seconds = variant.load + variant.latency(query.items) + NOT_LOADED
@@ -189,25 +189,33 @@ def _soonest(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Ch
 def _whenever(query: Query, fit: list[Candidate], seen: Asked, own: bool) -> Chosen:
     """Of a background job: where it is soonest done by what is loaded; else it loads what costs least."""
     held = [
-        (one.variant.latency(query.items) + held.wait + held.background / (held.replicas * one.variant.rate),
-         one.variant, held)
-        for one in fit for held in one.held
-    ]  # fmt: skip
+        (
+            candidate.variant.latency(query.items)
+            + held.wait
+            + held.background / (held.replicas * candidate.variant.rate),
+            candidate.variant,
+            held,
+        )
+        for candidate in fit
+        for held in candidate.held
+    ]
     if held:
         _, variant, soonest = min(held, key=lambda one: one[0])
         return _at(variant, soonest, "soonest done")
-    there = {one.hardware for one in seen.hosts}
-    return _nowhere(seen, fit, own, not any(one.variant.hardware in there for one in fit))
+    there = {host.hardware for host in seen.hosts}
+    return _nowhere(seen, fit, own, not any(candidate.variant.hardware in there for candidate in fit))
 
 
 def _nowhere(seen: Asked, fit: list[Candidate], own: bool, need: bool) -> Chosen:
     """The cheapest, where a host has room for it; else it waits for one, or for the load to go down."""
-    ordered = sorted((one.variant for one in fit), key=lambda one: (one.price, one.latency()))
+    ordered = sorted((candidate.variant for candidate in fit), key=lambda one: (one.price, one.latency()))
     most = 1.0 if need and not seen.grows else BUSY
-    for one in ordered:
-        owner = one.architecture if own else ""
-        if host := room(one, seen.hosts, owner, most):
-            return Chosen(one.name, host.name, True, False, one.hardware, owner, "the cheapest is loaded")
+    for variant in ordered:
+        owner = variant.architecture if own else ""
+        if host := room(variant, seen.hosts, owner, most):
+            return Chosen(
+                variant.name, host.name, True, False, variant.hardware, owner, "the cheapest is loaded"
+            )
     owner = ordered[0].architecture if own else ""
     words = f"no {ordered[0].hardware} host has room"
     return Chosen(ordered[0].name, "", True, need, ordered[0].hardware, owner, words)
@@ -216,55 +224,55 @@ def _nowhere(seen: Asked, fit: list[Candidate], own: bool, need: bool) -> Chosen
 def room(variant: Variant, hosts: Sequence[Host], owner: str = "", busy: float = BUSY) -> Host | None:
     """The least busy host that can load one more replica, of those that are not busier."""
     fitting = [
-        one for one in hosts
-        if one.hardware == variant.hardware and one.owner == owner and one.utilisation <= busy
-        and variant.threads <= one.cores
-        and variant.memory + (SPARE if one.free > MUCH else 0) <= one.free
+        host for host in hosts
+        if host.hardware == variant.hardware and host.owner == owner and host.utilisation <= busy
+        and variant.threads <= host.cores
+        and variant.memory + (SPARE if host.free > MUCH else 0) <= host.free
     ]  # fmt: skip
-    return min(fitting, key=lambda one: (one.utilisation, one.name), default=None)
+    return min(fitting, key=lambda host: (host.utilisation, host.name), default=None)
 
 
 def refusal(query: Query, variants: Sequence[Variant]) -> Refused:
     """In one sentence what is the nearest to what is asked."""
     what = query.name
-    wide = [one for one in variants if query.items <= one.batch]
+    wide = [variant for variant in variants if query.items <= variant.batch]
     if not wide:
-        most = max((one.batch for one in variants), default=0)
+        most = max((variant.batch for variant in variants), default=0)
         return Refused(f"{what}: {query.items} items at once, {most} are the most")
     told = [f"{what}: no variant does accuracy {query.accuracy:g} within {query.latency:g} s"]
     if query.cost < inf:
         told[0] += f" for {query.cost:g} an item"
-    if accurate := [one.latency(query.items) for one in wide if one.accuracy >= query.accuracy]:
+    if accurate := [variant.latency(query.items) for variant in wide if variant.accuracy >= query.accuracy]:
         told.append(f"as accurate ones take {min(accurate):.4g} s")
     else:
-        told.append(f"the most accurate has {max(one.accuracy for one in wide):.4g}")
-    if quick := [one.accuracy for one in wide if one.latency(query.items) <= query.latency]:
+        told.append(f"the most accurate has {max(variant.accuracy for variant in wide):.4g}")
+    if quick := [variant.accuracy for variant in wide if variant.latency(query.items) <= query.latency]:
         told.append(f"as fast ones have accuracy {max(quick):.4g}")
     return Refused("; ".join(told))
 
 
-def gather(seen: Waiting) -> Batch:
+def gather(waiting: Waiting) -> Batch:
     """Who would be late even alone is shed; as many of the others as make none of them late, oldest first.
     Where that would make those late who could have come along, since all have little time left, those who
     have least are shed, too, and more are answered. Of a background job none where they would take cores from
     others."""
-    one, slack = seen.variant, seen.slack
-    if seen.background and seen.used and seen.used + one.threads > seen.cores:
+    variant, slack = waiting.variant, waiting.slack
+    if waiting.background and waiting.used and waiting.used + variant.threads > waiting.cores:
         return Batch(0)
 
     def takes(some: Sequence[int]) -> float:
-        return one.latency(sum(seen.items[at] for at in some)) * seen.slow
+        return variant.latency(sum(waiting.items[at] for at in some)) * waiting.slow
 
     def most(some: Sequence[int]) -> Sequence[int]:
         parts = (some[:count] for count in range(len(some), 0, -1))
         return next((part for part in parts if min(slack[at] for at in part) >= takes(part)), ())
 
     lost = tuple(at for at in range(len(slack)) if slack[at] < takes([at]))
-    if seen.busy:
+    if waiting.busy:
         return Batch(0, lost)
     left = [at for at in range(len(slack)) if at not in lost]
-    sums = accumulate(seen.items[at] for at in left)
-    fit = left[: max(1, sum(total <= one.batch for total in sums))]
+    sums = accumulate(waiting.items[at] for at in left)
+    fit = left[: max(1, sum(total <= variant.batch for total in sums))]
     first, kept = most(fit), most(sorted(fit, key=lambda at: -slack[at]))
     later = fit[len(first) :]
     if len(kept) <= len(first) or all(slack[at] >= takes(first) + takes(later) for at in later):
@@ -285,4 +293,4 @@ def _at(variant: Variant, held: Held, words: str, *, need: bool = False, own: bo
 
 
 def _calmest(held: list[Held]) -> Held:
-    return min(held, key=lambda one: (one.wait, one.rate / one.replicas, one.host))
+    return min(held, key=lambda held: (held.wait, held.rate / held.replicas, held.host))

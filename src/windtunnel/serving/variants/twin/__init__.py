@@ -16,7 +16,9 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
         return {}
     if decision.shed:
         return {"shed": 1.0}
-    one = next(one for one in observation.candidates if one.variant.name == decision.variant)
+    one = next(
+        candidate for candidate in observation.candidates if candidate.variant.name == decision.variant
+    )
     waits = [held.wait for held in one.held if held.host == decision.host]
     begins = min(waits) if waits else one.variant.load + NOT_LOADED
     items = observation.query.items

@@ -25,8 +25,8 @@ class Kind:
 
 
 KINDS = {
-    one.hardware: one
-    for one in (
+    kind.hardware: kind
+    for kind in (
         Kind("m5.2xlarge", CPU, 8, 32 << 30, 0.384),
         Kind("p3.2xlarge", "v100", 1, 16 << 30, 3.06),
         Kind("inf1.2xlarge", "inferentia", 4, 8 << 30, 0.362),
@@ -77,15 +77,15 @@ WAYS = (
 
 def catalogue(architectures: int = len(ARCHITECTURES)) -> tuple[Variant, ...]:
     """Variants of the first ``architectures``."""
-    made = []
+    variants = []
     for name, (accuracy, work, parameters) in [*ARCHITECTURES.items()][:architectures]:
         for way in WAYS:
             kind = KINDS[way.hardware]
             load = way.start + parameters * 1e6 * way.width / 200e6
-            made.append(Variant(
+            variants.append(Variant(
                 f"{name}:{way.name}", name, "imagenet", "reckoned", way.hardware, way.precision, way.threads,
                 way.batch, load, work * 1e9 / way.speed, way.fixed,
                 int(3 * parameters * 1e6 * way.width) + (400 << 20), accuracy - way.lost,
                 kind.price / 3600 * way.threads / kind.cores,
             ))  # fmt: skip
-    return tuple(made)
+    return tuple(variants)

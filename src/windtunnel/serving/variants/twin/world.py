@@ -75,8 +75,8 @@ def queries(
     precision."""
     times = arrivals(counts, rng)
     least: dict[str, float] = {}
-    for one in variants:
-        least[one.architecture] = min(one.accuracy, least.get(one.architecture, 1.0))
+    for variant in variants:
+        least[variant.architecture] = min(variant.accuracy, least.get(variant.architecture, 1.0))
     names = list(least)
     weights = np.arange(1, len(names) + 1) ** -skew
     order = rng.permutation(len(names))
@@ -148,10 +148,10 @@ class _World:
         self.count += 1
         kind = KINDS[hardware]
         name = f"{kind.name}-{self.count}"
-        made = Hosted(name=name, hardware=hardware, cores=kind.cores, free=kind.memory, owner=owner)
-        self.desk.hosts[name] = made
+        hosted = Hosted(name=name, hardware=hardware, cores=kind.cores, free=kind.memory, owner=owner)
+        self.desk.hosts[name] = hosted
         self.machines[name] = _Machine(Shared(self.env, float(kind.cores), 1.0), kind, self.env.now)
-        return made
+        return hosted
 
     def _filled(self, host: Hosted, variant: str, replicas: int) -> None:
         self._do(
@@ -167,14 +167,14 @@ class _World:
             self._do(self.desk.ask(Request(query, time), time))
 
     def _do(self, effects: Iterable[Effect]) -> None:
-        for one in effects:
-            match one:
+        for effect in effects:
+            match effect:
                 case Start(group, due):
                     at(self.env, due, partial(self._loaded, group, due))
                 case Run(group, batch):
                     self.env.process(self._run(group, batch))
                 case Fail(request):
-                    self._missed(request, one.shed > 0)
+                    self._missed(request, effect.shed > 0)
 
     def _loaded(self, group: Group, due: float) -> None:
         if group.host.name in self.machines:  # it may have gone meanwhile
@@ -185,14 +185,14 @@ class _World:
         shared = self.machines[group.host.name].shared
         yield from [shared.use(took) for _ in range(group.variant.threads)]
         now = self.env.now
-        for one in batch:
-            if one.query.background:
+        for request in batch:
+            if request.query.background:
                 self.outcome.background += 1
                 continue
-            if one.came >= self.setting.warm:
-                self.outcome.latencies.append(now - one.came)
-            if now - one.came > one.query.latency:
-                self._missed(one)
+            if request.came >= self.setting.warm:
+                self.outcome.latencies.append(now - request.came)
+            if now - request.came > request.query.latency:
+                self._missed(request)
         self._do(self.desk.answered(group, batch, now - began, now))
 
     def _missed(self, request: Request, shed: bool = False) -> None:
@@ -204,10 +204,10 @@ class _World:
         for second in range(1, 10**9):
             yield self.env.timeout(1.0)
             used = {}
-            for name, one in self.machines.items():
-                one.shared.advance()
-                used[name] = (one.shared.served - one.served) / one.kind.cores
-                one.served = one.shared.served
+            for name, machine in self.machines.items():
+                machine.shared.advance()
+                used[name] = (machine.shared.served - machine.served) / machine.kind.cores
+                machine.served = machine.shared.served
             self._do(self.desk.second(self.env.now, used))
             if second % 2 == 0:
                 self._fleets()
@@ -216,8 +216,8 @@ class _World:
         for hardware, owner in sorted({*self.pools, *self.desk.needs}):
             pool = self.pools.setdefault((hardware, owner), _Pool())
             hosts = tuple(
-                one.seen() for one in self.desk.hosts.values()
-                if (one.hardware, one.owner) == (hardware, owner)
+                host.seen() for host in self.desk.hosts.values()
+                if (host.hardware, host.owner) == (hardware, owner)
             )  # fmt: skip
             need = (hardware, owner) in self.desk.needs
             made = self.policy(
@@ -244,22 +244,22 @@ class _World:
             self._filled(host, name, max(1, host.cores // self.desk.variants[name].threads))
 
     def _used(self, host: Hosted) -> bool:
-        return any(one.queue or one.background or one.begun for one in host.groups.values())
+        return any(group.queue or group.background or group.begun for group in host.groups.values())
 
     def _gone(self, name: str) -> None:
         host, machine = self.desk.remove(name), self.machines.pop(name)
         begin = max(machine.since, self.setting.warm)
         self.outcome.price += max(0.0, self.env.now - begin) * machine.kind.price / 3600
         for group in host.groups.values():
-            for one in group.queue:
-                if self.env.now - one.came > one.query.latency:
-                    self._missed(one)
+            for request in group.queue:
+                if self.env.now - request.came > request.query.latency:
+                    self._missed(request)
 
     def ended(self) -> Outcome:
         for name in [*self.machines]:
             self._gone(name)
-        for one in self.desk.homeless:
-            self._missed(one)
+        for request in self.desk.homeless:
+            self._missed(request)
         return self.outcome
 
 
@@ -267,8 +267,10 @@ def pin(variants: Sequence[Variant], bound: float) -> dict[str, str]:
     """For each architecture what its owner would deploy who may have one variant: the cheapest host that
     answers within the bound, and the variant that does most on it; the fastest where none does."""
     chosen = {}
-    for name in dict.fromkeys(one.architecture for one in variants):
-        mine = [one for one in variants if one.architecture == name]
-        fit = [one for one in mine if one.latency() <= bound] or [min(mine, key=lambda one: one.latency())]
-        chosen[name] = min(fit, key=lambda one: (KINDS[one.hardware].price, -one.rate)).name
+    for name in dict.fromkeys(variant.architecture for variant in variants):
+        mine = [variant for variant in variants if variant.architecture == name]
+        fit = [variant for variant in mine if variant.latency() <= bound] or [
+            min(mine, key=lambda variant: variant.latency())
+        ]
+        chosen[name] = min(fit, key=lambda variant: (KINDS[variant.hardware].price, -variant.rate)).name
     return chosen

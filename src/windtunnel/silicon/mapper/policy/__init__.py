@@ -45,12 +45,12 @@ class Decision:
 
 def decide(observation: Observation) -> Decision:
     """The mapping that takes the least energy, of these the one with the fewest cycles."""
-    return _best(observation, lambda one: (one.energy, one.cycles), cut=True)
+    return _best(observation, lambda decision: (decision.energy, decision.cycles), cut=True)
 
 
 def fastest(observation: Observation) -> Decision:
     """Of the least-energy mapping of each unrolling the one that takes the fewest cycles."""
-    return _best(observation, lambda one: (one.cycles, one.energy), cut=False)
+    return _best(observation, lambda decision: (decision.cycles, decision.energy), cut=False)
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"energy": decide, "fastest": fastest}
@@ -60,7 +60,7 @@ def _best(observation: Observation, key: Callable[[Decision], tuple[float, float
     """``cut``: a mapping that takes more energy than one that is known is of no use."""
     layer, accelerator = observation.layer, observation.accelerator
     ways = unrollings(layer, accelerator.array, observation.dataflow)
-    ways = [one for one in ways if one.utilisation >= LEAST * ways[0].utilisation]
+    ways = [way for way in ways if way.utilisation >= LEAST * ways[0].utilisation]
     best: Decision | None = None
     exact = True
     for way in ways[:MOST]:
@@ -75,7 +75,9 @@ def _best(observation: Observation, key: Callable[[Decision], tuple[float, float
         decision = Decision(mapping, moved, *costs, used, exact)
         best = min(best or decision, decision, key=key)
     if best is None:
-        sizes = ", ".join(f"{one.name} {one.capacity:,.0f} B" for one in accelerator.levels if one.capacity)
+        sizes = ", ".join(
+            f"{level.name} {level.capacity:,.0f} B" for level in accelerator.levels if level.capacity
+        )
         what = f"layer {layer.name} has no mapping {observation.dataflow}".rstrip()
         raise UserError(f"{what} that fits {accelerator.name} ({sizes}), accepted is more room for its tiles")
     return replace(best, exact=exact)

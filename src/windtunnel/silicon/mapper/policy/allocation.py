@@ -63,13 +63,17 @@ def allocate(
     """The best sizes for all ``layers`` together; ``decide`` maps each. Raises `UserError`: a layer does not
     fit the base, or no level can be resized."""
 
-    def point(one: Accelerator) -> Point:
-        made = [decide(Observation(layer, one, dataflow)) for layer in layers]
-        return Point(one, math.fsum(each.energy for each in made), math.fsum(each.cycles for each in made))
+    def point(accelerator: Accelerator) -> Point:
+        decisions = [decide(Observation(layer, accelerator, dataflow)) for layer in layers]
+        return Point(
+            accelerator,
+            math.fsum(each.energy for each in decisions),
+            math.fsum(each.cycles for each in decisions),
+        )
 
     base, points = point(accelerator), []
-    for one in sizes(accelerator):
+    for size in sizes(accelerator):
         with suppress(UserError):  # a layer has no tile that fits these sizes
-            points.append(point(one))
-    quick = [one for one in (base, *points) if one.cycles <= SLOWER * base.cycles]
-    return Allocation(base, min(quick, key=lambda one: one.energy), tuple(points))
+            points.append(point(size))
+    quick = [point for point in (base, *points) if point.cycles <= SLOWER * base.cycles]
+    return Allocation(base, min(quick, key=lambda point: point.energy), tuple(points))

@@ -42,7 +42,7 @@ def visits(operand: str, loops: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 def traffic_of(layer: Layer, accelerator: Accelerator, mapping: Mapping, operand: str) -> list[Traffic]:
     """What one operand moves between each level that holds it and the next."""
-    found = []
+    traffics = []
     extents = [1] * len(DIMS)
     for below in range(len(accelerator.levels) - 1):
         for dim, bound in mapping.loops[below]:
@@ -59,13 +59,15 @@ def traffic_of(layer: Layer, accelerator: Accelerator, mapping: Mapping, operand
         again = total - distinct if operand == "O" else total
         written = total if operand == "O" else 0
         words = again * source, written * source, (again + written) * target
-        found.append(Traffic(operand, below, above, *(layer.groups * one for one in words)))
-    return found
+        traffics.append(Traffic(operand, below, above, *(layer.groups * word for word in words)))
+    return traffics
 
 
 def count(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> tuple[Traffic, ...]:
     """What all operands move."""
-    return tuple(one for operand in OPERANDS for one in traffic_of(layer, accelerator, mapping, operand))
+    return tuple(
+        traffic for operand in OPERANDS for traffic in traffic_of(layer, accelerator, mapping, operand)
+    )
 
 
 def joules(layer: Layer, accelerator: Accelerator, mapping: Mapping, moved: Iterable[Traffic]) -> float:
@@ -73,19 +75,19 @@ def joules(layer: Layer, accelerator: Accelerator, mapping: Mapping, moved: Iter
     levels, inner = accelerator.levels, accelerator.inner
     total = mapping.steps * mapping.pes * layer.groups
     energy = total * (accelerator.mac + MAC_ACCESSES * levels[0].energy)
-    for one in moved:
-        hop = accelerator.hop if one.below < inner <= one.above else 0.0
-        energy += (one.read + one.written) * levels[one.above].energy
-        energy += one.moved * (levels[one.below].energy + hop)
+    for traffic in moved:
+        hop = accelerator.hop if traffic.below < inner <= traffic.above else 0.0
+        energy += (traffic.read + traffic.written) * levels[traffic.above].energy
+        energy += traffic.moved * (levels[traffic.below].energy + hop)
     return energy
 
 
 def cycles(layer: Layer, accelerator: Accelerator, mapping: Mapping, moved: Iterable[Traffic]) -> float:
     """Computing, or the level that takes longest over its words where moving is hidden; else the sum."""
     words = [0] * len(accelerator.levels)
-    for one in moved:
-        words[one.above] += one.read + one.written
-        words[one.below] += one.moved
+    for traffic in moved:
+        words[traffic.above] += traffic.read + traffic.written
+        words[traffic.below] += traffic.moved
     times = [float(mapping.steps * layer.groups)]
     for level, amount in zip(accelerator.levels, words, strict=True):
         if level.bandwidth is not None:

@@ -46,7 +46,7 @@ def unrollings(layer: Layer, array: tuple[int, int], dataflow: str = "") -> list
         utilisation = math.prod(layer.bounds) / steps / math.prod(array)
         name = "|".join("+".join(LETTERS[dim] for dim, _ in axis) or "-" for axis in (first, second))
         found.setdefault(tuple(unroll), Unrolling(name, tuple(unroll), utilisation))
-    return sorted(found.values(), key=lambda one: -one.utilisation)
+    return sorted(found.values(), key=lambda unrolling: -unrolling.utilisation)
 
 
 def _along(layer: Layer, pes: int) -> Iterator[Along]:
