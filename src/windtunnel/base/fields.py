@@ -50,7 +50,7 @@ def _sentence(error: ValidationError, model: type[BaseModel], accepted: Mapping[
     if first["type"] == "missing":
         return f"field {field} is missing, accepted is {words}"
     if first["type"] == "extra_forbidden":
-        known = [one.alias or name for name, one in holder.model_fields.items()]
+        known = [field.alias or name for name, field in holder.model_fields.items()]
         return f"field {field} is unknown{suggest(loc[-1], known)}"
     told = repr(first["input"])
     told = told if len(told) <= LONGEST else told[: LONGEST - 1] + "…"
@@ -74,7 +74,7 @@ def _followed(model: type[BaseModel], loc: tuple[str, ...]) -> tuple[type[BaseMo
             continue
         holder = at
         names.append(part)
-        found = next((one for name, one in at.model_fields.items() if part in (name, one.alias)), None)
+        found = next((field for name, field in at.model_fields.items() if part in (name, field.alias)), None)
         at = _holder(found.annotation) if found else None
     return holder, path, names
 

@@ -132,8 +132,8 @@ def peer(sock: socket.socket) -> tuple[int, int]:
 def local_user(sock: socket.socket) -> int | None:
     """The user at the other end of an IPv4 connection within this host (and this network namespace), as the
     kernel knows; None where it knows of none."""
-    found = connections.end(sock.getpeername(), sock.getsockname())
-    return None if found is None else found.user
+    end = connections.end(sock.getpeername(), sock.getsockname())
+    return None if end is None else end.user
 
 
 def _shut(sock: socket.socket) -> None:

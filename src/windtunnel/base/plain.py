@@ -95,7 +95,7 @@ def _read(kind: Any, value: Any, where: str, foreign: bool) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
-        rest = [one for one in arguments if one is not type(None)]
+        rest = [argument for argument in arguments if argument is not type(None)]
         if len(rest) == 1:
             return _read(rest[0], value, where, foreign)
         tagged: dict[str, Any] = {one.__name__: one for one in rest if hasattr(one, "__dataclass_fields__")}

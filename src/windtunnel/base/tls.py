@@ -120,17 +120,17 @@ class Certificates:
             Untrusted: the peer shows no certificate of the CA, or speaks no TLS.
             OSError: it ended, or took longer than ``timeout`` seconds.
         """
-        made = self._wrapped(sock, self.client)
+        encrypted = self._wrapped(sock, self.client)
         try:
-            made.settimeout(timeout)
-            made.do_handshake()
+            encrypted.settimeout(timeout)
+            encrypted.do_handshake()
         except ConnectionResetError as error:
-            made.close()
+            encrypted.close()
             raise Untrusted("who listens there ends the handshake of TLS; it may speak without") from error
         except BaseException:
-            made.close()
+            encrypted.close()
             raise
-        return made
+        return encrypted
 
     def _wrapped(self, sock: socket.socket, context: ssl.SSLContext) -> Encrypted:
         server = context is self.server

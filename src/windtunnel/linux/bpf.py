@@ -82,8 +82,8 @@ class Map:
     @property
     def memory(self) -> int:
         """Bytes that the kernel holds for it."""
-        told = Path(f"/proc/self/fdinfo/{self.fd}").read_text(encoding="ascii")
-        return int(told.partition("memlock:")[2].split()[0])
+        text = Path(f"/proc/self/fdinfo/{self.fd}").read_text(encoding="ascii")
+        return int(text.partition("memlock:")[2].split()[0])
 
     def put(self, keys: bytes, values: bytes) -> None:
         """Many values at their keys, each packed one after the other."""

@@ -262,8 +262,8 @@ def own() -> Path:
     top = mounts().unified
     with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as lines:
         within = next((line[3:].strip("/\n") for line in lines if line.startswith("0::")), "")
-    found = top / within
-    return found if (found / "cgroup.procs").exists() else top
+    path = top / within
+    return path if (path / "cgroup.procs").exists() else top
 
 
 def freeze(folder: Path) -> None:

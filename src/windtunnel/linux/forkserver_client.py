@@ -98,8 +98,8 @@ def serving(path: Path) -> Adopted | None:
         sock.settimeout(2.0)
         sock.connect(str(path))
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        found = Identity.of(int.from_bytes(credentials[:4], "little"))
-        return None if found is None else Adopted(found)
+        identity = Identity.of(int.from_bytes(credentials[:4], "little"))
+        return None if identity is None else Adopted(identity)
     return None
 
 

@@ -78,7 +78,7 @@ def unmount(target: Path, *, lazy: bool = True) -> bool:
 
 def table(of: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
     """All mounts that a process sees, this one or another, in the order in which they cover each other."""
-    found = []
+    mounts = []
     with open(of, encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
             fields, _, rest = line.rstrip("\n").partition(" - ")
@@ -87,8 +87,8 @@ def table(of: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
             major, _, minor = device.partition(":")
             number = int(major) << 20 | int(minor)
             own = frozenset(flags.split(","))
-            found.append(Mount(number, _plain(root), _plain(point), kind, _plain(source), options, own))
-    return found
+            mounts.append(Mount(number, _plain(root), _plain(point), kind, _plain(source), options, own))
+    return mounts
 
 
 def mount_id(path: Path) -> int:

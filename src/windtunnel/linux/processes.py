@@ -200,7 +200,7 @@ def started_by(shell: int, pids: set[int], before: set[int], since: float) -> se
 
     A process that made a session of its own and lost its parent (a daemon) is not the shell's any more.
     """
-    table = {found.pid: found for pid in pids if (found := look(pid)) is not None}
+    table = {process.pid: process for pid in pids if (process := look(pid)) is not None}
     mine = {shell}
     while True:
         more = {

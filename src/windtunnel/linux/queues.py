@@ -46,8 +46,8 @@ def queues(device: str, namespace: Path | None = None) -> dict[str, str]:
 
     def listed(route: Any) -> dict[str, str]:
         found = {}
-        for one in route.get_qdiscs(index=socket.if_nametoindex(device)):
-            found[f"{one['handle'] >> 16:x}:"] = dict(one["attrs"])["TCA_KIND"]
+        for qdisc in route.get_qdiscs(index=socket.if_nametoindex(device)):
+            found[f"{qdisc['handle'] >> 16:x}:"] = dict(qdisc["attrs"])["TCA_KIND"]
         return found
 
     return ask(listed, namespace)
@@ -166,8 +166,8 @@ def split(device: str, outputs: Sequence[str], namespace: Path | None = None) ->
 
     def add(route: Any) -> None:
         ways = [
-            {"kind": "mirred", "direction": "egress", "action": "mirror", "ifindex": _index(one)}
-            for one in outputs
+            {"kind": "mirred", "direction": "egress", "action": "mirror", "ifindex": _index(output)}
+            for output in outputs
         ]
         ways[-1]["action"] = "redirect"
         route.tc(
@@ -268,8 +268,8 @@ class Classes:
     def _message(self, number: int, rate: float, ceiling: float, quantum: int) -> bytes:
         rates = [max(1, min(int(one), 2**32 - 1)) for one in (rate, ceiling)]
         # what is saved up: 4 ms, and whole packets; in units of 64 ns
-        saved = [int(max(_PACKET, 0.004 * one) / one * 1e9 / 64) for one in rates]
-        told = b"".join(struct.pack("BBHhHI", 0, 1, 0, 0, 0, one) for one in rates)  # linklayer Ethernet
+        saved = [int(max(_PACKET, 0.004 * rate) / rate * 1e9 / 64) for rate in rates]
+        told = b"".join(struct.pack("BBHhHI", 0, 1, 0, 0, 0, rate) for rate in rates)  # linklayer Ethernet
         told += struct.pack("5I", *(min(one, 2**32 - 1) for one in saved), quantum, 0, 0)
         told = struct.pack("HH4sHHHH", 8, 1, b"htb", 8 + len(told), 2, 4 + len(told), 1) + told
         parent = 0x10000 if number == 1 else 0x10001

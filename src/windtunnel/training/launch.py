@@ -326,8 +326,8 @@ class Launched:
             self._start_host()
         if self.site.forkserver.tend():
             self._note("the fork server was gone; another one was started")
-            for found in self.places().values():  # a worker that it had not started yet has no process
-                self._adopted.update(pid for pid in found["workers"].values() if pid is not None)
+            for place in self.places().values():  # a worker that it had not started yet has no process
+                self._adopted.update(pid for pid in place["workers"].values() if pid is not None)
         if self._adopted:
             self._adopted -= processes.reap(self._adopted)
         for host in self.site.hosts:

@@ -271,6 +271,6 @@ def stored_steps(url: str, option: str) -> list[int]:
     from windtunnel.training.checkpoint.live import storage
 
     try:
-        return [one.step for one in storage.steps(url) if not one.bad]
+        return [step.step for step in storage.steps(url) if not step.bad]
     except (ObjectError, OSError) as error:
         raise UserError(f"{option} {url}: it cannot be read ({error})") from error

@@ -434,9 +434,9 @@ class Box:
 
     def _checkpoints(self) -> tuple[Manifest, ...]:
         """Those of this sandbox and of what it was forked from, oldest first."""
-        found, _ = self._context.manifests.all()
-        known = {manifest.id: manifest for manifest in found}
-        chain = {manifest.id for manifest in found if manifest.box == self.name}
+        manifests, _ = self._context.manifests.all()
+        known = {manifest.id: manifest for manifest in manifests}
+        chain = {manifest.id for manifest in manifests if manifest.box == self.name}
         for start in (*chain, self._record.base):
             at: str | None = start
             while at and at in known:
@@ -447,7 +447,7 @@ class Box:
     def _own(self, checkpoint: str) -> Manifest:
         """One of its checkpoints; UserError where it is another sandbox's."""
         manifest = self._context.manifests.find(checkpoint)
-        if manifest.id not in {one.id for one in self._checkpoints()}:
+        if manifest.id not in {checkpoint.id for checkpoint in self._checkpoints()}:
             raise UserError(
                 f"sandbox {self.name}: checkpoint {manifest.id} is one of sandbox {manifest.box}; "
                 f"'windtunnel sandbox fork {manifest.id}' starts a sandbox from it"

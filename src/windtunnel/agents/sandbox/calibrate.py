@@ -179,7 +179,7 @@ def _basics(host: Host, repeats: int, progress: Callable[[str, float], None]) ->
         for one in boxes[1:]:
             one.run(f"kill $(jobs -p) 2> /dev/null; sleep {1000 + number} &")
         with _metered(basics, "at_once"):
-            for pending in [one.end_turn(urgent=True) for one in boxes[1:]]:
+            for pending in [box.end_turn(urgent=True) for box in boxes[1:]]:
                 pending.wait()
     for one in boxes:
         host.remove(one.name)

@@ -335,11 +335,11 @@ class Taking:
         if stood is None or not self.machine.alive():
             return []
         if doubtful:
-            now = replace(stood, processes=tuple(replace(one, facts={}) for one in stood.processes))
+            now = replace(stood, processes=tuple(replace(process, facts={}) for process in stood.processes))
         else:
             now = inventory.inventory(read_snapshot(self.machine.cgroup.pids()), self.machine.pid)
         lost = differences(stood, now)
-        return [one for one in lost if one.kind == "sockets" and CONNECTED.search(one.what)]
+        return [lack for lack in lost if lack.kind == "sockets" and CONNECTED.search(lack.what)]
 
     def _synced(self) -> FilesPart:
         """The snapshot is on the disk, what it added is known, and what it no longer has is given back."""

@@ -203,23 +203,23 @@ class Host:
             checks.checked_names(names, count)
         manifest = self._checkpoint_of(checkpoint, allow_less)
         wanted = list(names) if names else self._free_names(manifest.box, count)
-        made: list[Box] = []
+        boxes: list[Box] = []
         try:
             with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
                 jobs = [pool.submit(self._fork_one, manifest, name, allow_less) for name in wanted]
                 failed = None
                 for job in jobs:
                     try:
-                        made.append(job.result())
+                        boxes.append(job.result())
                     except Exception as error:
                         failed = failed or error
                 if failed is not None:
                     raise failed
         except BaseException:
-            for box in made:
+            for box in boxes:
                 self.remove(box.name)
             raise
-        return made
+        return boxes
 
     def remove(self, name: str) -> None:
         """Kill a sandbox and forget it, with all checkpoints that no other sandbox rests on."""
@@ -346,7 +346,7 @@ class Host:
                 return GcReport(dropped, tuple(left), 0)
             used = context.pool.usage()[0]
             self._drop(dropped, needed, snapshots, images)
-            gone = [f"snapshot {one}" for one in snapshots if one not in needed]
+            gone = [f"snapshot {snapshot}" for snapshot in snapshots if snapshot not in needed]
             # snapshots are dropped already; those that are there now may be of checkpoints just being made
             gone += [*context.pool.collect(names, None), *machines.collect(context.home, names)]
             for folder in context.home.boxes.iterdir():

@@ -160,20 +160,20 @@ def processes_alone(machine: Machine) -> dict[int, Lack]:
 
 def alone_beside(machine: Machine, states: Iterable[ShellState]) -> list[Lack]:
     """What of it is no process: descriptors of shells, states that cannot be replayed, files in memory."""
-    shells, found = machine.shells(), []
+    shells, lacks = machine.shells(), []
     known = {state.name: state for state in states}
     for name in sorted(shells):
         if name not in known:
-            found.append(Lack("shells", f"shell {name}: its state", ""))
+            lacks.append(Lack("shells", f"shell {name}: its state", ""))
             continue
         with contextlib.suppress(MachineError):
             held = State.of(known[name]).text("descriptors").splitlines()
-            found += [Lack("descriptors", f"shell {name}: descriptor {one}", "") for one in held]
+            lacks += [Lack("descriptors", f"shell {name}: descriptor {one}", "") for one in held]
     with contextlib.suppress(OSError):
         count = len(os.listdir(f"/proc/{machine.pid}/root/{SHARED}"))
         if count:
-            found.append(Lack("files", f"/{SHARED}: {count} name{'s' if count > 1 else ''}", ""))
-    return found
+            lacks.append(Lack("files", f"/{SHARED}: {count} name{'s' if count > 1 else ''}", ""))
+    return lacks
 
 
 def _is_service(pid: int) -> bool:
@@ -186,4 +186,4 @@ def _is_service(pid: int) -> bool:
 
 def because(lacks: Iterable[Lack], why: str) -> tuple[Lack, ...]:
     """The same, for a reason in words."""
-    return tuple(replace(one, why=why) for one in lacks)
+    return tuple(replace(lack, why=why) for lack in lacks)

@@ -131,7 +131,7 @@ class SandboxLog:
         again: bool = False,
     ) -> Settle:
         """What is done about what would be lacking."""
-        kinds = tuple(sorted({one.kind for one in lacks}))
+        kinds = tuple(sorted({lack.kind for lack in lacks}))
         return self.decide(Less(wanted, kept, kinds, tries, again))
 
     def hold(
@@ -201,10 +201,10 @@ def leftovers(home: Home) -> list[str]:
     if not home.boxes.is_dir():
         return []
     records = {folder.name: read(folder) for folder in sorted(home.boxes.iterdir())}
-    owned = {name for name, one in records.items() if one is not None and one.status != "making"}
+    owned = {name for name, record in records.items() if record is not None and record.status != "making"}
     found = machine.leftovers(home, owned)
     found += [f"half-made sandbox {name}" for name in records if name not in owned]
     dumps = home.path / "dumps"
     if dumps.is_dir():
-        found += [f"half-stored process image {one.name}" for one in sorted(dumps.iterdir())]
+        found += [f"half-stored process image {path.name}" for path in sorted(dumps.iterdir())]
     return found

@@ -135,7 +135,7 @@ class _Restoring:
 
     def run(self) -> tuple[Machine, RestoreReport]:
         context, spec, manifest, image = self._context, self._spec, self._manifest, self._manifest.image
-        asked = Restore(
+        restore = Restore(
             has_files=manifest.files is not None,
             has_image=image is not None,
             own_image=image is not None and image.id == manifest.id,
@@ -143,7 +143,7 @@ class _Restoring:
             image_bytes=image.bytes_raw if image else 0,
             processes=len(image.processes) if image else 0,
         )
-        back = self._log.decide(asked, write=not self._rehearsal)
+        back = self._log.decide(restore, write=not self._rehearsal)
         if manifest.files is None or not back.files:
             raise SandboxError(f"checkpoint {manifest.id} holds no files, so nothing can be restored from it")
         try:
@@ -154,7 +154,9 @@ class _Restoring:
                 except CriuError as error:
                     self._lacks += because(image.alone, str(error))
                     self._stop_for_less(TurnClass.FILES)
-                    back = self._log.decide(replace(asked, images_possible=False), write=not self._rehearsal)
+                    back = self._log.decide(
+                        replace(restore, images_possible=False), write=not self._rehearsal
+                    )
             if self._rehearsal:
                 raise _Rehearsed
             if machine is None:

@@ -309,8 +309,8 @@ class Journal:
                 time.sleep(0.005)
 
 
-def _words(box: str, one: SideEffect) -> str:
-    return f"side effect {one.intent!r} of sandbox {box}"
+def _words(box: str, side_effect: SideEffect) -> str:
+    return f"side effect {side_effect.intent!r} of sandbox {box}"
 
 
 def _read(row: tuple[Any, ...]) -> SideEffect:

@@ -85,7 +85,7 @@ def _damage(context: Context, manifests: list[Manifest], *, files: bool) -> tupl
     snapshots = {manifest.files.id for manifest in manifests if manifest.files}
     pages = context.pages.scrub(sorted(images))
     there, read = set(context.pool.snapshots()), 0
-    trees: dict[str, list[str]] = {one: [] for one in snapshots if one in there}
+    trees: dict[str, list[str]] = {snapshot: [] for snapshot in snapshots if snapshot in there}
     if files and trees:
         trees, read = context.pool.verify(sorted(trees))
     found = {

@@ -38,11 +38,15 @@ def live_table(analysis: Analysis) -> Table:
         "ranks", "links", "step, nothing sent", "iteration", "scaling factor", "emulated, as fast alone",
         title="measured",
     )  # fmt: skip
-    for one in analysis.live:
+    for live_point in analysis.live:
         rows.add_row(
-            f"{one.ranks}", gigabits(one.rate), seconds(one.alone), seconds(one.iteration),
-            share(one.measured), share(one.emulated),
-        )  # fmt: skip
+            f"{live_point.ranks}",
+            gigabits(live_point.rate),
+            seconds(live_point.alone),
+            seconds(live_point.iteration),
+            share(live_point.measured),
+            share(live_point.emulated),
+        )
     return rows
 
 

@@ -186,7 +186,9 @@ def workload_of(result: EmulationResult) -> Workload:
         UserError: it makes none of its own (sharding).
     """
     backward = backward_of(result)
-    gradients = tuple((one.seconds, one.numel * DTYPE_BYTES[one.dtype]) for one in backward.gradients)
+    gradients = tuple(
+        (gradient.seconds, gradient.numel * DTYPE_BYTES[gradient.dtype]) for gradient in backward.gradients
+    )
     batch = backward.before + sum(wait for wait, _ in gradients) + backward.after
     return Workload(result.program.name, batch, gradients)
 

@@ -159,8 +159,8 @@ class JobSpec:
     @property
     def supervision(self) -> Settings:
         """For the supervisor."""
-        told = Deadlines(**self.waits("supervisor"))
-        return Settings(self.hosts, self.per_host, self.beat, self.lease, deadlines=told)
+        deadlines = Deadlines(**self.waits("supervisor"))
+        return Settings(self.hosts, self.per_host, self.beat, self.lease, deadlines=deadlines)
 
     @property
     def checkpoints(self) -> dict[str, Any]:

@@ -88,15 +88,15 @@ class Coordinator:
         period: int, blocking: bool,
     ) -> None:  # fmt: skip
         self.virtual, self.period, self.blocking = virtual, period, blocking
-        self.ranks = {rank: LiveRank(rank, one, factors[rank]) for rank, one in graph.items()}
+        self.ranks = {rank: LiveRank(rank, expected, factors[rank]) for rank, expected in graph.items()}
         self.free = Free(frozenset(graph))
         self.joins_after = next(step for step in range(ALONE, ALONE + period) if (step - first) % period == 0)
         self.paces: list[float] = []
         self.places = {
             join: (rank, place)
-            for rank, one in reversed(graph.items())
-            for place, join in enumerate(one.joins)
-            if join in one.alike
+            for rank, expected in reversed(graph.items())
+            for place, join in enumerate(expected.joins)
+            if join in expected.alike
         }
 
     @property
@@ -129,7 +129,7 @@ class Coordinator:
             moved = False
             for one in self.ranks.values():
                 moved |= self._go_on(one)
-        if any(one.status is not None for one in self.ranks.values()):
+        if any(rank.status is not None for rank in self.ranks.values()):
             self._check()
 
     def finish(self) -> None:
@@ -138,44 +138,44 @@ class Coordinator:
         Raises:
             HangError: their notes do not come to an end: they wait for each other in a circle.
         """
-        stuck = [one.rank for one in self.ranks.values() if one.notes]
+        stuck = [rank.rank for rank in self.ranks.values() if rank.notes]
         if stuck:
             raise HangError(f"live {ranks_words(stuck)} would wait for each other for ever")
 
-    def _go_on(self, one: LiveRank) -> bool:
+    def _go_on(self, live_rank: LiveRank) -> bool:
         """Go through the notes as far as is known; whether that was any."""
         moved = False
-        while one.notes:
-            name, own, *content = one.notes[0]
-            if name == "wait" and not self._waited(one, own, content[0]):
+        while live_rank.notes:
+            name, own, *content = live_rank.notes[0]
+            if name == "wait" and not self._waited(live_rank, own, content[0]):
                 break
-            if name in ("call", "wait") and one.joined >= 0 and not self._begun:
+            if name in ("call", "wait") and live_rank.joined >= 0 and not self._begun:
                 break
-            one.notes.popleft()
+            live_rank.notes.popleft()
             moved = True
-            one.now += (own - one.own) * one.factor
-            one.own = own
+            live_rank.now += (own - live_rank.own) * live_rank.factor
+            live_rank.own = own
             if name == "call":
                 kind, ranks, nbytes, peer = content
-                self._called(one, Call(kind, tuple(ranks), nbytes, peer))
+                self._called(live_rank, Call(kind, tuple(ranks), nbytes, peer))
                 if self.blocking and kind not in ("send", "recv"):
-                    one.notes.appendleft(("wait", own, one.calls - 1))
+                    live_rank.notes.appendleft(("wait", own, live_rank.calls - 1))
             elif name == "step":
-                self._stepped(one, *content)
+                self._stepped(live_rank, *content)
             elif name == "end":
-                one.status = content[0]
+                live_rank.status = content[0]
         return moved
 
-    def _waited(self, one: LiveRank, own: float, number: int) -> bool:
+    def _waited(self, live_rank: LiveRank, own: float, number: int) -> bool:
         """Set the clock on to the end of that call; False if that is not known yet."""
-        if number not in one.meets:
+        if number not in live_rank.meets:
             return True  # waited for before
-        end = self._end(one.meets[number])
+        end = self._end(live_rank.meets[number])
         if end is None:
             return False
-        one.now = max(one.now + (own - one.own) * one.factor, end)
-        one.own = own
-        del one.meets[number]
+        live_rank.now = max(live_rank.now + (own - live_rank.own) * live_rank.factor, end)
+        live_rank.own = own
+        del live_rank.meets[number]
         return True
 
     def _end(self, meeting: tuple[bool, Place, Call]) -> float | None:
@@ -184,75 +184,79 @@ class Coordinator:
 
     @property
     def _begun(self) -> bool:
-        return all(one.joined >= 0 for one in self.ranks.values())
+        return all(rank.joined >= 0 for rank in self.ranks.values())
 
-    def _called(self, one: LiveRank, call: Call) -> None:
-        number, one.calls = one.calls, one.calls + 1
-        one.at.append(one.own)
-        calls = one.expected.calls
-        if one.joined >= 0 and not one.astray:
-            place = one.position % len(calls) if calls else 0
+    def _called(self, live_rank: LiveRank, call: Call) -> None:
+        number, live_rank.calls = live_rank.calls, live_rank.calls + 1
+        live_rank.at.append(live_rank.own)
+        calls = live_rank.expected.calls
+        if live_rank.joined >= 0 and not live_rank.astray:
+            place = live_rank.position % len(calls) if calls else 0
             if calls and call == calls[place]:
-                unit, join = one.unit, one.expected.joins[place]
-                one.position += 1
-                one.meets[number] = True, (unit, join), call
-                self.virtual.arrive(unit, join, one.now, self._between)
+                unit, join = live_rank.unit, live_rank.expected.joins[place]
+                live_rank.position += 1
+                live_rank.meets[number] = True, (unit, join), call
+                self.virtual.arrive(unit, join, live_rank.now, self._between)
                 return
-            wanted = f"{one.expected.words[place]} (call {place + 1} of {len(calls)})" if calls else "no call"
-            one.astray = f"it called {call}, and the replayed graph has {wanted}"
-        one.meets[number] = False, self.free.arrive(one.rank, call, one.now), call
+            wanted = (
+                f"{live_rank.expected.words[place]} (call {place + 1} of {len(calls)})"
+                if calls
+                else "no call"
+            )
+            live_rank.astray = f"it called {call}, and the replayed graph has {wanted}"
+        live_rank.meets[number] = False, self.free.arrive(live_rank.rank, call, live_rank.now), call
 
     def _stepped(
-        self, one: LiveRank, own: float, spent: float, calls: int, loss: float | None, peak: int
+        self, live_rank: LiveRank, own: float, spent: float, calls: int, loss: float | None, peak: int
     ) -> None:
-        number = len(one.steps) + 1
+        number = len(live_rank.steps) + 1
         # the first step is told when the second begins: its figures are older than the clock
-        now = one.now - (one.own - own) * one.factor
-        before, one.last = one.last, (now, own, spent, calls)
-        seconds, own_s, spent_s, count = (b - a for a, b in zip(before, one.last, strict=True))
-        waited = seconds - own_s * one.factor
-        hybrid = one.joined >= 0
-        one.steps.append(LiveStep(number, seconds, own_s, waited, spent_s, int(count), loss, hybrid))
-        one.peak_bytes = peak or one.peak_bytes
+        now = live_rank.now - (live_rank.own - own) * live_rank.factor
+        before, live_rank.last = live_rank.last, (now, own, spent, calls)
+        seconds, own_s, spent_s, count = (b - a for a, b in zip(before, live_rank.last, strict=True))
+        waited = seconds - own_s * live_rank.factor
+        hybrid = live_rank.joined >= 0
+        live_rank.steps.append(LiveStep(number, seconds, own_s, waited, spent_s, int(count), loss, hybrid))
+        live_rank.peak_bytes = peak or live_rank.peak_bytes
         if hybrid:
-            self._held_against(one, number)
-        if number >= ALONE and number % self.period == 0 and one.expected.own_s > 0:
-            took = sum(step.own_s for step in one.steps[-self.period :])
-            self.paces.append(took / one.expected.own_s)
+            self._held_against(live_rank, number)
+        if number >= ALONE and number % self.period == 0 and live_rank.expected.own_s > 0:
+            took = sum(step.own_s for step in live_rank.steps[-self.period :])
+            self.paces.append(took / live_rank.expected.own_s)
         if (number - self.joins_after) % self.period == 0:
-            self._timed(one, own, number)
+            self._timed(live_rank, own, number)
         if number == self.joins_after:
-            one.joined = number
-            self.virtual.begin(one.now)
+            live_rank.joined = number
+            self.virtual.begin(live_rank.now)
 
-    def _timed(self, one: LiveRank, own: float, number: int) -> None:
+    def _timed(self, live_rank: LiveRank, own: float, number: int) -> None:
         """A unit has ended: remember when its calls came in it."""
-        began = sum(step.own_s for step in one.steps[: -self.period])
-        if number >= ALONE and len(one.at) == len(one.expected.at_s) > 0:
-            one.units = [*one.units[1 - UNITS :], [at - began for at in (*one.at, own)]]
-        one.at.clear()
+        began = sum(step.own_s for step in live_rank.steps[: -self.period])
+        if number >= ALONE and len(live_rank.at) == len(live_rank.expected.at_s) > 0:
+            live_rank.units = [*live_rank.units[1 - UNITS :], [at - began for at in (*live_rank.at, own)]]
+        live_rank.at.clear()
 
-    def _held_against(self, one: LiveRank, number: int) -> None:
+    def _held_against(self, live_rank: LiveRank, number: int) -> None:
         """At the end of a step: it has called all that the graph has of it."""
-        calls, wrong = len(one.expected.calls), one.astray
-        units, rest = divmod(number - one.joined, self.period)
-        if not wrong and not rest and one.position < units * calls:
-            place = one.position % calls
-            wrong = f"it ended without {one.expected.words[place]} (call {place + 1} of {calls})"
+        calls, wrong = len(live_rank.expected.calls), live_rank.astray
+        units, rest = divmod(number - live_rank.joined, self.period)
+        if not wrong and not rest and live_rank.position < units * calls:
+            place = live_rank.position % calls
+            wrong = f"it ended without {live_rank.expected.words[place]} (call {place + 1} of {calls})"
         if wrong:
-            raise ScriptError(f"live rank {one.rank} left the job in its step {number}: {wrong}")
+            raise ScriptError(f"live rank {live_rank.rank} left the job in its step {number}: {wrong}")
         self.virtual.forget(min(other.unit for other in self.ranks.values()))
 
     def _check(self) -> None:
         """Whether a rank waits for one that has ended."""
         over = {one.rank for one in self.ranks.values() if one.status is not None}
-        for one in self.ranks.values():
-            for meeting in one.meets.values():
+        for rank in self.ranks.values():
+            for meeting in rank.meets.values():
                 call = meeting[2]
                 ranks = {call.peer} if call.is_message else set(call.ranks)
-                gone = sorted(ranks & over - {one.rank})
+                gone = sorted(ranks & over - {rank.rank})
                 if gone and self._end(meeting) is None:
                     raise HangError(
-                        f"the live ranks would hang: rank {one.rank} waits in {call} for"
+                        f"the live ranks would hang: rank {rank.rank} waits in {call} for"
                         f" {ranks_words(gone)}, which ended without it"
                     )

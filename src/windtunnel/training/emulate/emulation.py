@@ -109,10 +109,10 @@ def simulate(
         ScriptError: the script failed, hung, or would deadlock (`Deadlock`).
     """
     began = time.monotonic()
-    for fabric in set(cluster.fabrics) - {one.name for one in alternatives}:
+    for fabric in set(cluster.fabrics) - {alternative.name for alternative in alternatives}:
         raise UserError(f"{cluster.name}: {fabric} is not priced here, accepted with `emulate` and `sweep`")
     allocator = AllocatorConfig.parse(options.alloc_conf)
-    slow = [one for text in options.slow for one in parse_slow(text, cluster)]
+    slow = [slow for text in options.slow for slow in parse_slow(text, cluster)]
     profile = find_profile(options.profile or cluster.host.device.name)
     if options.profile and profile is None:
         raise UserError(
@@ -135,8 +135,8 @@ def simulate(
     timing = replay_world(world, cluster, costs, slow=slow, jitter=options.jitter, seed=options.seed)
     work = measure(classes, options.tokens)
     notes = [note for cls in classes.classes for note in cls.slice.notes]
-    notes += [used_by(one, timing, cluster) for one in alternatives]
-    if returns := max(one.returns for one in memory):
+    notes += [used_by(alternative, timing, cluster) for alternative in alternatives]
+    if returns := max(memory_profile.returns for memory_profile in memory):
         notes.append(Note(RETURNS.format(returns, "" if returns == 1 else "s")))
     return EmulationResult(
         program=program, cluster=cluster, options=options, profile=profile, classes=classes, world=world,
@@ -180,20 +180,20 @@ def capture(
     def tell(done: int, of: int) -> None:
         progress(f"run ({len(session.captured) + len(session.checked) + done} ranks)", done / of)
 
-    def choose(seen: Observation) -> Decision:
+    def choose(observation: Observation) -> Decision:
         each = statistics.fmean(session.seconds) if session.seconds else None
         found, sources = (
             conditions(session.asked, session.files, cluster.world_size, cluster.devices_per_host)
-            if options.ranks == "auto" and seen.captured
+            if options.ranks == "auto" and observation.captured
             else ((), ())
         )
-        seen = replace(
-            seen, jobs=options.jobs, seconds_each=each, devices_per_host=cluster.devices_per_host,
+        observation = replace(
+            observation, jobs=options.jobs, seconds_each=each, devices_per_host=cluster.devices_per_host,
             conditions=found, sources=sources,
         )  # fmt: skip
-        decision = decide(seen)
+        decision = decide(observation)
         if log is not None:
-            log.decision(CAPABILITY, name_of(options.ranks), seen, decision)
+            log.decision(CAPABILITY, name_of(options.ranks), observation, decision)
         return decision
 
     ready = native_library.is_at_hand()

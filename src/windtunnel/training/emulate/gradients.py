@@ -113,9 +113,9 @@ def _dtype(slice_: Slice, place: int, nbytes: int) -> str:
     """Of what the next operator writes there."""
     events = slice_.events[slice(*slice_.steady)]
     for row in events[place:][events["kind"][place:] == EventKind.OP]["ref"][:4]:
-        for one in slice_.operators[int(row)].outputs:
-            if one.nbytes == nbytes:
-                return one.dtype
+        for output in slice_.operators[int(row)].outputs:
+            if output.nbytes == nbytes:
+                return output.dtype
     return "float32"
 
 

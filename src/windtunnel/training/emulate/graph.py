@@ -64,13 +64,13 @@ class Operator:
 
     def tensors(self) -> list[TensorMeta]:
         """All input tensors, lists flattened."""
-        found: list[TensorMeta] = []
+        tensor_metas: list[TensorMeta] = []
         for arg in self.inputs:
             if isinstance(arg, TensorMeta):
-                found.append(arg)
+                tensor_metas.append(arg)
             elif isinstance(arg, tuple):
-                found.extend(item for item in arg if isinstance(item, TensorMeta))
-        return found
+                tensor_metas.extend(item for item in arg if isinstance(item, TensorMeta))
+        return tensor_metas
 
 
 @dataclass(frozen=True, slots=True)

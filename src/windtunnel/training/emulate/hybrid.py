@@ -124,7 +124,7 @@ def run_live(result: EmulationResult, live: Sequence[int], directory: Path) -> H
         processes.run(coordinator)
     finally:
         processes.end()
-        record = {str(one.rank): to_plain(one.steps) for one in coordinator.ranks.values()}
+        record = {str(rank.rank): to_plain(rank.steps) for rank in coordinator.ranks.values()}
         atomic.replace(directory / RECORD, json.dumps(record, indent=1) + "\n")
     return _facts(result, coordinator, simulated, directory)
 
@@ -134,7 +134,7 @@ def coordinate(result: EmulationResult, live: Sequence[int]) -> tuple[Coordinato
     cluster, world = result.cluster, result.world
     costs = costs_of(result.classes, cluster, result.profile, result.alternatives, result.scheme)
     slower = slowness(
-        [one for text in result.options.slow for one in parse_slow(text, cluster)], cluster, world.size
+        [slow for text in result.options.slow for slow in parse_slow(text, cluster)], cluster, world.size
     )
     on_host = cluster.host.device.kind == "cpu"
     job = build(world, cluster, result.timing.job.programs, costs.collective, slower, apart=live)
@@ -220,13 +220,13 @@ class _Processes:
         for connection in self.connections.values():
             connection.close()
 
-    def _ended(self, one: LiveRank) -> None:
-        rank = one.rank
+    def _ended(self, live_rank: LiveRank) -> None:
+        rank = live_rank.rank
         try:
             status = self.processes[rank].wait(DYING)
         except subprocess.TimeoutExpired:
             status = 0
-        if status == 0 and one.status is not None:
+        if status == 0 and live_rank.status is not None:
             return
         log = log_file(self.directory, rank).read_text(errors="replace")
         tail = failure.shorten(log, LOG_LINES)
@@ -239,11 +239,11 @@ class _Processes:
 
     def _check_quiet(self, coordinator: Coordinator, patience: float) -> None:
         """A rank that has not ended says something at each step."""
-        for one in coordinator.ranks.values():
-            if one.status is None and time.monotonic() - self.heard[one.rank] > patience:
-                place = self._stands(one.rank)
+        for rank in coordinator.ranks.values():
+            if rank.status is None and time.monotonic() - self.heard[rank.rank] > patience:
+                place = self._stands(rank.rank)
                 at = f"; it stands at {place}" if place else ""
-                raise HangError(f"live rank {one.rank} said nothing for {patience:.0f} s{at}")
+                raise HangError(f"live rank {rank.rank} said nothing for {patience:.0f} s{at}")
 
     def _stands(self, rank: int) -> str:
         """The line at which a rank stands, as it writes down when it is asked."""
@@ -262,28 +262,28 @@ def log_file(directory: Path, rank: int) -> Path:
 
 def _facts(result: EmulationResult, coordinator: Coordinator, simulated: int, directory: Path) -> HybridFacts:
     notes = [
-        f"live rank {one.rank} ended after {len(one.steps)} steps, and the replay joins in after"
+        f"live rank {rank.rank} ended after {len(rank.steps)} steps, and the replay joins in after"
         f" {coordinator.joins_after}: let it run more"
-        for one in coordinator.ranks.values()
-        if not any(step.hybrid for step in one.steps)
+        for rank in coordinator.ranks.values()
+        if not any(step.hybrid for step in rank.steps)
     ]
     on_host = result.cluster.host.device.kind == "cpu"
     return HybridFacts(
         result.options.data, "process CPU time" if on_host else "device time", coordinator.pace,
         coordinator.joins_after, result.world.size - len(coordinator.ranks), simulated,
-        tuple(_of_rank(one, directory) for one in coordinator.ranks.values()), tuple(notes),
+        tuple(_of_rank(rank, directory) for rank in coordinator.ranks.values()), tuple(notes),
     )  # fmt: skip
 
 
-def _of_rank(one: LiveRank, directory: Path) -> LiveFacts:
-    joined = [step for step in one.steps if step.hybrid]
+def _of_rank(live_rank: LiveRank, directory: Path) -> LiveFacts:
+    joined = [step for step in live_rank.steps if step.hybrid]
     seconds, own_s, waited_s, backend_s = (
         statistics.fmean(getattr(step, name) for step in joined) if joined else None
         for name in ("seconds", "own_s", "waited_s", "backend_s")
     )
-    last = one.steps[-1] if one.steps else None
+    last = live_rank.steps[-1] if live_rank.steps else None
     return LiveFacts(
-        one.rank, seconds, own_s, waited_s, backend_s, one.peak_bytes,
+        live_rank.rank, seconds, own_s, waited_s, backend_s, live_rank.peak_bytes,
         last.calls if last else 0, last.loss if last else None,
-        str(log_file(directory, one.rank)), tuple(one.steps),
+        str(log_file(directory, live_rank.rank)), tuple(live_rank.steps),
     )  # fmt: skip

@@ -48,8 +48,8 @@ def joins(result: EmulationResult) -> dict[str, Any] | None:
     return {
         "version": 1, "program": result.program.name, "cluster": result.cluster.name,
         "world_size": result.cluster.world_size, "iteration_time_s": end - begin,
-        "marks": marks, "ends": list(made.ends), "groups": [[list(row) for row in one] for one in groups],
-        "calls": [dict(zip(CALL, one, strict=True)) for one in calls],
+        "marks": marks, "ends": list(made.ends), "groups": [[list(row) for row in group] for group in groups],
+        "calls": [dict(zip(CALL, call, strict=True)) for call in calls],
     }  # fmt: skip
 
 

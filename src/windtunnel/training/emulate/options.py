@@ -85,9 +85,9 @@ class Options:
         not as by default."""
         usual = ("ranks", "slow", "jitter", "seed", "alloc_conf", "tokens", "reserve", "steps")
         return {
-            one.name: list(value) if isinstance(value, tuple) else value
-            for one in fields(self)
-            if one.name not in BESIDE
-            and ((value := getattr(self, one.name)) != one.default or one.name in usual)
-            and (one.name != "data" or self.live)
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in fields(self)
+            if field.name not in BESIDE
+            and ((value := getattr(self, field.name)) != field.default or field.name in usual)
+            and (field.name != "data" or self.live)
         }

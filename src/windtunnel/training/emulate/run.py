@@ -59,9 +59,9 @@ class Run:
     result: EmulationResult | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        one = self.summary
-        time, memory = units.seconds(one.iteration_time_s), units.size(one.peak_reserved_bytes)
-        return f"Run({self.id}: {one.cluster.name}, {time} an iteration, {memory} reserved)"
+        summary = self.summary
+        time, memory = units.seconds(summary.iteration_time_s), units.size(summary.peak_reserved_bytes)
+        return f"Run({self.id}: {summary.cluster.name}, {time} an iteration, {memory} reserved)"
 
     @property
     def id(self) -> str:
@@ -99,24 +99,24 @@ class Run:
     def compare(self, *others: Run) -> Comparison:
         """This run beside others: inputs in which they differ, figures, and their ratios to this one's."""
         store = Store.open()
-        return compare([store.get(one.id) for one in (self, *others)])
+        return compare([store.get(run.id) for run in (self, *others)])
 
     def _repr_html_(self) -> str:
         """For notebooks: the figures as a table, and the report with its pictures, if it was written."""
-        one = self.summary
+        summary = self.summary
         rows = {
-            "iteration": units.seconds(one.iteration_time_s),
-            "tokens/s per device": units.count(one.tokens_per_second_per_device),
-            "MFU": units.share(one.mfu),
-            "reserved memory": f"{units.size(one.peak_reserved_bytes)}, "
-            + ("fits" if one.fits else "does not fit"),
+            "iteration": units.seconds(summary.iteration_time_s),
+            "tokens/s per device": units.count(summary.tokens_per_second_per_device),
+            "MFU": units.share(summary.mfu),
+            "reserved memory": f"{units.size(summary.peak_reserved_bytes)}, "
+            + ("fits" if summary.fits else "does not fit"),
             "run": self.id,
         }
         cells = "".join(
             f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows.items()
         )
-        title = " ".join([one.command.script, *one.command.args])
-        head = f"<b>{escape(title)}</b> on {escape(one.cluster.name)}, emulated"
+        title = " ".join([summary.command.script, *summary.command.args])
+        head = f"<b>{escape(title)}</b> on {escape(summary.cluster.name)}, emulated"
         path = self.directory / REPORT
         page = ""
         if path.exists():
@@ -161,9 +161,11 @@ def emulate(
     if not isinstance(cluster, Cluster):
         cluster = load_cluster(cluster)
     inputs = {
-        "script": program.name, "args": [str(one) for one in program.arguments], "cluster": cluster.name,
+        "script": program.name,
+        "args": [str(argument) for argument in program.arguments],
+        "cluster": cluster.name,
         "world_size": cluster.world_size,
-    } | options.deciding()  # fmt: skip
+    } | options.deciding()
     live = check_live(options, cluster)
     fail_on = fail_on or FailOn()
     store = Store.open()
@@ -195,5 +197,5 @@ def program_of(given: Program | Callable[..., Any] | Path | str, arguments: Sequ
     if isinstance(given, Script | Module | Function):
         return given
     if isinstance(given, str | Path):
-        return Script(Path(given), tuple(str(one) for one in arguments))
+        return Script(Path(given), tuple(str(argument) for argument in arguments))
     return Function(given, tuple(arguments))

@@ -72,12 +72,12 @@ def find_period(kinds: Sequence[Hashable]) -> Period:
     """The shortest story that tells these steps: a beginning, and a sequence that repeats from there. Of
     several that are equally short, that with the longest sequence in which some steps are alike: where none
     is, all but the last may be a beginning."""
-    found = Period(0, 1, False)
+    period = Period(0, 1, False)
     for length in range(1, len(kinds)):
         before = len(kinds) - length
         while before > 1 and kinds[before - 1] == kinds[before - 1 + length]:
             before -= 1
         end, alike = before + length, len(set(kinds[before : before + length])) < length
-        if length == 1 or end < found.end or (end == found.end and alike):
-            found = Period(before, length, len(kinds) >= before + 2 * length)
-    return found
+        if length == 1 or end < period.end or (end == period.end and alike):
+            period = Period(before, length, len(kinds) >= before + 2 * length)
+    return period

@@ -250,8 +250,8 @@ class Summary:
                 del content[name]
         for name in RANKS:
             content[name] = ranges.write(getattr(self, name))
-        for row, one in zip(content["ranks"], self.ranks, strict=True):
-            row |= {"members": ranges.write(one.members), "captured": ranges.write(one.captured)}
+        for row, rank in zip(content["ranks"], self.ranks, strict=True):
+            row |= {"members": ranges.write(rank.members), "captured": ranges.write(rank.captured)}
         return content
 
     @classmethod
@@ -261,7 +261,7 @@ class Summary:
         Raises:
             UserError: it is no summary of this form.
         """
-        known = {one.name for one in fields(cls)}
+        known = {field.name for field in fields(cls)}
         try:
             if content["schema"] not in (SCHEMA, EARLIER):
                 raise ValueError(f"its schema is {content['schema']!r}")
@@ -278,12 +278,12 @@ class Summary:
     @property
     def peak_reserved_bytes(self) -> int:
         """Of the rank that needs most."""
-        return max(one.peak_reserved_bytes for one in self.ranks)
+        return max(rank.peak_reserved_bytes for rank in self.ranks)
 
     @property
     def fits(self) -> bool:
         """Whether no rank runs out of memory."""
-        return all(one.fits for one in self.ranks)
+        return all(rank.fits for rank in self.ranks)
 
 
 def _numbers(ranks: str | list[int]) -> list[int]:
@@ -303,7 +303,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         | {"python": platform.python_version()},
         command=Command(
             script=result.program.name,
-            args=tuple(str(one) for one in result.program.arguments),
+            args=tuple(str(argument) for argument in result.program.arguments),
             options=result.options.deciding(),
         ),
         cluster=ClusterFacts(
@@ -488,4 +488,4 @@ def operator_table(result: EmulationResult, most: int = 60) -> list[OperatorFact
         OperatorFacts(*key, int(times), flops, nbytes, seconds, "+".join(sorted(sources[key])))
         for key, (times, flops, nbytes, seconds) in totals.items()
     ]
-    return sorted(rows, key=lambda one: -one.seconds)[:most]
+    return sorted(rows, key=lambda row: -row.seconds)[:most]

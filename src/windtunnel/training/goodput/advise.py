@@ -90,7 +90,7 @@ def advise(
         results.append(simulate(scheme, job, costs, trace, question.horizon))
     intervals = {STORAGE: to_storage, TEMPLATES: for_layers}
     intervals |= dict.fromkeys((MEMORY, WITH_SPARE), chosen.storage_every)
-    best = max(results, key=lambda found: worth(found, job))
+    best = max(results, key=lambda result: worth(result, job))
     why = reasons(question, choices, chosen, intervals, results, best)
     if best.scheme == TEMPLATES:
         why += guarantee(templates.set, job.hosts).sentences

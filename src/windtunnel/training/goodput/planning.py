@@ -38,18 +38,20 @@ class Plan:
     commands: dict[str, str]
 
 
-def plan(asked: PlanRequest, progress: Callable[[str, float], None] | None = None) -> Plan:
+def plan(plan_request: PlanRequest, progress: Callable[[str, float], None] | None = None) -> Plan:
     """Draw or read the failures and compare all ways to go on through them; emulated throughout.
 
     Raises:
         UserError: an option is wrong, or the job does not fit the cluster.
     """
-    cluster = load_cluster(asked.cluster)
-    job, horizon = _job(asked, cluster), asked.days * 86400
+    cluster = load_cluster(plan_request.cluster)
+    job, horizon = _job(plan_request, cluster), plan_request.days * 86400
     leaf = cluster.topology.hosts_per_leaf if cluster.leaves else cluster.hosts
-    told, mean = _failures(asked, cluster, horizon, leaf)
-    software, wide = (asked.software, asked.leaf_share) if asked.mtbf else (told.software, told.wide)
-    costs = _costs(asked, cluster)
+    told, mean = _failures(plan_request, cluster, horizon, leaf)
+    software, wide = (
+        (plan_request.software, plan_request.leaf_share) if plan_request.mtbf else (told.software, told.wide)
+    )
+    costs = _costs(plan_request, cluster)
     if told.replaced:  # hosts come when the trace says so
         costs = replace(costs, replace=math.inf)
     question = Question(
@@ -57,16 +59,16 @@ def plan(asked: PlanRequest, progress: Callable[[str, float], None] | None = Non
         costs,
         mean,
         told.seconds,
-        _quantity(asked.host_memory, "bytes", "host_memory"),
+        _quantity(plan_request.host_memory, "bytes", "host_memory"),
         tuple(f"leaf {host // leaf}" for host in range(cluster.hosts)),
         software,
-        asked.spares,
+        plan_request.spares,
         wide,
-        _quantity(asked.storage_within, "seconds", "storage_within"),
+        _quantity(plan_request.storage_within, "seconds", "storage_within"),
         away=told.away if told.replaced else None,
     )
     advice = advise(question, told.changes, progress)
-    lines = commands(advice, question, cluster.host.devices, asked.script, asked.persist)
+    lines = commands(advice, question, cluster.host.devices, plan_request.script, plan_request.persist)
     return Plan(cluster, question, advice, len(told.losses), lines)
 
 
@@ -83,64 +85,75 @@ def through(made: Plan, changes: Sequence[Change], measured: Mapping[str, float]
     return simulate(scheme, question.job, costs, changes, question.horizon)
 
 
-def _job(asked: PlanRequest, cluster: Cluster) -> JobModel:
-    state = _quantity(asked.state_bytes, "bytes", "state_bytes")
+def _job(plan_request: PlanRequest, cluster: Cluster) -> JobModel:
+    state = _quantity(plan_request.state_bytes, "bytes", "state_bytes")
     device_memory = cluster.host.devices * cluster.host.device.memory_bytes
-    stages = asked.stages or max(1, -(-int(2 * state) // int(device_memory)))
+    stages = plan_request.stages or max(1, -(-int(2 * state) // int(device_memory)))
     if stages > cluster.hosts:
         raise UserError(
-            f"plan: {cluster.hosts} hosts of {asked.cluster} do not hold a state of {asked.state_bytes} twice"
-            f" in device memory, {stages} would; give more hosts or `stages`"
+            f"plan: {cluster.hosts} hosts of {plan_request.cluster} do not hold a state of"
+            f" {plan_request.state_bytes} twice in device memory, {stages} would; give more hosts or `stages`"
         )
     replicas = cluster.hosts // stages
-    step_time = _quantity(asked.step_time, "seconds", "step_time")
-    overhead = _quantity(asked.step_overhead, "seconds", "step_overhead") if asked.step_overhead else 0.0
+    step_time = _quantity(plan_request.step_time, "seconds", "step_time")
+    overhead = (
+        _quantity(plan_request.step_overhead, "seconds", "step_overhead")
+        if plan_request.step_overhead
+        else 0.0
+    )
     if not 0 <= overhead < step_time:
         raise UserError(
-            f"plan: `step_overhead` {asked.step_overhead} is no part of `step_time` {asked.step_time}"
+            f"plan: `step_overhead` {plan_request.step_overhead} is no part of"
+            f" `step_time` {plan_request.step_time}"
         )
-    microbatches = asked.microbatches or 4 * stages * replicas
+    microbatches = plan_request.microbatches or 4 * stages * replicas
     if microbatches < replicas:
         raise UserError(
             f"plan: `microbatches` {microbatches} is fewer than the {replicas} pipelines;"
             f" at least {replicas} are needed"
         )
-    layers = max(asked.layers, stages)
+    layers = max(plan_request.layers, stages)
     return JobModel(cluster.hosts, step_time, state, stages, microbatches, layers, overhead)
 
 
-def _costs(asked: PlanRequest, cluster: Cluster) -> PhaseCosts:
+def _costs(plan_request: PlanRequest, cluster: Cluster) -> PhaseCosts:
     host = cluster.host
     costs = PhaseCosts(
-        detect=_quantity(asked.detect, "seconds", "detect"),
-        start=_quantity(asked.start, "seconds", "start"),
-        replace=_quantity(asked.replace, "seconds", "replace"),
+        detect=_quantity(plan_request.detect, "seconds", "detect"),
+        start=_quantity(plan_request.start, "seconds", "start"),
+        replace=_quantity(plan_request.replace, "seconds", "replace"),
         memory_bandwidth=host.devices * host.pcie.bandwidth * host.pcie.efficiency,
-        peer_bandwidth=host.nic_bandwidth * host.nics * host.nic.efficiency * asked.network_share,
-        storage_bandwidth=_quantity(asked.storage, "bytes/s", "storage"),
-        storage_share=asked.storage_share,
-        save_stall=_quantity(asked.save_stall, "seconds", "save_stall") if asked.save_stall else None,
+        peer_bandwidth=host.nic_bandwidth * host.nics * host.nic.efficiency * plan_request.network_share,
+        storage_bandwidth=_quantity(plan_request.storage, "bytes/s", "storage"),
+        storage_share=plan_request.storage_share,
+        save_stall=_quantity(plan_request.save_stall, "seconds", "save_stall")
+        if plan_request.save_stall
+        else None,
     )
-    return costs if asked.costs is None else measured_costs(asked.costs, costs)
+    return costs if plan_request.costs is None else measured_costs(plan_request.costs, costs)
 
 
-def _failures(asked: PlanRequest, cluster: Cluster, horizon: float, leaf: int) -> tuple[Trace, float]:
+def _failures(plan_request: PlanRequest, cluster: Cluster, horizon: float, leaf: int) -> tuple[Trace, float]:
     """The failures, and the mean seconds between them."""
-    random = np.random.default_rng(asked.seed)
-    if asked.mtbf is not None and asked.trace is None:
-        mean = _quantity(asked.mtbf, "seconds", "mtbf")
-        _bound(horizon / mean, f"`mtbf` {asked.mtbf}", asked.days)
+    random = np.random.default_rng(plan_request.seed)
+    if plan_request.mtbf is not None and plan_request.trace is None:
+        mean = _quantity(plan_request.mtbf, "seconds", "mtbf")
+        _bound(horizon / mean, f"`mtbf` {plan_request.mtbf}", plan_request.days)
         drawn = poisson(
             cluster.hosts, mean, horizon, random,
-            software=asked.software, domain_size=leaf, domain_share=asked.leaf_share,
+            software=plan_request.software, domain_size=leaf, domain_share=plan_request.leaf_share,
         )  # fmt: skip
         return Trace(drawn, horizon, replaced=False), mean
-    if asked.trace is None or asked.mtbf is not None:
+    if plan_request.trace is None or plan_request.mtbf is not None:
         raise UserError("plan: one of `mtbf` and `trace` is needed, and not both")
-    told = load(asked.trace, cluster.hosts, horizon, random, per_host=cluster.host.devices, domain_size=leaf)
-    _bound(len(told.losses), f"`trace` {asked.trace}", asked.days)
+    told = load(
+        plan_request.trace, cluster.hosts, horizon, random, per_host=cluster.host.devices, domain_size=leaf
+    )
+    _bound(len(told.losses), f"`trace` {plan_request.trace}", plan_request.days)
     if not told.losses:
-        raise UserError(f"plan: `trace` {asked.trace}: no host is lost in it; there is nothing to plan for")
+        raise UserError(
+            f"plan: `trace` {plan_request.trace}: no host is lost in it; there is nothing to plan for"
+        )
     return told, told.mtbf
 
 

@@ -166,7 +166,7 @@ def show(plan: Plan, console: Console) -> None:
         console.print("  and on each host: windtunnel host HOST:29400 --domain ITS-LEAF", highlight=False)
 
 
-def _ways(title: str, found: Sequence[SimulationResult], best: str) -> Table:
+def _ways(title: str, simulation_results: Sequence[SimulationResult], best: str) -> Table:
     from rich.table import Table
 
     results = Table(title=title)
@@ -181,7 +181,7 @@ def _ways(title: str, found: Sequence[SimulationResult], best: str) -> Table:
     }
     for name in groups:
         results.add_column(name, justify="right")
-    for result in sorted(found, key=lambda result: -result.goodput):
+    for result in sorted(simulation_results, key=lambda result: -result.goodput):
         shares = [
             f"{sum(result.phases[phase] for phase in phases) / result.horizon:.2%}"
             for phases in groups.values()

@@ -83,12 +83,12 @@ class CodecCost:
 
     def at(self, numel: int) -> CodecPoint:
         """The cost of ``numel`` elements."""
-        if (found := self._known.get(numel)) is None:
-            found = self._known[numel] = self._at(numel)
-        return found
+        if (codec_point := self._known.get(numel)) is None:
+            codec_point = self._known[numel] = self._at(numel)
+        return codec_point
 
     def _at(self, numel: int) -> CodecPoint:
-        place = bisect_left(self.points, numel, key=lambda one: one.numel)
+        place = bisect_left(self.points, numel, key=lambda codec_point: codec_point.numel)
         high = self.points[min(place, len(self.points) - 1)]
         low = CodecPoint(0, 0.0, 0.0, 0.0, 0)
         if place == 0:  # below the first point the fixed part of a call is what it takes
@@ -165,7 +165,7 @@ class Network:
 
     @cached_property
     def _known(self) -> dict[tuple[Scope, Kind], CollectiveCost]:
-        return {(one.scope, one.kind): one for one in self.collectives}
+        return {(collective.scope, collective.kind): collective for collective in self.collectives}
 
 
 @dataclass(frozen=True)

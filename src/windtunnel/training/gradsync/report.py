@@ -12,11 +12,11 @@ from windtunnel.training.gradsync.run import Planned, verdict
 SHOWN = 12
 
 
-def show(made: Planned, *, reasons: bool = False) -> None:
+def show(planned: Planned, *, reasons: bool = False) -> None:
     """The verdict; then each group with its reason, or the plan in short and what it was compared with."""
-    console, plan = Console(highlight=False), made.plan
+    console, plan = Console(highlight=False), planned.plan
     console.print(f"[bold]{escape(verdict(plan))}[/]", *map(escape, plan.notes), sep="\n")
-    numels = {one.name: one.numel for one in made.profile.tensors}
+    numels = {tensor.name: tensor.numel for tensor in planned.profile.tensors}
     groups = Table(
         "gradients", "elements", "option", title="Plan, in the order of backward", title_justify="left"
     )
@@ -37,10 +37,10 @@ def show(made: Planned, *, reasons: bool = False) -> None:
     ours, *others = plan.forecasts
     best = sorted(others, key=lambda one: one.to_loss)[: SHOWN // 2]
     buckets = [one for one in others if one.choice.endswith("DDP's buckets")]
-    for one in dict.fromkeys([ours, *best, *buckets[:1]]):
-        seconds, to_loss = (f"{number * 1e3:,.4g} ms" for number in (one.seconds, one.to_loss))
-        forecasts.add_row(one.choice, seconds, f"{one.steps:.3g}", to_loss, size(one.nbytes))
+    for fromkey in dict.fromkeys([ours, *best, *buckets[:1]]):
+        seconds, to_loss = (f"{number * 1e3:,.4g} ms" for number in (fromkey.seconds, fromkey.to_loss))
+        forecasts.add_row(fromkey.choice, seconds, f"{fromkey.steps:.3g}", to_loss, size(fromkey.nbytes))
     forecasts.add_row("bound: codecs that take no time", f"{plan.bound * 1e3:,.4g} ms", "", "", "")
     console.print(forecasts)
-    why = f"Why: [bold]windtunnel gradsync explain {made.run}[/]   Files: {escape(str(made.directory))}"
+    why = f"Why: [bold]windtunnel gradsync explain {planned.run}[/]   Files: {escape(str(planned.directory))}"
     console.print(why, soft_wrap=True)

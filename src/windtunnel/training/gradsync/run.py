@@ -161,9 +161,9 @@ def kept(name: str) -> Planned:
 def buckets(plan: Plan) -> float:
     """Predicted seconds of an iteration as DDP has it: plain gradients in its buckets."""
     choice = f"{PLAIN.words()} in DDP's buckets"
-    for one in plan.forecasts:
-        if one.choice == choice:
-            return one.seconds
+    for forecast in plan.forecasts:
+        if forecast.choice == choice:
+            return forecast.seconds
     raise UserError(
         f"the plan has no forecast of {choice!r}; one made by windtunnel gradsync plan is accepted"
     )
@@ -183,7 +183,7 @@ def verdict(plan: Plan) -> str:
         fused = f"; other groups than DDP's gain {gain(plan):.1%}" if gain(plan) >= LITTLE else ""
         bound = plain / plan.bound - 1
         return f"do not compress: nothing makes an iteration shorter by more than {bound:.1%}{fused}{source}"
-    single = min(plan.forecasts[1:], key=lambda one: one.to_loss)
+    single = min(plan.forecasts[1:], key=lambda forecast: forecast.to_loss)
     return (
         f"compress with {', '.join(used)}: {ours.seconds * 1e3:.4g} ms an iteration in place of "
         f"{plain * 1e3:.4g}, {ours.to_loss * 1e3:.4g} to a loss ({ours.steps:.3g} times the steps, "

@@ -134,7 +134,7 @@ def test_this_machine_can_be_measured_and_nothing_stays(tmp_path: Path, own_home
     own_home.mkdir()
     assert load_costs(tmp_path / "profile.json").provenance == profile.provenance
     costs = profile.costs
-    assert 0 < min(costs.shell, costs.files_freeze, costs.files_after)
+    assert min(costs.shell, costs.files_freeze, costs.files_after) > 0
     assert costs.checkpoint(TurnClass.FULL, processes=1).seconds > costs.files_freeze + costs.files_after
     assert costs.image_base > 0
     assert 0.1 < costs.new_per_byte < 1

@@ -225,8 +225,8 @@ def read_log(work: Path) -> str:
     """The end of CRIU's log in ``work``, or what it said before it had one."""
     for file in ("log", "stderr"):
         with contextlib.suppress(OSError):
-            if said := (work / file).read_text(errors="replace"):
-                return said[-LOG_BYTES:]
+            if text := (work / file).read_text(errors="replace"):
+                return text[-LOG_BYTES:]
     return ""
 
 
@@ -350,7 +350,7 @@ def script(groups: Sequence[Path], hold: Path, wanted: Path | None) -> tuple[str
     """The action script of a restore, and what it has to find in the environment: the lists of processes that
     the first process is to enter, the v2 group to freeze when all is made, and a file without which all of it
     is ended then."""
-    found = {"WINDTUNNEL_GROUPS": "".join(f"{one}\n" for one in groups), "WINDTUNNEL_HOLD": str(hold)}
+    found = {"WINDTUNNEL_GROUPS": "".join(f"{group}\n" for group in groups), "WINDTUNNEL_HOLD": str(hold)}
     if wanted is not None:
         found["WINDTUNNEL_WANTED"] = str(wanted)
     return str(STEPS.locate()), found

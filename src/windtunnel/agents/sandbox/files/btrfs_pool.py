@@ -59,16 +59,16 @@ class BtrfsPool(Pool):
     def _make(self, path: Path) -> None:
         btrfs.create(path)
 
-    def _publish(self, made: Path, name: Path) -> None:
+    def _publish(self, path: Path, name: Path) -> None:
         # as a read-only snapshot, in one step: a read-only subvolume could not be renamed
-        btrfs.snapshot(made, name, read_only=True)
+        btrfs.snapshot(path, name, read_only=True)
 
     def _go_on(self, layer: Path, path: Path) -> None:
         btrfs.snapshot(layer, path, read_only=False)
 
-    def _share(self, made: Path, layer: Path) -> None:
+    def _share(self, path: Path, layer: Path) -> None:
         if not layer.exists():
-            btrfs.snapshot(made, layer, read_only=True)
+            btrfs.snapshot(path, layer, read_only=True)
 
     def _remove(self, path: Path) -> None:
         btrfs.destroy(path)
@@ -123,16 +123,16 @@ class BtrfsPool(Pool):
             btrfs.destroy(path)
 
     def snapshot(self, box: str, snapshot: str) -> int:
-        live, made = self._live(box), self._unused(snapshot)
+        live, path = self._live(box), self._unused(snapshot)
         with faults(f"no snapshot of sandbox {box!r}"):
             chain, account = self._chain(live), self._accounted(live, Account)
-            btrfs.snapshot(live, made, read_only=True)
+            btrfs.snapshot(live, path, read_only=True)
             # what was written was counted when the snapshot was made, and the sandbox stands still
             counted = btrfs.counted(live)
             used = account.offset + counted
             stated = Statement(account.since, used, counted, chain[0][0], account.brought)
             with suppress(OSError):  # where the disk is full, what was made is good without its note
-                self._note(made, made, chain, stated)
+                self._note(path, path, chain, stated)
         return 0
 
     def bytes_new(self, snapshot: str, older: str = "") -> int:
@@ -192,19 +192,19 @@ class BtrfsPool(Pool):
         return ""
 
     def settle(self, box: str, snapshot: str) -> None:
-        live, made = self._live(box), self._snap(snapshot)
-        account, stated = self._accounted(live, Account), self._accounted(made, Statement)
+        live, path = self._live(box), self._snap(snapshot)
+        account, stated = self._accounted(live, Account), self._accounted(path, Statement)
         if not account.near(stated.used) or stated.of != self._chain(live)[0][0]:
             return
         with faults(f"what sandbox {box!r} uses cannot be read"):
-            used = stated.looked_at(made)
+            used = stated.looked_at(path)
             if used < stated.used:
                 account = replace(account, offset=used - stated.counted)
                 self._write_note(live, {**self._noted(live), "account": asdict(account)})
                 account.hold(live)
                 with suppress(OSError):
                     self._write_note(
-                        made, {**self._noted(made), "account": asdict(replace(stated, used=used))}
+                        path, {**self._noted(path), "account": asdict(replace(stated, used=used))}
                     )
 
     @contextmanager
@@ -258,10 +258,10 @@ class BtrfsPool(Pool):
     def _note_of(self, path: Path) -> Path:
         return self._notes / f"{path.parent.name}-{path.name}"
 
-    def _note(self, made: Path, name: Path, origin: Chain, account: Account | Statement) -> None:
+    def _note(self, path: Path, name: Path, origin: Chain, account: Account | Statement) -> None:
         """Remember that the subvolume ``made``, which ``name`` will be, was just snapshotted from one whose
         chain is ``origin``, and what it uses. Raises OSError."""
-        own = btrfs.subvolume(made)
+        own = btrfs.subvolume(path)
         chain = [(identity, min(generation, own.born)) for identity, generation in origin][:LONGEST]
         self._write_note(name, {"of": own.uuid.hex(), "chain": chain, "account": asdict(account)})
 

@@ -40,8 +40,8 @@ class CopyPool(Pool):
     def _make(self, path: Path) -> None:
         path.mkdir(mode=0o700)
 
-    def _publish(self, made: Path, name: Path) -> None:
-        os.rename(made, name)
+    def _publish(self, path: Path, name: Path) -> None:
+        os.rename(path, name)
 
     def _remove(self, path: Path) -> None:
         remove(path)
@@ -55,13 +55,13 @@ class CopyPool(Pool):
     def _begin(self, box: str, origin: Path) -> None:
         """The live root of ``box`` is a copy of ``origin``, in place of what it was."""
         live = self._lives / checked(box)
-        with faults(f"sandbox {box!r} cannot get a root"), self._draft(box) as made:
-            self._tree(made).mkdir()
-            Copier().tree(str(origin), str(self._tree(made)))
-            (made / BASE).write_text(str(origin.relative_to(self._folder)), encoding="utf-8")
+        with faults(f"sandbox {box!r} cannot get a root"), self._draft(box) as path:
+            self._tree(path).mkdir()
+            Copier().tree(str(origin), str(self._tree(path)))
+            (path / BASE).write_text(str(origin.relative_to(self._folder)), encoding="utf-8")
             self.unmount(box)
             self._discard(live)
-            os.rename(made, live)
+            os.rename(path, live)
             self._discard(self._channels / box)
             (self._channels / box).mkdir(mode=0o700)
 
@@ -115,10 +115,10 @@ class CopyPool(Pool):
 
     def receive(self, snapshot: str, source: IO[bytes]) -> None:
         there = self._unused(snapshot)
-        with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as made:
-            self._tree(made).mkdir(mode=0o755)
-            stream.receive(self._tree(made), source)
-            os.rename(made, there)
+        with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as path:
+            self._tree(path).mkdir(mode=0o755)
+            stream.receive(self._tree(path), source)
+            os.rename(path, there)
 
     def sync(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):

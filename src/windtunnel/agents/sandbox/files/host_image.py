@@ -59,7 +59,7 @@ class Package:
 
 def installed(status: str) -> dict[str, Package]:
     """The installed packages of a dpkg status file, those of the machine's own architecture first."""
-    found: dict[str, Package] = {}
+    packages: dict[str, Package] = {}
     for paragraph in status.split("\n\n"):
         fields = dict(re.findall(r"^([A-Za-z-]+): *(.*(?:\n[ \t].*)*)", paragraph, re.MULTILINE))
         if fields.get("Status", "").split()[-1:] != ["installed"]:
@@ -72,8 +72,8 @@ def installed(status: str) -> dict[str, Package]:
             tuple(_alternatives(each) for each in needs.split(",") if each.strip()),
             tuple(name for each in fields.get("Provides", "").split(",") for name in _alternatives(each)),
         )
-        found.setdefault(package.name, package)
-    return found
+        packages.setdefault(package.name, package)
+    return packages
 
 
 def _alternatives(dependency: str) -> tuple[str, ...]:
@@ -272,9 +272,9 @@ def _etc(root: Path, target: Path, copier: Copier) -> None:
         ("etc", 0o755), ("var", 0o755), ("var/tmp", 0o1777), ("var/lib", 0o755), ("var/log", 0o755),
         ("var/cache", 0o755), ("usr/local/bin", 0o755),
     ):  # fmt: skip
-        made = target / name
-        made.mkdir(parents=True, exist_ok=True)
-        made.chmod(mode)
+        path = target / name
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(mode)
     for name, link in (("var/run", "/run"), ("var/lock", "/run/lock"), ("etc/mtab", "/proc/self/mounts")):
         if not os.path.lexists(target / name):
             os.symlink(link, target / name)

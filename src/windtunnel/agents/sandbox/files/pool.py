@@ -95,15 +95,15 @@ class Pool(ABC):
             origin = self._layers / chain[there - 1] if there else None
             with (
                 faults(f"image {source!r} cannot be imported"),
-                self._draft(found.name, partial(self._go_on, origin) if origin else None) as made,
+                self._draft(found.name, partial(self._go_on, origin) if origin else None) as path,
             ):
                 if origin is None:
-                    made.chmod(0o755)
-                keep = lambda count: self._share(made, self._layers / chain[count - 1])  # noqa: E731
-                found.fill(made, told, there, keep)
+                    path.chmod(0o755)
+                keep = lambda count: self._share(path, self._layers / chain[count - 1])  # noqa: E731
+                found.fill(path, told, there, keep)
                 if look_at(source).name != found.name:
                     raise UserError(f"image {source!r}: it was changed while it was read; import it again")
-                self._publish(made, self._images / found.name)
+                self._publish(path, self._images / found.name)
         return found.name
 
     def images(self) -> list[str]:
@@ -264,12 +264,12 @@ class Pool(ABC):
         """A new tree that begins as a layer that `_share` keeps."""
         raise NotImplementedError
 
-    def _share(self, made: Path, layer: Path) -> None:
+    def _share(self, path: Path, layer: Path) -> None:
         """Keep the layers in ``made`` for images that begin with the same ones, where that costs nothing."""
         return
 
     @abstractmethod
-    def _publish(self, made: Path, name: Path) -> None:
+    def _publish(self, path: Path, name: Path) -> None:
         """A draft that is whole gets its name, in one step."""
 
     @abstractmethod
@@ -335,16 +335,16 @@ class Pool(ABC):
 
     def _abandoned(self) -> list[Path]:
         """Entries of the trash at which nobody works any more."""
-        found = []
+        paths = []
         with locked(self._trash):
             for path in sorted(self._trash.iterdir()):
                 try:
                     with opened(path) as held:
                         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        found.append(path)
+                        paths.append(path)
                 except (BlockingIOError, FileNotFoundError):
                     continue
-        return found
+        return paths
 
     def _show(self, box: str, tree: Path) -> Path:
         """The mount point of ``box``, with ``tree`` there."""

@@ -114,7 +114,7 @@ class DiffInspector:
         return Effects(tuple(files[:LISTED]), len(files), processes, doubts=doubts)
 
     def _elsewhere(self, watched: _Watched) -> Elsewhere:
-        found: Elsewhere = {}
+        elsewhere: Elsewhere = {}
         if self._images:
             watched.root.refresh()
             for point in watched.root.elsewhere():
@@ -122,8 +122,8 @@ class DiffInspector:
                     for name in (*folders, *files):
                         with contextlib.suppress(OSError):
                             of = os.lstat(path := os.path.join(folder, name))
-                            found[path] = (of.st_ino, of.st_size, max(of.st_mtime_ns, of.st_ctime_ns))
-        return found
+                            elsewhere[path] = (of.st_ino, of.st_size, max(of.st_mtime_ns, of.st_ctime_ns))
+        return elsewhere
 
     def _watched(self, box: str) -> _Watched:
         try:

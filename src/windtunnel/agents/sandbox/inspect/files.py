@@ -85,17 +85,17 @@ class Changes:
         self, lstat: Callable[[bytes], os.stat_result | None], most: int = 4096
     ) -> tuple[list[FileChange], int]:
         """Up to ``most`` changes that remain, and how many there are."""
-        found: list[FileChange] = []
+        file_changes: list[FileChange] = []
         total = self.overflow
         for path, entry in self._entries.items():
             now = lstat(path)
             if now is None and entry.before is False:
                 continue
             total += 1
-            if len(found) < most:
+            if len(file_changes) < most:
                 size = now.st_size if now is not None and stat.S_ISREG(now.st_mode) else 0
-                found.append(FileChange(os.fsdecode(path), _word(entry, now is not None), size))
-        return found, total
+                file_changes.append(FileChange(os.fsdecode(path), _word(entry, now is not None), size))
+        return file_changes, total
 
 
 def _word(entry: _Entry, exists: bool) -> Change:
@@ -230,11 +230,11 @@ class Window:
         """Net changes, how many there are in all, and doubts."""
         with self._lock:
             doubts = list(self._doubts)
-            found, total = self._kept.net(self._root.lstat, LISTED)
+            file_changes, total = self._kept.net(self._root.lstat, LISTED)
             gone, count = self._elsewhere.net(self._root.lstat_elsewhere, 1)
         if count:
             path = gone[0].path if gone else "a file"
             doubts.append(Doubt(Part.PROCESSES, f"{path} is kept by process images only and was changed"))
         if self._nameless & set(alive):
             doubts.append(Doubt(Part.PROCESSES, "a process wrote to a file in memory that has no name"))
-        return found, total, doubts
+        return file_changes, total, doubts

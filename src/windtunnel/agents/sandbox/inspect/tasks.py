@@ -262,7 +262,7 @@ class Tasks:
     def effects(self, now: dict[Key, Alive]) -> tuple[ProcessEffect, ...]:
         """Those processes that did anything."""
         shells = set(self._shells())
-        found = [
+        process_effects = [
             ProcessEffect(key[0], base.alive.command, ended=True, shell=key[0] in shells)
             for key, base in self._base.items()
             if key not in now and key[0] != self._init
@@ -272,10 +272,12 @@ class Tasks:
                 continue
             base = self._base.get(key)
             if base is None:
-                found.append(ProcessEffect(one.pid, one.command, started=True, shell=key[0] in shells))
+                process_effects.append(
+                    ProcessEffect(one.pid, one.command, started=True, shell=key[0] in shells)
+                )
             elif base.alive.ran != one.ran or base.alive.settings != one.settings:
-                found.append(self._effect(key, one, base, key[0] in shells))
-        return tuple(found)
+                process_effects.append(self._effect(key, one, base, key[0] in shells))
+        return tuple(process_effects)
 
     def _effect(self, key: Key, one: Alive, base: _Base, shell: bool) -> ProcessEffect:
         dirty: int | None = 0

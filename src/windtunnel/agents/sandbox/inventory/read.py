@@ -90,7 +90,8 @@ def inventory(snapshot: Sequence[Process], init: int) -> Inventory:
     """What stands of a sandbox, by a look at its processes, whose first one is ``init`` on the host."""
     inside = {process.pid: process.inner for process in snapshot}
     links = {
-        process.pid: {number: one.link for number, one in process.descriptors.items()} for process in snapshot
+        process.pid: {number: descriptor.link for number, descriptor in process.descriptors.items()}
+        for process in snapshot
     }
     names, first = sockets(links), dict[str, str]()
     for process in snapshot:
@@ -267,33 +268,35 @@ def _descriptors(
     process: Process, shared: Mapping[str, str], names: Mapping[str, str], tree: _Tree
 ) -> Iterator[Fact]:
     """``shared``: the first descriptor with each link; ``names``: words for sockets, by their links."""
-    for number, one in process.descriptors.items():
-        own, kind, words = f"{process.inner}:{number}", "descriptors", _words(one, tree)
-        name = tree.marked(f"/proc/{process.pid}/fd/{number}", one.link)
-        if one.link == "anon_inode:[timerfd]":
-            yield _timer(process.pid, number, one.info)
-        elif one.link == "anon_inode:inotify":
+    for number, descriptor in process.descriptors.items():
+        own, kind, words = f"{process.inner}:{number}", "descriptors", _words(descriptor, tree)
+        name = tree.marked(f"/proc/{process.pid}/fd/{number}", descriptor.link)
+        if descriptor.link == "anon_inode:[timerfd]":
+            yield _timer(process.pid, number, descriptor.info)
+        elif descriptor.link == "anon_inode:inotify":
             words += _unread_events(process.pid, number)
-        elif one.link.startswith("socket:["):
-            kind, name = "sockets", names.get(one.link, "socket")
-        elif one.link.startswith("pipe:["):
+        elif descriptor.link.startswith("socket:["):
+            kind, name = "sockets", names.get(descriptor.link, "socket")
+        elif descriptor.link.startswith("pipe:["):
             name = "pipe"
         if kind == "sockets" or name == "pipe":
-            first = shared[one.link]
+            first = shared[descriptor.link]
             name = name if first == own else f"that of {first}, {name}"
         # a connection to the outside has no words but these
         yield (kind, f"descriptor {number}", name if name.endswith(OUTSIDE) else f"{name}, {words}")
 
 
-def _words(one: Descriptor, tree: _Tree) -> str:
+def _words(descriptor: Descriptor, tree: _Tree) -> str:
     words = []
-    for line in one.info.splitlines():
+    for line in descriptor.info.splitlines():
         name, _, value = line.partition(":")
         value = value.strip()
         match name:
             case "flags":
                 words.append(f"flags {int(value, 8) & KEPT:o}")
-            case "pos" if one.link.startswith("/") and not one.link.startswith(("/dev/", "/proc/")):
+            case "pos" if descriptor.link.startswith("/") and not descriptor.link.startswith(
+                ("/dev/", "/proc/")
+            ):
                 words.append(f"at {value}")
             case "eventfd-count" | "eventfd-semaphore" | "sigmask" | "tty-index" | "scm_fds":
                 words.append(f"{name} {value}")
@@ -314,8 +317,8 @@ def _words(one: Descriptor, tree: _Tree) -> str:
 def held_locks(descriptors: Mapping[int, Descriptor]) -> Iterator[str]:
     """The locks that a process holds through its descriptors, in words that `mend` reads. The kernel's are
     ``lock: 1: POSIX  ADVISORY  WRITE 26 00:2c:6222 0 9``."""
-    for number, one in descriptors.items():
-        for line in one.info.splitlines():
+    for number, descriptor in descriptors.items():
+        for line in descriptor.info.splitlines():
             fields = line.split()
             if len(fields) < 9 or fields[0] != "lock:" or fields[2] == "->":
                 continue
@@ -374,7 +377,7 @@ def _ipc(system_v: Mapping[str, str]) -> Iterator[Fact]:
             yield (
                 "ipc",
                 f"System V {words} {of[columns[1]]}",
-                " ".join(f"{one} {of[one]}" for one in columns),
+                " ".join(f"{column} {of[column]}" for column in columns),
             )
 
 

@@ -72,7 +72,7 @@ def close_orphans(pids: Iterable[int], netns: Path) -> int:
     Nothing is ended where the kernel has no SOCK_DESTROY: such a program learns it when it next sends.
     """
     # one whose other end has ended already waits for nothing
-    found = [one for one in orphans(held(pids)) if one.established]
+    found = [orphan for orphan in orphans(held(pids)) if orphan.established]
     if not found:
         return 0
 

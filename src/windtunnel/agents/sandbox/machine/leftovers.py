@@ -81,11 +81,11 @@ def _groups(home: Home) -> set[str]:
     if os.geteuid() != 0:
         return set()
     try:
-        found = cgroup.mounts()
+        mounts = cgroup.mounts()
     except LinuxError:
         return set()
     names: set[str] = set()
-    for point in (found.unified, *found.v1.values()):
+    for point in (mounts.unified, *mounts.v1.values()):
         folder = point / f"windtunnel-{home.tag}"
         if folder.is_dir():
             names |= {entry.name for entry in folder.iterdir() if entry.is_dir()}

@@ -185,21 +185,21 @@ class Machine:
         with self._lock:
             if not self.alive():
                 raise MachineError(f"sandbox {self.spec.name} is dead")
-            found = self._shells.get(name)
-            if found is not None and found.pid:
-                return found
-            if found is None:
+            shell = self._shells.get(name)
+            if shell is not None and shell.pid:
+                return shell
+            if shell is None:
                 if len(self._shells) >= MOST_SHELLS:
                     raise UserError(f"sandbox {self.spec.name} has {MOST_SHELLS} shells, which is the most")
-                found = Shell(name, self._channel, self._init)
+                shell = Shell(name, self._channel, self._init)
             try:
-                found.start()
+                shell.start()
             except BaseException:
                 if name not in self._shells:
-                    found.close()
+                    shell.close()
                 raise
-            self._shells[name] = found
-            return found
+            self._shells[name] = shell
+            return shell
 
     def shells(self) -> dict[str, int]:
         """Name → host pid of each persistent shell."""
@@ -220,9 +220,9 @@ class Machine:
         Raises MachineError when something stayed different; the rest has been replayed.
         """
         wanted = State.of(state)
-        found = self._shell(state.name)
-        with found.lock:
-            found.replay(wanted)
+        shell = self._shell(state.name)
+        with shell.lock:
+            shell.replay(wanted)
 
     def commands(self) -> tuple[str, ...]:
         """Command lines of all processes, in the order of their pids inside."""

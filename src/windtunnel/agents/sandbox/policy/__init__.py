@@ -229,26 +229,28 @@ def _needed(look: Look) -> tuple[TurnClass, tuple[str, ...]]:
         return TurnClass.FULL, ("the newest checkpoint holds no files",)
     if look.effects is None:
         return TurnClass.FULL, ("in doubt: nobody looked",)
-    found, reasons = class_of(look.effects, look.references, look.rules, has_image=look.has_image)
-    if found < TurnClass.FULL and look.images_possible and not look.has_image:
+    turn_class, reasons = class_of(look.effects, look.references, look.rules, has_image=look.has_image)
+    if turn_class < TurnClass.FULL and look.images_possible and not look.has_image:
         return TurnClass.FULL, ("the newest checkpoint holds no process image", *reasons)
-    return max(found, look.least), reasons
+    return max(turn_class, look.least), reasons
 
 
 def _made(look: Look, needed: TurnClass, reasons: tuple[str, ...]) -> Keep:
-    made, lost = needed, ""
+    turn_class, lost = needed, ""
     if look.occasion is Occasion.FROZEN:
-        made = max(made, TurnClass.FILES)
+        turn_class = max(turn_class, TurnClass.FILES)
     asked = look.occasion in (Occasion.ASKED, Occasion.NOTICE)
     if look.named or (look.has_lacks and asked):  # whether it still lacks that is to be told
-        made = max(made, TurnClass.SHELL)
-    if not look.images_possible and (made >= TurnClass.FILES or not look.has_image):
-        made, lost = min(made, TurnClass.FILES), look.no_images
-    elif made > look.most:
+        turn_class = max(turn_class, TurnClass.SHELL)
+    if not look.images_possible and (turn_class >= TurnClass.FILES or not look.has_image):
+        turn_class, lost = min(turn_class, TurnClass.FILES), look.no_images
+    elif turn_class > look.most:
         # better the files without the processes than neither; the checkpoint before, which has both, stays
-        made, lost = TurnClass.FILES, "there was no time for them"
-    again = made is TurnClass.FILES and not lost and look.has_image and look.occasion is not Occasion.FROZEN
-    return Keep(needed, made, reasons, image=not lost, lost=lost, again=again)
+        turn_class, lost = TurnClass.FILES, "there was no time for them"
+    again = (
+        turn_class is TurnClass.FILES and not lost and look.has_image and look.occasion is not Occasion.FROZEN
+    )
+    return Keep(needed, turn_class, reasons, image=not lost, lost=lost, again=again)
 
 
 def _saved(notice: Notice) -> SaveOrder:
@@ -258,8 +260,8 @@ def _saved(notice: Notice) -> SaveOrder:
     if notice.seconds <= 0:
         return SaveOrder()
     costs = {
-        one.name: (one.files, one.full if one.needs is TurnClass.FULL else one.files)
-        for one in notice.sandboxes
+        sandbox.name: (sandbox.files, sandbox.full if sandbox.needs is TurnClass.FULL else sandbox.files)
+        for sandbox in notice.sandboxes
     }
     order = sorted(costs, key=lambda name: (costs[name][1] - costs[name][0], name))
     plan = dict.fromkeys(order, TurnClass.FILES)
@@ -316,7 +318,7 @@ def _files(observation: Observation) -> Decision:
             never = replace(observation, images_possible=False, no_images="this policy keeps files alone")
             return _made(never, TurnClass.FILES, ("every turn",))
         case Notice() if observation.seconds > 0:
-            names = sorted(one.name for one in observation.sandboxes)
+            names = sorted(sandbox.name for sandbox in observation.sandboxes)
             return SaveOrder(tuple(Save(name, TurnClass.FILES) for name in names))
     return _allowing(observation)
 

@@ -149,7 +149,10 @@ def forgettable(
     dropped: list[Manifest] = []
     needed: set[str] = set()
     for box, own in by_box.items():
-        kept = (Kept(one.id, one.created, bool(one.pinned or one.label), one.id in live) for one in own)
+        kept = (
+            Kept(manifest.id, manifest.created, bool(manifest.pinned or manifest.label), manifest.id in live)
+            for manifest in own
+        )
         gone = set(decide(box, Past(tuple(kept), box in tips, retention.keep)).checkpoints)
         for one in own:
             if one.id in gone:

@@ -50,14 +50,14 @@ _COMMAND = 60
 
 def differences(before: Inventory, after: Inventory) -> tuple[Lack, ...]:
     """What stood before and is not there, or is not the same."""
-    found = _facts("the sandbox", before.facts, after.facts)
+    lacks = _facts("the sandbox", before.facts, after.facts)
     now = {process.pid: process for process in after.processes}
     for stood in before.processes:
         if (current := now.get(stood.pid)) is None:
-            found.append(Lack("processes", who(stood), GONE))
+            lacks.append(Lack("processes", who(stood), GONE))
         else:
-            found += _facts(who(stood), stood.facts, current.facts)
-    return tuple(found)
+            lacks += _facts(who(stood), stood.facts, current.facts)
+    return tuple(lacks)
 
 
 def who(stood: ProcessStood) -> str:
@@ -76,15 +76,15 @@ def goes_on(timer: Mapping[str, str]) -> bool:
 
 
 def _facts(whose: str, before: Facts, after: Facts) -> list[Lack]:
-    found = []
+    lacks = []
     for kind, named in before.items():
         now = after.get(kind, {})
         for name, value in named.items():
             if why := _difference(name, value, now.get(name)):
                 timer = "timerfd" in name  # its numbers say nothing
                 what = f"{whose}: {name}, {value}" if value and not timer else f"{whose}: {name}"
-                found.append(Lack(cast(LackKind, kind), what, why))
-    return found
+                lacks.append(Lack(cast(LackKind, kind), what, why))
+    return lacks
 
 
 def _difference(name: str, value: str, now: str | None) -> str:
@@ -165,10 +165,10 @@ LOST = (
 
 def beforehand(inventory: Inventory) -> tuple[Lack, ...]:
     """What of ``inventory`` is known not to come back."""
-    found = list(_lost("the sandbox", inventory.facts))
+    lacks = list(_lost("the sandbox", inventory.facts))
     for stood in inventory.processes:
-        found += _lost(who(stood), stood.facts)
-    return tuple(found)
+        lacks += _lost(who(stood), stood.facts)
+    return tuple(lacks)
 
 
 def undumpable(inventory: Inventory) -> str:
@@ -187,7 +187,7 @@ def _lost(whose: str, facts: Facts) -> Iterator[Lack]:
     for kind, named in facts.items():
         for name, value in named.items():
             what = f"{name}, {value}" if value else name
-            for one in LOST:
-                if one.fact and one.lack == kind and re.search(one.fact, what):
-                    yield Lack(one.lack, f"{whose}: {what}", f"CRIU does not bring it back ({one.why})")
+            for lost in LOST:
+                if lost.fact and lost.lack == kind and re.search(lost.fact, what):
+                    yield Lack(lost.lack, f"{whose}: {what}", f"CRIU does not bring it back ({lost.why})")
                     break

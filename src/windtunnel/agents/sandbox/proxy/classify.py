@@ -263,66 +263,66 @@ class Verdict:
     known: Known = field(repr=False)
 
 
-def classify(asked: Outline, known: Known) -> Verdict:
+def classify(outline: Outline, known: Known) -> Verdict:
     """Judge a request that a model answers."""
     for place in reversed(range(len(known.loops))):
-        reason = _same_loop(asked, known.loops[place])
-        if reason and asked.system == known.loops[place].system:
-            return _main(asked, known, reason, place)
-    if not asked.tools:
-        if _begins_helper(asked.opening) or _begins_helper(asked.last):
+        reason = _same_loop(outline, known.loops[place])
+        if reason and outline.system == known.loops[place].system:
+            return _main(outline, known, reason, place)
+    if not outline.tools:
+        if _begins_helper(outline.opening) or _begins_helper(outline.last):
             return Verdict("helper", "a known helper prompt", known)
-        if asked.max_tokens is not None and asked.max_tokens <= TINY:
-            return Verdict("helper", f"no tools and at most {asked.max_tokens} tokens", known)
+        if outline.max_tokens is not None and outline.max_tokens <= TINY:
+            return Verdict("helper", f"no tools and at most {outline.max_tokens} tokens", known)
     for place in reversed(range(len(known.loops))):
-        reason = _same_loop(asked, known.loops[place])
+        reason = _same_loop(outline, known.loops[place])
         if reason:
-            return _main(asked, known, reason + ", under another system prompt", place)
+            return _main(outline, known, reason + ", under another system prompt", place)
     if not known.loops:
-        return _main(asked, known, "the first request" + (" with tools" if asked.tools else ""))
-    if asked.tools and not any(loop.tools for loop in known.loops):
+        return _main(outline, known, "the first request" + (" with tools" if outline.tools else ""))
+    if outline.tools and not any(loop.tools for loop in known.loops):
         # what was taken for the main loop was a helper that came first
-        return _main(asked, replace(known, loops=()), "the first request with tools")
+        return _main(outline, replace(known, loops=()), "the first request with tools")
     newest = known.loops[-1]
     for loop in reversed(known.loops):
-        if asked.system == loop.system and bool(asked.tools) == bool(loop.tools):
-            if asked.model == loop.model or asked.system:
-                return _main(asked, known, "a new conversation with the main loop's system prompt")
-            return Verdict("helper", f"model {asked.model} is not the main loop's {loop.model}", known)
-    if not asked.tools and newest.tools:
+        if outline.system == loop.system and bool(outline.tools) == bool(loop.tools):
+            if outline.model == loop.model or outline.system:
+                return _main(outline, known, "a new conversation with the main loop's system prompt")
+            return Verdict("helper", f"model {outline.model} is not the main loop's {loop.model}", known)
+    if not outline.tools and newest.tools:
         return Verdict("helper", "no tools, while the main loop has some", known)
-    return _stranger(asked, known)
+    return _stranger(outline, known)
 
 
-def _same_loop(asked: Outline, loop: Loop) -> str:
+def _same_loop(outline: Outline, loop: Loop) -> str:
     """How this request goes on from the last one of that loop; empty when it does not."""
-    if asked.shape != loop.shape or (loop.tools and not asked.tools):
+    if outline.shape != loop.shape or (loop.tools and not outline.tools):
         return ""
-    if asked.shape == "completions":
-        return "it continues the prompt" if loop.prompt and asked.prompt.startswith(loop.prompt) else ""
-    if asked.follows and asked.tools == loop.tools:
-        return "it goes on from an earlier reply" if asked.system == loop.system else ""
+    if outline.shape == "completions":
+        return "it continues the prompt" if loop.prompt and outline.prompt.startswith(loop.prompt) else ""
+    if outline.follows and outline.tools == loop.tools:
+        return "it goes on from an earlier reply" if outline.system == loop.system else ""
     size = len(loop.messages)
-    if not size or asked.messages[:size] != loop.messages:
+    if not size or outline.messages[:size] != loop.messages:
         return ""
-    return "it continues the conversation" if len(asked.messages) > size else "the same messages again"
+    return "it continues the conversation" if len(outline.messages) > size else "the same messages again"
 
 
-def _stranger(asked: Outline, known: Known) -> Verdict:
+def _stranger(outline: Outline, known: Known) -> Verdict:
     """Another system prompt: an agent's agent or a helper, until it is the only one that asks."""
-    strange = known.strange + 1 if known.stranger == asked.system else 1
+    strange = known.strange + 1 if known.stranger == outline.system else 1
     if strange >= TAKEOVER:
-        return _main(asked, known, f"the only conversation for {strange} requests")
+        return _main(outline, known, f"the only conversation for {strange} requests")
     return Verdict(
         "helper",
         "the system prompt is not the main loop's",
-        replace(known, stranger=asked.system, strange=strange),
+        replace(known, stranger=outline.system, strange=strange),
     )
 
 
-def _main(asked: Outline, known: Known, reason: str, place: int | None = None) -> Verdict:
-    loop = Loop(asked.shape, asked.model, asked.system, asked.tools, asked.messages, asked.prompt)
-    others = [one for number, one in enumerate(known.loops) if number != place]
+def _main(outline: Outline, known: Known, reason: str, place: int | None = None) -> Verdict:
+    loop = Loop(outline.shape, outline.model, outline.system, outline.tools, outline.messages, outline.prompt)
+    others = [loop for number, loop in enumerate(known.loops) if number != place]
     others = [one for one in others if (one.system, one.shape) != (loop.system, loop.shape)]
     return Verdict("main", reason, Known((*others, loop)[-LOOPS_KEPT:]))
 

@@ -79,7 +79,7 @@ def parse_allowed(network: str) -> Allowed:
                 "and :port where it is neither 80 nor 443"
             )
         names = ("localhost", "127.0.0.1", "::1") if name == "localhost" else (str(literal or name),)
-        entries += [(one, port) for one in names]
+        entries += [(name, port) for name in names]
     return tuple(entries)
 
 
@@ -98,10 +98,13 @@ def reachable(
     """Those addresses that are public, or named by the list. ``own``: the host's, which are not public."""
     literal = tuple(entry for entry in allowed if _literal(entry[0]) is not None)
     return [
-        one
-        for one in addresses
-        if is_listed(literal, str(one), port)
-        or (one not in own and not any(one in net for net in NOT_PUBLIC if net.version == one.version))
+        address
+        for address in addresses
+        if is_listed(literal, str(address), port)
+        or (
+            address not in own
+            and not any(address in net for net in NOT_PUBLIC if net.version == address.version)
+        )
     ]
 
 
@@ -142,7 +145,7 @@ class Head:
 def read_head(text: bytes) -> Head:
     """Understand the head of a request, with its empty line. Raises Refused."""
     first, *lines = text[:-4].split(b"\r\n")
-    line, fields = LINE.fullmatch(first), [FIELD.fullmatch(one) for one in lines]
+    line, fields = LINE.fullmatch(first), [FIELD.fullmatch(line) for line in lines]
     if line is None or None in fields:
         raise Refused(400, "the request is malformed")
     method, target = line[1], line[2].decode("ascii")
@@ -158,11 +161,15 @@ def read_head(text: bytes) -> Head:
         raise Refused(400, "this is a proxy: use CONNECT, or ask for an http:// URL")
     headers = [(field[1].lower(), field[2].strip()) for field in fields if field is not None]
     lengths = [value for name, value in headers if name == b"content-length"]
-    if len(lengths) > 1 or not all(re.fullmatch(rb"[0-9]{1,18}", one) for one in lengths):
+    if len(lengths) > 1 or not all(re.fullmatch(rb"[0-9]{1,18}", length) for length in lengths):
         raise Refused(400, "content-length is malformed")
     if any(name in (b"transfer-encoding", b"upgrade") for name, _ in headers):
         raise Refused(411, "for http:// URLs, requests have a content-length and no upgrade; use https://")
-    kept = [one for one in headers if one[0] not in (b"host", b"connection") and one[0][:6] != b"proxy-"]
+    kept = [
+        header
+        for header in headers
+        if header[0] not in (b"host", b"connection") and header[0][:6] != b"proxy-"
+    ]
     kept = [(b"host", url.netloc.encode()), (b"connection", b"close"), *kept]
     path = f"{url.path or '/'}{'?' if url.query else ''}{url.query}".encode()
     sent = b"".join(b"%s: %s\r\n" % field for field in kept)

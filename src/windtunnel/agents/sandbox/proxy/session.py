@@ -84,9 +84,9 @@ class AgentSession:
         if leaves_base(self._upstream.url, request.path):
             words = "the path would leave the base path of the upstream by '..'"
             raise Refused(400, "bad_request", words)
-        asked = await self._of_main_loop(request)
-        if asked is not None:
-            await self._main(request, asked, receive, send)
+        outline = await self._of_main_loop(request)
+        if outline is not None:
+            await self._main(request, outline, receive, send)
         else:
             await while_connected(receive, self._through(request, send), self._ending)
 
@@ -96,18 +96,18 @@ class AgentSession:
             return None
         try:
             if len(request.body) <= READ_ON_LOOP:
-                asked = self._read(request)
+                outline = self._read(request)
             else:
-                asked = await asyncio.to_thread(self._read, request)
+                outline = await asyncio.to_thread(self._read, request)
         except Unreadable as error:
             LOG.info("sandbox %s: a request is passed on, not understood: %s", self.name, error)
             return None
-        verdict = classify(asked, self._conversation.known)
+        verdict = classify(outline, self._conversation.known)
         LOG.info("sandbox %s: a request is %s: %s", self.name, verdict.kind, verdict.reason)
         if verdict.known != self._conversation.known:
             self._conversation.known = verdict.known
             self._write(self._conversation.learn, verdict.known)
-        return asked if verdict.kind == "main" else None
+        return outline if verdict.kind == "main" else None
 
     def _read(self, request: Request) -> Outline:
         return read(request.route, dict(request.headers), request.body, limit=self._bounds.body)
@@ -124,12 +124,12 @@ class AgentSession:
             if not started:
                 await send_fault(send, fault.status, fault.kind, str(fault))
 
-    async def _main(self, request: Request, asked: Outline, receive: Receive, send: Send) -> None:
+    async def _main(self, request: Request, outline: Outline, receive: Receive, send: Send) -> None:
         conversation, incarnation = self._conversation, self._conversation.incarnation
-        exchange = self._under_way.get(asked.digest)
-        entry = exchange.entry if exchange is not None else conversation.find(asked.digest)
+        exchange = self._under_way.get(outline.digest)
+        entry = exchange.entry if exchange is not None else conversation.find(outline.digest)
         if entry is None:
-            exchange = self._ask(request, asked)
+            exchange = self._ask(request, outline)
             entry = exchange.entry
         window = self._window(entry)
         delivering = self._deliver(entry, exchange, window, send)
@@ -139,12 +139,12 @@ class AgentSession:
                 entry.served = incarnation
                 self._write(conversation.serve, entry, incarnation)
 
-    def _ask(self, request: Request, asked: Outline) -> Exchange:
+    def _ask(self, request: Request, outline: Outline) -> Exchange:
         """Send the request to the model, whoever waits for it later."""
         if len(self._under_way) >= self._bounds.open_box:
             raise Refused(503, "overloaded", "too many requests of this sandbox are under way")
-        entry = self._conversation.begin(f"{asked.digest[:12]}-{uuid4().hex[:12]}", asked.digest)
-        exchange = self._under_way[asked.digest] = Exchange(entry)
+        entry = self._conversation.begin(f"{outline.digest[:12]}-{uuid4().hex[:12]}", outline.digest)
+        exchange = self._under_way[outline.digest] = Exchange(entry)
         self._spawn(self._exchanges, self._run(exchange, request))
         return exchange
 

@@ -103,15 +103,15 @@ def import_checkpoint(
     url, _, wanted = url.partition("#")
     place = open_files(url)
     with told(f"the checkpoint {wanted or 'at'} {url} cannot be imported"), pages.scratch() as work:
-        found = _exported(place, _chosen(place, wanted))
-        for stream, held in (("files", found.files), ("image", found.image)):
+        exported = _exported(place, _chosen(place, wanted))
+        for stream, held in (("files", exported.files), ("image", exported.image)):
             with (work / stream).open("wb") as out:
                 for piece in chunks.get_all(place, (chunk.name for chunk in held), TRANSFERS):
                     out.write(piece)
-        if found.image:
+        if exported.image:
             _read_image(work / "image", work / "images")
         return _publish(
-            found.manifest, work / "files", work / "images", pool, pages, manifests, name, key_file
+            exported.manifest, work / "files", work / "images", pool, pages, manifests, name, key_file
         )
 
 
@@ -127,11 +127,11 @@ def _name(id: str) -> str:
 def _exported(place: Files, id: str) -> Exported:
     """What a checkpoint there consists of, checked."""
     where = f"{place.url}/{_name(id)}"
-    found = unseal(Exported, _KIND, VERSION, place.read(_name(id)), where)
-    own = found.manifest
-    if own.id != id or bool(own.image) != bool(found.image) or bool(own.files) != bool(found.files):
+    exported = unseal(Exported, _KIND, VERSION, place.read(_name(id)), where)
+    own = exported.manifest
+    if own.id != id or bool(own.image) != bool(exported.image) or bool(own.files) != bool(exported.files):
         raise ObjectError(f"{where} does not fit its manifest")
-    return found
+    return exported
 
 
 def _chosen(place: Files, wanted: str) -> str:
@@ -148,8 +148,8 @@ def _drop_wrong(place: Files) -> None:
     for id in _complete(place):
         # one that is damaged spoils no other: what only it could tell is sent again
         with contextlib.suppress(ObjectError):
-            found = _exported(place, id)
-            for chunk in {*found.image, *found.files}:
+            exported = _exported(place, id)
+            for chunk in {*exported.image, *exported.files}:
                 if place.size(chunks.path(chunk.name)) not in (None, chunk.bytes):
                     place.remove(chunks.path(chunk.name))
 

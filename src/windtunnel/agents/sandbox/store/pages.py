@@ -152,8 +152,8 @@ def zeros(pages: Pages) -> NDArray[np.bool_]:
 
 def differing(pages: Pages, others: Pages) -> NDArray[np.bool_]:
     """Which of the pages are not equal; in blocks, so that the intermediate result stays in the cache."""
-    found = np.empty(len(pages), np.bool_)
+    buffer = np.empty(len(pages), np.bool_)
     left, right = pages.view(np.uint64), others.view(np.uint64)
     for at in range(0, len(pages), _BLOCK):
-        (left[at : at + _BLOCK] != right[at : at + _BLOCK]).any(axis=1, out=found[at : at + _BLOCK])
-    return found
+        (left[at : at + _BLOCK] != right[at : at + _BLOCK]).any(axis=1, out=buffer[at : at + _BLOCK])
+    return buffer

@@ -263,9 +263,9 @@ class PageStore:
                 right = self._digests(recipe)
                 for name, size, begin in recipe.begins():
                     for first, pages in windows(images / name, size):
-                        found = digests_of(pages)
-                        found[zeros(pages)] = 0
-                        if not np.array_equal(found, right[begin + first :][: len(pages)]):
+                        digests = digests_of(pages)
+                        digests[zeros(pages)] = 0
+                        if not np.array_equal(digests, right[begin + first :][: len(pages)]):
                             raise ObjectError(name)
                 return
         self._raw.forget(id)

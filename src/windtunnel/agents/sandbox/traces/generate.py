@@ -71,11 +71,11 @@ def generate(
     mix = mix or Mix()
     random = Random(seed)
     world = SessionState(random, workdir, first_port)
-    made = []
+    trace_turns = []
     for number in range(1, turns + 1):
         turn_class = random.choices(list(TurnClass), mix.weights)[0]
         step = recipes.draw(world, turn_class)
-        made.append(
+        trace_turns.append(
             TraceTurn(
                 turn=number,
                 command=step.command,
@@ -90,7 +90,7 @@ def generate(
         name=f"generated-{seed}",
         source=f"generated: seed {seed}, {turns} turns",
         licence="Apache-2.0",
-        turns=tuple(made),
+        turns=tuple(trace_turns),
         environment=FIXED_ENVIRONMENT,
         workdir=workdir,
         prelude=prelude(workdir),

@@ -24,7 +24,7 @@ from windtunnel.traces.header import SURROGATE, Fields, read
 
 KIND = "agent-session"
 VERSION = 1
-CLASSES = tuple(one.word for one in TurnClass)
+CLASSES = tuple(turn_class.word for turn_class in TurnClass)
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -116,14 +116,14 @@ def merged(earlier: Effects, later: Effects) -> Effects:
     )
 
 
-def uncovered(effects: Effects, made: TurnClass) -> Effects:
+def uncovered(effects: Effects, turn_class: TurnClass) -> Effects:
     """What of the effects a checkpoint of class ``made`` leaves to be kept."""
-    if made is TurnClass.FULL:
+    if turn_class is TurnClass.FULL:
         return Effects()
-    if made is TurnClass.FILES:
+    if turn_class is TurnClass.FILES:
         doubts = tuple(doubt for doubt in effects.doubts if doubt.part is not Part.FILES)
         return Effects(processes=effects.processes, doubts=doubts)
-    return effects if made is TurnClass.NONE else replace(effects, shells=())
+    return effects if turn_class is TurnClass.NONE else replace(effects, shells=())
 
 
 def from_trace(trace: Trace, rng: np.random.Generator, shape: Shape = Shape()) -> Session:

@@ -114,8 +114,8 @@ class ElasticAccelerator(Accelerator):
     def _state(self) -> dict[str, Any]:
         named = {
             "model": self._models,
-            "optimizer": [one.optimizer for one in self._optimizers],
-            "scheduler": [one.scheduler for one in self._schedulers],
+            "optimizer": [optimizer.optimizer for optimizer in self._optimizers],
+            "scheduler": [scheduler.scheduler for scheduler in self._schedulers],
             "scaler": [self.scaler] if self.scaler is not None else [],
             "registered": self._custom_objects,
         }

@@ -197,7 +197,11 @@ class ElasticCallback(TrainerCallback):
     def state_dict(self) -> dict[str, Any]:
         """What a trainer has beside model, optimizer, scheduler and scaler; a part of the state."""
         trainer = self._trainer
-        callbacks = [one for one in trainer.callback_handler.callbacks if isinstance(one, ExportableState)]
+        callbacks = [
+            callback
+            for callback in trainer.callback_handler.callbacks
+            if isinstance(callback, ExportableState)
+        ]
         loss = {"_tr_loss": float(trainer._tr_loss), **{name: getattr(trainer, name) for name in _LOSS}}
         return {
             "world": self._job.world,
@@ -205,7 +209,7 @@ class ElasticCallback(TrainerCallback):
             "place": self._cursor.place(self._seen) if self._cursor is not None else {"seen": self._seen},
             "state": {name: one for name, one in asdict(trainer.state).items() if name not in _OWN},
             "control": asdict(trainer.control),
-            "callbacks": [one.state()["attributes"] for one in callbacks],
+            "callbacks": [callback.state()["attributes"] for callback in callbacks],
             "loss": loss,
         }
 
@@ -216,7 +220,7 @@ class ElasticCallback(TrainerCallback):
         for name, value in state["state"].items():
             setattr(trainer.state, name, value)
         callbacks = [one for one in trainer.callback_handler.callbacks if isinstance(one, ExportableState)]
-        for one, attributes in zip(callbacks, state["callbacks"], strict=False):
+        for callback, attributes in zip(callbacks, state["callbacks"], strict=False):
             for name, value in attributes.items():
-                setattr(one, name, value)
+                setattr(callback, name, value)
         self._kept = state

@@ -76,7 +76,10 @@ class ElasticCallback(lightning_callbacks.Callback):
                 f'{self._job.rank} of {self._job.world}; strategy="ddp", devices=(ranks of a host) and '
                 "num_nodes=(hosts) are needed"
             )
-        if any(isinstance(one, lightning_callbacks.StochasticWeightAveraging) for one in trainer.callbacks):
+        if any(
+            isinstance(callback, lightning_callbacks.StochasticWeightAveraging)
+            for callback in trainer.callbacks
+        ):
             raise UserError(
                 "Trainer: StochasticWeightAveraging is not accepted, since it exchanges the scheduler in the "
                 "midst of training; WeightAveraging and EMAWeightAveraging are"
@@ -88,15 +91,15 @@ class ElasticCallback(lightning_callbacks.Callback):
         run = self._run
         assert run is not None
         held = {
-            f"callback {one.state_key}{name}": value
-            for one in trainer.callbacks
-            for name, value in vars(one).items()
+            f"callback {callback.state_key}{name}": value
+            for callback in trainer.callbacks
+            for name, value in vars(callback).items()
             if isinstance(value, torch.nn.Module)
         }
         state = {
             "model": trainer.strategy.model,
-            **{f"optimizer{i}": one for i, one in enumerate(trainer.strategy.optimizers)},
-            **{f"scheduler{i}": one.scheduler for i, one in enumerate(trainer.lr_scheduler_configs)},
+            **{f"optimizer{i}": optimizer for i, optimizer in enumerate(trainer.strategy.optimizers)},
+            **{f"scheduler{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)},
             "precision": trainer.precision_plugin,
             "trainer": run,
             **held,
@@ -202,7 +205,7 @@ class _Run:
             "place": self._cursor.place(seen) if self._cursor is not None else None,
             "drawn": drawn(None) if self._cursor is None else None,
             "logged": _logged(trainer),
-            "callbacks": {one.state_key: one.state_dict() for one in trainer.callbacks},
+            "callbacks": {callback.state_key: callback.state_dict() for callback in trainer.callbacks},
             "datamodule": trainer.datamodule.state_dict() if trainer.datamodule is not None else {},
             "extra": extra,
             "metrics": {name: [one.update_count, one.metric_state] for name, one in _metrics(module)},
@@ -211,9 +214,9 @@ class _Run:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         require_world(state["world"], self._job)
         trainer, module = self._trainer, self._trainer.lightning_module
-        for one in trainer.callbacks:
-            if found := state["callbacks"].get(one.state_key):
-                one.load_state_dict(found)
+        for callback in trainer.callbacks:
+            if found := state["callbacks"].get(callback.state_key):
+                callback.load_state_dict(found)
         if trainer.datamodule is not None:
             trainer.datamodule.load_state_dict(state["datamodule"])
         if extra := state["extra"]:
@@ -233,9 +236,9 @@ def _hooked(trainer: Any) -> list[Any]:
     plain = lightning_callbacks.Callback.on_save_checkpoint
     own = (lightning_callbacks.WeightAveraging, lightning_callbacks.ModelPruning)
     return [
-        one
-        for one in trainer.callbacks
-        if type(one).on_save_checkpoint is not plain and not isinstance(one, own)
+        callback
+        for callback in trainer.callbacks
+        if type(callback).on_save_checkpoint is not plain and not isinstance(callback, own)
     ]
 
 
@@ -254,17 +257,17 @@ def _load(loop: Any, state: dict[str, Any], prefix: str) -> None:
 def _logged(trainer: Any) -> dict[str, Any]:
     """What ``self.log`` has gathered in this epoch, and the newest values that callbacks may monitor."""
     connector, gathered = trainer._logger_connector, []
-    for key, one in trainer.fit_loop.epoch_loop._results.items():
-        if not one.has_reset and (one.is_tensor or one.meta.metric_attribute):
-            sync = one.meta.sync
+    for key, result in trainer.fit_loop.epoch_loop._results.items():
+        if not result.has_reset and (result.is_tensor or result.meta.metric_attribute):
+            sync = result.meta.sync
             gathered.append(
                 {
                     "key": key,
-                    "meta": {name: getattr(one.meta, name) for name in _META}
-                    | {"reduce_fx": one.meta.reduce_fx.__name__},
+                    "meta": {name: getattr(result.meta, name) for name in _META}
+                    | {"reduce_fx": result.meta.reduce_fx.__name__},
                     "sync": {"_should": sync.should, "rank_zero_only": sync.rank_zero_only},
-                    "is_tensor": one.is_tensor,
-                    "values": _numbers(one.metric_state | {"_forward_cache": one._forward_cache}),
+                    "is_tensor": result.is_tensor,
+                    "values": _numbers(result.metric_state | {"_forward_cache": result._forward_cache}),
                 }
             )
     newest = {name: _numbers(getattr(connector, name)) for name in _NEWEST}
@@ -278,11 +281,11 @@ def _log_again(trainer: Any, logged: dict[str, Any]) -> None:
     for kept in logged["gathered"]:
         meta = _Metadata(**kept["meta"])
         meta.sync = _Sync(fn=trainer.strategy.reduce, **kept["sync"])  # the program's own call is held to it
-        one = results[kept["key"]] = _ResultMetric(meta, kept["is_tensor"])
-        vars(one).update(_tensors(kept["values"], device))
-        if not one.is_tensor:
-            one.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
-        one._update_count = 1  # else it warns that nothing was logged
+        result_metric = results[kept["key"]] = _ResultMetric(meta, kept["is_tensor"])
+        vars(result_metric).update(_tensors(kept["values"], device))
+        if not result_metric.is_tensor:
+            result_metric.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
+        result_metric._update_count = 1  # else it warns that nothing was logged
     for name in _NEWEST:
         getattr(connector, name).update(_tensors(logged["newest"][name], device))
     # Without these the next batch counts as the first of an epoch, whose first `self.log` drops it all.
@@ -293,7 +296,7 @@ def _numbers(values: dict[str, Any]) -> dict[str, Any]:
     """With numbers in the place of tensors: the state keeps its tensors from step to step."""
     tensors = {name: one for name, one in values.items() if isinstance(one, torch.Tensor)}
     return values | {
-        name: (one.item(), str(one.dtype).removeprefix("torch.")) for name, one in tensors.items()
+        name: (tensor.item(), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()
     }
 
 

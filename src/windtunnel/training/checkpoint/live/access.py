@@ -107,7 +107,7 @@ class Access:
             self._reserve(kept.name, kept.layout, len(kept.data))
         for kept in mine:
             slots, shard = self._slots[kept.name], kept.shard
-            index = slot_for(len(slots), step, [_held(one.header) for one in slots])
+            index = slot_for(len(slots), step, [_held(slot.header) for slot in slots])
             there = slots[index].header
             held = there.shard if there is not None else None
             if not kept.at_home or held is None or (held.step, held.checksum) != (step, shard.checksum):
@@ -129,9 +129,9 @@ class Access:
         MemoryLost: somebody removed a slot of this rank.
         """
         for slots in self._slots.values():
-            for one in slots:
-                if not one.path.exists():
-                    raise MemoryLost(f"{one.path} is gone")
+            for slot in slots:
+                if not slot.path.exists():
+                    raise MemoryLost(f"{slot.path} is gone")
 
     def persist(self, step: int) -> None:
         """Have the agent write ``step`` to storage."""
@@ -175,8 +175,8 @@ class Access:
 
     def _let_go(self) -> None:
         for slots in self._slots.values():
-            for one in slots:
-                one.close()
+            for slot in slots:
+                slot.close()
         self._slots = {}
 
 

@@ -58,14 +58,16 @@ class Learner:
         return WARM <= number < WARM + WITHOUT
 
     def _decide(self) -> None:
-        seen = StepTimes(self._share, tuple(self._plain), tuple(self._saving))
-        decision = decide(seen)
+        step_times = StepTimes(self._share, tuple(self._plain), tuple(self._saving))
+        decision = decide(step_times)
         assert isinstance(decision, Cadence)
         said = self._job.agree(f"cadence-found/{self._key}", decision.every)
         self.every = self._kept["every"] = max(said.values())
         self._learning = False
         if self._job.rank == 0:
-            self._job.event("decision", **eventlog.decided("training.checkpoint", "newest", seen, decision))
+            self._job.event(
+                "decision", **eventlog.decided("training.checkpoint", "newest", step_times, decision)
+            )
             told = (
                 f"a checkpoint lengthens a step of {decision.plain:.3g} s by {decision.more:.3g} s: one is "
                 f"made every {self.every} steps, to stay within {self._share:.1%} of the time; a failure "

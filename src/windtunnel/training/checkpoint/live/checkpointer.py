@@ -112,7 +112,7 @@ class PeerCheckpointer:
             return 0
         with self._current():
             self._settle()  # the slots are about to be used otherwise
-            found = restore(
+            restored = restore(
                 self.job,
                 self._access or Stored(self.settings.persist),
                 state,
@@ -120,10 +120,10 @@ class PeerCheckpointer:
                 rng=self.settings.rng,
                 restart=self.settings.on_no_checkpoint == "restart",
             )
-            step = -1 if found is None else found.step
+            step = -1 if restored is None else restored.step
             self._begin(step)
-            if found is not None and found.shards is not None and self._access is not None:
-                self._access.save_again(step, found.shards)
+            if restored is not None and restored.shards is not None and self._access is not None:
+                self._access.save_again(step, restored.shards)
                 if self.settings.mode == "idle":
                     self._access.memory.flush()  # nobody opens windows yet
                 self._base = step

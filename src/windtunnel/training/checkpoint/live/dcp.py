@@ -85,12 +85,12 @@ def export_stored(url: str, step: int, folder: str | Path) -> list[str]:
     Raises:
         UserError: the step is not there, or not whole.
     """
-    found = [one for one in storage.steps(url) if one.step == step and not one.bad]
-    if not found:
-        there = sorted({one.step for one in storage.steps(url) if not one.bad})
+    stored_steps = [one for one in storage.steps(url) if one.step == step and not one.bad]
+    if not stored_steps:
+        there = sorted({step.step for step in storage.steps(url) if not step.bad})
         names = ", ".join(map(str, there)) or "none"
         raise UserError(f"{url}: step {step} is not there; complete are {names}")
-    newest = max(found, key=lambda one: one.generation)
+    newest = max(stored_steps, key=lambda stored_step: stored_step.generation)
     shards = {shard.name: shard for shard in newest.shards}
     layouts = [Layout.of(storage.layout(url, shard)) for shard in newest.shards]
     return export(folder, layouts, lambda name, into: storage.read_shard(url, shards[name], into))

@@ -211,7 +211,7 @@ def choose_moves(layouts: Sequence[Layout], wants: Sequence[Want]) -> dict[str, 
             if _overlap(want, entry) is not None:
                 pieces.setdefault((entry.start, entry.shape), []).append((shard, entry))
         overlaps = [_overlap(want, holders[0][1]) for holders in pieces.values()]
-        covered = sum(math.prod(found[0][1]) for found in overlaps if found is not None)
+        covered = sum(math.prod(overlap[0][1]) for overlap in overlaps if overlap is not None)
         if covered != math.prod(want.shape):
             raise UserError(
                 f"checkpoint: of {want.name}, from {want.start} of shape {want.shape}, {covered} of "

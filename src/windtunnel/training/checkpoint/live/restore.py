@@ -251,8 +251,8 @@ class _Load:
             data = self._fetch(shard)
             layout = self._layouts[shard]
             if owed:
-                found = snapshot.get_objects(layout, data)
-                others.update({name: found[name] for name in owed if name in found})
+                objects = snapshot.get_objects(layout, data)
+                others.update({name: objects[name] for name in owed if name in objects})
             self._take(moves.get(shard, []), pieces, data)
         shards = None
         if self._world == self._job.world:

@@ -98,7 +98,7 @@ def complete_step(url: str | Files, shards: Iterable[Written], layouts: Mapping[
         ObjectError: a shard is missing or of another checkpoint, or the store cannot be written.
     """
     files = open_files(url)
-    by_name = {one.shard.name: one for one in shards}
+    by_name = {shard.shard.name: shard for shard in shards}
     first = next(iter(by_name.values())).shard
     folder = step_folder(first.step, first.generation)
     with told(f"step {first.step}"):
@@ -131,8 +131,8 @@ def steps(url: str | Files) -> list[StoredStep]:
     """All that is there, oldest first. What cannot be restored has in ``bad`` why."""
     files = open_files(url)
     with told("the list of steps"):
-        found = [_listed(files, name) for name in files.names(STEPS)]
-    return sorted(found, key=lambda one: (one.step, one.generation))
+        stored_steps = [_listed(files, name) for name in files.names(STEPS)]
+    return sorted(stored_steps, key=lambda stored_step: (stored_step.step, stored_step.generation))
 
 
 def read_shard(
@@ -212,7 +212,7 @@ def _listed(files: Files, name: str) -> StoredStep:
         manifest = _complete(files, where)
     except ObjectError as error:
         return StoredStep(step, generation, bad=str(error))
-    shards = tuple(one.shard for one in manifest.shards)
+    shards = tuple(shard.shard for shard in manifest.shards)
     lacking = [
         shard.name for shard in shards if not {part.rpartition("/")[2] for part, _ in _places(shard)} <= there
     ]
@@ -226,7 +226,7 @@ def _complete(files: Files, folder: str) -> Manifest:
     if text is None:
         raise ObjectError(f"{name} is missing")
     manifest = unseal(Manifest, KIND, VERSION, text, name)
-    shards = [one.shard for one in manifest.shards]
+    shards = [shard.shard for shard in manifest.shards]
     names = tuple(shard.name for shard in shards)
     if not shards or any(
         (step_folder(shard.step, shard.generation), shard.needed) != (folder, names) for shard in shards
@@ -248,12 +248,12 @@ def prune(url: str | Files, keep: int) -> Sequence[StoredStep]:
         raise UserError(f"keep is {keep}; at least 1 checkpoint is kept")
     files = open_files(url)
     with told("prune"):
-        found = steps(files)
-        whole = sorted({one.step for one in found if not one.bad})
+        stored_steps = steps(files)
+        whole = sorted({stored_step.step for stored_step in stored_steps if not stored_step.bad})
         oldest = whole[-keep:][0] if whole else 0
-        dropped = [one for one in found if 0 <= one.step < oldest]
-        folders = [step_folder(one.step, one.generation) for one in dropped]
-        for one in found:
+        dropped = [stored_step for stored_step in stored_steps if 0 <= stored_step.step < oldest]
+        folders = [step_folder(stored_step.step, stored_step.generation) for stored_step in dropped]
+        for one in stored_steps:
             if not one.bad:  # what is kept must be so after a power loss, before the others go
                 files.rely(f"{step_folder(one.step, one.generation)}/{COMPLETE}")
         files.settle()

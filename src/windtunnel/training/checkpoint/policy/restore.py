@@ -83,7 +83,11 @@ def plan_restore(
                 return RestorePlan(step, world, _sources(chosen), reason, ignored)
             lacking = lacking or _lacking(step, len(shards), missing, family)
         passed.append(lacking)
-    torn = [f"step {one.step} in storage is unusable: {one.bad}" for one in stored if one.bad]
+    torn = [
+        f"step {stored_step.step} in storage is unusable: {stored_step.bad}"
+        for stored_step in stored
+        if stored_step.bad
+    ]
     told, ignored = _told_unknown(unknown, -1)
     words = "; ".join(_short([*told, *passed, *torn]))
     reason = f"nothing can be restored: {words}" if words else "nothing was saved yet"
@@ -107,8 +111,8 @@ def _believed(
     words."""
     if log is None:
         return copies, stored, []
-    committed = {(one.step, one.course) for one in log.committed}
-    persisted = {(one.step, one.course, one.check) for one in log.persisted}
+    committed = {(commit.step, commit.course) for commit in log.committed}
+    persisted = {(persisted.step, persisted.course, persisted.check) for persisted in log.persisted}
     unknown: dict[tuple[int, int, int, bool], set[str]] = defaultdict(set)
     for shard in (copy.shard for copy in copies):
         if (shard.step, shard.generation) not in committed:
@@ -120,14 +124,19 @@ def _believed(
         told = f"step {step} in memory ({here}) is not in the run's log as committed"
         found.append((step, set(needed) <= shards, told))
     foreign = {
-        (one.step, one.generation)
-        for one in stored
-        if not one.bad and (one.step, one.generation, one.check) not in persisted
+        (stored_step.step, stored_step.generation)
+        for stored_step in stored
+        if not stored_step.bad
+        and (stored_step.step, stored_step.generation, stored_step.check) not in persisted
     }
     for step, _ in sorted(foreign, reverse=True):
         found.append((step, True, f"step {step} in storage is not in the run's log as written by it"))
     known = [copy for copy in copies if (copy.shard.step, copy.shard.generation) in committed]
-    return known, [one for one in stored if (one.step, one.generation) not in foreign], found
+    return (
+        known,
+        [stored_step for stored_step in stored if (stored_step.step, stored_step.generation) not in foreign],
+        found,
+    )
 
 
 def _told_unknown(unknown: Sequence[tuple[int, bool, str]], step: int) -> tuple[list[str], tuple[str, ...]]:
@@ -140,7 +149,9 @@ def _kinds(
     copies: Sequence[Copy], stored: Sequence[StoredStep], bad: frozenset[BadCopy]
 ) -> dict[Kind, list[Copy]]:
     kinds: dict[Kind, list[Copy]] = defaultdict(list)
-    in_storage = (Copy(None, shard) for one in stored if not one.bad for shard in one.shards)
+    in_storage = (
+        Copy(None, shard) for stored_step in stored if not stored_step.bad for shard in stored_step.shards
+    )
     for copy in chain(copies, in_storage):
         place, shard = copy.place, copy.shard
         if not bad & {BadCopy(place, shard.name, shard.step), BadCopy(place, "", shard.step)}:

@@ -114,11 +114,11 @@ def wipe(folder: Path) -> None:
 
 def flip(folder: Path, shard: str) -> int:
     """Flip a bit in the middle of the data of every slot (of ``shard``, "" for all): how many."""
-    found = slots(folder, shard)
-    for path in found:
+    paths = slots(folder, shard)
+    for path in paths:
         with path.open("r+b") as file:
             file.seek(SLOT_HEADER + (path.stat().st_size - SLOT_HEADER) // 2)
             byte = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte[0] ^ 0x10]))
-    return len(found)
+    return len(paths)

@@ -87,14 +87,14 @@ def calibrate(
         missing = [op for op in ops if profile.exact(op) is None]
         if not missing:
             continue
-        found = measure_operators(
+        device_profile = measure_operators(
             missing,
             torch_device,
             threads,
             seconds=1.0 if quick else 8.0,
             progress=lambda fraction, part=part: told(part, fraction),  # type: ignore[misc]
         )
-        for op, seconds in found.operators:
+        for op, seconds in device_profile.operators:
             profile.add(op, seconds)
         save_profile(profile, path)
     if torch_device == "cpu":

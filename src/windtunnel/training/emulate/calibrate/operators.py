@@ -60,26 +60,26 @@ def grid(quick: bool, torch_device: str) -> dict[str, list[Operator]]:
 
 def _matmuls(dtype: str, sizes: tuple[int, ...], limit: float) -> list[Operator]:
     """The three products of a linear layer: forward with the weight turned, both gradients."""
-    found = []
+    operators = []
     for m, n, k in product(sizes, sizes, sizes):
         if 2.0 * m * n * k > limit:
             continue
         out = (tensor((m, n), dtype),)
         a, b = tensor((m, k), dtype), tensor((k, n), dtype)
-        found.append(Operator("aten.mm.default", (a, tensor((k, n), dtype, turned=True)), out))
-        found.append(Operator("aten.mm.default", (a, b), out))
-        found.append(Operator("aten.mm.default", (tensor((m, k), dtype, turned=True), b), out))
+        operators.append(Operator("aten.mm.default", (a, tensor((k, n), dtype, turned=True)), out))
+        operators.append(Operator("aten.mm.default", (a, b), out))
+        operators.append(Operator("aten.mm.default", (tensor((m, k), dtype, turned=True), b), out))
         if m == n:
             bias = tensor((n,), dtype)
             right = tensor((k, n), dtype, turned=True)
-            found.append(Operator("aten.addmm.default", (bias, a, right, 1, 1), out))
+            operators.append(Operator("aten.addmm.default", (bias, a, right, 1, 1), out))
             left, batch = tensor((4, m, k), dtype), tensor((4, k, n), dtype)
-            found.append(Operator("aten.bmm.default", (left, batch), (tensor((4, m, n), dtype),)))
-    return found
+            operators.append(Operator("aten.bmm.default", (left, batch), (tensor((4, m, n), dtype),)))
+    return operators
 
 
 def _attention(dtype: str, lengths: tuple[int, ...], gpu: bool) -> list[Operator]:
-    found = []
+    operators = []
     for length, heads, width, causal in product(lengths, (4, 16), (64, 128), (True, False)):
         q = tensor((1, heads, length, width), dtype)
         sums = TensorMeta((1, heads, length), "float32", (heads * length, length, 1))
@@ -89,20 +89,22 @@ def _attention(dtype: str, lengths: tuple[int, ...], gpu: bool) -> list[Operator
             seed = TensorMeta((2,), "int64", (1,))
             offset = TensorMeta((), "int64", ())
             backward = (q, q, q, q, q, sums, None, None, length, length, 0.0, causal, seed, offset, None)
-            found.append(Operator(f"{base}.default", forward, (q, sums)))
-            found.append(Operator(f"{base}_backward.default", backward, (q, q, q)))
+            operators.append(Operator(f"{base}.default", forward, (q, sums)))
+            operators.append(Operator(f"{base}_backward.default", backward, (q, q, q)))
         else:
             # The CPU kernel keeps its sums as (batch, sequence, heads) turned.
             sums = TensorMeta((1, heads, length), "float32", (heads * length, 1, heads))
-            found.append(Operator(f"{base}_for_cpu.default", (q, q, q, 0.0, causal, None, None), (q, sums)))
-            found.append(
+            operators.append(
+                Operator(f"{base}_for_cpu.default", (q, q, q, 0.0, causal, None, None), (q, sums))
+            )
+            operators.append(
                 Operator(
                     f"{base}_for_cpu_backward.default",
                     (q, q, q, q, q, sums, 0.0, causal, None, None),
                     (q, q, q),
                 )
             )
-    return found
+    return operators
 
 
 def _norms(dtype: str, shape: Shape, gpu: bool) -> list[Operator]:
@@ -143,12 +145,12 @@ def _elementwise(dtype: str, count: int) -> list[Operator]:
 
 def _rows(dtype: str, shape: Shape) -> list[Operator]:
     x = tensor(shape, dtype)
-    one = tensor((shape[0], 1), dtype)
+    tensor_meta = tensor((shape[0], 1), dtype)
     target = TensorMeta((shape[0],), "int64", (1,))
     scalar = TensorMeta((), dtype, ())
     return [
         Operator("aten.sum.dim_IntList", (x, (0,), True, None), (tensor((1, shape[1]), dtype),)),
-        Operator("aten.mean.dim", (x, (1,), True, None), (one,)),
+        Operator("aten.mean.dim", (x, (1,), True, None), (tensor_meta,)),
         Operator("aten._softmax.default", (x, 1, False), (x,)),
         Operator("aten._log_softmax.default", (x, 1, False), (x,)),
         Operator("aten._log_softmax_backward_data.default", (x, x, 1, 0), (x,)),

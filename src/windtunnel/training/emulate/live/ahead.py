@@ -76,9 +76,9 @@ class Ahead:
     ) -> Any:
         if not kwargs["accumulate_grad"]:
             self.observer.native.wt_record_on(0)
-            found = tuple(torch.zeros_like(one, requires_grad=create) for one in inputs)
+            tensors = tuple(torch.zeros_like(one, requires_grad=create) for one in inputs)
             self.observer.native.wt_record_on(1)
-            return found
+            return tensors
         for parameter, gradient in self._gradients.items():
             if parameter.grad is None:
                 parameter.grad = gradient

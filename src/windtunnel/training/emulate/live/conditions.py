@@ -157,7 +157,7 @@ class _Reader:
         site = f"{os.path.basename(place.file)}:{place.line}"
         for turn in range(times):
             values = {rank: answers[turn] for rank, answers in told.items() if turn < len(answers)}
-            same = next((row for row, one in enumerate(self.sources) if one.values == values), None)
+            same = next((row for row, source in enumerate(self.sources) if source.values == values), None)
             if same is None:
                 same = len(self.sources)
                 self.sources.append(Source(site, values))
@@ -248,7 +248,7 @@ class _Reader:
             return returned[0] if len(returned) == 1 else _mixed(returned)
         if name in self.names.classes:
             return None  # what it is given is followed by the names of its attributes
-        given = [self.follow(one, scope) for one in arguments]
+        given = [self.follow(argument, scope) for argument in arguments]
         base = None
         if isinstance(call.func, ast.Attribute):
             base = self.follow(call.func.value, scope)

@@ -76,7 +76,7 @@ class Keeping:
     def _was_there(self, path: str | os.PathLike[str]) -> bool:
         inside = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
         files = [one for one in [os.fspath(path), *inside] if str(one).endswith(SUFFIXES)]
-        return any(os.path.isfile(one) and os.stat(one).st_ctime < self.began for one in files)
+        return any(os.path.isfile(file) and os.stat(file).st_ctime < self.began for file in files)
 
 
 def _name(path: str | os.PathLike[str]) -> str:

@@ -35,9 +35,9 @@ class Launches:
         changed: Iterable[torch.Tensor] = (),
     ) -> None:
         """One launch of ``name`` on ``inputs``, its arguments in order; it may write ``changed`` of them."""
-        made = list(outputs)
-        described = [plain(tensor) for tensor in made]
-        written = [*made, *changed]
+        runs = list(outputs)
+        described = [plain(tensor) for tensor in runs]
+        written = [*runs, *changed]
         text = json.dumps({"n": name, "i": [plain(value) for value in inputs], "o": described, "r": 0})
         if text not in self._rows:
             self._rows[text] = int(self.native.wt_add_operator(text.encode()))

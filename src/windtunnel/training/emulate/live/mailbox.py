@@ -67,9 +67,9 @@ class Mailbox:
         """The same of a rank that is captured before this one; of another what any rank like it has said by
         now, or, as the ``last`` resort, what it says when it is run for that."""
         number = self.number(f"read {sender} {topic}")
-        said = path_of(self.directory, ANYBODY, topic, number)
-        if sender not in self.earlier and said.exists():
-            return True, pickle.loads(said.read_bytes())
+        path = path_of(self.directory, ANYBODY, topic, number)
+        if sender not in self.earlier and path.exists():
+            return True, pickle.loads(path.read_bytes())
         return self.wait(sender, topic, number) if sender in self.earlier or last else (False, None)
 
     def wait(self, sender: int, topic: str, number: int) -> tuple[bool, Any]:

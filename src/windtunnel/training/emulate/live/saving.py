@@ -44,14 +44,14 @@ def install(native: ctypes.CDLL, note: Note, began: float) -> None:
         note(f"{of}: device tensors are copied to the host and not written{more}")
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        found = unknown(native, obj)
-        if not found:
+        tensors = unknown(native, obj)
+        if not tensors:
             original(obj, f, *args, **kwargs)
             return
         opened = (
             "" if isinstance(f, str | os.PathLike) else "; a file that the script opened for them is empty"
         )
-        instead("torch.save", found, f, opened)
+        instead("torch.save", tensors, f, opened)
 
     def save_sharded(state_dict: Any, *args: Any, **kwargs: Any) -> None:
         where = kwargs.get("checkpoint_id", args[0] if args else None)
@@ -139,7 +139,7 @@ def unknown(native: ctypes.CDLL, value: Any) -> list[torch.Tensor]:
         finder.dump(value)
     except Exception:
         finder.found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    local = [getattr(one, "_local_tensor", one) for one in finder.found]
+    local = [getattr(tensor, "_local_tensor", tensor) for tensor in finder.found]
     return [one for one in local if one.is_cuda or _copied(native, one)]
 
 
@@ -151,14 +151,14 @@ def _copied(native: ctypes.CDLL, tensor: torch.Tensor) -> bool:
 def device_tensors(value: Any) -> list[torch.Tensor]:
     """The local tensors on the device among what is to be saved; objects with a ``state_dict`` are asked for
     it."""
-    found = []
+    tensors = []
     for leaf in tree_leaves(value):
         local = getattr(leaf, "_local_tensor", leaf)
         if isinstance(local, torch.Tensor):
-            found.extend([local] if local.is_cuda else [])
+            tensors.extend([local] if local.is_cuda else [])
         elif hasattr(local, "state_dict"):
-            found.extend(device_tensors(local.state_dict()))
-    return found
+            tensors.extend(device_tensors(local.state_dict()))
+    return tensors
 
 
 def copy_to_host(tensors: list[torch.Tensor]) -> None:

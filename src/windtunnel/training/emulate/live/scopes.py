@@ -104,8 +104,8 @@ class Names:
             elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
                 self._assign(node.target, node.value, scope)
             elif isinstance(node, ast.AugAssign):
-                made = ast.BinOp(node.target, node.op, node.value)
-                self._assign(node.target, ast.copy_location(made, node), scope)
+                bin_op = ast.BinOp(node.target, node.op, node.value)
+                self._assign(node.target, ast.copy_location(bin_op, node), scope)
             elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
                 self._assign(node.target, node.iter, scope, -1)
             self._walk(list(ast.iter_child_nodes(node)), inner)
@@ -132,15 +132,15 @@ class Names:
         for function, inner in self.functions.get(name, ()):
             self._bind_function(function, inner, call, scope)
 
-    def _bind_instance(self, made: ast.ClassDef, call: ast.Call, scope: Scope) -> None:
-        own = [node for node in made.body if isinstance(node, Function) and node.name == "__init__"]
+    def _bind_instance(self, class_def: ast.ClassDef, call: ast.Call, scope: Scope) -> None:
+        own = [node for node in class_def.body if isinstance(node, Function) and node.name == "__init__"]
         for function in own:
             inner = next(s for node, s in self.functions["__init__"] if node is function)
             self._bind_function(function, inner, call, scope, bound=True)
         if not own:  # a dataclass, or a named tuple
             fields = [
                 n.target.id
-                for n in made.body
+                for n in class_def.body
                 if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
             ]
             pairs = [*zip(fields, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
@@ -153,7 +153,7 @@ class Names:
         names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
         if names and names[0] in ("self", "cls") and (bound or isinstance(call.func, ast.Attribute)):
             names = names[1:]
-        keywords = {*names, *(one.arg for one in function.args.kwonlyargs)}
+        keywords = {*names, *(kwonlyarg.arg for kwonlyarg in function.args.kwonlyargs)}
         for name, value in zip(names, call.args, strict=False):
             inner.given[name].append(Given(value, scope))
         for keyword in call.keywords:

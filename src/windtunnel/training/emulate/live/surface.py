@@ -194,9 +194,9 @@ def install_streams(native: ctypes.CDLL) -> None:
         def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
             if "stream_id" in kwargs:
                 return super().__new__(cls, **kwargs)
-            made = super().__new__(cls, device="cuda" if device is None else device, priority=priority)
-            made._priority = priority
-            return made
+            stream = super().__new__(cls, device="cuda" if device is None else device, priority=priority)
+            stream._priority = priority
+            return stream
 
         def wait_event(self, event: Any) -> None:
             event.wait(self)

@@ -162,9 +162,9 @@ def _list_groups(world: WorldView) -> None:
         parent_pg = parent_pg or c10d._get_default_group()
         parent = world.groups[world.names[parent_pg.group_name]]
         same = [
-            one.ranks
-            for one in world.groups
-            if (one.label, len(one.ranks)) == (parent.label, len(parent.ranks))
+            group.ranks
+            for group in world.groups
+            if (group.label, len(group.ranks)) == (parent.label, len(parent.ranks))
         ]
         mine = dist.GroupMember.NON_GROUP_MEMBER
         given = {"timeout": timeout, "backend": backend, "group_desc": group_desc} | in_order
@@ -209,9 +209,9 @@ def _agree_on_shapes(world: WorldView) -> None:
     base: Any = stage.PipelineStage
 
     def warmup(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
-        for one in stages:
-            static = one._stage_meta.inputs is not None and one._stage_meta.outputs is not None
-            one._inference_mode = modes.InferenceMode.STATIC if static else modes.InferenceMode.DYNAMIC
+        for stage in stages:
+            static = stage._stage_meta.inputs is not None and stage._stage_meta.outputs is not None
+            stage._inference_mode = modes.InferenceMode.STATIC if static else modes.InferenceMode.DYNAMIC
 
     sent: list[tuple[int, Any]] = []  # by this rank's stages, the last one at the end
 

@@ -64,7 +64,7 @@ def _meanings(observation: Observation, source: Source) -> list[Longs]:
     """What the source may tell each rank: all that fits what it told the captured ones."""
     ranks = np.arange(observation.world_size, dtype=np.int64)
     known = [ranks, ranks % observation.devices_per_host, ranks // observation.devices_per_host]
-    known += [np.asarray(one.index(observation.world_size), np.int64) for one in observation.families]
+    known += [np.asarray(family.index(observation.world_size), np.int64) for family in observation.families]
     fitting: list[Longs] = []
     for one in known:
         fits = all(one[rank] == value for rank, value in source.values.items())
@@ -100,7 +100,7 @@ def _evaluator(simpleeval: Any) -> Any:
     operators = simpleeval.DEFAULT_OPERATORS | {ast.Is: operator.eq, ast.IsNot: operator.ne}
     del operators[ast.Pow]
     functions = (abs, all, any, bool, divmod, float, int, len, max, min, round, str, sum, frozenset)
-    named = {one.__name__: one for one in functions} | {"range": _range, "hash": _hash}
+    named = {function.__name__: function for function in functions} | {"range": _range, "hash": _hash}
     return simpleeval.EvalWithCompoundTypes(operators, named, allowed_attrs={dict: {"get"}})
 
 

@@ -60,8 +60,8 @@ class Family:
 
     def group(self, rank: int) -> Index:
         """The ranks of the rank's group, in its order."""
-        found: Index = self.members[self.group_of[rank]]
-        return found
+        index: Index = self.members[self.group_of[rank]]
+        return index
 
     def peer(self, rank: int, distance: int) -> int:
         """The rank at that distance in the rank's group, round the end."""
@@ -191,16 +191,18 @@ def seen_families(slice_: Slice, families: Families) -> tuple[FamilySeen, ...]:
     """The families that could be an axis, as rank ``slice_.rank`` knows and uses them."""
     family_of = families.of_slice(slice_)
     used = {family_of[row.group] for row in slice_.collectives}
-    found = []
+    family_seens = []
     for number, family in enumerate(families.families):
         if not family.covers or family.size == 1:
             continue
         stride = int(np.argmax(family.index_of == 1))
-        seen = FamilySeen(family.name, family.size, number in used, stride)
-        if not stride or not np.array_equal(seen.index(families.world_size), family.index_of):
-            seen = FamilySeen(family.name, family.size, number in used, 0, tuple(family.index_of.tolist()))
-        found.append(seen)
-    return tuple(found)
+        family_seen = FamilySeen(family.name, family.size, number in used, stride)
+        if not stride or not np.array_equal(family_seen.index(families.world_size), family.index_of):
+            family_seen = FamilySeen(
+                family.name, family.size, number in used, 0, tuple(family.index_of.tolist())
+            )
+        family_seens.append(family_seen)
+    return tuple(family_seens)
 
 
 def seen_peers(slice_: Slice) -> tuple[int, ...]:

@@ -141,7 +141,7 @@ def _once(what: str, values: Sequence[str]) -> None:
 
 def _clusters(path: Path, spec: SweepSpec) -> list[Cluster]:
     """The clusters, files found from the sweep's folder, with the sweep's price where they have none."""
-    found = []
+    clusters = []
     names = [name for text in spec.clusters for name in expand(text)]
     _once(f"{path}: field clusters", names)
     for name in names:
@@ -155,22 +155,22 @@ def _clusters(path: Path, spec: SweepSpec) -> list[Cluster]:
             price = spec.price_per_device_hour
             price = price.get(cluster.host.device.name) if isinstance(price, dict) else price
             cluster = dataclasses.replace(cluster, price_per_device_hour=price)
-        found.append(cluster)
-    unpriced = [cluster.name for cluster in found if cluster.price_per_device_hour is None]
-    if unpriced and len(unpriced) < len(found):
+        clusters.append(cluster)
+    unpriced = [cluster.name for cluster in clusters if cluster.price_per_device_hour is None]
+    if unpriced and len(unpriced) < len(clusters):
         raise UserError(
             f"{path}: cluster {unpriced[0]} has no price and another has one, accepted is "
             "price_per_device_hour for all of them or for none"
         )
     if isinstance(spec.price_per_device_hour, dict):
-        devices = {cluster.host.device.name for cluster in found}
+        devices = {cluster.host.device.name for cluster in clusters}
         for device in spec.price_per_device_hour:
             if device not in devices:
                 raise UserError(
                     f"{path}: field price_per_device_hour names {device!r}, accepted are the devices of the "
                     f"clusters: {', '.join(sorted(devices))}"
                 )
-    return found
+    return clusters
 
 
 def _options(path: Path, spec: BaseModel, clusters: Iterable[Cluster]) -> Options:
@@ -222,11 +222,11 @@ class _Conditions:
 
 def _id(spec: SweepSpec, script: Path, clusters: Sequence[Cluster], profile: str | None) -> str:
     """Twelve hexadecimal digits of all that decides the results of the points."""
-    profiles = [find_profile(profile or one.host.device.name) for one in clusters]
+    profiles = [find_profile(profile or cluster.host.device.name) for cluster in clusters]
     content = {
         "spec": spec.model_dump(mode="json"),
         "script": hashlib.sha256(script.read_bytes()).hexdigest(),
-        "clusters": [dataclasses.asdict(dataclasses.replace(one, name="")) for one in clusters],
+        "clusters": [dataclasses.asdict(dataclasses.replace(cluster, name="")) for cluster in clusters],
         "profiles": [None if one is None else one.provenance for one in profiles],
         "versions": {
             name: version for name, version in versions().items() if name in ("windtunnel", "torch")

@@ -85,11 +85,11 @@ def result(rows: list[Row]) -> SweepResult:
     return SweepResult(marked, plain.per_token, plain.cost_unit)
 
 
-def as_json(found: SweepResult, **more: Any) -> dict[str, Any]:
+def as_json(sweep_result: SweepResult, **more: Any) -> dict[str, Any]:
     """The result as one JSON object; every figure but ``wall_time_s`` is emulated."""
     return more | {
-        "rows": found.rows,
-        "objectives": [found.time_title, "worst peak reserved memory, bytes", found.cost_title],
+        "rows": sweep_result.rows,
+        "objectives": [sweep_result.time_title, "worst peak reserved memory, bytes", sweep_result.cost_title],
         "provenance": {"wall_time_s": "measured", "price": "declared", "other figures": "emulated"},
     }
 
@@ -110,11 +110,11 @@ def pareto_front(values: ArrayLike) -> NDArray[np.bool_]:
     return front
 
 
-def print_sweep(found: SweepResult, console: Console, title: str) -> None:
+def print_sweep(sweep_result: SweepResult, console: Console, title: str) -> None:
     """Print the table of a sweep, and below it why points failed."""
-    options = list(dict.fromkeys(option for row in found.rows for option in row["chosen"]))
+    options = list(dict.fromkeys(option for row in sweep_result.rows for option in row["chosen"]))
     # Names of clusters are long: they stand above the table, and it says c1, c2.
-    names = list(dict.fromkeys(row["cluster"] for row in found.rows))
+    names = list(dict.fromkeys(row["cluster"] for row in sweep_result.rows))
     short = {name: f"c{place}" for place, name in enumerate(names, start=1)} if len(names) > 1 else {}
     if not short:
         title = f"{title} on {names[0]}"
@@ -125,26 +125,32 @@ def print_sweep(found: SweepResult, console: Console, title: str) -> None:
         table.add_column("on", no_wrap=True)
     for option in options:
         table.add_column(option.lstrip("-"), justify="right", overflow="fold")
-    for name in ("iteration", "tok/s/dev", "MFU", "reserved", "fits", _cost_name(found)):
+    for name in ("iteration", "tok/s/dev", "MFU", "reserved", "fits", _cost_name(sweep_result)):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in found.rows:
+    for row in sweep_result.rows:
         where = [short[row["cluster"]]] if short else []
         chosen = [markup(value_text(row["chosen"].get(option))) for option in options]
         table.add_row(
-            "[green]★[/]" if row["pareto"] else "", str(row["point"]), *where, *chosen, *_figures(found, row),
+            "[green]★[/]" if row["pareto"] else "",
+            str(row["point"]),
+            *where,
+            *chosen,
+            *_figures(sweep_result, row),
             style="bold" if row["pareto"] else "dim" if row["status"] == "failed" else None,
-        )  # fmt: skip
+        )
     console.print(markup(title), style="bold", highlight=False)
     for name, place in short.items():
         console.print(f"  [cyan]{place}[/] {markup(name)}", highlight=False)
     console.print(table, highlight=False)
     reasons: dict[str, list[int]] = {}
-    for row in found.failed:
+    for row in sweep_result.failed:
         reasons.setdefault(row["error"], []).append(row["point"])
     for reason, points in reasons.items():
         console.print(f"[red]✗ {text.ranks(points)}[/] {markup(reason)}", highlight=False)
-    if found.done:
-        cost = "cost is from the price given" if found.cost_unit == "price" else "a device hour costs 1"
+    if sweep_result.done:
+        cost = (
+            "cost is from the price given" if sweep_result.cost_unit == "price" else "a device hour costs 1"
+        )
         front = "★ no point that fits is better in time, memory and cost."
         console.print(f"{front} Figures are emulated; {cost}.", style="dim", highlight=False)
 
@@ -156,12 +162,12 @@ def value_text(value: object) -> str:
     return str(value)
 
 
-def _cost_name(found: SweepResult) -> str:
-    what = "dev-h" if found.cost_unit == "device-hours" else "cost"
-    return f"{what}/Mtok" if found.cost_per_token else f"{what}/iter"
+def _cost_name(sweep_result: SweepResult) -> str:
+    what = "dev-h" if sweep_result.cost_unit == "device-hours" else "cost"
+    return f"{what}/Mtok" if sweep_result.cost_per_token else f"{what}/iter"
 
 
-def _figures(found: SweepResult, row: Row) -> list[str]:
+def _figures(sweep_result: SweepResult, row: Row) -> list[str]:
     if row["status"] == "failed":
         return ["[red]failed[/]", *[units.NONE] * 5]
     return [
@@ -170,7 +176,7 @@ def _figures(found: SweepResult, row: Row) -> list[str]:
         units.share(row["mfu"]),
         units.size(row["peak_reserved_bytes"]),
         "[green]yes[/]" if row["fits"] else "[red]no[/]",
-        f"{found.cost(row):.4g}",
+        f"{sweep_result.cost(row):.4g}",
     ]
 
 
@@ -178,33 +184,41 @@ GIB = 2.0**30
 GREEN, RED = "#1a7f37", "#b3261e"
 
 
-def write_page(path: Path, found: SweepResult, title: str) -> None:
+def write_page(path: Path, sweep_result: SweepResult, title: str) -> None:
     """Write the page of a sweep, whole or not at all."""
-    lead = f"{len(found.rows)} points, {len(found.failed)} failed."
-    if found.done:
+    lead = f"{len(sweep_result.rows)} points, {len(sweep_result.failed)} failed."
+    if sweep_result.done:
         lead += (
             " Green rings: no point that fits is better in time, memory and cost. All figures are emulated"
         )
-        lead += "; cost is from the price given." if found.cost_unit == "price" else "; no price was given."
-    chart = plot(_chart(found)) if found.done else ""
+        lead += (
+            "; cost is from the price given."
+            if sweep_result.cost_unit == "price"
+            else "; no price was given."
+        )
+    chart = plot(_chart(sweep_result)) if sweep_result.done else ""
     sections = (
         ("points", "Points", f"{heading('Time against memory')}{chart}" if chart else ""),
-        ("table", "Table", f'{heading("All points")}<div class="scroll">{_table(found, path.parent)}</div>'),
+        (
+            "table",
+            "Table",
+            f'{heading("All points")}<div class="scroll">{_table(sweep_result, path.parent)}</div>',
+        ),
     )
-    atomic.replace(path, page(title, [lead], sections, plots=found.done != []), durable=True)
+    atomic.replace(path, page(title, [lead], sections, plots=sweep_result.done != []), durable=True)
 
 
-def _chart(found: SweepResult) -> Any:
+def _chart(sweep_result: SweepResult) -> Any:
     chart = figure(
-        found.time_title, "worst peak reserved memory, GiB", height=560, hovermode="closest",
-        xaxis_type=_scale([found.time(row) for row in found.done]), yaxis_rangemode="tozero",
+        sweep_result.time_title, "worst peak reserved memory, GiB", height=560, hovermode="closest",
+        xaxis_type=_scale([sweep_result.time(row) for row in sweep_result.done]), yaxis_rangemode="tozero",
     )  # fmt: skip
-    costs = [found.cost(row) for row in found.done]
+    costs = [sweep_result.cost(row) for row in sweep_result.done]
     scale = {"cmin": min(costs), "cmax": max(costs), "colorscale": "Viridis", "reversescale": True}
-    bar = {"title": {"text": found.cost_title, "side": "right"}, "thickness": 14}
-    front = sorted((row for row in found.done if row["pareto"]), key=found.time)
-    fits = [row for row in found.done if row["fits"]]
-    misfits = [row for row in found.done if not row["fits"]]
+    bar = {"title": {"text": sweep_result.cost_title, "side": "right"}, "thickness": 14}
+    front = sorted((row for row in sweep_result.done if row["pareto"]), key=sweep_result.time)
+    fits = [row for row in sweep_result.done if row["fits"]]
+    misfits = [row for row in sweep_result.done if not row["fits"]]
     marks: tuple[tuple[str, list[Row], dict[str, Any]], ...] = (
         ("Pareto front", front, {"size": 19, "symbol": "circle-open", "color": GREEN, "line": {"width": 2}}),
         ("fits", fits, {"size": 11, "symbol": "circle"} | scale),
@@ -216,17 +230,17 @@ def _chart(found: SweepResult) -> Any:
         coloured = "cmin" in marker
         if coloured:
             marker |= {
-                "color": [found.cost(row) for row in rows],
+                "color": [sweep_result.cost(row) for row in rows],
                 "colorbar": bar,
                 "showscale": rows is (fits or misfits),
             }
         chart.add_scatter(
-            x=[found.time(row) for row in rows], y=[row["peak_reserved_bytes"] / GIB for row in rows],
-            mode="markers", name=name, marker=marker, text=[_hover(found, row) for row in rows],
+            x=[sweep_result.time(row) for row in rows], y=[row["peak_reserved_bytes"] / GIB for row in rows],
+            mode="markers", name=name, marker=marker, text=[_hover(sweep_result, row) for row in rows],
             hovertemplate="%{text}<extra></extra>", hoverinfo="text" if coloured else "skip",
         )  # fmt: skip
-    highest = max(row["peak_reserved_bytes"] for row in found.done)
-    for size in sorted({row["memory_bytes"] for row in found.done}):
+    highest = max(row["peak_reserved_bytes"] for row in sweep_result.done)
+    for size in sorted({row["memory_bytes"] for row in sweep_result.done}):
         if size > 2 * highest:
             continue  # the limit is far away, and showing it would press all points to the bottom
         chart.add_hline(
@@ -245,19 +259,19 @@ def _chosen(row: Row) -> str:
     return " ".join(f"{option} {value_text(value)}" for option, value in row["chosen"].items())
 
 
-def _hover(found: SweepResult, row: Row) -> str:
+def _hover(sweep_result: SweepResult, row: Row) -> str:
     lines = [
         f"<b>{row['point']}: {escape(_chosen(row))}</b>", escape(row["cluster"]),
         f"iteration {units.seconds(row['iteration_time_s'])}",
         f"{units.count(row['tokens_per_second_per_device'])} tokens/s per device",
         f"MFU {units.share(row['mfu'])}",
         f"reserved {units.size(row['peak_reserved_bytes'])} of {units.size(row['memory_bytes'])}",
-        f"{found.cost_title}: {found.cost(row):.4g}", f"run {row['run_id']}",
+        f"{sweep_result.cost_title}: {sweep_result.cost(row):.4g}", f"run {row['run_id']}",
     ]  # fmt: skip
     return "<br>".join(lines)
 
 
-def _table(found: SweepResult, folder: Path) -> str:
+def _table(sweep_result: SweepResult, folder: Path) -> str:
     texts = ("cluster", "arguments", "run")
     heads = (
         "#",
@@ -272,12 +286,13 @@ def _table(found: SweepResult, folder: Path) -> str:
     )
     head = "".join(
         f"<th{'' if name in texts else ' class=number'}>{escape(name)}</th>"
-        for name in (*heads, found.cost_title, "run")
+        for name in (*heads, sweep_result.cost_title, "run")
     )
-    return f"<table><tr>{head}</tr>{''.join(_line(found, row, folder) for row in found.rows)}</table>"
+    lines = "".join(_line(sweep_result, row, folder) for row in sweep_result.rows)
+    return f"<table><tr>{head}</tr>{lines}</table>"
 
 
-def _line(found: SweepResult, row: Row, folder: Path) -> str:
+def _line(sweep_result: SweepResult, row: Row, folder: Path) -> str:
     what = f'<td class="number">{row["point"]}</td>' + "".join(
         f"<td>{escape(words)}</td>" for words in (row["cluster"], _chosen(row))
     )
@@ -287,7 +302,7 @@ def _line(found: SweepResult, row: Row, folder: Path) -> str:
         units.seconds(row["iteration_time_s"]), units.count(row["tokens_per_second_per_device"]),
         units.share(row["mfu"]), units.size(row["peak_reserved_bytes"]), units.size(row["headroom_bytes"]),
         "yes" if row["fits"] else "no",
-        f"{found.cost(row):.4g}",
+        f"{sweep_result.cost(row):.4g}",
     )  # fmt: skip
     figures = "".join(
         f'<td class="number{" bad" if cell == "no" else ""}">{escape(cell)}</td>' for cell in cells

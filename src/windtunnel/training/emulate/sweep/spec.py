@@ -179,22 +179,22 @@ Whole = Annotated[int, Field(strict=True)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def _field(one: Option) -> tuple[Any, Any]:
+def _field(option: Option) -> tuple[Any, Any]:
     """An option of the emulations as a field of the file."""
-    if one.kind == list[str]:
-        return Annotated[list[str], BeforeValidator(_list)], list(one.default)
-    kind = Literal[one.among] if one.among else one.kind
-    limits: dict[str, Any] = {"ge": one.least, "le": one.most}
+    if option.kind == list[str]:
+        return Annotated[list[str], BeforeValidator(_list)], list(option.default)
+    kind = Literal[option.among] if option.among else option.kind
+    limits: dict[str, Any] = {"ge": option.least, "le": option.most}
     if kind is float:
         limits["allow_inf_nan"] = False
     elif kind in (int, int | None):
         limits["strict"] = True
-    before = [BeforeValidator(_ranks)] if one.name == "ranks" else []
-    return Annotated[(kind, Field(**limits), *before)], one.default  # type: ignore[return-value]
+    before = [BeforeValidator(_ranks)] if option.name == "ranks" else []
+    return Annotated[(kind, Field(**limits), *before)], option.default  # type: ignore[return-value]
 
 
-SWEPT = [one for one in options(Options) if one.name not in ALONE]
-FIELDS: dict[str, Any] = {one.name: _field(one) for one in SWEPT}
+SWEPT = [option for option in options(Options) if option.name not in ALONE]
+FIELDS: dict[str, Any] = {option.name: _field(option) for option in SWEPT}
 OptionsSpec = create_model("OptionsSpec", __config__=ConfigDict(extra="forbid"), **FIELDS)
 """As the options of ``windtunnel emulate``."""
 
@@ -220,7 +220,7 @@ ACCEPTED = {
     "where": 'a list of conditions, such as ["tp * pp <= 64"]',
     "options": "a mapping of fields",
     "price_per_device_hour": "a number from 0 up, or a mapping of devices to such numbers",
-} | {one.name: one.words for one in SWEPT}
+} | {option.name: option.words for option in SWEPT}
 
 
 def read_spec(path: Path) -> SweepSpec:

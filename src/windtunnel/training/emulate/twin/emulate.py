@@ -251,14 +251,14 @@ def _stands(job: WorldJob, stalled: Stalled, k: int) -> str:
     calls = job.world.calls[row]
     join = int(job.programs[row].program.join[stalled.node[k]])
     call = join % len(calls.event)
-    one = calls.collective(call)
+    collective = calls.collective(call)
     _, direction, distance = channel = calls.channel(call)
     family = job.world.family(channel)
     rank = int(job.leader[colour])
     alike = int((job.colour == colour).sum()) - 1
-    words = f"rank {rank}{f' (and {alike} like it)' if alike else ''} waits in {call_words(one)}"
+    words = f"rank {rank}{f' (and {alike} like it)' if alike else ''} waits in {call_words(collective)}"
     if direction != COLLECTIVE:
-        words += f" {'to' if one.kind == 'send' else 'from'} rank {family.peer(rank, distance)}"
+        words += f" {'to' if collective.kind == 'send' else 'from'} rank {family.peer(rank, distance)}"
     order = int(calls.order[call]) + 1
     return (
         f"{words} (group {family.name!r} of {family.size} ranks, call {order} of the step)"

@@ -73,22 +73,29 @@ def collective_table(job: WorldJob, result: ReplayResult, split: Split) -> list[
 def _key(job: WorldJob, row: int, call: int) -> tuple[object, ...]:
     """Calls of one kind: same family, direction, sizes, dtype, backend."""
     calls = job.world.calls[row]
-    one = calls.collective(call)
+    collective = calls.collective(call)
     family = calls.channel(call)[0]
-    return (family, one.kind, one.in_bytes, one.out_bytes, one.dtype, one.backend)
+    return (
+        family,
+        collective.kind,
+        collective.in_bytes,
+        collective.out_bytes,
+        collective.dtype,
+        collective.backend,
+    )
 
 
 def _use(job: WorldJob, c: int, call: int, count: int, each: float, exposed: float) -> CollectiveUse:
     calls = job.world.calls[job.class_of(c)]
-    one = calls.collective(call)
+    collective = calls.collective(call)
     rank = int(job.leader[c])
     _, direction, distance = channel = calls.channel(call)
     family = job.world.family(channel)
     ranks = tuple(family.group(rank).tolist())
     if direction != COLLECTIVE:
         peer = family.peer(rank, distance)
-        ranks = (rank, peer) if one.kind == "send" else (peer, rank)
-    return CollectiveUse(one, family.name, family.size, ranks, count, each, exposed)
+        ranks = (rank, peer) if collective.kind == "send" else (peer, rank)
+    return CollectiveUse(collective, family.name, family.size, ranks, count, each, exposed)
 
 
 # A wait of less than this share of the iteration is not worth a line.
@@ -166,14 +173,14 @@ def _communication(job: WorldJob, cluster: Cluster, row: int, node: int) -> tupl
     program = job.programs[row]
     calls = job.world.calls[row]
     call = int(program.program.join[node])
-    one = calls.collective(call)
+    collective = calls.collective(call)
     family = job.world.family(calls.channel(call))
     phase = Phase(int(program.slice.events["phase"][program.event[node]])).name.lower()
     members = family.group(int(job.world.classes.classes[row].members[0]))
     crosses = cluster.placement(tuple(members.tolist())).hosts > 1
     during = "" if phase == "other" else f" in {phase}"
-    what = f"exposed {one.kind} over {family.name} ({family.size} ranks){during}"
-    return what, _remedy(one.kind, family.label, phase, crosses)
+    what = f"exposed {collective.kind} over {family.name} ({family.size} ranks){during}"
+    return what, _remedy(collective.kind, family.label, phase, crosses)
 
 
 def _remedy(kind: str, label: str, phase: str, crosses: bool) -> str:

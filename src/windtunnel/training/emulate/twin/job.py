@@ -295,7 +295,7 @@ def parse_slow(slow: str | Slow, cluster: Cluster) -> list[Slow]:
     Raises `UserError` for another form, a host or rank that the cluster has not, or a factor that is not a
     finite number greater than zero.
     """
-    found = []
+    slows = []
     for part in filter(None, (part.strip() for part in str(slow).split(","))):
         match = _FORM.fullmatch(part)
         if not match or (match[1] == "rank" and "=host" in part):
@@ -311,8 +311,8 @@ def parse_slow(slow: str | Slow, cluster: Cluster) -> list[Slow]:
             factor = math.nan
         if not (0 < factor < math.inf):
             raise UserError(f"`slow`: {match[3]!r} in {part!r} is no factor; accepted is a number above 0")
-        found.append(Slow(factor=factor, **{what: index}))  # type: ignore[arg-type]
-    return found
+        slows.append(Slow(factor=factor, **{what: index}))  # type: ignore[arg-type]
+    return slows
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,8 @@ class StepProgram:
     def in_place(self) -> Bools:
         """Of every node of all copies: whether it is a collective on a compute stream."""
         streams = np.array(self.streams)[self.program.queue]
-        found: Bools = self.is_join & (streams < COMM_STREAM)
-        return found
+        bools: Bools = self.is_join & (streams < COMM_STREAM)
+        return bools
 
     @cached_property
     def before_on_queue(self) -> Longs:

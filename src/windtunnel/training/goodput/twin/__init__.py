@@ -69,7 +69,7 @@ def copy_seconds(copies: Iterable[Transfer], bandwidth: float) -> float:
 
 def _load(now: checkpoint.Inventory, plan: RestorePlan, costs: PhaseCosts) -> dict[str, float]:
     """Hosts read at the same time, each what lies with it; storage is one for all."""
-    steps = [copy.shard.step for copy in now.copies] + [one.step for one in now.stored]
+    steps = [copy.shard.step for copy in now.copies] + [stored_step.step for stored_step in now.stored]
     load: defaultdict[int | None, int] = defaultdict(int)
     for first, *_ in plan.sources:
         load[first.place] += first.shard.nbytes

@@ -186,12 +186,12 @@ class Neighbourhood:
 
     def merged(self, near: Sequence[int], new: Iterable[Pipeline]) -> list[Pipeline]:
         """All pipelines with ``new`` ones in place of those that are ``near``."""
-        found = list(self.layout.pipelines)
+        runs = list(self.layout.pipelines)
         for i in reversed(near):
-            del found[i]
+            del runs[i]
         for pipeline in new:
-            insort(found, pipeline, key=_order)
-        return found
+            insort(runs, pipeline, key=_order)
+        return runs
 
     def change(self, near: Sequence[int], new: Sequence[Pipeline], layout: Layout) -> None:
         """``layout`` holds from now on; in it ``new`` pipelines took the place of those that are ``near``."""

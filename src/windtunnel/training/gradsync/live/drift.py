@@ -51,7 +51,7 @@ def check(handle: Handle) -> Keep:
         max(times) for times in zip(*(one[0][len(one[0]) - count :] for one in told), strict=True)
     )
     # what is predicted is one backward and its synchronisation; those before it only compute
-    more = (micro - 1) * (job.forward + sum(one.backward for one in job.tensors) + job.after)
+    more = (micro - 1) * (job.forward + sum(tensor.backward for tensor in job.tensors) + job.after)
     drift = Drift(handle.plan.forecasts[0].seconds + more, measured, since, pause)
     seen = _decided(handle, drift)
     assert isinstance(seen, Keep)
@@ -79,8 +79,10 @@ def check(handle: Handle) -> Keep:
 
 def codecs(job: Profile) -> tuple[CodecCost, ...]:
     """What the profile's codecs take now."""
-    numels = sorted({min(point.numel, LARGE) for one in job.codecs for point in one.points})
-    named = {device: [one.codec for one in job.codecs if one.device == device] for device in get_args(Device)}
+    numels = sorted({min(point.numel, LARGE) for codec in job.codecs for point in codec.points})
+    named = {
+        device: [codec.codec for codec in job.codecs if codec.device == device] for device in get_args(Device)
+    }
     return tuple(cost for device, specs in named.items() for cost in measure(specs, numels, device, REPEATS))
 
 

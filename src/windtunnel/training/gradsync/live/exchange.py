@@ -55,20 +55,20 @@ class Peers:
         Raises:
             HostError: a peer is gone, or the deadline is over; so do all methods.
         """
-        mine = [one.to(self.device) for one in messages]
-        lengths = self.tell([torch.tensor([one.numel()]) for one in mine])
-        found = [self._new(int(one)) for one in lengths]
-        self._rounds(mine, found)
-        return [one.to(own.device) for one, own in zip(found, messages, strict=True)]
+        mine = [message.to(self.device) for message in messages]
+        lengths = self.tell([torch.tensor([tensor.numel()]) for tensor in mine])
+        tensors = [self._new(int(length)) for length in lengths]
+        self._rounds(mine, tensors)
+        return [tensor.to(own.device) for tensor, own in zip(tensors, messages, strict=True)]
 
     def tell(self, messages: Sequence[Tensor]) -> list[Tensor]:
         """As `swap`, where all messages have one shape and type and are small: all at once."""
-        mine = [one.to(self.device) for one in messages]
-        found = [torch.empty_like(one) for one in mine]
-        found[self.rank] = mine[self.rank]
+        mine = [message.to(self.device) for message in messages]
+        tensors = [torch.empty_like(tensor) for tensor in mine]
+        tensors[self.rank] = mine[self.rank]
         others = [peer for peer in range(self.size) if peer != self.rank]
-        self._move([(peer, mine[peer]) for peer in others], [(peer, found[peer]) for peer in others])
-        return found
+        self._move([(peer, mine[peer]) for peer in others], [(peer, tensors[peer]) for peer in others])
+        return tensors
 
     def trade(self, peer: int, message: Tensor) -> Tensor:
         """What ``peer`` has for this rank, which has ``message`` for it, both bytes."""
@@ -76,9 +76,9 @@ class Peers:
         length = torch.tensor([mine.numel()], device=self.device)
         theirs = torch.empty_like(length)
         self._move([(peer, length)], [(peer, theirs)])
-        found = self._new(int(theirs))
-        self._move([(peer, mine)], [(peer, found)])
-        return found.to(message.device)
+        tensor = self._new(int(theirs))
+        self._move([(peer, mine)], [(peer, tensor)])
+        return tensor.to(message.device)
 
     def all_reduce(self, tensor: Tensor) -> None:
         """The sum over all ranks, in place; this and what follows is the backend's own, of one size and type
@@ -109,12 +109,12 @@ class Peers:
         """What all ranks have for this one, one behind the other, for ``tensors[i]`` to rank i; over gloo in
         pairwise rounds."""
         mine = torch.cat([*tensors]).to(self.device)
-        found = torch.empty_like(mine)
+        tensor = torch.empty_like(mine)
         if dist.get_backend(self.group) == "nccl":
-            self._call(lambda: dist.all_to_all_single(found, mine, group=self.group, async_op=True))
-            return found
-        self._rounds(mine.split(len(tensors[0])), found.split(len(tensors[0])))
-        return found.to(tensors[0].device)
+            self._call(lambda: dist.all_to_all_single(tensor, mine, group=self.group, async_op=True))
+            return tensor
+        self._rounds(mine.split(len(tensors[0])), tensor.split(len(tensors[0])))
+        return tensor.to(tensors[0].device)
 
     def told(self, one: Any) -> list[Any]:
         """What each rank says: anything that can be pickled."""
@@ -129,7 +129,7 @@ class Peers:
         """
         padded = words.encode()[:WORDS].ljust(WORDS)
         message = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
-        told = [bytes(one.tolist()).decode().strip() for one in self.tell([message] * self.size)]
+        told = [bytes(tensor.tolist()).decode().strip() for tensor in self.tell([message] * self.size)]
         for peer, theirs in enumerate(told):
             if theirs != told[0]:
                 raise UserError(
@@ -140,28 +140,28 @@ class Peers:
     def _new(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def _rounds(self, mine: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+    def _rounds(self, mine: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
         """``mine[i]`` to rank i, and what it has for this rank into ``found[i]``, in pairwise rounds."""
-        found[self.rank].copy_(mine[self.rank])
+        tensors[self.rank].copy_(mine[self.rank])
         for turn in range(1, self.size):
             to, source = (self.rank + turn) % self.size, (self.rank - turn) % self.size
-            self._move([(to, mine[to])], [(source, found[source])])
+            self._move([(to, mine[to])], [(source, tensors[source])])
 
     def _move(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
         """Send and receive all that has bytes, and wait for it."""
         try:
             found = [
-                (peer, dist.P2POp(act, one, group=self.group, group_peer=peer))
+                (peer, dist.P2POp(act, tensor, group=self.group, group_peer=peer))
                 for act, pairs in ((dist.irecv, receives), (dist.isend, sends))
-                for peer, one in pairs
-                if one.numel()
+                for peer, tensor in pairs
+                if tensor.numel()
             ]
             if not found:
                 return
             work = dist.batch_isend_irecv([one for _, one in found])
         except RuntimeError as error:
             raise self._lost("one", error) from error
-        self.sent += sum(one.numel() * one.element_size() for _, one in sends)
+        self.sent += sum(tensor.numel() * tensor.element_size() for _, tensor in sends)
         # NCCL has one handle for all that was called together
         names = [f"rank {peer}" for peer, _ in found] if len(work) == len(found) else ["one"] * len(work)
         for name, one in zip(names, work, strict=True):

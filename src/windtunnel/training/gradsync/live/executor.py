@@ -121,8 +121,8 @@ class _Group:
         own = seed_of(seed, 0, 0, peers.rank)
         parts = _padded(row, peers.size).chunk(peers.size)
         codes = [
-            self.feedback.encode(self.place, one, self.codec, own, at + place * one.numel())
-            for place, one in enumerate(parts)
+            self.feedback.encode(self.place, part, self.codec, own, at + place * part.numel())
+            for place, part in enumerate(parts)
         ]
         found = yield lambda: self.peers(scope).all_to_all(codes)
         total = torch.zeros_like(parts[0])
@@ -173,7 +173,7 @@ class Executor:
         deadline: float,
     ) -> None:  # fmt: skip
         self._plan, self._cuda, self._device = plan, device.type == "cuda", device
-        hierarchical = any(one.option.inside != "flat" for one in plan.groups)
+        hierarchical = any(group.option.inside != "flat" for group in plan.groups)
         self._sockets = Recorder()
         with self._sockets.recording():
             self._scopes = scopes(plan.hosts, group, deadline, hierarchical=hierarchical)
@@ -204,7 +204,7 @@ class Executor:
     @property
     def options(self) -> list[Option]:
         """What each group is synchronised by."""
-        return [one.option for one in self._groups]
+        return [group.option for group in self._groups]
 
     def begin(self, group: int, row: Tensor, done: Done) -> None:
         """Synchronise a group whose gradients are in ``row`` (1-D, contiguous; or COO for a sparse sum)."""
@@ -220,14 +220,14 @@ class Executor:
     def state(self) -> dict[str, Any]:
         """How often each group was synchronised, by its parameters."""
         steps: dict[str, int] = {}
-        for one, running in zip(self._plan.groups, self._groups, strict=True):
-            steps |= dict.fromkeys(one.tensors, running.step)
+        for group, running in zip(self._plan.groups, self._groups, strict=True):
+            steps |= dict.fromkeys(group.tensors, running.step)
         return {"steps": steps}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
-        for one, running in zip(self._plan.groups, self._groups, strict=True):
-            running.step = max(state.get("steps", {}).get(name, 0) for name in one.tensors)
+        for group, running in zip(self._plan.groups, self._groups, strict=True):
+            running.step = max(state.get("steps", {}).get(name, 0) for name in group.tensors)
 
     def close(self) -> None:
         """End the threads and give up the groups. Between two steps that takes no time. In the midst of one,
@@ -246,8 +246,8 @@ class Executor:
             for thread in self._threads:
                 thread.join()
         if self._failed is None and dist.is_initialized():
-            for one in self._scopes.values():
-                dist.destroy_process_group(one)
+            for scope in self._scopes.values():
+                dist.destroy_process_group(scope)
         self._scopes.clear()
 
     def _run_network(self) -> None:
@@ -275,10 +275,10 @@ class Executor:
                 self._take(given[0])
                 self._advance(*given)
 
-    def _advance(self, run: _Run, found: Tensor | None) -> None:
+    def _advance(self, run: _Run, tensor: Tensor | None) -> None:
         """Work up to the next collective, or to the end."""
         try:
-            run.call = run.steps.send(found)
+            run.call = run.steps.send(tensor)
         except StopIteration:
             run.done(None)
             return

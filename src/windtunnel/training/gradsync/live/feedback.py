@@ -37,7 +37,7 @@ class Feedback:
     """
 
     def __init__(self, groups: Sequence[Mapping[str, int]]) -> None:
-        self._groups = [dict(one) for one in groups]
+        self._groups = [dict(group) for group in groups]
         # rows of groups; a group has none until something waits in it
         self._residuals: dict[int, Tensor] = {}
 
@@ -57,11 +57,11 @@ class Feedback:
             return gradient
         flat, waits = gradient.detach().reshape(-1), self._part(group, gradient, at)
         if not codec.feedback:
-            found = flat + waits
+            tensor = flat + waits
             waits.zero_()
             if waits.numel() == self._residuals[group].numel():
                 del self._residuals[group]
-            return found.to(gradient.dtype)
+            return tensor.to(gradient.dtype)
         return waits.add_(flat)
 
     def left_out(
@@ -88,17 +88,17 @@ class Feedback:
 
     def norm(self) -> float:
         """Of all that waits."""
-        return math.sqrt(sum(float(one.square().sum()) for one in self._residuals.values()))
+        return math.sqrt(sum(float(residual.square().sum()) for residual in self._residuals.values()))
 
     def state_dict(self) -> State:
         """A copy, by parameter, on the processor."""
-        found = {}
+        tensors = {}
         for group, row in self._residuals.items():
             begin = 0
             for name, numel in self._groups[group].items():
-                found[name] = row[begin : begin + numel].cpu().clone()
+                tensors[name] = row[begin : begin + numel].cpu().clone()
                 begin += numel
-        return {"residuals": found}
+        return {"residuals": tensors}
 
     def load_state_dict(self, state: State, device: torch.device | str = "cpu") -> None:
         """The inverse of `state_dict`, whatever the groups were there; parameters that it lacks have nothing
@@ -109,18 +109,18 @@ class Feedback:
         """
         named = state["residuals"]
         sizes = {name: numel for group in self._groups for name, numel in group.items()}
-        for name, one in named.items():
-            if sizes.get(name) != one.numel():
+        for name, tensor in named.items():
+            if sizes.get(name) != tensor.numel():
                 raise UserError(
-                    f"feedback: the state has {one.numel()} elements of {name!r}, "
+                    f"feedback: the state has {tensor.numel()} elements of {name!r}, "
                     f"{sizes.get(name, 'none')} are in the groups; load it into the model that it is of"
                 )
-        found = {}
+        tensors = {}
         for place, group in enumerate(self._groups):
             if group.keys() & named.keys():
                 rows = [named.get(name, torch.zeros(numel)) for name, numel in group.items()]
-                found[place] = torch.cat([one.reshape(-1).float() for one in rows]).to(device)
-        self._residuals = found
+                tensors[place] = torch.cat([row.reshape(-1).float() for row in rows]).to(device)
+        self._residuals = tensors
 
 
 def redistributed(states: Sequence[State], rank: int, world: int) -> State:
@@ -129,8 +129,8 @@ def redistributed(states: Sequence[State], rank: int, world: int) -> State:
     former ones begin with nothing."""
     total: dict[str, Tensor] = {}
     for state in states[rank::world]:
-        for name, one in state["residuals"].items():
-            total[name] = total[name] + one if name in total else one.clone()
+        for name, tensor in state["residuals"].items():
+            total[name] = total[name] + tensor if name in total else tensor.clone()
     return {"residuals": total}
 
 

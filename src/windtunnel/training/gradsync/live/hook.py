@@ -99,19 +99,23 @@ class Handle:
         """Have the plan run, with nothing that waits."""
         self._stop()
         self.plan, self._executor, ddp = plan, None, self.ddp
-        self._group_of = {name: place for place, one in enumerate(plan.groups) for name in one.tensors}
+        self._group_of = {name: place for place, group in enumerate(plan.groups) for name in group.tensors}
         ddp._comm_hooks.clear()
-        _lay_out(ddp, [sum(self._parameters[name].nbytes for name in one.tensors) for one in plan.groups])
-        if any(one.option != PLAIN for one in plan.groups):
-            sizes = {name: one.numel() for name, one in self._parameters.items()}
-            self._feedback = Feedback([{name: sizes[name] for name in one.tensors} for one in plan.groups])
+        _lay_out(ddp, [sum(self._parameters[name].nbytes for name in group.tensors) for group in plan.groups])
+        if any(group.option != PLAIN for group in plan.groups):
+            sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
+            self._feedback = Feedback(
+                [{name: sizes[name] for name in group.tensors} for group in plan.groups]
+            )
             self._executor = Executor(plan, self._device, self._feedback, ddp.process_group, self.deadline)
             ddp.register_comm_hook(self, _hook)
         else:
-            self._feedback = Feedback([{name: one.numel()} for name, one in self._parameters.items()])
+            self._feedback = Feedback(
+                [{name: parameter.numel()} for name, parameter in self._parameters.items()]
+            )
         if self.event is not None and dist.get_rank(ddp.process_group) == 0:
             runs = self._executor.options if self._executor is not None else [PLAIN] * len(plan.groups)
-            self.event("plan", digest=self.plan.digest(), runs=[one.words() for one in runs])
+            self.event("plan", digest=self.plan.digest(), runs=[option.words() for option in runs])
 
     def replace(self, plan: Plan) -> None:
         """Have ``plan`` go on where the present one stands, with what waits. All ranks call it at once,
@@ -176,12 +180,12 @@ class Handle:
                 f"gradsync: the state is one of {was} ranks, the plan is for {world}; the states of all "
                 "former ranks are accepted"
             )
-        ranks = [int(one["rank"]) for one in states]
+        ranks = [int(state["rank"]) for state in states]
         if not own and ranks != [*range(was)]:
             raise UserError(
                 f"gradsync: the states are of ranks {ranks}; those of all {was} former ranks are accepted"
             )
-        waits = redistributed([one["feedback"] for one in states], *((0, 1) if own else (rank, world)))
+        waits = redistributed([state["feedback"] for state in states], *((0, 1) if own else (rank, world)))
         if self._executor is not None:
             self._executor.load(states[0]["steps"])
         self._feedback.load_state_dict(waits, self._device)
@@ -208,8 +212,8 @@ class Handle:
             return
         self.closed = True
         _running.discard(self)
-        for one in self._hooks:
-            one.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._stop()
 
     def _stop(self) -> None:
@@ -254,8 +258,8 @@ class Handle:
                 views[name] = view
                 if len(views) == len(self.plan.groups[group].tensors):
                     del self._views[group]
-                    ordered = [views[one] for one in self.plan.groups[group].tensors]
-                    row = torch.cat([one.reshape(-1) for one in ordered])
+                    ordered = [views[tensor] for tensor in self.plan.groups[group].tensors]
+                    row = torch.cat([tensor.reshape(-1) for tensor in ordered])
                     self._executor.begin(group, row, partial(self._settle, group, row, ordered))
         return future.then(_unwrapped)
 
@@ -267,8 +271,8 @@ class Handle:
         with self._lock:
             for bucket in self._buckets:
                 bucket.groups.discard(group)
-            ended = [one for one in self._buckets if not one.groups or error]
-            self._buckets = [one for one in self._buckets if one.groups and not error]
+            ended = [bucket for bucket in self._buckets if not bucket.groups or error]
+            self._buckets = [bucket for bucket in self._buckets if bucket.groups and not error]
         for bucket in ended:
             bucket.future.set_result(bucket.buffer if error is None else error)
 
@@ -302,7 +306,9 @@ def apply(
 
 def fits(plan: Plan, profile: Profile) -> bool:
     """Whether the plan may have been made for the profile: both have the same gradients, in one order."""
-    return [name for one in plan.groups for name in one.tensors] == [one.name for one in profile.tensors]
+    return [name for group in plan.groups for name in group.tensors] == [
+        tensor.name for tensor in profile.tensors
+    ]
 
 
 def named(ddp: DistributedDataParallel) -> dict[str, Tensor]:
@@ -358,7 +364,7 @@ def _cannot_run(plan: Plan) -> str:
 
 def _other_hook(ddp: DistributedDataParallel, mine: Handle | None = None) -> str:
     """The name of a hook that is registered and is neither ``mine`` nor of a plan that was closed."""
-    if any(one.ddp is ddp and one is not mine for one in _running):
+    if any(handle.ddp is ddp and handle is not mine for handle in _running):
         return "of another plan"
     for hook, _ in ddp._comm_hooks:
         if hook is not _hook:
@@ -371,13 +377,13 @@ def _other_hook(ddp: DistributedDataParallel, mine: Handle | None = None) -> str
 def _sparse_as_dense(ddp: DistributedDataParallel, plan: Plan) -> str:
     """A gradient that comes as rows, for which the plan has what dense ones take; "" where there is none.
     A plan that is DDP's own way takes all."""
-    if all(one.option == PLAIN for one in plan.groups):
+    if all(group.option == PLAIN for group in plan.groups):
         return ""
     parameters, sparse = ddp._build_params_for_reducer()
     names = {parameter: name for name, parameter in named(ddp).items()}
-    rows = {names[one] for one, is_sparse in zip(parameters, sparse, strict=True) if is_sparse}
-    fit = {one.tensors for one in plan.groups if one.option.scheme == "sparse"}
-    return min((one for one in rows if (one,) not in fit), default="")
+    rows = {names[parameter] for parameter, is_sparse in zip(parameters, sparse, strict=True) if is_sparse}
+    fit = {group.tensors for group in plan.groups if group.option.scheme == "sparse"}
+    return min((row for row in rows if (row,) not in fit), default="")
 
 
 def _lay_out(ddp: DistributedDataParallel, sizes: Sequence[int]) -> None:

@@ -154,18 +154,18 @@ def measured(
     rows, latest = [], 0.0
     for name in sorted(told[0][1], key=lambda name: told[0][1][name]):
         mean = sum(until.get(name, 0.0) for _, until in told) / world
-        one = row(name, max(0.0, mean - latest))
+        tensor = row(name, max(0.0, mean - latest))
         if name in times.kept:
             of = sparse.measure(Peers(group, deadline), units_of(times.kept[name], "row"))
-            one = replace(one, width=of.width, density=of.density, growth=of.growth, skew=of.skew)
+            tensor = replace(tensor, width=of.width, density=of.density, growth=of.growth, skew=of.skew)
             enough = sparse.TRIED / len(times.kept)
             taken = sparse.tried(times.kept[name], of, links, group, deadline, enough)
             sums += [SumTime(name, *one) for one in taken.items()]
-        rows.append(one)
+        rows.append(tensor)
         latest = max(latest, mean)
     # a gradient that not every step makes has no time, and must be synchronised all the same
     rows += [row(name, 0.0) for name in parameters if name not in told[0][1]]
-    total = sum(one.numel for one in rows)
+    total = sum(row.numel for row in rows)
     numels = sorted({max(1, total >> shift) for shift in (0, 3, 6, 9, 12)})
     found = Profile(
         tuple(rows), measure(codecs, numels), replace(links, sums=tuple(sums)),
@@ -180,19 +180,19 @@ def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> fl
     """Seconds that backward stands still for each group beside what encoding takes: the hook is called, and
     the group is handed to other threads. By what a replay of the job (`HANDED` of its gradients) takes until
     its last gradient, with one group for each and without synchronisation."""
-    dense = [one for one in found.tensors if one.numel and not one.width]
+    dense = [tensor for tensor in found.tensors if tensor.numel and not tensor.width]
     if not dense or not found.codecs:
         return 0.0
-    numels = [min(one.numel, LARGE) for one in (dense * HANDED)[-HANDED:]]
-    pause = min(PAUSE, sum(one.backward for one in dense) / len(dense))
+    numels = [min(tensor.numel, LARGE) for tensor in (dense * HANDED)[-HANDED:]]
+    pause = min(PAUSE, sum(tensor.backward for tensor in dense) / len(dense))
     device = next(iter(named(ddp).values())).device
     # of its own, so that what DDP itself waits for ends by the deadline
     group = scopes(1, ddp.process_group, deadline, hierarchical=False)["flat"]
     model = DistributedDataParallel(Replay(numels, [pause] * HANDED, 0.0, device), process_group=group)
-    rows = tuple(Gradient(name, one.numel(), pause) for name, one in named(model).items())[::-1]
+    rows = tuple(Gradient(name, tensor.numel(), pause) for name, tensor in named(model).items())[::-1]
     job = replace(found, tensors=rows)
-    plans = [(one, uniform_plan(job, one.codec, 1)) for one in found.codecs]
-    used, plan = min(plans, key=lambda one: one[1].forecasts[0].nbytes)
+    plans = [(codec, uniform_plan(job, codec.codec, 1)) for codec in found.codecs]
+    used, plan = min(plans, key=lambda plan: plan[1].forecasts[0].nbytes)
 
     def until_last() -> float:
         times = Times(model)
@@ -210,7 +210,7 @@ def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> fl
     handle.close()
     dist.destroy_process_group(group)
     # the last gradient is made before it is handed over
-    return max(0.0, (taken - alone - sum(used.at(one).encode for one in numels[1:])) / (HANDED - 1))
+    return max(0.0, (taken - alone - sum(used.at(numel).encode for numel in numels[1:])) / (HANDED - 1))
 
 
 def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Network:
@@ -220,9 +220,9 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Networ
     hierarchical = hosts > 1 and places > 1
     groups = scopes(hosts, ddp.process_group, deadline, hierarchical=hierarchical)
     device = next(ddp.module.parameters()).device
-    total = sum(one.numel() * one.element_size() for one in named(ddp).values())
+    total = sum(tensor.numel() * tensor.element_size() for tensor in named(ddp).values())
     sizes = [size for size in SIZES if size <= max(total, SIZES[3])]
-    found = [
+    collective_costs = [
         _line(group, deadline, scope, kind, sizes, device)
         for scope, group in groups.items()
         for kind in get_args(Kind)
@@ -230,7 +230,7 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Networ
     ]
     for group in groups.values():
         dist.destroy_process_group(group)
-    return Network(hosts, places, tuple(found))
+    return Network(hosts, places, tuple(collective_costs))
 
 
 def _line(

@@ -33,15 +33,15 @@ class Replay(nn.Module):
         self, numels: Sequence[int], backward: Sequence[float], forward: float, device: torch.device
     ) -> None:
         super().__init__()
-        self.layers = nn.ParameterList(nn.Parameter(torch.zeros(one, device=device)) for one in numels)
+        self.layers = nn.ParameterList(nn.Parameter(torch.zeros(numel, device=device)) for numel in numels)
         drawn = torch.Generator(device).manual_seed(dist.get_rank())
-        self._gradients = [torch.randn(one, generator=drawn, device=device) for one in numels]
+        self._gradients = [torch.randn(numel, generator=drawn, device=device) for numel in numels]
         self._backward, self._forward = backward, forward
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(self._forward)
-        for one, gradient, seconds in zip(self.layers, self._gradients, self._backward, strict=True):
-            x = _Layer.apply(x, one, gradient, seconds)
+        for layer, gradient, seconds in zip(self.layers, self._gradients, self._backward, strict=True):
+            x = _Layer.apply(x, layer, gradient, seconds)
         return x
 
 

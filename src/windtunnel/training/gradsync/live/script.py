@@ -35,7 +35,7 @@ _plain = DistributedDataParallel.__init__
 
 
 def profiled(
-    ddp: DistributedDataParallel, file: Path, hosts: int, codecs: Sequence[str], found: list[Profile]
+    ddp: DistributedDataParallel, file: Path, hosts: int, codecs: Sequence[str], profiles: list[Profile]
 ) -> None:
     """Time the steps of the script's model, then measure all else, into ``found`` and by rank 0 into
     ``file``, and end the script."""
@@ -48,11 +48,11 @@ def profiled(
         if torch.is_grad_enabled():
             times.begin()
             steps += 1
-        if steps == STEPS + 3 and not found:
-            found.append(measured(ddp, times, codecs, hosts, DEADLINE))
+        if steps == STEPS + 3 and not profiles:
+            profiles.append(measured(ddp, times, codecs, hosts, DEADLINE))
             if dist.get_rank() == 0:
-                write(file, found[0])
-        if found:
+                write(file, profiles[0])
+        if profiles:
             raise SystemExit(0)
         return begun(*arguments, **named)
 
@@ -106,13 +106,13 @@ def main(arguments: Sequence[str]) -> None:
     match arguments:
         case ["profile", file, hosts, codecs, *program]:
             names = codecs.split(",") if codecs else CODECS
-            found: list[Profile] = []
+            profiles: list[Profile] = []
             try:
-                run(program, lambda ddp: profiled(ddp, Path(file), int(hosts), names, found))
+                run(program, lambda ddp: profiled(ddp, Path(file), int(hosts), names, profiles))
             except (Exception, SystemExit):
-                if not found:
+                if not profiles:
                     raise
-            if not found:
+            if not profiles:
                 raise UserError(f"{program[0]}: it ended before {STEPS + 3} steps, which a profile takes")
         case ["apply", file, profile, every, *program]:
             run(program, lambda ddp: applied(ddp, Path(file), profile, int(every)))

@@ -99,7 +99,7 @@ def reduce_with(
     elif design.communication == "hierarchy":
         total = doubled(peers, mine)
     else:
-        total = add_up([unpack(one, mine) for one in peers.swap([pack(mine)] * peers.size)])
+        total = add_up([unpack(tensor, mine) for tensor in peers.swap([pack(mine)] * peers.size)])
     return as_came(total, tensor)
 
 
@@ -137,12 +137,12 @@ def push_pull(peers: Peers, mine: Units, seed: int | None) -> Units:
     parts = zip(places.tensor_split(ends), mine.values[by].tensor_split(ends), strict=True)
     pushed = [Units(one - rank * length, values, length) for rank, (one, values) in enumerate(parts)]
     summed = add_up(
-        [unpack(one, pushed[0]) for one in peers.swap([pack(one, bitmap=bitmap) for one in pushed])]
+        [unpack(tensor, pushed[0]) for tensor in peers.swap([pack(units, bitmap=bitmap) for units in pushed])]
     )
-    pulled = [unpack(one, summed) for one in peers.swap([pack(summed, bitmap=bitmap)] * size)]
-    places = torch.cat([one.indices + rank * length for rank, one in enumerate(pulled)])
+    pulled = [unpack(tensor, summed) for tensor in peers.swap([pack(summed, bitmap=bitmap)] * size)]
+    places = torch.cat([units.indices + rank * length for rank, units in enumerate(pulled)])
     indices, by = order.units_at(places).sort()
-    return replace(mine, indices=indices, values=torch.cat([one.values for one in pulled])[by])
+    return replace(mine, indices=indices, values=torch.cat([units.values for units in pulled])[by])
 
 
 def doubled(peers: Peers, mine: Units) -> Units:
@@ -178,17 +178,19 @@ def measure(peers: Peers, mine: Units, *, seed: int = 0, sample: int = SAMPLE) -
     each rank's, so that what they have in common is estimated without sending all indices."""
     world = peers.size
     own = torch.tensor([len(mine.indices), len(regroup(mine, BLOCK).indices)])
-    counts, touched = np.array([one.tolist() for one in peers.tell([own] * world)]).T
+    counts, touched = np.array([tensor.tolist() for tensor in peers.tell([own] * world)]).T
     share = min(1.0, sample / max(1, counts.max()))
     picked = mine.indices[Order(mine.total, seed + 1).places(mine.indices) < mine.total * share]
-    sets = [one.view(torch.int64).cpu().numpy() for one in peers.swap([picked.view(torch.uint8)] * world)]
+    sets = [
+        tensor.view(torch.int64).cpu().numpy() for tensor in peers.swap([picked.view(torch.uint8)] * world)
+    ]
     blocks = float(touched.mean()) / -(-mine.total * mine.width // BLOCK)
     itemsize, density = mine.values.element_size(), float(counts.mean()) / mine.total
     return Sparsity(mine.total, mine.width, itemsize, density, *overlap(sets, mine.total), blocks=blocks)
 
 
 def tried(
-    tensor: Tensor, one: Sparsity, network: Network, group: dist.ProcessGroup | None = None,
+    tensor: Tensor, sparsity: Sparsity, network: Network, group: dist.ProcessGroup | None = None,
     deadline: float = DEADLINE, enough: float = TRIED,
 ) -> dict[str, float]:  # fmt: skip
     """Seconds that the sum of ``tensor``, as sparse as ``one`` on ``network``, takes by each scheme that may
@@ -197,7 +199,7 @@ def tried(
     Raises:
         HostError: a peer is gone or silent; the group is spent.
     """
-    names = promising(one, network) if network.world > 1 else []
+    names = promising(sparsity, network) if network.world > 1 else []
     calls = {name: partial(all_reduce, tensor, group, "row", name, deadline=deadline) for name in names}
     return least_times(calls, enough, group, deadline)
 
@@ -219,6 +221,6 @@ def least_times(
                 begin = time.perf_counter()
                 call()
                 mine = torch.tensor([time.perf_counter() - begin])
-                slowest = max(one.item() for one in peers.tell([mine] * peers.size))
+                slowest = max(tensor.item() for tensor in peers.tell([mine] * peers.size))
                 best[name], spent[name] = min(best[name], slowest), spent[name] + slowest
     return best

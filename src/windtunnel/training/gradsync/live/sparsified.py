@@ -73,7 +73,7 @@ def _enough(row: Tensor, room: int, seed: int) -> Tensor:
 
 
 @jit
-def append(bits: Words, least: int, start: int, indices: NDArray[np.int32], found: Words) -> None:
+def append(bits: Words, least: int, start: int, indices: NDArray[np.int32], words: Words) -> None:
     """Elements whose magnitude is ``least`` or more, going around from ``start`` until there is no room
     (of one place at least). Unused places get -1 and 0. What is no number takes the first
     place where it comes when there is no room.
@@ -82,7 +82,7 @@ def append(bits: Words, least: int, start: int, indices: NDArray[np.int32], foun
     branch takes as long for any density.
     """
     mask, enough, infinite = np.uint32(MAGNITUDE), np.uint32(least), np.uint32(INFINITE)
-    count, room = 0, len(found)
+    count, room = 0, len(words)
     for begin, end in ((start, len(bits)), (0, start)):
         for first in range(begin, end, BLOCK):
             block = bits[first : min(first + BLOCK, end)]
@@ -102,13 +102,13 @@ def append(bits: Words, least: int, start: int, indices: NDArray[np.int32], foun
                     if count == room:
                         break
                 for place in range(before, count):
-                    found[place] = bits[indices[place]]
+                    words[place] = bits[indices[place]]
             if top >= infinite:
                 for i in range(seen, len(block)):
                     if np.uint32(block[i] & mask) >= infinite:
-                        indices[0], found[0] = first + i, block[i]
+                        indices[0], words[0] = first + i, block[i]
     indices[count:] = -1
-    found[count:] = 0
+    words[count:] = 0
 
 
 def chosen_by_hash(row: Tensor, room: int, seed: int) -> Tensor:

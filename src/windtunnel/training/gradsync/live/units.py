@@ -46,8 +46,8 @@ def units_of(tensor: Tensor, unit: Unit) -> Units:
         indices = indices * length + tensor.indices()[place]
         total *= length
     width = tensor.shape[tensor.sparse_dim() :].numel()
-    found = Units(indices, tensor.values().reshape(len(indices), width), total)
-    return found if unit == "row" else regroup(found, 1)
+    units = Units(indices, tensor.values().reshape(len(indices), width), total)
+    return units if unit == "row" else regroup(units, 1)
 
 
 def nonzero_units(whole: Tensor) -> Units:
@@ -93,13 +93,13 @@ def add_up(parts: Sequence[Units]) -> Units:
     """What is there in any part, and the sums of values in the order of the parts."""
     like = parts[0]
     there = torch.zeros(like.total, dtype=torch.bool, device=like.values.device)
-    for one in parts:
-        there[one.indices] = True
+    for part in parts:
+        there[part.indices] = True
     summed = there.nonzero()[:, 0]
     place = there.cumsum(0, dtype=torch.int32) - 1
     total = like.values.new_zeros(len(summed), like.width)
-    for one in parts:
-        total[place[one.indices]] += one.values
+    for part in parts:
+        total[place[part.indices]] += part.values
     return Units(summed, total, like.total)
 
 

@@ -125,7 +125,7 @@ def without_codec_cost(profile: Profile) -> Profile:
     free = {
         cost.codec: replace(
             cost, device="host",
-            points=tuple(replace(one, encode=0.0, decode=0.0, add=0.0) for one in cost.points),
+            points=tuple(replace(point, encode=0.0, decode=0.0, add=0.0) for point in cost.points),
         )
         for cost in profile.codecs
     }  # fmt: skip
@@ -135,5 +135,10 @@ def without_codec_cost(profile: Profile) -> Profile:
 def paced(profile: Profile, times: float) -> Profile:
     """The same on a network whose collectives take so many times as long."""
     known = profile.network.collectives
-    calls = (replace(one, fixed=one.fixed * times, per_byte=one.per_byte * times) for one in known)
+    calls = (
+        replace(
+            collective_cost, fixed=collective_cost.fixed * times, per_byte=collective_cost.per_byte * times
+        )
+        for collective_cost in known
+    )
     return replace(profile, network=replace(profile.network, collectives=tuple(calls)))

@@ -87,7 +87,7 @@ def overlap(sets: Sequence[Ints], units: int) -> tuple[tuple[float, ...], float]
     growth, step = [], 2
     while step <= world:
         groups = [sets[begin : begin + step] for begin in range(0, world - step + 1, step)]
-        growth.append(sum(len(np.unique(np.concatenate(one))) for one in groups) / len(groups) / mean)
+        growth.append(sum(len(np.unique(np.concatenate(group))) for group in groups) / len(groups) / mean)
         step *= 2
     counts = np.bincount(np.concatenate(sets) // slice_length(units, world), minlength=world)
     return tuple(growth), float(counts.max() / counts.mean())

@@ -64,7 +64,7 @@ def make_plan(profile: Profile, seed: int = 0, steps: Mapping[str, float] = Mapp
         raise UserError("profile: it has no tensors; a model with parameters that need gradients is accepted")
     job = _Job(profile, _worth(profile), steps)
     notes: tuple[str, ...] = ()
-    doubt = 1 + max((one.error for one in profile.network.collectives), default=0.0)
+    doubt = 1 + max((collective.error for collective in profile.network.collectives), default=0.0)
     found = _gentlest(job, _Job(paced(profile, doubt), job.options) if doubt > 1 else job)
     if job.lossy(found) and doubt > 1:
         fast = _Job(paced(profile, 1 / doubt), job.options)
@@ -87,7 +87,7 @@ def make_plan(profile: Profile, seed: int = 0, steps: Mapping[str, float] = Mapp
 def uniform_plan(profile: Profile, codec: str, most: float | None = None) -> Plan:
     """Every dense gradient with one codec, by its best option, in groups of at most ``most`` elements or one
     gradient; None: in those that are best for it. What other plans are held against."""
-    job = _Job(profile, [one for one in options(profile) if one.codec == codec])
+    job = _Job(profile, [option for option in options(profile) if option.codec == codec])
     tried = product(range(len(job.options)), job.cuts if most is None else [job.evenly(most)])
     return job.plan(min((job.uniform(*one) for one in tried), key=_seconds), ())
 
@@ -95,10 +95,10 @@ def uniform_plan(profile: Profile, codec: str, most: float | None = None) -> Pla
 def _worth(profile: Profile) -> list[Option]:
     """The options, without those that no size of this job would choose; plain first."""
     every = list(options(profile))
-    total = sum(one.numel for one in profile.tensors if one.width == 0)
+    total = sum(tensor.numel for tensor in profile.tensors if tensor.width == 0)
     kept = {0}
     for size in {max(1, total >> shift) for shift in (0, 2, 4, 7, 10, 14)}:
-        kept.update(undominated([tasks(one, size, profile) for one in every]))
+        kept.update(undominated([tasks(option, size, profile) for option in every]))
     return [every[place] for place in sorted(kept)]
 
 
@@ -137,9 +137,9 @@ def spans(cuts: Cuts) -> list[tuple[int, int]]:
 
 def price(plan: Plan, profile: Profile) -> float:
     """Predicted seconds of an iteration with a plan, at the costs of ``profile``, which has its gradients."""
-    dense = [one.option for one in plan.groups if one.option.scheme != "sparse"]
+    dense = [group.option for group in plan.groups if group.option.scheme != "sparse"]
     job = _Job(profile, [*dict.fromkeys([PLAIN, *dense])])
-    cuts = tuple(accumulate(len(one.tensors) for one in plan.groups))
+    cuts = tuple(accumulate(len(group.tensors) for group in plan.groups))
     choice = [
         [job.option(begin, one) for one in range(len(job.work(begin, end)))].index(group.option)
         for (begin, end), group in zip(spans(cuts), plan.groups, strict=True)
@@ -169,13 +169,13 @@ class _Job:
         self.steps = steps
         self.sparse = {
             # what takes least by itself first
-            place: sorted(choices(one, profile), key=lambda way: sum(task.seconds for task in way[1]))
-            for place, one in enumerate(self.tensors)
-            if one.width > 0
+            place: sorted(choices(tensor, profile), key=lambda way: sum(task.seconds for task in way[1]))
+            for place, tensor in enumerate(self.tensors)
+            if tensor.width > 0
         }
         self._sums = {place: [work for _, work in ways] for place, ways in self.sparse.items()}
-        self._until = [*accumulate((one.numel for one in self.tensors), initial=0)]
-        self._of_size = cache(lambda numel: [tasks(one, numel, profile) for one in self.options])
+        self._until = [*accumulate((tensor.numel for tensor in self.tensors), initial=0)]
+        self._of_size = cache(lambda numel: [tasks(option, numel, profile) for option in self.options])
         self.costs, self.uniform = cache(self._costs), cache(self._uniform)
 
     # -- what a group may do
@@ -197,7 +197,9 @@ class _Job:
 
     def lossy(self, found: _Found) -> bool:
         lossless = {cost.codec for cost in self.profile.codecs if cost.lossless} | {NONE}
-        return any(one.scheme != "sparse" and one.codec not in lossless for one, _ in self.chosen(found))
+        return any(
+            option.scheme != "sparse" and option.codec not in lossless for option, _ in self.chosen(found)
+        )
 
     def loss(self, option: int) -> tuple[float, int]:
         """By how little of a gradient is kept; of equal ones the simpler option."""
@@ -218,7 +220,7 @@ class _Job:
         over."""
         handing = 0.0 if own else self.profile.handing
         backward = [
-            sum(one.backward for one in self.tensors[first:end]) + handing for first, end in spans(cuts)
+            sum(tensor.backward for tensor in self.tensors[first:end]) + handing for first, end in spans(cuts)
         ]
         found = [self.work(*span) for span in spans(cuts)]
         return Costs.of(found, backward, self.profile.forward, self.profile.after)
@@ -241,7 +243,7 @@ class _Job:
     def searched(self, cuts: Cuts) -> _Found:
         starts = [np.array(self.uniform(one, cuts).choice) for one in range(len(self.options))]
         return self.priced(
-            cuts, search(self.costs(cuts, False), [self.numel(*one) for one in spans(cuts)], starts)
+            cuts, search(self.costs(cuts, False), [self.numel(*span) for span in spans(cuts)], starts)
         )
 
     def best(self) -> _Found:
@@ -277,7 +279,8 @@ class _Job:
         every = range(len(self.options))
         ranked = sorted(every, key=lambda one: min(self.uniform(one, cuts).seconds for cuts in simple))
         fused = [
-            self.cut(self.fused, self.uniform(one, self.alone)) for one in dict.fromkeys((0, *ranked[:FUSED]))
+            self.cut(self.fused, self.uniform(fromkey, self.alone))
+            for fromkey in dict.fromkeys((0, *ranked[:FUSED]))
         ]
         return list(dict.fromkeys((*simple, *fused)))
 
@@ -294,11 +297,12 @@ class _Job:
             if sparse:
                 ends += [end for _, end, _ in groups]
                 continue
-            backward = [one.backward for one in self.tensors[first:last]]
+            backward = [tensor.backward for tensor in self.tensors[first:last]]
             # what sparse gradients before it take is backward of the run, too
-            backward[0] += sum(one.backward for one in self.tensors[done:first])
+            backward[0] += sum(tensor.backward for tensor in self.tensors[done:first])
             ends += [
-                first + end for end in way(option, backward, [one.numel for one in self.tensors[first:last]])
+                first + end
+                for end in way(option, backward, [tensor.numel for tensor in self.tensors[first:last]])
             ]
             done = last
         return tuple(ends)
@@ -334,7 +338,7 @@ class _Job:
     def forecast(self, name: str, found: _Found) -> Forecast:
         chosen = self.chosen(found)
         # what a part of the gradients costs is not known: they are priced as if all had the worst codec
-        steps = max(self.steps.get(one.codec, 1.0) for one, _ in chosen)
+        steps = max(self.steps.get(option.codec, 1.0) for option, _ in chosen)
         sent = round(sum(task.sent for _, work in chosen for task in work))
         return Forecast(name, found.seconds, sent, steps)
 
@@ -354,7 +358,7 @@ class _Job:
         """With the reason of each: what the iteration would take with its next best option."""
         rows = zip(spans(found.cuts), self.chosen(found), strict=True)
         for group, ((begin, end), (option, work)) in enumerate(rows):
-            names = tuple(one.name for one in self.tensors[begin:end])
+            names = tuple(tensor.name for tensor in self.tensors[begin:end])
             yield Group(names, option, self._reason(found, group, begin, work))
 
     def _reason(self, found: _Found, group: int, begin: int, work: list[Task]) -> str:

@@ -201,10 +201,12 @@ def promising(one: Sparsity, network: Network) -> list[str]:
 def carried(job: Profile, network: Network) -> Network:
     """``network`` with what sums of the job's gradients would take on it: what they took on the job's own, as
     much longer or shorter as they are predicted to."""
-    known = {one.name: sparsity(one) for one in job.tensors}
+    known = {tensor.name: sparsity(tensor) for tensor in job.tensors}
 
-    def ratio(one: SumTime) -> float:
-        now, was = (seconds(one.scheme, known[one.tensor], links) for links in (network, job.network))
+    def ratio(sum_time: SumTime) -> float:
+        now, was = (
+            seconds(sum_time.scheme, known[sum_time.tensor], links) for links in (network, job.network)
+        )
         return now / was if was else 1.0
 
     sums = (replace(one, seconds=one.seconds * ratio(one)) for one in job.network.sums)

@@ -32,10 +32,10 @@ SMALL = 16
 def undominated(options: Sequence[Sequence[Task]]) -> list[int]:
     """Those that no other option (or an earlier, equal one) beats on every resource and in sum."""
     used = np.zeros((len(options), 5))
-    for place, found in enumerate(options):
-        for task in found:
+    for place, option in enumerate(options):
+        for task in option:
             used[place, task.resource] += task.seconds
-        used[place, 4] = len(found) * 1e-12  # of equal ones the shorter
+        used[place, 4] = len(option) * 1e-12  # of equal ones the shorter
     kept = []
     for place, one in enumerate(used):
         beaten = (used <= one).all(axis=1) & ((used < one).any(axis=1) | (np.arange(len(used)) < place))
@@ -68,7 +68,7 @@ def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: 
     """The best choice found from all ``starts``; ``numels`` are the groups' sizes. Deterministic."""
     groups = len(numels)
     sets = blocks(numels, costs.options.tolist())
-    flat = np.array([one for members in sets for one in members], np.int64)
+    flat = np.array([member for members in sets for member in members], np.int64)
     ends = np.cumsum([len(members) for members in sets])
     tasks = max(1, int(costs.length.max(axis=1).sum()) + groups)
     tries = max(1, budget // tasks // max(1, min(STARTS, len(starts))))

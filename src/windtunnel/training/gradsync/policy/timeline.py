@@ -47,7 +47,7 @@ class Costs(NamedTuple):
         after: float,
     ) -> Costs:  # fmt: skip
         """``groups[g][o]`` are the tasks of an option of a group; groups may have different numbers."""
-        most = max((len(one) for one in groups), default=1)
+        most = max((len(group) for group in groups), default=1)
         seconds = np.zeros((len(groups), most, MOST))
         resource = np.zeros((len(groups), most, MOST), np.int64)
         count = np.zeros((len(groups), most), np.int64)

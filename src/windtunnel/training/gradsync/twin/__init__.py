@@ -30,9 +30,15 @@ def profile_of(result: EmulationResult) -> Profile:
     Raises:
         UserError: the job makes no gradients, or its cluster has one rank.
     """
-    found, cluster = backward_of(result), result.cluster
+    backward, cluster = backward_of(result), result.cluster
     return Profile(
-        tensors=tuple(Tensor(one.name, one.numel, one.seconds, one.dtype) for one in found.gradients),
-        codecs=codecs_of(cluster), network=network_of(cluster), forward=found.before, after=found.after,
+        tensors=tuple(
+            Tensor(gradient.name, gradient.numel, gradient.seconds, gradient.dtype)
+            for gradient in backward.gradients
+        ),
+        codecs=codecs_of(cluster),
+        network=network_of(cluster),
+        forward=backward.before,
+        after=backward.after,
         emulated=f"{result.program.name} on {cluster.name}",
-    )  # fmt: skip
+    )

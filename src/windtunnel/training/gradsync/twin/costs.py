@@ -83,13 +83,13 @@ def network_of(cluster: Cluster) -> Network:
         "inside": [*range(places)],
         "between": [*range(0, cluster.world_size, places)],
     }
-    sizes, found = np.array(SIZES, float), []
+    sizes, collective_costs = np.array(SIZES, float), []
     for scope, ranks in members.items():
         for kind, name in KINDS.items() if len(ranks) > 1 else ():
             times = collective_times(cluster, name, ranks, SIZES, alike=scope == "between")
             line = least_squares([np.ones_like(sizes), sizes], np.array(times))
-            found.append(CollectiveCost(scope, kind, *line))
-    return Network(cluster.hosts, places, tuple(found))
+            collective_costs.append(CollectiveCost(scope, kind, *line))
+    return Network(cluster.hosts, places, tuple(collective_costs))
 
 
 def codecs_of(cluster: Cluster) -> tuple[CodecCost, ...]:
@@ -97,25 +97,27 @@ def codecs_of(cluster: Cluster) -> tuple[CodecCost, ...]:
     host = cluster.host
     rate = host.device.memory_bandwidth * 0.8
     on_device = CALL if host.device.kind == "gpu" else HOST_CALL
-    found = [_cost(name, one, "device", rate, on_device, 0.0) for name, one in CODECS.items()]
+    codec_costs = [_cost(name, kernels, "device", rate, on_device, 0.0) for name, kernels in CODECS.items()]
     if host.device.kind == "gpu":
         cores = max(1, host.cpu_cores // host.devices)
         over = 1 / (host.pcie.bandwidth * host.pcie.efficiency)
         on_host = HOST_BANDWIDTH * cores
-        found += [_cost(name, one, "host", on_host, HOST_CALL, over) for name, one in CODECS.items()]
-    return tuple(found)
+        codec_costs += [
+            _cost(name, kernels, "host", on_host, HOST_CALL, over) for name, kernels in CODECS.items()
+        ]
+    return tuple(codec_costs)
 
 
-def _cost(name: str, one: Kernels, device: Device, rate: float, call: float, over: float) -> CodecCost:
+def _cost(name: str, kernels: Kernels, device: Device, rate: float, call: float, over: float) -> CodecCost:
     """``over``: seconds a byte between device and host."""
 
     def point(numel: int) -> CodecPoint:
-        nbytes = max(8, round(4 * numel * one.ratio))
+        nbytes = max(8, round(4 * numel * kernels.ratio))
         moved = (4 * numel + nbytes) * over
         return CodecPoint(
-            numel, one.calls * call + numel * one.encode / rate + moved,
-            max(1, one.calls // 2) * call + numel * one.decode / rate + moved,
-            numel * one.add / rate + nbytes * over, nbytes,
+            numel, kernels.calls * call + numel * kernels.encode / rate + moved,
+            max(1, kernels.calls // 2) * call + numel * kernels.decode / rate + moved,
+            numel * kernels.add / rate + nbytes * over, nbytes,
         )  # fmt: skip
 
-    return CodecCost(name, device, tuple(point(numel) for numel in NUMELS), one.summable)
+    return CodecCost(name, device, tuple(point(numel) for numel in NUMELS), kernels.summable)

@@ -79,7 +79,7 @@ def enter(trainer: PipelineTrainer, job: Job, prefix: str) -> Team:
                 trainer.layers[index] = trainer.build(index)
     mark = hashlib.sha256(json.dumps(asdict(layout)).encode()).hexdigest()
     marks = job.agree(f"{prefix}/restored", [mark, trainer.version, trainer.era])
-    if len({tuple(told) for told in marks.values()}) > 1:
+    if len({tuple(mark) for mark in marks.values()}) > 1:
         raise RuntimeError(f"the hosts came to different layouts or steps: {marks}")
     for index in set(trainer.layers) - set(needed.get(job.rank, ())):
         del trainer.layers[index]
@@ -202,8 +202,10 @@ def _go_back(
 ) -> str:
     """All hosts go back to one checkpoint, or begin at the beginning; where the layers came from."""
     url = trainer.checkpoint
-    mine = {_key(one): one for one in saved_steps(url)} if url else {}
-    told = job.agree(f"{prefix}/checkpoints", {key: one.generation for key, one in mine.items()})
+    mine = {_key(step): step for step in saved_steps(url)} if url else {}
+    told = job.agree(
+        f"{prefix}/checkpoints", {key: stored_step.generation for key, stored_step in mine.items()}
+    )
     trainer.before = max((max(there.values()) for there in told.values() if there), default=0)
     problems: list[str] = []
     for key, saved in mine.items():

@@ -100,13 +100,13 @@ class Exchange:
         self._expect(peer, tag, spec)
         work, buffer = self._expected.pop(tag)
         _wait(work)
-        found, at = [], 0
+        tensors, at = [], 0
         for (name, shape, _), size in zip(spec, _sizes(spec), strict=True):
             dtype: torch.dtype = getattr(torch, name)
             nbytes = dtype.itemsize * _count(shape)
-            found.append(buffer[at : at + nbytes].view(dtype).view(shape).to(self.device))
+            tensors.append(buffer[at : at + nbytes].view(dtype).view(shape).to(self.device))
             at += size
-        return found
+        return tensors
 
     def _send(self, block: Tensor, peer: int, tag: int) -> None:
         if block.numel():

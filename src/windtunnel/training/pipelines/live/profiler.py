@@ -42,7 +42,7 @@ def measure_layers(
     """
     if names is not None and len(names) != len(layers):
         raise UserError(f"{len(names)} names for {len(layers)} layers; one for each is needed")
-    found = []
+    layer_profiles = []
     value = microbatch.detach()
     devices = [value.device] if value.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -50,8 +50,8 @@ def measure_layers(
             name = names[i] if names is not None else f"{i}.{type(module).__name__}"
             twin = copy.deepcopy(module)
             profile, value = _measure(name, twin, value, optimizer, repeats, warm)
-            found.append(profile)
-    return tuple(found)
+            layer_profiles.append(profile)
+    return tuple(layer_profiles)
 
 
 def _measure(

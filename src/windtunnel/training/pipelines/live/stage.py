@@ -87,11 +87,11 @@ class Stage:
             kept = flight.layers.pop()
             outputs = [t for t in kept.outputs if t.requires_grad]
             inputs = [t for t in kept.inputs if t.requires_grad]
-            found = _gradients(outputs, [*kept.layer.parameters, *inputs], gradients)
+            tensors = _gradients(outputs, [*kept.layer.parameters, *inputs], gradients)
             count = len(kept.layer.parameters)
-            gradients = found[count:]
+            gradients = tensors[count:]
             if count:
-                sink(kept.layer, found[:count])
+                sink(kept.layer, tensors[:count])
         return gradients
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
@@ -120,5 +120,5 @@ def _gradients(outputs: list[Tensor], wanted: list[Any], starts: list[Tensor]) -
         return []
     if not outputs:
         return [torch.zeros_like(t) for t in wanted]
-    found = torch.autograd.grad(outputs, wanted, starts, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found, strict=True)]
+    tensors = torch.autograd.grad(outputs, wanted, starts, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(wanted, tensors, strict=True)]

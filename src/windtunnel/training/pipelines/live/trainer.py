@@ -256,10 +256,10 @@ class PipelineTrainer:
                     if team.pipeline == 0:
                         squares[index] = gradients[index].double().square_().sum().cpu()
         flags = torch.tensor([sums.overflow, sums.nonfinite], dtype=torch.float64)
-        told = torch.cat([losses, squares, flags])
+        tensor = torch.cat([losses, squares, flags])
         if team.world > 1:
-            dist.all_reduce(told)
-        losses, squares, flags = told.split([len(losses), len(squares), 2])
+            dist.all_reduce(tensor)
+        losses, squares, flags = tensor.split([len(losses), len(squares), 2])
         loss = sum(losses.tolist()) / self.order.microbatches
         norm = math.sqrt(sum(squares.tolist())) if bool((squares >= 0).all()) else math.nan
         overflow, nonfinite = (bool(flag) for flag in flags.tolist())
@@ -302,8 +302,8 @@ class PipelineTrainer:
                 left -= 1
                 done = left == 0
 
-                def sink(layer: Layer, found: list[Tensor], m: int = m, done: bool = done) -> None:
-                    sums.add(layer, m, found)
+                def sink(layer: Layer, tensors: list[Tensor], m: int = m, done: bool = done) -> None:
+                    sums.add(layer, m, tensors)
                     if done:
                         sums.start(layer)
 

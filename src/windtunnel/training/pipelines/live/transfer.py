@@ -115,7 +115,7 @@ def saved_steps(url: str) -> list[StoredStep]:
         UserError: the place cannot be read.
     """
     try:
-        return sorted((one for one in steps(url) if not one.bad), key=lambda s: (-s.step, -s.generation))
+        return sorted((step for step in steps(url) if not step.bad), key=lambda s: (-s.step, -s.generation))
     except ObjectError as error:
         raise UserError(str(error)) from None
 

@@ -83,16 +83,16 @@ class Shelf:
     def newer(self, step: int, generation: int) -> bool:
         """Whether something is here that may still be wanted after ``step`` is committed in
         ``generation``."""
-        headers = [header for one in self.slots.values() if (header := one.header) is not None]
+        headers = [header for slot in self.slots.values() if (header := slot.header) is not None]
         later = (h.shard for h in headers if h.shard.generation == generation)
         return bool(self.writing) or any(shard.step >= step for shard in later)
 
     def find(self, step: int) -> tuple[Slot, Shard] | None:
         """The complete copy of ``step``."""
-        for one in self.slots.values():
-            header = one.header
+        for slot in self.slots.values():
+            header = slot.header
             if header is not None and header.complete and header.shard.step == step:
-                return one, header.shard
+                return slot, header.shard
         return None
 
 
@@ -117,7 +117,7 @@ class Folder:
         """Forget shelves whose files somebody has removed: that memory is lost, though we still have it
         mapped."""
         for shelf in list(self.shelves):
-            if not all(one.path.exists() for one in shelf.slots.values()):
+            if not all(slot.path.exists() for slot in shelf.slots.values()):
                 self._drop(shelf, list(shelf.slots))
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -139,17 +139,17 @@ class Folder:
     def copies(self, place: int) -> list[Copy]:
         """All complete copies."""
         self.look()
-        found: dict[tuple[str, int, int], Shard] = {}
+        shards: dict[tuple[str, int, int], Shard] = {}
         for shelf in self.shelves:
-            for one in shelf.slots.values():
-                header = one.header
+            for slot in shelf.slots.values():
+                header = slot.header
                 if header is None or not header.complete:
                     continue
                 it = header.shard
                 key = (it.name, it.step, it.world)
-                if key not in found or found[key].generation < it.generation:
-                    found[key] = it
-        return [Copy(place, shard) for shard in found.values()]
+                if key not in shards or shards[key].generation < it.generation:
+                    shards[key] = it
+        return [Copy(place, shard) for shard in shards.values()]
 
     def stands(self, shard: str, world: int, nbytes: int, count: int) -> bool:
         """Whether ``count`` slots for ``nbytes`` each are there."""
@@ -179,7 +179,7 @@ class Folder:
                 path = self.path / slots.file_name(shard, world, shelf.capacity, index)
                 path.unlink(missing_ok=True)
                 try:
-                    made = Slot.create(path, shard, world, shelf.capacity)
+                    slot = Slot.create(path, shard, world, shelf.capacity)
                 except OSError as error:
                     with self._lock:
                         if shelf not in self.shelves:
@@ -188,7 +188,7 @@ class Folder:
                         f"{self._sum(shelf, count)}, and that failed: {error.strerror or error}"
                     ) from error
                 with self._lock:
-                    shelf.slots[index] = made
+                    shelf.slots[index] = slot
             with self._lock:
                 for other in self.shelves:
                     if (other.shard, other.world) == (shard, world):
@@ -209,16 +209,16 @@ class Folder:
         used = {
             header.shard.layout
             for shelf in self.shelves
-            for one in shelf.slots.values()
-            if (header := one.header) is not None
+            for slot in shelf.slots.values()
+            if (header := slot.header) is not None
         }
         for digest, since in list(self._layouts.items()):
             if since < generation and digest not in used:
                 del self._layouts[digest]
                 self._layout(digest).unlink(missing_ok=True)
         dropped = [one for shelf in gone for one in shelf.slots.values()]
-        for one in dropped:
-            one.path.unlink(missing_ok=True)
+        for slot in dropped:
+            slot.path.unlink(missing_ok=True)
         return dropped
 
     def keep_layout(self, digest: str, blob: bytes, generation: int) -> None:
@@ -247,8 +247,8 @@ class Folder:
     def close(self) -> None:
         """Unmap all."""
         for shelf in self.shelves:
-            for one in shelf.slots.values():
-                one.close()
+            for slot in shelf.slots.values():
+                slot.close()
 
     def require(self, more: int, told: Callable[[], str], world: int, base: int) -> None:
         """Refuse ``more`` bytes that are not there.
@@ -282,8 +282,8 @@ class Folder:
     def _drop(self, shelf: Shelf, indices: list[int]) -> None:
         if len(indices) < len(shelf.slots):
             return self._shrink(shelf, indices)
-        for one in shelf.slots.values():
-            one.path.unlink(missing_ok=True)
+        for slot in shelf.slots.values():
+            slot.path.unlink(missing_ok=True)
         if shelf in self.shelves:
             self.shelves.remove(shelf)
 
@@ -293,11 +293,11 @@ class Folder:
             shelf.slots[index].path.unlink(missing_ok=True)
         # Slots are numbered without gaps: those that stay move down.
         shelf.slots = {}
-        for index, one in enumerate(kept):
-            target = one.path.with_name(slots.file_name(shelf.shard, shelf.world, shelf.capacity, index))
-            one.path.rename(target)
-            one.path = target
-            shelf.slots[index] = one
+        for index, slot in enumerate(kept):
+            target = slot.path.with_name(slots.file_name(shelf.shard, shelf.world, shelf.capacity, index))
+            slot.path.rename(target)
+            slot.path = target
+            shelf.slots[index] = slot
 
     def _adopt(self) -> None:
         """Take over what an earlier service left; what is no slot of ours goes."""

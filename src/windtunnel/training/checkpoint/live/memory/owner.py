@@ -89,8 +89,8 @@ class Owner:
         nbytes: dict[str, int] = message["nbytes"]
         require(message["slots"])
         with state.changed:
-            asked = self._asked(message)
-            placement = decide(asked)
+            copies_wanted = self._asked(message)
+            placement = decide(copies_wanted)
             assert isinstance(placement, Placement) and state.membership is not None
             hosts, place = state.membership.hosts, rank // state.membership.per_host
             holders = tuple(hosts[at].id for at in placement.holders[place][1:])
@@ -106,13 +106,13 @@ class Owner:
             if holders:
                 self._pacer.configure(Pace(**message["pace"]))
         if rank == 0:
-            self._tell(asked, placement)
+            self._tell(copies_wanted, placement)
         told = self._require(rank, spec)
         state.folder.keep_layout(message["layout"], layout, generation)
         paths = {}
         for shard, count in nbytes.items():
             shelf = state.folder.ensure(shard, state.world, count, message["slots"], generation, state.base)
-            paths[shard] = [str(one.path) for _, one in sorted(shelf.slots.items())]
+            paths[shard] = [str(slot.path) for _, slot in sorted(shelf.slots.items())]
             for host in holders:
                 self._prepare(host, shard, shelf, message)
         state.require(generation)
@@ -145,11 +145,16 @@ class Owner:
             specs = [*(other for at, other in state.specs.items() if at != rank), spec]
             world = state.world
             here = sum(shelf.nbytes for shelf in state.folder.shelves if shelf.world == world)
-        own = sum(sum(one.nbytes.values()) for one in specs)
+        own = sum(sum(spec.nbytes.values()) for spec in specs)
         held = sum(
-            n * len(one.holders) for one in specs for shard, n in one.nbytes.items() if shard not in one.alone
+            n * len(spec.holders)
+            for spec in specs
+            for shard, n in spec.nbytes.items()
+            if shard not in spec.alone
         )
-        headers = spec.slots * slots.HEADER * sum(len(one.nbytes) * (1 + len(one.holders)) for one in specs)
+        headers = (
+            spec.slots * slots.HEADER * sum(len(spec.nbytes) * (1 + len(spec.holders)) for spec in specs)
+        )
         more = needed(own, held, spec.slots, headers) - here
         told = explain(own, held, spec.slots, headers)
         stands = all(state.folder.stands(shard, world, n, spec.slots) for shard, n in spec.nbytes.items())
@@ -187,9 +192,9 @@ class Owner:
 
     def _address(self, host: int) -> str:
         membership = self._state.membership
-        for one in membership.hosts if membership else ():
-            if one.id == host:
-                return one.memory
+        for member_host in membership.hosts if membership else ():
+            if member_host.id == host:
+                return member_host.memory
         raise Refused("stale", f"host {host} is not in the job")
 
     def _saved(self, message: Message) -> Message:
@@ -205,14 +210,14 @@ class Owner:
                     f"rank {rank} has no slot {message['slot']} of {shard} here: it has not reserved one, or "
                     f"somebody has wiped this memory",
                 )
-            one = shelf.slots[message["slot"]]
-        header = one.header
+            slot = shelf.slots[message["slot"]]
+        header = slot.header
         if header is None or header.shard.step != step:
-            raise Refused("copy", f"{one.path} does not hold step {step}")
+            raise Refused("copy", f"{slot.path} does not hold step {step}")
         if not header.complete:
-            with one.data as data:
-                one.complete(slots.checksum_of(data))
-            header = one.header
+            with slot.data as data:
+                slot.complete(slots.checksum_of(data))
+            header = slot.header
             assert header is not None
         alone = not message["replicate"] or shard in spec.alone
         holders = () if alone else spec.holders
@@ -221,7 +226,7 @@ class Owner:
                 it = header.shard
                 state.ledger.saved(rank, step, shard, state.host.id, holders, it.generation)
                 for host in holders:
-                    self._send(host, self._delivery(one, it, spec.slots, rank, shelf))
+                    self._send(host, self._delivery(slot, it, spec.slots, rank, shelf))
         self._post_if_done(rank, step)
         return {"committed": state.committed}
 

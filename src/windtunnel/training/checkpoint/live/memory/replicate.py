@@ -118,13 +118,13 @@ class Pacer:
             end = self._clock() + patience
             while True:
                 now = self._clock()
-                asked = self.asked(left, now)
-                answer = decide(asked)
+                sending = self.asked(left, now)
+                answer = decide(sending)
                 assert isinstance(answer, Allowance)
                 size = answer.nbytes
                 paced = self._pace.mode == "idle" or self._pace.bandwidth
                 if paced and self._told < TOLD and (size or not self._waits):
-                    told.append((asked, answer))
+                    told.append((sending, answer))
                     self._told += 1
                 self._waits = not size
                 if size:

@@ -241,14 +241,14 @@ class Persister:
             found = state.folder.find(shard, step, world)
         if found is None:
             raise CopyError(f"{shard} of step {step} is not in memory")
-        one, it = found
+        slot, it = found
         there, bound = free(state.folder.path)
         if it.nbytes > there:
             told = f"a copy of {shard} takes {amount(it.nbytes)}"
             raise UserError(f"{told}, {amount(there)} are {bound}")
         # Not the heap's: this goes back to the host at once.
         data = memoryview(mmap.mmap(-1, max(1, it.nbytes)))[: it.nbytes]
-        return slots.load(one.path, data, step=step), data
+        return slots.load(slot.path, data, step=step), data
 
     def _complete(self, key: str, values: dict[Any, Any]) -> None:
         from windtunnel.training.checkpoint.live import storage
@@ -261,14 +261,14 @@ class Persister:
         url, step = self._urls.pop(key)
         try:
             told = [(int(rank), from_plain(storage.Written, one)) for rank in values for one in values[rank]]
-            blobs = {one.shard.layout: self._layout(one.shard.layout, rank) for rank, one in told}
-            made = storage.complete_step(url, [one for _, one in told], blobs)
+            blobs = {written.shard.layout: self._layout(written.shard.layout, rank) for rank, written in told}
+            manifest = storage.complete_step(url, [written for _, written in told], blobs)
         except Exception as error:
             self._not_written(step, url, error)
             return
         self._made[key] = {
-            "key": key, "step": step, "url": url, "course": made.shards[0].shard.generation,
-            "check": storage.check_of(made),
+            "key": key, "step": step, "url": url, "course": manifest.shards[0].shard.generation,
+            "check": storage.check_of(manifest),
         }  # fmt: skip
         while len(self._made) > KEPT:
             del self._made[next(iter(self._made))]

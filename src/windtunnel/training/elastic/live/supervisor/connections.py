@@ -140,7 +140,7 @@ class Connections:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        strangers = [link for link, one in self._open.items() if one.strange]
+        strangers = [link for link, connection in self._open.items() if connection.strange]
         if len(strangers) >= MOST_STRANGERS:
             self.close(strangers[0])  # nobody has heard of it
         self._open[self._next] = Connection(sock, now, self._keys)
@@ -194,8 +194,8 @@ class Connections:
         """Connections that since ``before`` have not said who they are, or have not gone when told to."""
         return [
             link
-            for link, one in self._open.items()
-            if (one.leaving or not one.greeted) and one.since < before
+            for link, connection in self._open.items()
+            if (connection.leaving or not connection.greeted) and connection.since < before
         ]
 
     def close(self, link: int) -> None:

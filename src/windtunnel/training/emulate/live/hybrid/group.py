@@ -122,7 +122,7 @@ class Group(Base):  # type: ignore[misc]
         return self._call(
             "reduce", "reduce", (tensors, opts), tensors, tensors,
             lambda: self._reduce(
-                tensors if root == self._place else [one.clone() for one in tensors], opts.reduceOp
+                tensors if root == self._place else [tensor.clone() for tensor in tensors], opts.reduceOp
             ), root,
         )  # fmt: skip
 
@@ -143,7 +143,9 @@ class Group(Base):  # type: ignore[misc]
         return self.allgather([self._chunks(output)], [input.view(-1)], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        return self.allgather([self._chunks(one) for one in outputs], [one.view(-1) for one in inputs], opts)
+        return self.allgather(
+            [self._chunks(output) for output in outputs], [one.view(-1) for one in inputs], opts
+        )
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> Work:
         return self._gathered("gather", outputs, inputs, opts, int(opts.rootRank))
@@ -162,7 +164,7 @@ class Group(Base):  # type: ignore[misc]
         root = int(opts.rootRank)
 
         def data() -> None:
-            whole = inputs or [[one] * self._count for one in outputs]
+            whole = inputs or [[output] * self._count for output in outputs]
             held = self._held([torch.stack(list(parts)) for parts in whole])
             for n, output in enumerate(outputs):
                 given = held(root, n)
@@ -202,7 +204,7 @@ class Group(Base):  # type: ignore[misc]
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Work:
         return self.reduce_scatter(
-            [one.view(-1) for one in outputs], [self._chunks(one) for one in inputs], opts
+            [output.view(-1) for output in outputs], [self._chunks(one) for one in inputs], opts
         )
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -250,7 +252,7 @@ class Group(Base):  # type: ignore[misc]
         link, pending = self._world.link, []
         with link.clock, torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             ranks = self._members()
-            number = link.called(kind, ranks, sum(one.nbytes for one in tensors), ranks[peer])
+            number = link.called(kind, ranks, sum(tensor.nbytes for tensor in tensors), ranks[peer])
             if peer in self._places:
                 link.flush()
                 pending.append(getattr(self._real, kind)(tensors, self._places.index(peer), tag))
@@ -267,7 +269,7 @@ class Group(Base):  # type: ignore[misc]
         link = self._world.link
         with link.clock, torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             ranks = self._members()
-            nbytes = max(sum(one.nbytes for one in ins), sum(one.nbytes for one in outs))
+            nbytes = max(sum(tensor.nbytes for tensor in ins), sum(out.nbytes for out in outs))
             number = link.called(kind, ranks, nbytes, ranks[root] if root >= 0 else -1)
             if self._real is None:
                 data()
@@ -322,9 +324,9 @@ class Group(Base):  # type: ignore[misc]
             return
         held = self._held(tensors)
         for n, tensor in enumerate(tensors):
-            parts = [one for place in self._places if (one := held(place, n)) is not None]
+            parts = [part for place in self._places if (part := held(place, n)) is not None]
             # in the order of the places, the first with what the virtual ranks hold
-            parts = [one.clone() for one in parts]
+            parts = [part.clone() for part in parts]
             tensor.copy_(parts[0])
             _combine(tensor, parts[1:], virtual, self._world.rule, op)
 

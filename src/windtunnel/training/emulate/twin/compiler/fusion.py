@@ -115,17 +115,17 @@ class _Fusion:
         if self.items[a].segment != self.items[b].segment:
             return False
         if self._inlined(a, b) or self._inlined(b, a):
-            return not any(one.staged for one in ours) or not any(one.staged for one in theirs)
-        points = max(one.points for one in (*ours, *theirs))
-        rows = {one.rows for one in (*ours, *theirs) if one.rows}
-        kinds = {one.kind for one in (*ours, *theirs)}
+            return not any(mine.staged for mine in ours) or not any(its.staged for its in theirs)
+        points = max(loops.points for loops in (*ours, *theirs))
+        rows = {loops.rows for loops in (*ours, *theirs) if loops.rows}
+        kinds = {loops.kind for loops in (*ours, *theirs)}
         if len(rows) > 1 or {"row", "column"} <= kinds or {"full", "column"} <= kinds:
             return False
-        wide = [max(one.points for one in side) == points for side in (ours, theirs)]
+        wide = [max(loops.points for loops in side) == points for side in (ours, theirs)]
         if all(wide):
             return True
         small = ours if not wide[0] else theirs
-        return bool(rows) and all(one.kind == "pointwise" and one.points in rows for one in small)
+        return bool(rows) and all(loops.kind == "pointwise" and loops.points in rows for loops in small)
 
     def _inlined(self, a: int, b: int) -> bool:
         """Whether all that kernel ``a`` makes is pointwise and read by kernel ``b`` alone."""
@@ -139,8 +139,8 @@ class _Fusion:
         return True
 
     def _loops(self, kernel: int) -> list[Loops]:
-        found = [self.items[i].loops for i in _bits(self.members[kernel])]
-        return [one for one in found if one is not None]
+        loop = [self.items[i].loops for i in _bits(self.members[kernel])]
+        return [loops for loops in loop if loops is not None]
 
 
 def _bits(mask: int) -> list[int]:

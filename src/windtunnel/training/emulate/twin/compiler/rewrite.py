@@ -315,7 +315,7 @@ class _Writer:
         for block, _, size in read:
             reads[block] += size
         inputs = tuple(_meta(min(size, self.sizes.get(block, size))) for block, size in reads.items())
-        outputs = tuple(_meta(one.nbytes) for one in written.values())
+        outputs = tuple(_meta(read.nbytes) for read in written.values())
         return Operator("compiled." + "_".join(list(names)[:NAMES]), inputs, outputs)
 
 

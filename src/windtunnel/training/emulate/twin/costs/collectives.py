@@ -325,14 +325,14 @@ def or_alternative(
     direct = "direct" in _ALGORITHMS.get(kind, ())
     begin = nccl.ring_base[SIMPLE] + nccl.ring_network[SIMPLE]
     begin += (ranks - 1) * nccl.all_to_all_peer if direct else 0.0
-    for one in alternatives if collective.backend == "nccl" else ():
-        seconds = one.seconds(collective, group)
+    for alternative in alternatives if collective.backend == "nccl" else ():
+        seconds = alternative.seconds(collective, group)
         if seconds is None:
             continue
         seconds /= nccl.all_to_all_efficiency if direct else 1.0
         if begin + seconds < cost.seconds:
             bus = full_bytes(collective, ranks) / (begin + seconds) * bus_factor(kind, ranks)
-            cost = CollectiveCost(begin + seconds, one.name, "", bus, begin, seconds)
+            cost = CollectiveCost(begin + seconds, alternative.name, "", bus, begin, seconds)
     return cost
 
 

@@ -144,9 +144,9 @@ def _is_pointwise(op: Operator) -> bool:
 
 def first_tensor(op: Operator) -> TensorMeta | None:
     """The first tensor among the inputs, else the first output, else None."""
-    found = op.tensors()
-    if found:
-        return found[0]
+    tensor_metas = op.tensors()
+    if tensor_metas:
+        return tensor_metas[0]
     return op.outputs[0] if op.outputs else None
 
 

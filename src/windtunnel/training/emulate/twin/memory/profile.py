@@ -124,11 +124,14 @@ def emulate_memory(
         [slice.block_category.get(int(block), Category.TEMPORARY) for block in path.ids], np.int64
     )
     return MemoryProfile(
-        steady=_peak(slice, path, category, begin, end), whole=_peak(slice, path, category, 0, len(events)),
-        capacity_bytes=float(capacity), oom=_out_of_memory(slice, path, category),
-        curve=_curve(path, category), steps=tuple(_peaks(path, *one) for one in slice.steps[-slice.period :]),
+        steady=_peak(slice, path, category, begin, end),
+        whole=_peak(slice, path, category, 0, len(events)),
+        capacity_bytes=float(capacity),
+        oom=_out_of_memory(slice, path, category),
+        curve=_curve(path, category),
+        steps=tuple(_peaks(path, *step) for step in slice.steps[-slice.period :]),
         returns=int((np.diff(path.reserved[max(begin - 1, 0) : end]) < 0).sum()),
-    )  # fmt: skip
+    )
 
 
 def _peaks(path: Trajectory, begin: int, end: int) -> tuple[int, int]:
