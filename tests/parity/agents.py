@@ -219,6 +219,6 @@ def _mutant(file: str, rule: str, other: str, *, live: bool = False) -> Mutant:
 MUTANTS = (
     _mutant("policy/effects.py", "process.cpu > rules.silent_cpu", "process.cpu >= rules.silent_cpu"),
     _mutant("policy/queues.py", "in_a_row >= queued.most_urgent", "in_a_row > queued.most_urgent"),
-    _mutant("policy/__init__.py", "max(found, look.least), reasons", "found, reasons"),
+    _mutant("policy/__init__.py", "max(turn_class, look.least), reasons", "turn_class, reasons"),
     _mutant("checkpoint.py", "keep.made is TurnClass.FILES:", "keep.made is TurnClass.NONE:", live=True),
 )  # fmt: skip

@@ -118,7 +118,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("control.database", DATABASE + "policy.py", "lambda task: not task.gang", "lambda task: True"),
     Mutant(
-        "control.database", DATABASE + "handlers.py", "one.reason] for one in decision.assignments]",
-        "one.reason] for one in decision.assignments[:1]]", live=True,
+        "control.database", DATABASE + "handlers.py", "for assignment in decision.assignments\n        ]",
+        "for assignment in decision.assignments[:1]\n        ]", live=True,
     ),
 )  # fmt: skip

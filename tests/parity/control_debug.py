@@ -88,8 +88,10 @@ def debug_effects(events: Sequence[Event]) -> list[str]:
 PARITY: dict[str, Parity] = {"control.debug": Parity(_debug, debug_effects)}
 DEBUG = "control/debug/"
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("control.debug", DEBUG + "policy.py", "(shown[k], one.id > 0)", "(shown[k], one.id == 0)"),
-    Mutant("control.debug", DEBUG + "policy.py", "over[one.request] < two.begun", "one.ended < two.begun"),
+    Mutant("control.debug", DEBUG + "policy.py", "(shown[k], transaction.id > 0)",
+           "(shown[k], transaction.id == 0)"),
+    Mutant("control.debug", DEBUG + "policy.py", "over[transaction.request] < two.begun",
+           "transaction.ended < two.begun"),
     Mutant(
         "control.debug", DEBUG + "live/replay.py", "enumerate(decision.orders[:limit])",
         "enumerate(decision.orders[:1])", live=True,

@@ -395,14 +395,14 @@ MUTANTS = (
     Mutant(
         "data.files", "data/files/policy.py", "if peer.silent <= LEASE}", "if peer.silent <= 9 * LEASE}"
     ),
-    Mutant("data.files", "data/files/policy.py", "seen.queued > 0.5", "seen.queued > 0.2"),
+    Mutant("data.files", "data/files/policy.py", "pipeline.queued > 0.5", "pipeline.queued > 0.2"),
     Mutant(
         "data.files", "data/files/live/nic.py", "tuple(hosts[name] for name in decision.chain)",
         "tuple(hosts[name] for name in sorted(decision.chain, reverse=True))", live=True,
     ),
     Mutant(
         "data.ingest", INGEST + "policy/__init__.py",
-        "if seen.held and (seen.held >= most or seen.left <= empty):", "if seen.held and seen.held >= most:",
+        "if ask.held and (ask.held >= most or ask.left <= empty):", "if ask.held and ask.held >= most:",
     ),
     Mutant(
         "data.ingest", INGEST + "live/master.py",
@@ -410,16 +410,17 @@ MUTANTS = (
         live=True,
     ),
     Mutant(
-        "data.ingest", INGEST + "live/crew.py", 'return {"drain": one.drain}', 'return {"drain": False}',
+        "data.ingest", INGEST + "live/crew.py", 'return {"drain": worker.drain}', 'return {"drain": False}',
         live=True,
     ),
     Mutant(
-        "data.group", GROUP + "policy.py", "(one.epoch, one.sequence, one.steady)",
-        "(one.sequence, one.epoch, one.steady)",
+        "data.group", GROUP + "policy.py", "(standing.epoch, standing.sequence, standing.steady)",
+        "(standing.sequence, standing.epoch, standing.steady)",
     ),
     Mutant("data.group", GROUP + "policy.py", "(one != last, left[one],", "(left[one], one != last,"),
     Mutant(
-        "data.group", GROUP + "live/client.py", "for name in made.compare}", "for name in made.compare[1:]}",
+        "data.group", GROUP + "live/client.py", "for name in decision.compare}",
+        "for name in decision.compare[1:]}",
         live=True,
     ),
     Mutant(

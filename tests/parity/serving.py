@@ -320,19 +320,20 @@ ENGINE, CACHE, VARIANTS = "serving/engine/", "serving/prefixcache/", "serving/va
 MUTANTS = (
     Mutant("serving.engine", ENGINE + "policy/__init__.py", " or other.reserve > free", ""),
     Mutant(
-        "serving.engine", ENGINE + "live/loop.py", 'told.refused.append((number, "late"))', "pass", live=True
+        "serving.engine", ENGINE + "live/loop.py", 'report.refused.append((number, "late"))', "pass",
+        live=True,
     ),
     Mutant(
         "serving.branching", "serving/branching/policy/__init__.py",
-        "if seconds - base <= seen.rho * budget:", "if seconds - base <= budget:",
+        "if seconds - base <= observation.rho * budget:", "if seconds - base <= budget:",
     ),
     Mutant(
         "serving.branching", ENGINE + "policy/scheduler.py", "branches += chosen.admitted",
         "branches += chosen.admitted[1:]", live=True,
     ),
     Mutant(
-        "serving.prefixcache", CACHE + "policy/__init__.py", "found.add(seen.matched)",
-        "found.add(seen.usable)",
+        "serving.prefixcache", CACHE + "policy/__init__.py", "found.add(lookup.matched)",
+        "found.add(lookup.usable)",
     ),
     Mutant(
         "serving.prefixcache", ENGINE + "live/prefixes.py",

