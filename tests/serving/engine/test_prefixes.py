@@ -16,7 +16,7 @@ from windtunnel.serving.engine.live import families  # noqa: E402
 from windtunnel.serving.engine.live.executor import Executor  # noqa: E402
 from windtunnel.serving.engine.live.prefixes import Prefixes  # noqa: E402
 
-CLOSE = 1e-5  # of the largest logit
+CLOSE = 3e-5  # of the largest logit: processors differ in how they add (up to 1.1e-5 was seen)
 PROMPT = 40
 
 
