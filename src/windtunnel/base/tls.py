@@ -156,12 +156,12 @@ class Encrypted(ssl.SSLSocket, Secured):
 
     own: bytes
     is_server: bool
-    _turn: threading.Lock
+    _turn: threading.RLock  # type: ignore[valid-type]
     _patience: float | None
 
     def __new__(cls, *arguments: Any, **named: Any) -> Encrypted:
         self = super().__new__(cls, *arguments, **named)
-        self._turn, self._patience = threading.Lock(), None
+        self._turn, self._patience = threading.RLock(), None
         return self
 
     @property
@@ -211,6 +211,11 @@ class Encrypted(ssl.SSLSocket, Secured):
     def shutdown(self, how: int) -> None:
         # SSLSocket's own would go on without encryption.
         socket.socket.shutdown(self, how)
+
+    def _real_close(self) -> None:
+        # Its number may be another socket's an instant later, whose bytes a read under way would take.
+        with self._turn:
+            super()._real_close()  # type: ignore[misc]
 
     def _end(self) -> float | None:
         return None if self._patience is None else time.monotonic() + self._patience
