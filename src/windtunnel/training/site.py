@@ -67,14 +67,16 @@ class EmulatedHost:
 
 class Site:
     """Made, or taken up where the run in ``folder`` left one (``found``). ``output``: fd for what the
-    trainers print.
+    trainers print, of which a copy is kept.
 
     Raises:
         UserError: this computer cannot emulate the network.
     """
 
     def __init__(self, job: JobSpec, folder: Path, output: int | None) -> None:
-        self.folder, self._output = folder, output
+        self.folder = folder
+        # the caller may close its own, whose number would then be another file's or connection's
+        self._output = None if output is None else os.fdopen(os.dup(output), "wb", buffering=0)
         self.hosts: list[EmulatedHost] = []
         self.network: network.Network | None = None
         self._agents = folder / "agents"
@@ -181,8 +183,13 @@ class Site:
         """Leave what is there to the next launcher."""
         if self.found:
             self.forkserver.leave()
+            self._close_output()
         else:
             self.close(set())  # which no host has seen
+
+    def _close_output(self) -> None:
+        if self._output is not None:
+            self._output.close()
 
     def close(self, orphans: set[int]) -> None:
         """End everything that is left, and reap the ``orphans`` that are children of ours."""
@@ -193,4 +200,5 @@ class Site:
         processes.reap(orphans)
         if self.network is not None:
             self.network.close()
+        self._close_output()
         shutil.rmtree(self.memory, ignore_errors=True)
