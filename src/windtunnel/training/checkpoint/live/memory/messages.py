@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from windtunnel.base.schema import (
@@ -16,17 +17,10 @@ from windtunnel.base.schema import (
     number,
     text,
 )
+from windtunnel.training.checkpoint.model import Shard
 
-SHARD = fields(
-    name=text,
-    step=integer,
-    world=count,
-    has_shared=flag,
-    generation=count,
-    layout=text,
-    nbytes=count,
-    checksum=text,
-)
+_CHECKS = {"str": text, "int": count, "bool": flag}
+_SHARD = fields(**{field.name: _CHECKS[str(field.type)] for field in dataclasses.fields(Shard)})
 
 
 def _until(value: Any) -> bool:
@@ -44,7 +38,7 @@ FROM_PEER: Table = {
         keeps=each(integer),
         slots=count,
         capacity=count,
-        shard=SHARD,
+        shard=_SHARD,
     ),
     "get": fields(shard=text, step=integer, world=maybe(count)),
     "list": anything,
