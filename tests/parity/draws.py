@@ -144,7 +144,8 @@ def _inventory(rng: random.Random) -> checkpoint.Inventory:
     known = tuple(Commit(step, course) for step in (4, 5) for course in (1, 2))
     log = Log(
         tuple(one for one in known if rng.random() < 0.7),
-        tuple(Persisted(step, 1, "check") for step in (2, 3) if rng.random() < 0.7), rng.choice([-1, 5]),
+        tuple(Persisted(step, 1, "check") for step in (2, 3) if rng.random() < 0.7),
+        rng.choice([-1, 5]), rng.choice([-1, 2, 5]),
     )  # fmt: skip
     bad = tuple(
         BadCopy(place, shard, step)

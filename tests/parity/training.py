@@ -231,7 +231,7 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
     """A step lies in the slot that it was to go to; every rank went back to the planned step, and read its
     shard where that said first; the newest committed step is found with its holders; as many bytes as allowed
     are sent; the windows that the sender knows are those that were opened; saves are as far apart as is
-    decided."""
+    decided; what is owed to storage is wanted there."""
     faults: list[str] = []
     for run in runs(events):
         hosts: list[int] = []
@@ -241,6 +241,7 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
         holders: dict[int, list[set[int]]] = {}
         placed: dict[str, Any] = {}
         longest, every = 0.0, 1
+        owed = -1
         for event in run:
             seen, answer = event.get("observation") or {}, event.get("decision") or {}
             match event["kind"], seen.get("is"):
@@ -264,9 +265,15 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
                     every, slot = answer["every"], None
                 case "decision", "Inventory":
                     plan = answer
+                    owed = plan["step"] if plan.get("store") else -1
                     faults += _misplaced(seen, hosts, holders)
                 case "restored", _:
                     faults += _read_elsewhere(event, plan, hosts)
+                case "storage.wanted", _ if event["step"] == owed:
+                    owed = -1
+                case "step" | "finished", _ if owed >= 0:
+                    faults.append(f"step {owed} was to go to storage when the job went on from it")
+                    owed = -1
                 case "decision", "Looked":
                     longest = max(longest, answer["seconds"])
                 case "decision", "Sending":
@@ -539,6 +546,10 @@ MUTANTS = (
     Mutant(
         "training.checkpoint", "training/checkpoint/policy/restore.py",
         "*k[1:]), reverse=True)", "*k[1:]))",
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/policy/restore.py",
+        "0 <= log.wanted <= step", "0 <= log.wanted < step",
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/policy/pacing.py",

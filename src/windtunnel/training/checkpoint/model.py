@@ -104,12 +104,13 @@ class Persisted:
 
 @dataclass(frozen=True)
 class Log:
-    """What the supervisor's log says of checkpoints. ``newest``: the newest step that was ever committed, -1
-    for none."""
+    """What the supervisor's log says of checkpoints. ``newest``: the newest step that was ever committed,
+    ``wanted``: the last one that is to be in storage; -1 for none."""
 
     committed: tuple[Commit, ...] = ()
     persisted: tuple[Persisted, ...] = ()
     newest: int = -1
+    wanted: int = -1
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ class RestorePlan:
     """The step to go on from, and for every shard of it the copies to try, in this order.
 
     ``step`` is None where nothing can be restored: the job begins at the beginning, or, where ``failed``
-    says why, it ends. ``ignored``: whole steps that were passed over since no log knows of them.
+    says why, it ends. ``ignored``: whole steps that were passed over since no log knows of them. ``store``:
+    the step goes to storage, since the last one that was to be there is not, and comes no more.
     """
 
     step: int | None
@@ -126,6 +128,7 @@ class RestorePlan:
     reason: str = ""
     ignored: tuple[str, ...] = ()
     failed: str = ""
+    store: bool = False
 
 
 @dataclass(frozen=True)

@@ -281,6 +281,34 @@ def test_what_was_due_to_storage_and_is_not_saved_is_told(folder: Path) -> None:
     assert cluster.persisted == [1]
 
 
+def test_a_write_to_storage_that_ended_with_its_generation_is_made_up_for(folder: Path) -> None:
+    """Step 1 was due, and is not in storage when the job goes on from step 2, the last one."""
+    cluster = Cluster(folder, world=2)
+    options: dict[str, Any] = {"persist": "memory://due", "persist_every": 2, "rng": False}
+
+    def one(rank: int) -> int:
+        state = program(rank)
+        ck = PeerCheckpointer(FakeJob(cluster, rank), **options)
+        start = ck.restore(state)
+        for step in range(start, 3):
+            ck.step(step, state)
+        ck.close()
+        return start
+
+    assert together(2, one) == [0, 0]
+    commits = [{"step": 2, "course": cluster.generation}]
+    cluster.log = {"committed": commits, "persisted": [], "newest": 2, "wanted": 1}
+    for persisted, due in (([], [2, 2]), ([{"step": 1, "course": 1, "check": "known"}], [])):
+        cluster.log["persisted"] = persisted
+        cluster.persisted.clear()
+        cluster.events.clear()
+        cluster.regroup(2)
+        assert together(2, one) == [3, 3]
+        assert cluster.persisted == due
+        wanted = [event["step"] for event in cluster.events if event["kind"] == "storage.wanted"]
+        assert wanted == due[:1]
+
+
 def test_steps_that_only_some_ranks_saved_do_not_block_for_ever(folder: Path) -> None:
     cluster = Cluster(folder, world=2, replicate=False)
     meet = threading.Barrier(2, timeout=30)

@@ -160,6 +160,18 @@ def test_a_job_that_had_a_checkpoint_does_not_begin_anew_unasked() -> None:
     assert plan_restore([], [], log=log, restart=False).failed.endswith("(no host and no storage has a copy)")
 
 
+def test_what_goes_to_storage_in_place_of_a_write_that_ended() -> None:
+    """The last step that was wanted there lies at or before the one that the job goes on from."""
+    log = Log((Commit(7, 1),), (Persisted(3, 1, "check"),), newest=7)
+    owed = {
+        wanted
+        for wanted in range(-1, 10)
+        if plan_restore(whole(7), [], log=replace(log, wanted=wanted)).store
+    }
+    assert owed == {0, 1, 2, 4, 5, 6, 7}
+    assert not plan_restore(whole(7), []).store
+
+
 def test_courses_are_not_mixed() -> None:
     """Step 9 was done twice: rank 0 has the old one, rank 1 the new one. They may differ."""
     copies = [

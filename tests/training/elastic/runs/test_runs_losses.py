@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs_helpers import at_gate, end_well, forge_slots, forge_stored, of, open_gate, running, same
+from runs_helpers import STEPS, at_gate, end_well, forge_slots, forge_stored, of, open_gate, running, same
 
 from support.certificates import Authority
 from support.waiting import until
@@ -74,6 +74,19 @@ def test_the_next_host_goes_as_soon_as_the_next_step_is_saved(
         found = same(launched, sharded)
         assert len(of(launched, "injected")) == len(strikes)
     assert {tier for one in found for tier in one.tiers.values()} == {"memory", "peer"}
+
+
+@pytest.mark.conformance
+def test_a_host_goes_while_the_last_step_is_written_to_storage(
+    tmp_path: Path, sharded: dict[str, Any]
+) -> None:
+    last = STEPS - 1
+    settings = {"mode": "blocking", "persist": str(tmp_path / "stored"), "persist_every": STEPS}
+    with running(
+        tmp_path, faults=[f"kill:host=1,point=after_replicated,step={last}"], **settings
+    ) as launched:
+        same(launched, sharded)
+        assert [event["step"] for event in of(launched, "persisted")][-1:] == [last]
 
 
 @pytest.mark.conformance

@@ -127,6 +127,9 @@ class PeerCheckpointer:
                 if self.settings.mode == "idle":
                     self._access.memory.flush()  # nobody opens windows yet
                 self._base = step
+                if restored.store and self.settings.persist:
+                    self._want(step)
+                    self._pending = self._pool.submit(self._access.persist, step)
         return step + 1
 
     def step(self, step: int, state: State) -> None:
@@ -155,9 +158,7 @@ class PeerCheckpointer:
             return
         # the first save at or after each `persist_every` steps goes to storage
         if chosen.persist and (step + 1) % chosen.persist_every < self._interval():
-            self._due = step
-            if self.job.rank == 0:
-                self.job.event(WANTED, step=step, url=chosen.persist)
+            self._want(step)
         found, others = walk(state, chosen.rng)
         tensors: snapshot.Tensors = found
         packed = objects.pack(others)
@@ -239,6 +240,12 @@ class PeerCheckpointer:
                 self.job.event(FAILED, step=self._due, error=why)
                 return
             time.sleep(_SLICE)
+
+    def _want(self, step: int) -> None:
+        """``step`` is to go to storage."""
+        self._due = step
+        if self.job.rank == 0:
+            self.job.event(WANTED, step=step, url=self.settings.persist)
 
     # What follows is in the order of a save.
 

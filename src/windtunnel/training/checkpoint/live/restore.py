@@ -63,10 +63,11 @@ class Kept:
 @dataclass(frozen=True)
 class Restored:
     """What was gone on from. ``shards``: those that this rank saves, as they were; None from a job of another
-    size, which had others."""
+    size, which had others. ``store``: as in the plan."""
 
     step: int
     shards: tuple[Kept, ...] | None
+    store: bool
 
 
 @dataclass
@@ -195,7 +196,7 @@ def restore(
     seconds = time.monotonic() - begin
     how = {"tier": loaded.tier, "seconds": seconds, "reason": plan.reason}
     job.event("restored", step=plan.step, read=load.read, **how)
-    return Restored(plan.step, loaded.shards)
+    return Restored(plan.step, loaded.shards, plan.store)
 
 
 class _Load:

@@ -14,6 +14,9 @@ Where the supervisor keeps a log, it is the authority: a step that it does not c
 written by this run) is never restored, however new and whole it is. So nobody who can write to memory or
 storage can push a job forward. When all copies of a step were complete and only the record of it was lost,
 the job goes back to the step before.
+
+A write to storage ends with its generation. So the step that the job goes on from is written there, where
+the last one that was wanted there is not.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ def plan_restore(
             if not missing:
                 told, ignored = _told_unknown(unknown, step)
                 reason = _reason(step, chosen, [*told, *passed], bad)
-                return RestorePlan(step, world, _sources(chosen), reason, ignored)
+                return RestorePlan(step, world, _sources(chosen), reason, ignored, store=_owed(log, step))
             lacking = lacking or _lacking(step, len(shards), missing, family)
         passed.append(lacking)
     torn = [
@@ -137,6 +140,14 @@ def _believed(
         [stored_step for stored_step in stored if (stored_step.step, stored_step.generation) not in foreign],
         found,
     )
+
+
+def _owed(log: Log | None, step: int) -> bool:
+    """Whether the last step that was wanted in storage is not there, and lies behind a job that goes on from
+    ``step``: what was under way to storage ends with its generation."""
+    if log is None or not 0 <= log.wanted <= step:
+        return False
+    return all(persisted.step != log.wanted for persisted in log.persisted)
 
 
 def _told_unknown(unknown: Sequence[tuple[int, bool, str]], step: int) -> tuple[list[str], tuple[str, ...]]:

@@ -106,6 +106,7 @@ class Checkpoints:
                 for (step, course), check in self.persisted.items()
             ],
             "newest": self.newest,
+            "wanted": self.wanted,
         }
 
 
