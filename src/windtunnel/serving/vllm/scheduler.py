@@ -28,6 +28,7 @@ from windtunnel.serving.engine.policy.step import Depths, Limits
 from windtunnel.serving.engine.profile import step_time
 from windtunnel.serving.prefixcache import policy as prefixcache
 from windtunnel.serving.vllm.controller import Arrival, Controller, Plan, events_note, states_kept, tokens
+from windtunnel.serving.vllm.refusals import REASON
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
 from windtunnel.store.runs import Run, Store
@@ -142,7 +143,7 @@ class Scheduler(AsyncScheduler):
         controller.done(now)
         self._plan = plan = controller.plan(now)
         if plan.refused:
-            self._refused += super().finish_requests(plan.refused, RequestStatus.FINISHED_ERROR)
+            self._refused += super().finish_requests(plan.refused, RequestStatus.FINISHED_ABORTED)
         held: list[Request] = []
         if self.waiting:
             every, self.waiting = list(self.waiting), create_request_queue(self.policy)
@@ -179,7 +180,7 @@ class Scheduler(AsyncScheduler):
         for request in self._refused:
             outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(
                 EngineCoreOutput(
-                    request.request_id, [], finish_reason=request.get_finished_reason(),
+                    request.request_id, [], finish_reason=request.get_finished_reason(), stop_reason=REASON,
                     events=request.take_events(), trace_headers=request.trace_headers,
                 )
             )  # fmt: skip

@@ -25,6 +25,7 @@ from windtunnel.store.runs import Store
 
 CAPABILITY = "serving.vllm"
 SCHEDULER = "windtunnel.serving.vllm.Scheduler"
+MIDDLEWARE = "windtunnel.serving.vllm.Refusals"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tokenizer_config.json")
 LOOK = 0.25
 """Seconds between two looks at a server that starts."""
@@ -59,7 +60,8 @@ class Server:
         if folder.is_dir() and not any((folder / file).exists() for file in TOKENIZERS):
             words.append("--skip-tokenizer-init")  # prompts are token ids
         if self.scheduler:
-            words += ["--scheduler-cls", SCHEDULER, "--additional-config", json.dumps(settings.additional())]
+            words += ["--scheduler-cls", SCHEDULER, "--middleware", MIDDLEWARE]
+            words += ["--additional-config", json.dumps(settings.additional())]
         return words + shlex.split(self.more)
 
 
