@@ -24,7 +24,6 @@ from windtunnel.training.gradsync.model import (
     CodecCost,
     CodecPoint,
     CollectiveCost,
-    Device,
     Network,
     Plan,
     Profile,
@@ -225,7 +224,7 @@ def _profile(rng: random.Random) -> Profile:
     ]
     for n in range(rng.choice([0, 0, 1])):
         growth = rng.choice([(), (1.5,), (1.5, 2.0, 3.0)])
-        table = Tensor(f"t{n}", 1 << 20, 1e-4, "float32", 64, rng.choice([0.0, 0.01, 0.5]), growth, 1.5)
+        table = Tensor(f"t{n}", 1 << 20, 1e-4, "float32", 64, rng.choice([0.0, 0.01, 0.5]), growth)
         tensors.insert(rng.randint(0, len(tensors)), table)
     rate, error = 10 ** rng.uniform(8, 11), rng.choice([0.0, 0.1, 0.5])
     calls = [
@@ -233,16 +232,15 @@ def _profile(rng: random.Random) -> Profile:
         for scope in ("flat", "inside", "between")
         for kind in ("allreduce", "reduce_scatter", "allgather", "alltoall")
     ]
-    rows: list[tuple[str, Device, float, float, bool]] = [
-        ("fp16", "device", 0.5, 1e-11, True), ("dragonn:0.01", "host", 0.02, 2e-10, False),
-        ("dragonn:0.01", "device", 0.02, 1e-10, False), ("zip:1", "device", 0.01, 1e-10, True),
-    ]  # fmt: skip
+    rows = (
+        ("fp16", 0.5, 1e-11, True), ("dragonn:0.01", 0.02, 1e-10, False), ("zip:1", 0.01, 1e-10, True),
+    )  # fmt: skip
     codecs = []
-    for name, device, ratio, cost, summable in rows:
+    for name, ratio, cost, summable in rows:
         points = tuple(
             CodecPoint(n, 1e-5 + n * cost, n * cost, n * cost, int(4 * n * ratio)) for n in (1 << 10, 1 << 20)
         )
-        codecs.append(CodecCost(name, device, points, summable))
+        codecs.append(CodecCost(name, points, summable))
     sums = tuple(
         SumTime(one.name, scheme, rng.random()) for one in tensors if one.width for scheme in ("zen", "dense")
     )

@@ -4,7 +4,7 @@ Parameters are those of the models as published (He et al. '15; Simonyan and Zis
 Radford et al. '19; Kim et al. '19 for UGATIT; PyTorch's word language model of two layers of 1,500). Seconds
 are inference: the operations of a batch, a third of them forward, over what the device sustains in float32
 with `REACHED` of its peak. Tables of DeepFM, NMT and the LSTM of ZEN (OSDI '25) have the densities that it
-gives; their numbers of rows, growth over ranks and skew are inference, too.
+gives; their numbers of rows and growth over ranks are inference, too.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def paper_profile(name: str, cluster: Cluster) -> Profile:
             found.append(
                 Tensor(
                     f"{layer.name}.{place}", numel, 2 * seconds * numel / total, width=layer.width,
-                    density=layer.density, growth=growth, skew=8.0 if layer.width else 1.0,
+                    density=layer.density, growth=growth,
                 )
             )  # fmt: skip
     return Profile(

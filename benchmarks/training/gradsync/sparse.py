@@ -1,7 +1,9 @@
 """ZEN's sum against five others, timed between namespaces with limited links.
 
-Every scheme sums the same gradients in the same processes, in pairwise rounds, over links whose rate the
-processors of this host can follow with that many ranks.
+Beside windtunnel's schemes two of others: the sparse parameter server with a contiguous part at each rank
+(*server*; Parallax, EuroSys '19), and the same with blocks of 256 elements, sent if any of them is not zero
+(*blocks*; OmniReduce, SIGCOMM '21). Every scheme sums the same gradients in the same processes, in pairwise
+rounds, over links whose rate the processors of this host can follow with that many ranks.
 
 Gradients are of one density on all ranks. Of *elements* and *rows*, indices are drawn with the chances of
 Zipf's law, the frequent ones first: ranks have much in common, and contiguous parts are uneven. Those of
@@ -24,7 +26,7 @@ from benchmarks.harness.ranks import MBIT, interface_bytes, ranks
 from benchmarks.harness.rows import Row, left_out
 from windtunnel.linux import network
 from windtunnel.training.gradsync.live.exchange import Peers
-from windtunnel.training.gradsync.live.sparse import all_reduce, least_times, measure, tried
+from windtunnel.training.gradsync.live.sparse import all_reduce, least_times, measure, push_pull, tried
 from windtunnel.training.gradsync.live.units import Units
 from windtunnel.training.gradsync.model import CollectiveCost, Network
 from windtunnel.training.gradsync.policy.sparse import SCHEMES
@@ -40,7 +42,9 @@ LIMIT = 400.0
 """Seconds that the ranks of one fabric may take."""
 SHORT = 0.02
 """Seconds below which rounds and the turns of processes decide how long a sum takes, not bytes."""
-OTHERS = tuple(name for name in SCHEMES if name not in ("zen", "dense"))
+BLOCK = 256
+ALL = (*SCHEMES, "blocks", "server")
+OTHERS = tuple(name for name in ALL if name not in ("zen", "dense"))
 REPEATED = 0.5
 """Seconds for which a short sum is repeated: its least time counts."""
 
@@ -52,6 +56,16 @@ def indices(rank: int, units: int, density: float, power: float) -> NDArray[np.i
     keys = -power * np.log(np.arange(1, units + 1)) + rng.gumbel(size=units)
     count = max(1, round(units * density))
     return np.sort(np.argpartition(keys, units - count)[units - count :]).astype(np.int64)
+
+
+def blocks_of(units: Units) -> Units:
+    """The same elements in blocks of `BLOCK`, without those that are all zero."""
+    row, column = units.values.nonzero(as_tuple=True)
+    elements = units.indices[row] * units.width + column
+    there, where = torch.unique_consecutive(elements // BLOCK, return_inverse=True)
+    values = units.values.new_zeros(len(there), BLOCK)
+    values[where, elements % BLOCK] = units.values[row, column]
+    return Units(there, values, -(-units.total * units.width // BLOCK))
 
 
 def main(arguments: dict[str, Any]) -> list[dict[str, Any]]:
@@ -71,20 +85,26 @@ def main(arguments: dict[str, Any]) -> list[dict[str, Any]]:
         gradient = torch.sparse_coo_tensor(
             mine[None], values, (units, width), is_coalesced=True, check_invariants=False
         )
-        one = measure(Peers(), Units(mine, values, units), sample=4096)
+        given = Units(mine, values, units)
+        one = measure(Peers(), given, sample=4096)
         sent: dict[str, int] = {}
 
-        def summed(scheme: str, gradient: torch.Tensor = gradient, sent: dict[str, int] = sent) -> None:
+        def summed(
+            scheme: str, gradient: torch.Tensor = gradient, given: Units = given, sent: dict[str, int] = sent
+        ) -> None:  # fmt: skip
             before = interface_bytes()
-            all_reduce(gradient, scheme=scheme)
+            if scheme in SCHEMES:
+                all_reduce(gradient, scheme=scheme)
+            else:
+                push_pull(Peers(), blocks_of(given) if scheme == "blocks" else given, None)
             sent[scheme] = interface_bytes() - before
 
         trial = tried(gradient, one, links)
         # all is as long whatever is zero
-        timed = [name for name in SCHEMES if name != "dense" or kind not in whole]
+        timed = [name for name in ALL if name != "dense" or kind not in whole]
         times = least_times({name: partial(summed, name) for name in timed}, REPEATED)
         whole[kind] = whole.get(kind) or (times["dense"], sent["dense"])
-        told = {name: (times[name], sent[name]) if name in times else whole[kind] for name in SCHEMES}
+        told = {name: (times[name], sent[name]) if name in times else whole[kind] for name in ALL}
         found.append(
             {
                 "kind": kind, "density": density, "chosen": min(trial, key=trial.__getitem__),

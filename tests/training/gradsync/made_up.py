@@ -8,7 +8,6 @@ from windtunnel.training.gradsync.model import (
     CodecCost,
     CodecPoint,
     CollectiveCost,
-    Device,
     Kind,
     Network,
     Profile,
@@ -42,8 +41,8 @@ def network(hosts: int, ranks_per_host: int, bandwidth: float, latency: float = 
 
 
 def codec(
-    name: str, ratio: float, per_element: float, *, summable: bool = False, device: Device = "device",
-    fixed: float = 2e-5, lossless: bool = False,
+    name: str, ratio: float, per_element: float, *, summable: bool = False, fixed: float = 2e-5,
+    lossless: bool = False,
 ) -> CodecCost:  # fmt: skip
     """``ratio``: bytes of the code over those of the gradient."""
     points = tuple(
@@ -53,14 +52,13 @@ def codec(
         )
         for numel in (1024, 1 << 16, 1 << 20, 1 << 24)
     )  # fmt: skip
-    return CodecCost(name, device, points, summable, lossless)
+    return CodecCost(name, points, summable, lossless)
 
 
 CODECS = (
     codec("fp16", 0.5, 1e-11, summable=True),
     codec("int8", 0.25, 3e-11),
     codec("dragonn:0.01", 0.02, 2e-10),
-    codec("dragonn:0.01", 0.02, 5e-10, device="host"),
 )
 
 

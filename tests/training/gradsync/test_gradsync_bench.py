@@ -7,10 +7,10 @@ from made_up import profile
 
 from benchmarks.training.gradsync import accuracy
 from benchmarks.training.gradsync.live import CODECS, FUSED, HOOK, rows_of
-from benchmarks.training.gradsync.strategy import small_job, sweep
+from benchmarks.training.gradsync.strategy import exact, small_job, sweep
 from windtunnel.training.gradsync.model import NONE
 from windtunnel.training.gradsync.policy.plan import uniform_plan
-from windtunnel.training.gradsync.policy.strategy import exact, search
+from windtunnel.training.gradsync.policy.strategy import search
 
 
 def test_the_search_is_held_against_the_best_of_all_choices() -> None:

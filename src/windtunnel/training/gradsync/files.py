@@ -1,18 +1,19 @@
-"""Profiles and plans as files: one JSON value each."""
+"""Profiles and plans as files: one JSON value each, with a digest of itself, so that one that was damaged or
+changed by hand is refused as a whole."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from functools import cache
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.base.plain import canonical, from_plain, to_plain
 from windtunnel.training.gradsync.model import VERSION, Plan, Profile
 
 PLAN, PROFILE, STEPS = "plan.json", "profile.json", "steps.json"
@@ -20,28 +21,27 @@ PLAN, PROFILE, STEPS = "plan.json", "profile.json", "steps.json"
 T = TypeVar("T", Profile, Plan)
 LARGEST = 1 << 28
 """Bytes of a file; a plan for a million gradients has fewer."""
-RANKS = 1 << 20
-"""At most, of a profile."""
-MOST = 2**53
-"""No number in a file is larger: beyond it sums of floats lose whole elements."""
+DIGEST = "sha256"
 
 
 @cache
 def steps() -> dict[str, float]:
     """How many steps training needed to a loss with each codec, over those that it needed without: the worse
     of the jobs of ``python -m benchmarks training.gradsync --only steps``."""
-    found = json.loads(resources.files(__package__).joinpath(STEPS).read_text())["codecs"]
-    return {codec: max(mean for mean, _ in jobs.values()) for codec, jobs in found.items()}
+    codecs = json.loads(resources.files(__package__).joinpath(STEPS).read_text())["codecs"]
+    return {codec: max(mean for mean, _ in jobs.values()) for codec, jobs in codecs.items()}
 
 
-def write(path: Path, one: Profile | Plan) -> None:
+def write(path: Path, value: Profile | Plan) -> None:
     """As one JSON file, whole or not at all.
 
     Raises:
         HostError: it cannot be written.
     """
+    plain = to_plain(value)
+    text = json.dumps({**plain, DIGEST: _digest(plain)}, indent=1, allow_nan=False)
     try:
-        atomic.replace(path, json.dumps(to_plain(one), indent=1, allow_nan=False) + "\n")
+        atomic.replace(path, text + "\n")
     except OSError as error:
         raise HostError(f"{path} cannot be written: {error.strerror}") from error
 
@@ -60,7 +60,7 @@ def read(path: Path, kind: type[T]) -> T:
     """The inverse of `write`.
 
     Raises:
-        UserError: the file cannot be read, or is no such thing.
+        UserError: the file cannot be read, or `write` did not write it so.
     """
     name = kind.__name__.lower()
     try:
@@ -68,54 +68,19 @@ def read(path: Path, kind: type[T]) -> T:
             text = file.read(LARGEST + 1)
         if len(text) > LARGEST:
             raise ValueError(f"it has more than {LARGEST >> 20} MiB")
-        value = json.loads(text)
-        _check_numbers(value)
-        found = from_plain(kind, value)
-        if wrong := _wrong(found):
-            raise ValueError(wrong)
-        return found
+        plain = json.loads(text)
+        if plain.pop(DIGEST) != _digest(plain):
+            raise ValueError("it was changed since it was written")
+        if plain["version"] != VERSION:
+            raise ValueError(f"its version is {plain['version']}, not {VERSION}")
+        return from_plain(kind, plain)
     except OSError as error:
         raise UserError(f"{name} {path}: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{name} {path}: {error!s:.200}; a file written by windtunnel gradsync is accepted"
         ) from error
 
 
-def _check_numbers(value: Any) -> None:
-    """All are counts, bytes, shares or seconds.
-
-    Raises:
-        ValueError: one is below zero, no number, or larger than any of these.
-    """
-    rest = [("it", value)]
-    while rest:
-        where, one = rest.pop()
-        if isinstance(one, dict):
-            rest += ((f"{where}.{name}", inner) for name, inner in one.items())
-        elif isinstance(one, list):
-            rest += ((where, inner) for inner in one)
-        elif isinstance(one, int | float) and not 0 <= one <= MOST:
-            raise ValueError(f"{where} is {one:.6g}; a number from 0 to 2**53 is accepted")
-
-
-def _wrong(one: Profile | Plan) -> str:
-    """What a file of the right fields cannot mean; "" where it can."""
-    if one.version != VERSION:
-        return f"version is {one.version}, not {VERSION}"
-    hosts, ranks = (
-        (one.hosts, one.world) if isinstance(one, Plan) else (one.network.hosts, one.network.ranks_per_host)
-    )
-    if min(hosts, ranks) < 1 or (isinstance(one, Plan) and ranks % hosts):
-        return f"it is for {ranks} ranks on {hosts} hosts" if isinstance(one, Plan) else "hosts without ranks"
-    if isinstance(one, Plan):
-        lacks = not one.forecasts or not one.groups or not all(group.tensors for group in one.groups)
-        return "it has no forecast, no group, or a group without gradients" if lacks else ""
-    if one.network.world > RANKS:
-        return f"it is for more than {RANKS} ranks"
-    for cost in one.codecs:
-        sizes = [0, *(point.numel for point in cost.points)]
-        if len(sizes) < 2 or any(before >= after for before, after in pairwise(sizes)):
-            return f"codecs: the sizes of {cost.codec} do not ascend"
-    names = [tensor.name for tensor in one.tensors]
-    return "two tensors have one name" if len(set(names)) < len(names) else ""
+def _digest(plain: object) -> str:
+    return hashlib.sha256(canonical(plain)).hexdigest()

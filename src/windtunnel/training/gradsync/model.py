@@ -3,7 +3,7 @@
 A *profile* says what the gradients of a job are and when backward makes them, what each codec takes for each
 size, and what each collective takes on the network. A *plan* cuts the gradients, in the order in which
 backward makes them, into groups, and gives each group an *option*: which codec, between which ranks, by
-which collectives, on which processor. Each is one JSON file, in the twin and live alike.
+which collectives. Each is one JSON file, in the twin and live alike.
 
 Sizes are elements (``numel``) or bytes; times seconds. The *size* of a collective is what nccl-tests calls
 so: the whole buffer of an all-reduce, the gathered output of an all-gather, the whole input of a
@@ -21,13 +21,12 @@ from typing import Literal
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import canonical, to_plain
 
-VERSION = 1
+VERSION = 2
 
 Kind = Literal["allreduce", "reduce_scatter", "allgather", "alltoall"]
 Scope = Literal["flat", "inside", "between"]
 Scheme = Literal["allreduce", "allgather", "alltoall", "sparse"]
 Inside = Literal["flat", "plain", "coded"]
-Device = Literal["device", "host"]
 
 NONE = "none"
 """The codec that leaves gradients as they are."""
@@ -40,7 +39,7 @@ class Tensor:
     ``backward``: seconds of computing between the gradient before it and this one. ``width``: elements of a
     row where it comes as rows of a table (``sparse=True``), 0 where it is dense. ``density``: share of its
     elements (rows) that are not zero on one rank. ``growth``: densification, the density of the sum over 2,
-    4, 8 … ranks over ``density``. ``skew``: of ``world`` equal slices, the fullest over the mean.
+    4, 8 … ranks over ``density``.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Tensor:
     width: int = 0
     density: float = 1.0
     growth: tuple[float, ...] = ()
-    skew: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +65,11 @@ class CodecPoint:
 
 @dataclass(frozen=True)
 class CodecCost:
-    """Costs of a codec (``dragonn:0.01``) on a processor, by size, ascending; between points they are
+    """Costs of a codec (``dragonn:0.01``), by size, ascending; between points they are
     interpolated, beyond the last in proportion. ``summable``: the sum of codes is the code of the sum, so
     that an all-reduce may add them. ``lossless``: decoding gives what was encoded."""
 
     codec: str
-    device: Device
     points: tuple[CodecPoint, ...]
     summable: bool = False
     lossless: bool = False
@@ -185,8 +182,8 @@ class Profile:
     host: dict[str, str] = field(default_factory=dict)
     version: int = VERSION
 
-    def cost(self, codec: str, device: Device) -> CodecCost | None:
-        return next((one for one in self.codecs if (one.codec, one.device) == (codec, device)), None)
+    def cost(self, codec: str) -> CodecCost | None:
+        return next((cost for cost in self.codecs if cost.codec == codec), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,22 +195,16 @@ class Option:
     encodes again and gives to all (divisible); *sparse* is a lossless sparse sum, ``codec`` its scheme.
     ``inside``: *flat* is over all ranks at once; else slices are first added inside each host (*plain*
     by reduce-scatter, *coded* by an all-to-all of codes), ``scheme`` runs between hosts, and the slices are
-    gathered inside. ``device``: what encodes and decodes.
+    gathered inside.
     """
 
     codec: str = NONE
     scheme: Scheme = "allreduce"
     inside: Inside = "flat"
-    device: Device = "device"
 
     def words(self) -> str:
-        """For a table: ``dragonn:0.01 allgather, plain inside, on host``."""
-        parts = [f"{self.codec} {self.scheme}"]
-        if self.inside != "flat":
-            parts.append(f"{self.inside} inside")
-        if self.device == "host":
-            parts.append("on host")
-        return ", ".join(parts)
+        """For a table: ``dragonn:0.01 allgather, plain inside``."""
+        return f"{self.codec} {self.scheme}" + (f", {self.inside} inside" if self.inside != "flat" else "")
 
 
 PLAIN = Option()

@@ -123,7 +123,7 @@ def plan_of(ddp: DistributedDataParallel, option: Option, size: int = 3) -> Plan
     return Plan(tuple(groups), tuple(order), (Forecast("plan", 1.0, 0),), 1.0, dist.get_world_size(), 1)
 
 
-LOSSLESS = Option("none", device="host")
+LOSSLESS = Option("none", "allgather")
 LOSSY = (Option("dragonn:0.25", "alltoall"), Option("int8", "allgather"))
 
 

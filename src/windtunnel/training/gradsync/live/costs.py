@@ -10,36 +10,28 @@ import torch
 
 from windtunnel.training.gradsync.live.codecs import Codec, find
 from windtunnel.training.gradsync.live.feedback import Feedback
-from windtunnel.training.gradsync.model import CodecCost, CodecPoint, Device
+from windtunnel.training.gradsync.model import CodecCost, CodecPoint
 
 REPEATS, LARGE, FEW = 7, 1 << 20, 3
 """Calls of each, and how many there are of ``LARGE`` elements and more, whose times vary little."""
 
 
-def measure(
-    specs: Sequence[str], numels: Sequence[int], device: Device = "device", repeats: int = REPEATS
-) -> tuple[CodecCost, ...]:
-    """Of each codec at each of ``numels``, ascending. Encoding is what a step takes: with the residual where
-    the codec needs one. ``device``: "device" is a GPU where there is one, else the processor, as "host" is.
+def measure(specs: Sequence[str], numels: Sequence[int], repeats: int = REPEATS) -> tuple[CodecCost, ...]:
+    """Of each codec at each of ``numels``, ascending, on a GPU where there is one. Encoding is what a step
+    takes: with the residual where the codec needs one.
 
     Raises:
         UserError: a spec is unknown.
     """
-    on = torch.device("cuda" if device == "device" and torch.cuda.is_available() else "cpu")
-    codecs = [find(spec) for spec in specs]
+    on = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return tuple(
-            CodecCost(
-                codec.spec, device, tuple(
-                    _point(codec, numel, on, repeats if numel < LARGE else min(FEW, repeats))
-                    for numel in sorted(set(numels))
-                ),
-                codec.summable, codec.lossless,
-            )
-            for codec in codecs
-        )  # fmt: skip
+        costs = []
+        for codec in map(find, specs):
+            points = (_point(codec, n, on, repeats if n < LARGE else min(FEW, repeats)) for n in numels)
+            costs.append(CodecCost(codec.spec, tuple(points), codec.summable, codec.lossless))
+        return tuple(costs)
     finally:
         torch.set_num_threads(threads)
 

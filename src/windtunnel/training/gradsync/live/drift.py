@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import mean
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -20,7 +20,7 @@ from windtunnel.training.gradsync.files import steps
 from windtunnel.training.gradsync.live.costs import measure
 from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.profile import network
-from windtunnel.training.gradsync.model import CodecCost, Device, Plan, Profile
+from windtunnel.training.gradsync.model import CodecCost, Plan, Profile
 from windtunnel.training.gradsync.policy import PATIENCE, Drift, Keep, Observation, Renewed, Wanted, decide
 from windtunnel.training.gradsync.policy.plan import price
 from windtunnel.training.gradsync.policy.sparse import carried
@@ -79,11 +79,8 @@ def check(handle: Handle) -> Keep:
 
 def codecs(job: Profile) -> tuple[CodecCost, ...]:
     """What the profile's codecs take now."""
-    numels = sorted({min(point.numel, LARGE) for codec in job.codecs for point in codec.points})
-    named = {
-        device: [codec.codec for codec in job.codecs if codec.device == device] for device in get_args(Device)
-    }
-    return tuple(cost for device, specs in named.items() for cost in measure(specs, numels, device, REPEATS))
+    numels = {min(point.numel, LARGE) for codec in job.codecs for point in codec.points}
+    return measure([codec.codec for codec in job.codecs], sorted(numels), REPEATS)
 
 
 def _decided(handle: Handle, observation: Observation) -> Plan | Keep:

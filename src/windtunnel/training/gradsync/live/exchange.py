@@ -15,6 +15,7 @@ are.
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -175,9 +176,10 @@ class Peers:
         self._wait(work, "one")
 
     def _wait(self, work: dist.Work, name: str) -> None:
-        left = max(0.001, self._until - time.monotonic())
+        left = max(0.0, self._until - time.monotonic())
         try:
-            work.wait(timedelta(seconds=left))
+            # gloo counts whole milliseconds: none is lost, or one that is silent would be taken for gone
+            work.wait(timedelta(milliseconds=1 + math.floor(1e3 * left)))
         except RuntimeError as error:
             raise self._lost(name, error) from error
 

@@ -6,7 +6,7 @@ the row holds the mean over ranks. Three threads move generators on:
 * the one that runs backward begins them (so encoding on the device delays backward, as the plan reckons);
 * *network* calls the collectives, one at a time, in the plan's order, which is the same on all ranks: ranks
   whose gradients come in another order wait, they do not mix calls up;
-* *host* does what follows a collective, and all of groups whose option is on the host.
+* *work* does what follows a collective.
 
 On failure: whoever waits for a peer that is gone or silent gets `HostError`, at the deadline at last; every
 group that is under way ends with it, so backward does, and so does every later step: the connections are
@@ -98,7 +98,7 @@ class _Group:
         if self.option.scheme == "sparse":
             # all ranks have the plan's scheme, which was agreed on when it was applied
             scheme = self.option.codec
-            found = yield lambda: reduce_with(self.peers(scope), row, "row", scheme, seed=self.seed)
+            found = yield lambda: reduce_with(self.peers(scope), row, scheme, seed=self.seed)
             if row.layout != torch.strided:
                 row.resize_as_(found)
             row.copy_(found)
@@ -192,10 +192,10 @@ class Executor:
         self._ready = threading.Condition()
         self._waiting: dict[int, _Run] = {}
         self._failed: Exception | None = None
-        self._host: queue.SimpleQueue[tuple[_Run, Tensor | None] | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[_Run, Tensor] | None] = queue.SimpleQueue()
         self._closed = False
         self._threads = [
-            threading.Thread(target=one, daemon=True) for one in (self._run_network, self._run_host)
+            threading.Thread(target=work, daemon=True) for work in (self._run_network, self._run_work)
         ]
         for thread in self._threads:
             thread.start()
@@ -211,9 +211,6 @@ class Executor:
         run = _Run(group, self._groups[group].begin(row), done)
         if self._failed is not None:
             done(self._failed)
-        elif self._groups[group].option.device == "host":
-            self._mark(run)
-            self._host.put((run, None))
         else:
             self._advance(run, None)
 
@@ -238,7 +235,7 @@ class Executor:
         with self._ready:
             self._closed = True
             self._ready.notify_all()
-        self._host.put(None)
+        self._arrived.put(None)
         for thread in self._threads:
             thread.join(ENDING)
         if any(thread.is_alive() for thread in self._threads):
@@ -262,18 +259,18 @@ class Executor:
                 self._take(run)
                 assert run.call is not None
                 try:
-                    found = run.call()
+                    result = run.call()
                 except Exception as error:  # whatever it is, backward must not wait for ever
                     self._fail(run, error)
                     return
                 self._mark(run)
-                self._host.put((run, found))
+                self._arrived.put((run, result))
 
-    def _run_host(self) -> None:
+    def _run_work(self) -> None:
         with self._stream():
-            while (given := self._host.get()) is not None:
-                self._take(given[0])
-                self._advance(*given)
+            while (arrived := self._arrived.get()) is not None:
+                self._take(arrived[0])
+                self._advance(*arrived)
 
     def _advance(self, run: _Run, tensor: Tensor | None) -> None:
         """Work up to the next collective, or to the end."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +40,6 @@ from windtunnel.training.gradsync.live.executor import Executor
 from windtunnel.training.gradsync.live.feedback import Feedback, redistributed
 from windtunnel.training.gradsync.model import NONE, PLAIN, Plan, Profile
 from windtunnel.training.gradsync.policy import PAUSE, Keep
-from windtunnel.training.gradsync.policy.sparse import SCHEMES
 
 CHECK_EVERY = 25
 KEPT = 200
@@ -337,29 +336,7 @@ def _unfit(ddp: DistributedDataParallel, plan: Plan) -> str:
     if odd := sorted(mine.symmetric_difference(theirs)):
         where = "plan" if odd[0] in mine else "model"
         return f"the {where} has no gradient {odd[0]!r}; a plan that was made for this model is accepted"
-    return _cannot_run(plan)
-
-
-def _cannot_run(plan: Plan) -> str:
-    """A codec that does not fit its group's scheme, or a group that would wait for its turn for ever."""
-    turns = Counter(group for group, _ in plan.order)
-    for place, group in enumerate(plan.groups if plan.world > 1 else ()):
-        option = group.option
-        try:
-            codec = find(NONE if option.scheme == "sparse" else option.codec)
-        except UserError as error:
-            return str(error)
-        if option.scheme == "allreduce" and not codec.summable:
-            return f"group {place}: the sum of two codes of {option.codec} is no code"
-        if option.scheme == "sparse" and option.codec not in SCHEMES:
-            return f"group {place}: {option.codec!r} is no scheme of a sparse sum"
-        if option.inside != "flat" and not 1 < plan.hosts < plan.world:
-            return f"group {place}: {option.words()} needs several hosts of several ranks"
-        takes = 2 if option.scheme == "alltoall" else 1
-        takes += 2 * (option.inside != "flat")
-        if turns.pop(place, 0) != takes and option.scheme != "sparse":
-            return f"group {place}: {option.words()} takes {takes} collectives, the plan's order has others"
-    return f"its order names group {min(turns)}, which it has not" if turns and plan.world > 1 else ""
+    return ""
 
 
 def _other_hook(ddp: DistributedDataParallel, mine: Handle | None = None) -> str:

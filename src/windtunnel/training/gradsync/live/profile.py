@@ -156,8 +156,8 @@ def measured(
         mean = sum(until.get(name, 0.0) for _, until in told) / world
         tensor = row(name, max(0.0, mean - latest))
         if name in times.kept:
-            of = sparse.measure(Peers(group, deadline), units_of(times.kept[name], "row"))
-            tensor = replace(tensor, width=of.width, density=of.density, growth=of.growth, skew=of.skew)
+            of = sparse.measure(Peers(group, deadline), units_of(times.kept[name]))
+            tensor = replace(tensor, width=of.width, density=of.density, growth=of.growth)
             enough = sparse.TRIED / len(times.kept)
             taken = sparse.tried(times.kept[name], of, links, group, deadline, enough)
             sums += [SumTime(name, *one) for one in taken.items()]

@@ -5,24 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-
-
-class _Layer(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parameter: Tensor, gradient: Tensor, seconds: float) -> Tensor:
-        ctx.gradient, ctx.seconds = gradient, seconds
-        return x + 0.0
-
-    @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> Any:
-        time.sleep(ctx.seconds)
-        return given[0], ctx.gradient.clone(), None, None
 
 
 class Replay(nn.Module):
@@ -34,19 +22,25 @@ class Replay(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = nn.ParameterList(nn.Parameter(torch.zeros(numel, device=device)) for numel in numels)
-        drawn = torch.Generator(device).manual_seed(dist.get_rank())
-        self._gradients = [torch.randn(numel, generator=drawn, device=device) for numel in numels]
-        self._backward, self._forward = backward, forward
+        self._forward = forward
+        draws = torch.Generator(device).manual_seed(dist.get_rank())
+        for layer, seconds in zip(self.layers, backward, strict=True):
+            gradient = torch.randn(layer.shape, generator=draws, device=device)
+            layer.register_hook(partial(_computed, gradient, seconds))
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(self._forward)
-        for layer, gradient, seconds in zip(self.layers, self._gradients, self._backward, strict=True):
-            x = _Layer.apply(x, layer, gradient, seconds)
+        for layer in self.layers:  # a chain: backward comes to one layer after the other
+            x = x + layer[0]
         return x
+
+
+def _computed(gradient: Tensor, seconds: float, _: Tensor) -> Tensor:
+    time.sleep(seconds)
+    return gradient.clone()
 
 
 def replay(ddp: DistributedDataParallel) -> None:
     """A forward and backward of a `Replay`."""
-    device = next(ddp.parameters()).device
     ddp.zero_grad(set_to_none=True)
-    ddp(torch.zeros(1, requires_grad=True, device=device)).sum().backward()
+    ddp(torch.zeros(1, device=next(ddp.parameters()).device)).sum().backward()

@@ -6,10 +6,9 @@ mostly zero, and go back as they came. On every rank the result has the same bit
 the gradients' own type; so -0.0 on all ranks becomes 0.0. *hierarchy* adds in pairs and *dense* as the
 backend does, which differ in the last bits. NaN and infinity are kept as any number.
 
-*zen*, step by step: (push) each rank puts its units (rows, or elements) into buckets by `policy.partition`
+*zen*, step by step: (push) each rank puts its units (rows) into buckets by `policy.partition`
 and sends each rank its bucket, positions there beside values; (sum) each rank adds up what came, in the order
-of ranks; (pull) it sends the sum to all. Positions are a bitmap where that is shorter. *server* and *blocks*
-are the same with contiguous slices and without bitmaps, *blocks* with blocks of 256 elements for units.
+of ranks; (pull) it sends the sum to all. Positions are a bitmap where that is shorter.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,20 +28,18 @@ from torch import Tensor
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
 from windtunnel.training.gradsync.live.units import (
-    Unit,
     Units,
     add_up,
     as_came,
     dense,
     nonzero_units,
     pack,
-    regroup,
     units_of,
     unpack,
 )
 from windtunnel.training.gradsync.model import Network
-from windtunnel.training.gradsync.policy.partition import Order, overlap, slice_length
-from windtunnel.training.gradsync.policy.sparse import BLOCK, SCHEMES, Sparsity, choose, promising
+from windtunnel.training.gradsync.policy.partition import Order, growth_of, slice_length
+from windtunnel.training.gradsync.policy.sparse import SCHEMES, Sparsity, choose, promising
 
 T = TypeVar("T")
 SAMPLE = 256
@@ -54,61 +50,56 @@ TURNS = 30
 
 
 def all_reduce(
-    tensor: Tensor, group: dist.ProcessGroup | None = None, unit: Unit = "row", scheme: str = "auto", *,
+    tensor: Tensor, group: dist.ProcessGroup | None = None, scheme: str = "auto", *,
     network: Network | None = None, seed: int = 0, deadline: float = DEADLINE,
 ) -> Tensor:  # fmt: skip
     """The sum of ``tensor`` over the ranks of ``group``, COO or dense as it is; ``tensor`` stays.
 
-    ``unit``: of a dense tensor, what is left out if it is all zero. The units of a COO tensor are its own,
-    or, with *element*, the elements of its rows that are not zero. ``scheme``: of `policy.sparse.SCHEMES`, or
-    *auto*: that which takes least on ``network`` (else: whose busiest rank moves fewest bytes) for gradients
-    as sparse and as alike as these are, which is measured at every call; a plan measures once and says which.
+    Rows of a dense tensor that are all zero are left out (of a flat one, single zeros). ``scheme``: of
+    `policy.sparse.SCHEMES`, or *auto*: that which takes least on ``network`` (else: whose ranks send fewest
+    bytes) for gradients as sparse and as alike as these are, which is measured at every call; a plan measures
+    once and says which.
     ``deadline``: seconds.
 
     Raises:
         UserError: wrong arguments, or ranks whose arguments differ; on all ranks, before any data is sent.
         HostError: a peer is gone or silent; the group is spent.
     """
-    return reduce_with(Peers(group, deadline), tensor, unit, scheme, network, seed)
+    return reduce_with(Peers(group, deadline), tensor, scheme, network, seed)
 
 
 def reduce_with(
-    peers: Peers, tensor: Tensor, unit: Unit, scheme: str, network: Network | None = None, seed: int = 0
+    peers: Peers, tensor: Tensor, scheme: str, network: Network | None = None, seed: int = 0
 ) -> Tensor:
     """`all_reduce` over ``peers``."""
-    wrong = _wrong(tensor, unit, scheme)
-    peers.agree(wrong or _words(tensor, unit, scheme, network, seed))
+    wrong = _wrong(tensor, scheme)
+    peers.agree(wrong or _words(tensor, scheme, network, seed))
     if wrong:
         raise UserError(f"sparse sum: {wrong}")
     if tensor.numel() == 0:
         return tensor.detach().clone()
-    mine = units_of(tensor, unit)
+    mine = units_of(tensor)
     if scheme == "auto":
         scheme = choose(measure(peers, mine, seed=seed), network, peers.size)
-    design = SCHEMES[scheme]
     if peers.size == 1:
         total = add_up([mine])
-    elif design.index == "none":
+    elif scheme == "dense":
         whole = dense(mine)
         peers.all_reduce(whole)
         total = nonzero_units(whole)
-    elif design.index == "block":
-        total = regroup(push_pull(peers, regroup(mine, BLOCK), None), mine.width, mine.total)
-    elif design.partition == "split":
-        total = push_pull(peers, mine, seed if design.balanced else None)
-    elif design.communication == "hierarchy":
+    elif scheme == "zen":
+        total = push_pull(peers, mine, seed)
+    elif scheme == "hierarchy":
         total = doubled(peers, mine)
     else:
         total = add_up([unpack(tensor, mine) for tensor in peers.swap([pack(mine)] * peers.size)])
     return as_came(total, tensor)
 
 
-def _wrong(tensor: Tensor, unit: str, scheme: str) -> str:
+def _wrong(tensor: Tensor, scheme: str) -> str:
     """What is not accepted about the arguments, in words."""
     if tensor.layout not in (torch.strided, torch.sparse_coo):
         return f"a tensor of layout {tensor.layout}; dense and COO are accepted"
-    if unit not in ("row", "element"):
-        return f"unit {unit!r}; row and element are accepted"
     if scheme != "auto" and scheme not in SCHEMES:
         return f"scheme {scheme!r}; auto, {', '.join(SCHEMES)} are accepted"
     if tensor.numel() >= 2**31:
@@ -116,12 +107,12 @@ def _wrong(tensor: Tensor, unit: str, scheme: str) -> str:
     return ""
 
 
-def _words(tensor: Tensor, unit: str, scheme: str, network: Network | None, seed: int) -> str:
+def _words(tensor: Tensor, scheme: str, network: Network | None, seed: int) -> str:
     """What must be the same on all ranks."""
     shape = "x".join(map(str, tensor.shape)) or "no dimensions"
     layout = "dense" if tensor.layout == torch.strided else f"sparse in {tensor.sparse_dim()} dimensions"
     dtype = str(tensor.dtype).removeprefix("torch.")
-    words = f"{shape} {dtype} {layout}, by {unit}, scheme {scheme}, seed {seed}"
+    words = f"{shape} {dtype} {layout}, scheme {scheme}, seed {seed}"
     if scheme == "auto" and network is not None:
         words += f", network {zlib.crc32(repr(network).encode()):08x}"
     return words
@@ -174,19 +165,17 @@ def doubled(peers: Peers, mine: Units) -> Units:
 def measure(peers: Peers, mine: Units, *, seed: int = 0, sample: int = SAMPLE) -> Sparsity:
     """How sparse and alike the ranks' gradients are: the same on all ranks.
 
-    Densities are exact. Overlap and skew are of units that all ranks pick by one hash, about ``sample`` of
-    each rank's, so that what they have in common is estimated without sending all indices."""
+    The density is exact. Overlap is of units that all ranks pick by one hash, about ``sample`` of those of
+    each, so that what they have in common is estimated without sending all indices."""
     world = peers.size
-    own = torch.tensor([len(mine.indices), len(regroup(mine, BLOCK).indices)])
-    counts, touched = np.array([tensor.tolist() for tensor in peers.tell([own] * world)]).T
-    share = min(1.0, sample / max(1, counts.max()))
+    counts = [int(count) for count in peers.tell([torch.tensor([len(mine.indices)])] * world)]
+    share = min(1.0, sample / max(1, *counts))
     picked = mine.indices[Order(mine.total, seed + 1).places(mine.indices) < mine.total * share]
     sets = [
         tensor.view(torch.int64).cpu().numpy() for tensor in peers.swap([picked.view(torch.uint8)] * world)
     ]
-    blocks = float(touched.mean()) / -(-mine.total * mine.width // BLOCK)
-    itemsize, density = mine.values.element_size(), float(counts.mean()) / mine.total
-    return Sparsity(mine.total, mine.width, itemsize, density, *overlap(sets, mine.total), blocks=blocks)
+    density = sum(counts) / world / mine.total
+    return Sparsity(mine.total, mine.width, mine.values.element_size(), density, growth_of(sets))
 
 
 def tried(
@@ -200,7 +189,7 @@ def tried(
         HostError: a peer is gone or silent; the group is spent.
     """
     names = promising(sparsity, network) if network.world > 1 else []
-    calls = {name: partial(all_reduce, tensor, group, "row", name, deadline=deadline) for name in names}
+    calls = {name: partial(all_reduce, tensor, group, name, deadline=deadline) for name in names}
     return least_times(calls, enough, group, deadline)
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from windtunnel.training.gradsync.policy.sparse import INDEX
 
-Unit = Literal["row", "element"]
 COUNT = 8
 """Bytes of the number of units that begins a message."""
 
@@ -34,10 +32,10 @@ class Units:
         return self.values.shape[1]
 
 
-def units_of(tensor: Tensor, unit: Unit) -> Units:
-    """The units of a gradient with any elements that are there (COO) or not zero (dense)."""
+def units_of(tensor: Tensor) -> Units:
+    """The rows of a gradient that are there (COO) or have any element that is not zero (dense)."""
     if tensor.layout == torch.strided:
-        rows = tensor.shape[0] if unit == "row" and tensor.dim() > 0 else tensor.numel()
+        rows = len(tensor) if tensor.dim() else 1
         return nonzero_units(tensor.detach().reshape(rows, -1))
     tensor = tensor.detach().coalesce()
     indices = torch.zeros(tensor._nnz(), dtype=torch.int64, device=tensor.device)
@@ -46,25 +44,13 @@ def units_of(tensor: Tensor, unit: Unit) -> Units:
         indices = indices * length + tensor.indices()[place]
         total *= length
     width = tensor.shape[tensor.sparse_dim() :].numel()
-    units = Units(indices, tensor.values().reshape(len(indices), width), total)
-    return units if unit == "row" else regroup(units, 1)
+    return Units(indices, tensor.values().reshape(len(indices), width), total)
 
 
 def nonzero_units(whole: Tensor) -> Units:
     """The rows of a matrix that are not all zero."""
     indices = (whole != 0).any(1).nonzero()[:, 0]
     return Units(indices, whole[indices], len(whole))
-
-
-def regroup(units: Units, width: int, total: int | None = None) -> Units:
-    """The same elements in units of ``width``, without those that are all zero. ``total``: how many there
-    are; else as many as hold all elements."""
-    row, column = units.values.nonzero(as_tuple=True)
-    elements = units.indices[row] * units.width + column
-    there, where = torch.unique_consecutive(elements // width, return_inverse=True)
-    values = units.values.new_zeros(len(there), width)
-    values[where, elements % width] = units.values[row, column]
-    return Units(there, values, -(-units.total * units.width // width) if total is None else total)
 
 
 def dense(units: Units) -> Tensor:
@@ -79,8 +65,6 @@ def as_came(total: Units, tensor: Tensor) -> Tensor:
     if tensor.layout == torch.strided:
         return dense(total).reshape(tensor.shape)
     row_shape = tensor.shape[tensor.sparse_dim() :]
-    if total.width < row_shape.numel():
-        total = regroup(total, row_shape.numel())
     indices, places = total.indices, []
     for length in reversed(tensor.shape[: tensor.sparse_dim()]):
         places.append(indices % length)

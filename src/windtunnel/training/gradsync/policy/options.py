@@ -1,8 +1,8 @@
 """Options as tasks: what a way to synchronise a group of gradients takes of which resource, step by step.
 
-The design space is Espresso's (EuroSys '23, section 4.2: compress or not, device, scheme, where encoding and
-decoding sit), without its paths that others equal or better: a code is decoded where it is added up, and
-nowhere else.
+The design space is Espresso's (EuroSys '23, section 4.2: compress or not, scheme, where encoding and decoding
+sit), without its paths that others equal or better: a code is decoded where it is added up, and nowhere else.
+What runs backward also encodes and decodes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from itertools import product
 from typing import NamedTuple
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.gradsync.model import NONE, Inside, Kind, Option, Profile, Scheme, Scope
+from windtunnel.training.gradsync.model import NONE, CodecCost, Inside, Kind, Option, Profile, Scheme, Scope
 
-COMPUTE, HOST, INSIDE, BETWEEN = range(4)
-"""Resources: the device that runs backward, the host's processor, the links inside a host, the network."""
-RESOURCES = ("compute", "host", "inside", "network")
+COMPUTE, INSIDE, BETWEEN = range(3)
+"""Resources: the device that runs backward, the links inside a host, the network."""
+RESOURCES = ("compute", "inside", "network")
 ELEMENT = 4
 """Bytes of an element that is synchronised as it is (float32, as DDP's gradients mostly are)."""
 
@@ -41,13 +41,16 @@ def tasks(option: Option, numel: int, profile: Profile) -> list[Task]:
     """The steps, in their order, that synchronise ``numel`` elements in this way.
 
     Raises:
-        UserError: the profile has no cost of the codec on that processor.
+        UserError: the profile has no cost of the codec.
     """
-    network, found = profile.network, list[Task]()
-    processor = COMPUTE if option.device == "device" else HOST
-    cost = profile.cost(option.codec, option.device) if option.codec != NONE else None
+    network, steps = profile.network, list[Task]()
+    cost = profile.cost(option.codec)
     if cost is None and option.codec != NONE:
-        raise UserError(f"profile: codec {option.codec!r} has no cost on the {option.device}")
+        raise UserError(f"profile: codec {option.codec!r} has no cost")
+
+    def work(what: str, seconds: float) -> None:
+        if seconds:
+            steps.append(Task(what, COMPUTE, seconds))
 
     def nbytes(numel: int) -> int:
         return ELEMENT * numel if cost is None else cost.at(numel).nbytes
@@ -56,17 +59,17 @@ def tasks(option: Option, numel: int, profile: Profile) -> list[Task]:
         if (members := network.members(scope)) > 1:
             resource = INSIDE if scope == "inside" or network.hosts == 1 else BETWEEN
             sent = sent_by_each(kind, members, size)
-            found.append(Task(kind, resource, network.seconds(scope, kind, size), sent))
+            steps.append(Task(kind, resource, network.seconds(scope, kind, size), sent))
 
     def encode(numel: int) -> None:
         if cost is not None:
-            found.append(Task("encode", processor, cost.at(numel).encode))
+            work("encode", cost.at(numel).encode)
 
     def decode(numel: int, codes: int = 1) -> None:
         """The sum of that many codes of ``numel`` elements."""
         if cost is not None:
             point = cost.at(numel)
-            found.append(Task("decode", processor, point.decode + (codes - 1) * point.add))
+            work("decode", point.decode + (codes - 1) * point.add)
 
     def gather(scope: Scope, part: int) -> None:
         encode(part)
@@ -105,7 +108,7 @@ def tasks(option: Option, numel: int, profile: Profile) -> list[Task]:
     elif option.inside == "coded":
         gather("inside", mine)
         decode(numel)
-    return found
+    return steps
 
 
 def options(profile: Profile) -> Iterator[Option]:
@@ -116,20 +119,18 @@ def options(profile: Profile) -> Iterator[Option]:
     for cost in profile.codecs:
         schemes: tuple[Scheme, ...] = ("allreduce",) if cost.summable else ("allgather", "alltoall")
         for scheme, where in product(schemes, inside):
-            yield Option(cost.codec, scheme, where, cost.device)
+            yield Option(cost.codec, scheme, where)
 
 
 def without_codec_cost(profile: Profile) -> Profile:
-    """The same, where encoding and decoding take no time and wait for nothing: Espresso's upper bound of any
-    plan."""
-    free = {
-        cost.codec: replace(
-            cost, device="host",
-            points=tuple(replace(point, encode=0.0, decode=0.0, add=0.0) for point in cost.points),
+    """The same, where encoding and decoding take no time: Espresso's upper bound of any plan."""
+
+    def free(cost: CodecCost) -> CodecCost:
+        return replace(
+            cost, points=tuple(replace(point, encode=0.0, decode=0.0, add=0.0) for point in cost.points)
         )
-        for cost in profile.codecs
-    }  # fmt: skip
-    return replace(profile, codecs=tuple(free.values()))
+
+    return replace(profile, codecs=tuple(map(free, profile.codecs)))
 
 
 def paced(profile: Profile, times: float) -> Profile:

@@ -77,17 +77,14 @@ class Order:
         return x
 
 
-def overlap(sets: Sequence[Ints], units: int) -> tuple[tuple[float, ...], float]:
-    """Densification over 2, 4, 8 … ranks (neighbours, as *hierarchy* adds them up), and the skew of what all
-    ranks have together, from their index sets or samples of these."""
+def growth_of(sets: Sequence[Ints]) -> tuple[float, ...]:
+    """Densification over 2, 4, 8 … ranks (neighbours, as *hierarchy* adds them up), from the index sets of
+    the ranks, or from samples of these."""
     world = len(sets)
     mean = sum(map(len, sets)) / world
-    if mean == 0:
-        return (), 1.0
-    growth, step = [], 2
-    while step <= world:
+    growth, step = list[float](), 2
+    while mean and step <= world:
         groups = [sets[begin : begin + step] for begin in range(0, world - step + 1, step)]
         growth.append(sum(len(np.unique(np.concatenate(group))) for group in groups) / len(groups) / mean)
         step *= 2
-    counts = np.bincount(np.concatenate(sets) // slice_length(units, world), minlength=world)
-    return tuple(growth), float(counts.max() / counts.mean())
+    return tuple(growth)

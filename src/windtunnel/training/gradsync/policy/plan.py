@@ -203,7 +203,7 @@ class _Job:
 
     def loss(self, option: int) -> tuple[float, int]:
         """By how little of a gradient is kept; of equal ones the simpler option."""
-        cost = self.profile.cost(self.options[option].codec, self.options[option].device)
+        cost = self.profile.cost(self.options[option].codec)
         kept = 1.0 if cost is None or cost.lossless else cost.at(1 << 20).nbytes / (ELEMENT << 20)
         return -kept, option
 

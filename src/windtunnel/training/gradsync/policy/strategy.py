@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.compiled import jit
 from windtunnel.training.gradsync.policy.options import Task
-from windtunnel.training.gradsync.policy.timeline import Costs, taken
+from windtunnel.training.gradsync.policy.timeline import EACH, Costs, taken
 
 Ints = NDArray[np.int64]
 BUDGET = 1_000_000
@@ -31,11 +31,11 @@ SMALL = 16
 
 def undominated(options: Sequence[Sequence[Task]]) -> list[int]:
     """Those that no other option (or an earlier, equal one) beats on every resource and in sum."""
-    used = np.zeros((len(options), 5))
+    used = np.zeros((len(options), EACH + 1))
     for place, option in enumerate(options):
         for task in option:
             used[place, task.resource] += task.seconds
-        used[place, 4] = len(option) * 1e-12  # of equal ones the shorter
+        used[place, EACH] = len(option) * 1e-12  # of equal ones the shorter
     kept = []
     for place, one in enumerate(used):
         beaten = (used <= one).all(axis=1) & ((used < one).any(axis=1) | (np.arange(len(used)) < place))
@@ -80,36 +80,6 @@ def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: 
     if groups <= SMALL:
         _held(costs, best, tries)
     return best
-
-
-def exact(costs: Costs, most: int = 3_000_000) -> Ints:
-    """The optimum, by trying everything: for small jobs only.
-
-    Raises:
-        ValueError: more than ``most`` choices.
-    """
-    total = int(np.prod(costs.options.astype(float)))
-    if total > most:
-        raise ValueError(f"{total} choices are too many to try")
-    return _all(costs, total)
-
-
-@jit
-def _all(costs: Costs, total: int) -> Ints:
-    """The best of all choices, counted up like the digits of a number."""
-    choice = np.zeros(len(costs.options), np.int64)
-    found = choice.copy()
-    best = np.inf
-    for _ in range(total):
-        seconds = taken(costs, choice)
-        if seconds < best:
-            best, found = seconds, choice.copy()
-        for g in range(len(choice)):
-            choice[g] += 1
-            if choice[g] < costs.options[g]:
-                break
-            choice[g] = 0
-    return found
 
 
 @jit

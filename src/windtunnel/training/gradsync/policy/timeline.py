@@ -1,4 +1,4 @@
-"""What an iteration takes with a plan: gradients, codecs and collectives on four resources that each do one
+"""What an iteration takes with a plan: gradients, codecs and collectives on three resources that each do one
 thing at a time, with all their overlap.
 
 Backward makes group after group on the device; each group's tasks follow one another, each on its resource
@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.compiled import jit
-from windtunnel.training.gradsync.policy.options import Task
+from windtunnel.training.gradsync.policy.options import RESOURCES, Task
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MOST = 12
 """Tasks of one option."""
+EACH = len(RESOURCES)
 
 
 class Costs(NamedTuple):
@@ -90,15 +91,15 @@ def run(costs: Costs, choice: Ints, times: Floats) -> float:
     seconds, resource, count, _, backward, forward, after = costs
     groups = len(choice)
     keep = len(times) > 0
-    free = np.zeros(4)
+    free = np.zeros(EACH)
     free[0] = forward
     size = 1
     while size < groups:
         size *= 2
     mask = size - 1
-    queue = np.empty((4, size), np.int64)
-    head = np.zeros(4, np.int64)
-    tail = np.zeros(4, np.int64)
+    queue = np.empty((EACH, size), np.int64)
+    head = np.zeros(EACH, np.int64)
+    tail = np.zeros(EACH, np.int64)
     ready = np.empty(groups)
     step = np.zeros(groups, np.int64)
     made = 0  # groups whose backward is done
@@ -107,7 +108,7 @@ def run(costs: Costs, choice: Ints, times: Floats) -> float:
     left = groups
     while left > 0:
         first, first_ready, r = np.inf, np.inf, -1
-        for one in range(4):
+        for one in range(EACH):
             if head[one] < tail[one]:
                 waits = ready[queue[one, head[one] & mask]]
                 start = max(free[one], waits)

@@ -2,8 +2,7 @@
 
 Collectives: lines through the times of the emulator's model. Codecs: bytes that their kernels move, and calls
 of kernels, all of it inference from what the algorithms must read and write; a calibrated profile replaces
-it. A codec on the host has its gradient moved over PCIe and its code moved back, and is run by the cores of
-its rank.
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from windtunnel.training.gradsync.model import (
     CodecCost,
     CodecPoint,
     CollectiveCost,
-    Device,
     Kind,
     Network,
     Scope,
@@ -35,8 +33,6 @@ SIZES = tuple(1 << shift for shift in range(12, 28, 2))
 CALL = 6e-6
 """Seconds of a kernel's launch, as NCCL's and PyTorch's small kernels take on V100 to H100."""
 HOST_CALL = 20e-6
-HOST_BANDWIDTH = 8e9
-"""Bytes/s that a core reads and writes together."""
 NUMELS = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28)
 
 
@@ -93,31 +89,19 @@ def network_of(cluster: Cluster) -> Network:
 
 
 def codecs_of(cluster: Cluster) -> tuple[CodecCost, ...]:
-    """All codecs on the devices of the cluster and, where these are GPUs, on its hosts."""
-    host = cluster.host
-    rate = host.device.memory_bandwidth * 0.8
-    on_device = CALL if host.device.kind == "gpu" else HOST_CALL
-    codec_costs = [_cost(name, kernels, "device", rate, on_device, 0.0) for name, kernels in CODECS.items()]
-    if host.device.kind == "gpu":
-        cores = max(1, host.cpu_cores // host.devices)
-        over = 1 / (host.pcie.bandwidth * host.pcie.efficiency)
-        on_host = HOST_BANDWIDTH * cores
-        codec_costs += [
-            _cost(name, kernels, "host", on_host, HOST_CALL, over) for name, kernels in CODECS.items()
-        ]
-    return tuple(codec_costs)
+    """All codecs on the devices of the cluster."""
+    device = cluster.host.device
+    rate = device.memory_bandwidth * 0.8
+    call = CALL if device.kind == "gpu" else HOST_CALL
 
-
-def _cost(name: str, kernels: Kernels, device: Device, rate: float, call: float, over: float) -> CodecCost:
-    """``over``: seconds a byte between device and host."""
-
-    def point(numel: int) -> CodecPoint:
-        nbytes = max(8, round(4 * numel * kernels.ratio))
-        moved = (4 * numel + nbytes) * over
+    def point(kernels: Kernels, numel: int) -> CodecPoint:
         return CodecPoint(
-            numel, kernels.calls * call + numel * kernels.encode / rate + moved,
-            max(1, kernels.calls // 2) * call + numel * kernels.decode / rate + moved,
-            numel * kernels.add / rate + nbytes * over, nbytes,
+            numel, kernels.calls * call + numel * kernels.encode / rate,
+            max(1, kernels.calls // 2) * call + numel * kernels.decode / rate,
+            numel * kernels.add / rate, max(8, round(4 * numel * kernels.ratio)),
         )  # fmt: skip
 
-    return CodecCost(name, device, tuple(point(numel) for numel in NUMELS), kernels.summable)
+    return tuple(
+        CodecCost(name, tuple(point(kernels, numel) for numel in NUMELS), kernels.summable)
+        for name, kernels in CODECS.items()
+    )
