@@ -18,9 +18,10 @@ from typing import Any
 from benchmarks.harness.rows import Row, published
 from windtunnel.traces.failures import regular
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.goodput.twin.model import JobModel, Members, PhaseCosts, SimulationResult
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.simulate import Setback, simulate
+from windtunnel.training.goodput.twin.supervisor import Supervisor
 
 DATA = published(__file__)
 
@@ -33,12 +34,12 @@ class RestartOnFewer(StorageRestart):
 
     def __init__(self, job: JobModel, costs: PhaseCosts, every: int, step_times: Mapping[int, float]) -> None:
         super().__init__(job, costs, every)
-        self.members = Members(job.hosts, 0, Rules("shrink-restart"))
+        self.supervisor = Supervisor(job.hosts, 0, Rules("shrink-restart"))
         self.step_times = step_times
 
     def pace(self) -> tuple[float, float]:
         saving = self.stall / self.every
-        return self.step_times[self.job.hosts - self.members.missing] + saving, saving
+        return self.step_times[self.job.hosts - len(self.supervisor.missing)] + saving, saving
 
 
 class GoOnOnFewer:

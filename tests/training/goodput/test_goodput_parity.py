@@ -20,6 +20,7 @@ from windtunnel.training.goodput.twin import cost
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.simulate import simulate
+from windtunnel.training.goodput.twin.supervisor import Supervisor
 from windtunnel.training.goodput.twin.templates import Templates
 from windtunnel.training.launch import launch
 from windtunnel.training.pipelines import policy as pipelines
@@ -141,16 +142,17 @@ def test_the_twin_decides_as_the_run_did(recorded: list[dict[str, Any]]) -> None
         ]
 
     lived = [one for one in decisions(recorded, "training.elastic") if isinstance(one[0], rules.Change)]
-    scheme = StorageRestart(JOB, COSTS, every=5, spares=SPARES)
-    scheme.members.rules = lived[0][0].rules
-    seen: list[tuple[Any, Any]] = []
-    scheme.members.record = lambda now, said: seen.append((now, said))
-    simulate(scheme, JOB, COSTS, trace_of(recorded), 2000.0)
-    assert told(seen) == told(lived) == [(0, 3, 2), 1, (0, 3, 4), 1, (5, 3, 4)]
+    given = lived[0][0].rules
 
-    scheme.members.rules = replace(scheme.members.rules, on_loss="shrink")
-    simulate(scheme, JOB, COSTS, trace_of(recorded), 2000.0)
-    assert told(seen) != told(lived)
+    def emulated(chosen: rules.Rules) -> list[Any]:
+        seen: list[tuple[Any, Any]] = []
+        scheme = StorageRestart(JOB, COSTS, every=5, spares=SPARES)
+        scheme.supervisor = Supervisor(HOSTS, SPARES, chosen, lambda now, said: seen.append((now, said)))
+        simulate(scheme, JOB, COSTS, trace_of(recorded), 2000.0)
+        return told(seen)
+
+    assert emulated(given) == told(lived) == [(0, 3, 2), 1, (0, 3, 4), 1, (5, 3, 4)]
+    assert emulated(replace(given, on_loss="shrink")) != told(lived)
 
 
 def test_the_twin_lays_out_what_the_run_did(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What becomes of a run: every rule by which the supervisor decides, and the twin with it.
 
 Six questions are put, each with all that its answer depends on, the settings too; the state between them is
-the asker's (`core.Core`, or a twin's scheme):
+the asker's (`core.Core`, live and in the twin):
 
 - `Change`: hosts or processes are gone, or hosts have come: who goes on?
 - `Doubt`: all are there, but ranks suspect their peers: is a new generation needed?

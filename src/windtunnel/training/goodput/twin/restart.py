@@ -9,8 +9,9 @@ from windtunnel.training.checkpoint.model import Copy, Placement, Shard, StoredS
 from windtunnel.training.checkpoint.policy.interval import Failures, best_every
 from windtunnel.training.checkpoint.policy.restore import plan_restore
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.goodput.twin.model import JobModel, Members, PhaseCosts
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.simulate import Setback
+from windtunnel.training.goodput.twin.supervisor import Supervisor
 
 
 def regroup_time(costs: PhaseCosts, hosts: int) -> float:
@@ -51,7 +52,7 @@ class StorageRestart:
     def __init__(self, job: JobModel, costs: PhaseCosts, every: int, spares: int = 0, saves: int = 1) -> None:
         self.name = "restart from storage"
         self.job, self.costs, self.every, self.saves = job, costs, max(every, saves), saves
-        self.members = Members(job.hosts, spares, Rules("restart"))
+        self.supervisor = Supervisor(job.hosts, spares, Rules("restart"))
         self.load = job.state_bytes / costs.storage_bandwidth
         self.write = write_time(job, costs)
         self.stall = save_stall(job, costs)
@@ -74,11 +75,11 @@ class StorageRestart:
         return -(-number * self.every // self.saves) * self.saves
 
     def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback:
-        waits = not (self.members.break_off if software else self.members.lose)(hosts)
+        waits = not (self.supervisor.break_off if software else self.supervisor.lose)(hosts)
         return Setback(self._phases(waits), self.kept(steps), waits, from_storage=True)
 
     def came(self, host: int, running: bool) -> Setback | None:
-        if not self.members.come(host) or running:
+        if not self.supervisor.come(host) or running:
             return None
         return Setback(self._phases(True), from_storage=True)
 
@@ -117,7 +118,7 @@ class PeerMemory:
     ) -> None:
         self.name = name
         self.job, self.costs, self.placement = job, costs, placement
-        self.members = Members(job.hosts, spares, Rules("replace"))
+        self.supervisor = Supervisor(job.hosts, spares, Rules("replace"))
         self.share = job.state_bytes / job.hosts
         self.replicate = (placement.copies - 1) * self.share / costs.peer_bandwidth
         # replication in the background takes as many steps as it takes; a checkpoint begins when it is over
@@ -137,7 +138,7 @@ class PeerMemory:
         return self.job.step_time + saving, saving
 
     def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback:
-        waits = not (self.members.break_off if software else self.members.lose)(hosts)
+        waits = not (self.supervisor.break_off if software else self.supervisor.lose)(hosts)
         if not software:
             self.gone.update(hosts)
         # a checkpoint that is still being replicated is not whole, the one before it is
@@ -165,7 +166,7 @@ class PeerMemory:
         ]
 
     def came(self, host: int, running: bool) -> Setback | None:
-        if not self.members.come(host) or running:
+        if not self.supervisor.come(host) or running:
             return None
         return Setback(self._phases(True), from_storage=self.fallen)
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin import copy_seconds
-from windtunnel.training.goodput.twin.model import JobModel, Members, PhaseCosts
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import StorageRestart, regroup_time
 from windtunnel.training.goodput.twin.simulate import Setback
+from windtunnel.training.goodput.twin.supervisor import Supervisor
 from windtunnel.training.pipelines.model import LayerProfile, Layout, Reconfiguration, TemplateSet
 from windtunnel.training.pipelines.policy import HostsChanged, after_change
 from windtunnel.training.pipelines.policy.compose import share, step_seconds
@@ -58,14 +59,14 @@ class Templates:
         self._touched: tuple[Sequence[int], Sequence[tuple[int, ...]]] = (), ()
         self._timed: tuple[Layout, float] | None = None
         self.scale = job.work / self._time()
-        self.members = Members(job.hosts, 0, Rules("shrink", minimum=self.set.n0))
+        self.supervisor = Supervisor(job.hosts, 0, Rules("shrink", minimum=self.set.n0))
 
     def pace(self) -> tuple[float, float]:
         saving = self.storage.stall / self.storage.every
         return self._time() * self.scale + self.job.overhead + saving, saving
 
     def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback | None:
-        if not (self.members.break_off if software else self.members.lose)(hosts):
+        if not (self.supervisor.break_off if software else self.supervisor.lose)(hosts):
             # what is left holds no whole pipeline; whatever comes begins from storage
             self.layout = Layout((), ())
             return Setback((), self.storage.kept(steps), waits=True, from_storage=True)
@@ -85,11 +86,11 @@ class Templates:
         return Setback((detect, start, regroup, ("load", load)))
 
     def came(self, host: int, running: bool) -> Setback | None:
-        if not self.members.come(host):
+        if not self.supervisor.come(host):
             return None
         regroup = ("regroup", regroup_time(self.costs, self.job.hosts))
         if not self.layout.pipelines:
-            present = [number for number, id in enumerate(self.members.numbers) if id is not None]
+            present = [host for host in range(self.job.hosts) if host not in self.supervisor.missing]
             self.layout = self._decided(None, (), present, self.microbatches).layout
             begin = ("start", self.costs.start)
             return Setback((begin, regroup, ("load", self.storage.load)), from_storage=True)
