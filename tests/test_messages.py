@@ -52,9 +52,9 @@ NOWHERE = Path("nowhere.csv")
             {"branching": "--policy"},
         ),
         (
-            lambda: engine.serve(engine.Served("tiny-hybrid", api_key_file="/nowhere")),
-            "serve --config tiny-hybrid --api-key-file /nowhere",
-            {"api_key_file": "--api-key-file"},
+            lambda: engine.serve(engine.Served("tiny-hybrid", dtype="int8")),
+            "serve --config tiny-hybrid --dtype int8",
+            {"dtype": "--dtype"},
         ),
     ],
 )

@@ -41,7 +41,6 @@ class Served:
     run: str
     home: Path
     process: preloaded.Process
-    key: str = ""
 
     @property
     def log(self) -> Path:
@@ -54,7 +53,7 @@ class Served:
     def post(self, path: str, **fields: Any) -> Any:
         """The answer to an OpenAI request."""
         body = json.dumps({"model": "tiny-hybrid", **fields}).encode()
-        kind = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
+        kind = {"Content-Type": "application/json"}
         asked = urllib.request.Request(f"{self.url}/{path}", body, kind)
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.loads(answer.read())
@@ -84,10 +83,8 @@ class Served:
 
 
 @contextmanager
-def served(
-    home: Path, *words: str, model: tuple[str, str] = ("--config", "tiny-hybrid"), key: str = ""
-) -> Iterator[Served]:
-    """``windtunnel serve`` of ``model`` with ``words``, its home at ``home``; ``key`` is sent to it."""
+def served(home: Path, *words: str, model: tuple[str, ...] = ("--config", "tiny-hybrid")) -> Iterator[Served]:
+    """``windtunnel serve`` of ``model`` with ``words``, its home at ``home``."""
     fd = preloaded.server(MODULES).fileno()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "WINDTUNNEL_HOME": str(home), LENT: str(fd)}
     command = ["-m", "support.serving", "serve", *model, "--port", "0", *words]
@@ -97,7 +94,7 @@ def served(
     try:
         lines = [process.stdout.readline().split() for _ in range(2)]
         assert [line[:1] for line in lines] == [["Serving"], ["Run"]], f"status {process.wait(60)}"
-        yield Served(lines[0][-1], lines[1][-1], home, process, key)
+        yield Served(lines[0][-1], lines[1][-1], home, process)
     finally:
         process.kill()
         process.wait(60)

@@ -54,17 +54,11 @@ def serve(
     ] = None,
     ttft: Annotated[float | None, typer.Option(min=0, help="Seconds promised until the first token.")] = None,
     tpot: Annotated[float | None, typer.Option(min=0, help="Seconds promised for each further one.")] = None,
-    silent: Annotated[
-        float, typer.Option(min=0.1, help="Seconds after which a worker that says nothing is killed.")
-    ] = 60.0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="Of the worker; 0: one for each idle core.")] = 0,
     dtype: Annotated[
         str, typer.Option(help="Of weights and caches: auto (the model's), float32, bfloat16 or float16.")
     ] = "auto",
-    api_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The key that clients have to send; /health is open.")
-    ] = None,
     seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
     log: Annotated[
         int, typer.Option(min=0, metavar="N", help="Log the decisions of every Nth step; 0: none.")
@@ -100,7 +94,6 @@ def serve(
     branches: Annotated[
         str, typer.Option(metavar="SPEC", help="Emulated: synthetic, as share=0.6,count=3-10,tokens=90.")
     ] = "",
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Emulated: a page with plots.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
 ) -> None:
     """Serve a model over OpenAI's HTTP API until it is interrupted.
@@ -125,7 +118,7 @@ def serve(
         if model is not None or config is not None:
             raise UserError("serve: --trace is emulated, DIR and --config are served; one is accepted")
         _emulate(
-            html, as_json, trace=trace, on=on, model_like=model_like, step_time=step_time, speed_up=speed_up,
+            as_json, trace=trace, on=on, model_like=model_like, step_time=step_time, speed_up=speed_up,
             count=requests, branches=branches, branching=branching, admission=admission, rows=max_rows,
             chunk=chunk, kv=bytes_of["--kv"], queue=queue, rules=kept, prefix_bytes=bytes_of["--prefix-kv"],
             ttft=ttft, tpot=tpot, seed=seed, every=log,
@@ -159,22 +152,19 @@ def serve(
     served = Served(
         str(model or config), name, host, port, branching, admission, max_rows, chunk,
         bytes_of["--kv"] or 2 << 30, queue, kept, bytes_of["--prefix-kv"] or 1 << 30,
-        device, threads, dtype,
-        str(api_key_file or ""), seed, log, ttft, tpot, silent,
+        device, threads, dtype, seed, log, ttft, tpot,
     )  # fmt: skip
     run(served, ready)
 
 
-def _emulate(html: Path | None, as_json: bool, **asked: Any) -> None:
+def _emulate(as_json: bool, **asked: Any) -> None:
     from windtunnel.serving import simulate
     from windtunnel.serving.engine import report
 
     made = simulate(**asked)
-    if html is not None:
-        report.write_page(html, made)
     if as_json:
         typer.echo(json.dumps({"run": made.run, **made.summary, "about": made.about}))
         return
     from rich.console import Console
 
-    report.show(made, Console(), html)
+    report.show(made, Console())

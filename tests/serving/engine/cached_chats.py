@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from support.families import read, tiny
 from windtunnel.serving.engine.live import families
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.prefixes import Prefixes
@@ -32,7 +33,7 @@ class Seen:
 def chats(family: str, turns: int = 4, share: float = 0.5) -> Seen:
     """Chats of a small model of a family, cached in memory for that share of what they say."""
     torch.set_num_threads(1)
-    executor = Executor(families.build(families.tiny(family)))
+    executor = Executor(families.build(tiny(family)))
     whole = CHATS * (turns * (HEARD + SAID) * executor.token_bytes + executor.state_bytes)
     return _chats(Prefixes(executor, "density", int(share * whole)), turns)
 
@@ -52,9 +53,9 @@ def _chats(prefixes: Prefixes, turns: int) -> Seen:
 def _turn(prefixes: Prefixes, prompt: Sequence[int], now: float, seen: Seen) -> list[int]:
     executor = prefixes.executor
     found = prefixes.look(prompt, now)
-    stream = prefixes.take(found, prompt)
-    logits, kept = executor.prefill(stream, prompt[found.depth :], found.keep)
-    wanted, _ = executor.prefill(alone := executor.new(), prompt)
+    stream = prefixes.take(found)
+    logits, kept = read(executor, stream, prompt[found.depth :], found.keep)
+    wanted = executor.prefill(alone := executor.new(), prompt)
     said = _decoded(executor, stream, logits, alone, wanted, seen)
     if found.end == 1:
         kept[stream.depth] = executor.snapshot(stream)

@@ -1,4 +1,4 @@
-"""What the front tells a new worker of requests that an earlier one began, and its clients of that."""
+"""What becomes of requests when their worker dies, and what their clients get."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from windtunnel.base.errors import HostError
-from windtunnel.serving.engine.live.link import CRASHES, Link, Over, Token
-from windtunnel.serving.engine.live.loop import Job
+from windtunnel.serving.engine.live.link import DIED, Link, Over, Token
 from windtunnel.serving.engine.live.serve import Served, serve
 from windtunnel.store import runs
 
@@ -24,25 +23,25 @@ class Fronted(Link):
 
     def __init__(self) -> None:
         super().__init__({})
-        self.sent: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
         self.ready.set()
 
     def _send(self, message: dict[str, Any]) -> None:
-        self.sent.append(message)
+        self.messages.append(message)
 
-    def reborn(self) -> dict[str, Any]:
-        """The worker died, and another one is ready: what it is told first."""
+    def restarted(self) -> list[int]:
+        """The worker died, and another one is ready: the jobs that it gets."""
         self.ready.clear()
         self._died()
-        self.sent.clear()
-        self._heard({"ready": {}})
-        return self.sent[0]["job"]
+        self.messages.clear()
+        self._received({"ready": {}})
+        return [message["job"]["id"] for message in self.messages]
 
 
-def asked(number: int, stages: list[Any]) -> dict[str, Any]:
+def job(number: int) -> dict[str, Any]:
     return {
-        "id": number, "arrival": 1.0, "prompt": [7, 8], "stages": stages, "sampling": [0.0, 1.0, 3, None],
-        "stop": [2], "objective": (0.5, 0.1), "again": False, "had": 0,
+        "id": number, "arrival": 1.0, "prompt": [7, 8], "stages": [9], "sampling": [0.0, 1.0, 3, None],
+        "stop": [2], "objective": (0.5, 0.1),
     }  # fmt: skip
 
 
@@ -51,68 +50,40 @@ def report(*tokens: tuple[int, int, int], **other: Any) -> dict[str, Any]:
     return {**nothing, "tokens": tokens, **other}
 
 
-def told(events: asyncio.Queue[Any]) -> list[Any]:
+def received(events: asyncio.Queue[Any]) -> list[Any]:
     return [events.get_nowait() for _ in range(events.qsize())]
 
 
-def test_a_plain_answer_goes_on_behind_what_was_told() -> None:
+def test_admitted_requests_fail_with_their_worker_and_waiting_ones_get_the_next() -> None:
+    link, first, second = Fronted(), asyncio.Queue(), asyncio.Queue()
+    link.submit(job(1), first)
+    waiting = link.submit(job(2), second)
+    link._received(report(facts={"running": 1.0}))
+    link._received({"admitted": [(1, 0)]})
+    link._received(report((1, 0, 40)))
+    assert link.restarted() == [2] and link.restarts == 1
+    assert link.facts["running"] == 0
+    assert received(first) == [Token(1, 0, 40), Over(1, failed=DIED)] and received(second) == []
+    link._received(report((1, 0, 41)))
+    link._received({"admitted": [(2, 5)]})
+    link._received(report((2, 0, 50), ended=[(2, 0, True)], finished=[2]))
+    assert received(first) == [] and waiting.cached == 5
+    assert received(second) == [Token(2, 0, 50, ended=True, stopped=True), Over(2)]
+
+
+def test_a_request_that_kills_before_it_is_admitted_is_given_to_no_other_worker() -> None:
     link, events = Fronted(), asyncio.Queue()
-    link.submit(asked(1, [9]), events)
-    assert Job.of(link.sent[0]["job"]).objective.ttft == 0.5
-    link._heard(report((1, 0, 40), (1, 0, 41)))
-    again = link.reborn()
-    assert again["prompt"] == [7, 8, 40, 41] and again["stages"] == [7] and again["had"] == 2
-    assert Job.of(again).again is True and Job.of(again).had == 2 and Job.of(again).objective.tpot == 0.1
-    assert Job.of(again).objective.ttft == float("inf")  # it cannot be late for what it has given
-    link._heard(report((1, 0, 42)))
-    third = link.reborn()
-    assert third["prompt"] == [7, 8, 40, 41, 42] and third["stages"] == [6] and third["had"] == 3
-    link._heard(report((1, 0, 43), ended=[(1, 0, True)], finished=[1]))
-    assert [one.token for one in told(events)[:-1]] == [40, 41, 42, 43]
-
-
-def test_branches_begin_anew_only_where_nothing_was_told() -> None:
-    link, events = Fronted(), asyncio.Queue()
-    stages = [{"heads": [[5], [6]], "tokens": [4, 4], "join": []}]
-    link.submit(asked(1, stages), events)
-    assert link.reborn()["stages"] == stages
-    link._heard(report((1, 1, 40), (1, 2, 50)))
-    assert [(one.unit, one.token) for one in told(events)] == [(1, 40), (2, 50)]
-    link._heard({"ready": {}})
-    (over,) = told(events)
-    assert "the worker died when it had told of this request's branches" in over.failed
-
-
-def test_who_kills_workers_is_not_given_to_another_one() -> None:
-    """Who waited meanwhile is; he is charged as well where nobody else can have been the reason."""
-    link, events, others = Fronted(), asyncio.Queue(), asyncio.Queue()
-    link.submit(asked(1, [9]), events)
-    other = link.submit(asked(2, [9]), others)
-    for _ in range(CRASHES - 1):
-        link._heard({"admitted": [(1, 0)]})
-        link.reborn()
-    assert told(events) == []
-    link._heard({"admitted": [(1, 0)]})
-    link._died()
-    failed = f"{CRASHES} workers died while they served this request"
-    assert told(events) == [Over(1, failed=failed)]
-    link._heard(report((1, 0, 40)))
-    assert told(events) == told(others) == []
-    link._died()
-    link._heard({"admitted": [(2, 5)]})
-    assert other.cached == 5
-    link._died()
-    assert told(others) == []
-    link._died()
-    assert told(others) == [Over(2, failed=failed)]
+    link.submit(job(1), events)
+    assert link.restarted() == []
+    assert received(events) == [Over(1, failed=DIED)]
 
 
 def test_logprobs_and_ends_come_with_their_tokens() -> None:
     link, events = Fronted(), asyncio.Queue()
-    link.submit(asked(1, [9]), events)
+    link.submit(job(1), events)
     message = report(ended=[(1, 0, True)], finished=[1])
-    link._heard({**message, "tokens": [(1, 0, 40, -0.5, [[40, -0.5]])]})
-    assert told(events) == [Token(1, 0, 40, -0.5, ([40, -0.5],), True, True), Over(1)]
+    link._received({**message, "tokens": [(1, 0, 40, -0.5, [[40, -0.5]])]})
+    assert received(events) == [Token(1, 0, 40, -0.5, ([40, -0.5],), True, True), Over(1)]
 
 
 def test_a_server_without_a_worker_says_so_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +92,10 @@ def test_a_server_without_a_worker_says_so_and_ends(tmp_path: Path, monkeypatch:
     clients: list[threading.Thread] = []
 
     async def worker(self: Link) -> None:
-        self.about = {"limit": 99, "vocabulary": 259, "stop": [], "dtype": "float32", "threads": "1"}
+        self.about = {
+            "limit": 99, "vocabulary": 259, "stop": [], "dtype": "float32", "threads": "1",
+            "sampling": [1.0, 1.0, 0],
+        }  # fmt: skip
         self.ready.set()
         while not self._jobs:
             await asyncio.sleep(0.01)
@@ -129,9 +103,9 @@ def test_a_server_without_a_worker_says_so_and_ends(tmp_path: Path, monkeypatch:
 
     def ask(url: str) -> None:
         body = json.dumps({"model": "tiny-attention", "prompt": "a"}).encode()
-        asked = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
         try:
-            urllib.request.urlopen(asked, timeout=60)
+            urllib.request.urlopen(request, timeout=60)
         except urllib.error.HTTPError as error:
             statuses.append(error.code)
             error.close()
@@ -141,8 +115,8 @@ def test_a_server_without_a_worker_says_so_and_ends(tmp_path: Path, monkeypatch:
         clients[0].start()
 
     monkeypatch.setattr(Link, "_worker", worker)
-    with pytest.raises(HostError, match="the link to the worker failed: LookupError: of nothing") as told:
+    with pytest.raises(HostError, match="the link to the worker failed: LookupError: of nothing") as error:
         serve(Served("tiny-attention", port=0), ready)
     clients[0].join(60)
-    assert statuses == [500] and told.value.status == 1
+    assert statuses == [500] and error.value.status == 1
     assert runs.Store.open().list()[0].status == "failed"

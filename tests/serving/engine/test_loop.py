@@ -41,7 +41,7 @@ def alone(executor: Executor, prompt: list[int], count: int) -> list[int]:
 @cache
 def _alone(executor: Executor, prompt: tuple[int, ...], count: int) -> list[int]:
     stream, said = executor.new(), []
-    logits, _ = executor.prefill(stream, prompt)
+    logits = executor.prefill(stream, prompt)
     for _ in range(count):
         said.append(int(logits.argmax()))
         logits = executor.decode([stream], [said[-1]])[0]

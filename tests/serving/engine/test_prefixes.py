@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 from cached_chats import chats  # noqa: E402
 
+from support.families import TINY, read, tiny  # noqa: E402
 from windtunnel.serving.engine.live import families  # noqa: E402
 from windtunnel.serving.engine.live.executor import Executor  # noqa: E402
 from windtunnel.serving.engine.live.prefixes import Prefixes  # noqa: E402
@@ -25,7 +26,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """Attention alone; a state and keys in one layer; a gated delta net; convolutions alone."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Executor(families.build(families.tiny(request.param)))
+    yield Executor(families.build(tiny(request.param)))
     torch.set_num_threads(threads)
 
 
@@ -39,10 +40,10 @@ def ask(prefixes: Prefixes, tokens: list[int], now: float) -> int:
     found."""
     executor = prefixes.executor
     found = prefixes.look(tokens, now)
-    stream = prefixes.take(found, tokens)
+    stream = prefixes.take(found)
     keep = sorted({*found.keep, *([len(tokens)] if found.end == 1 else [])} - {found.depth})
-    logits, kept = executor.prefill(stream, tokens[found.depth :], keep)
-    wanted, _ = executor.prefill(alone := executor.new(), tokens)
+    logits, kept = read(executor, stream, tokens[found.depth :], keep)
+    wanted = executor.prefill(alone := executor.new(), tokens)
     assert (logits - wanted).abs().max() <= CLOSE * wanted.abs().max()
     assert int(logits.argmax()) == int(wanted.argmax())
     prefixes.put(tokens, kept, stream, now)
@@ -63,7 +64,6 @@ def check(prefixes: Prefixes) -> None:
     assert executor.snapshots == set(prefixes._held.values())
     pieces = {piece for one in executor.snapshots for piece, _ in one.path}
     states = sum(each.nbytes for one in executor.snapshots for each in one.states.values())
-    assert executor._states_kept == states
     assert executor.lasting == states + sum(piece.bytes for piece in pieces) <= prefixes.tree.capacity[0]
 
 
@@ -98,7 +98,7 @@ def test_what_was_decoded_is_not_kept_where_reading_it_gives_another_state() -> 
 
 
 @pytest.mark.conformance
-@pytest.mark.parametrize("family", sorted(families.TINY))
+@pytest.mark.parametrize("family", sorted(TINY))
 def test_every_family_says_the_same_from_its_cache(family: str) -> None:
     seen = chats(family)
     assert seen.differ == 0 and seen.off <= CLOSE and seen.found > 0

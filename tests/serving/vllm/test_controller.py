@@ -11,6 +11,7 @@ import pytest
 from parity.serving import engine_effects, engine_twin, in_time
 from windtunnel.replay import replay
 from windtunnel.serving.engine.model import Objective, Parallel, Serial, StepTime
+from windtunnel.serving.engine.notes import event_notes
 from windtunnel.serving.engine.policy.step import Limits
 from windtunnel.serving.vllm.controller import (
     GATHER,
@@ -18,7 +19,6 @@ from windtunnel.serving.vllm.controller import (
     Controller,
     Plan,
     common,
-    events_note,
     grouped,
     states_kept,
     tokens,
@@ -47,7 +47,7 @@ class Server:
     refused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        log, note = events_note(self.log, 1, lambda: 0) if self.log else (None, None)
+        log, note = event_notes(self.log, 1, lambda: 0) if self.log else (None, None)
         self.controller = Controller(
             self.limits,
             self.time,

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from windtunnel.base.plain import to_plain
 from windtunnel.base.policyfile import Policy
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
+from windtunnel.serving.engine.notes import Note
 from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
 from windtunnel.serving.engine.policy.step import Chunk, Depths, Limits, Step, Unit
 from windtunnel.serving.engine.profile import Point, fit
@@ -30,8 +30,6 @@ GATHER = 0.005
 REFITS = (32, 64, 128, 256, 512, 1024, 2048)
 """Steps after which the step model is fitted anew, where none was given."""
 NOTHING = Objective()
-Note = Callable[..., object]
-"""(kind, fields): an event of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +234,7 @@ class Controller:
         except ValueError as error:
             why = str(error)
         if self._note is not None:
-            self._note("arrives", request=to_plain(group.request), again=False, refused=why, now=now)
+            self._note("arrives", request=to_plain(group.request), refused=why, now=now)
         if not why:
             self._groups[self._next] = group
             self._units |= {name: (self._next, place) for place, name in enumerate(group.names)}
@@ -304,17 +302,3 @@ def states_kept(rules: str, block: int, prompt: int, depth: int, shared: int) ->
     decision = POLICIES[rules](observation)
     assert isinstance(decision, Keep)
     return observation, decision
-
-
-def events_note(log: Any, every: int, steps: Callable[[], int]) -> tuple[Log, Note]:
-    """What `Controller` takes as ``log`` and ``note``: into the event log, of ``every``-th step alone."""
-
-    def decided(capability: str, policy: str, observation: object, decision: object) -> None:
-        if steps() % every == 0:
-            log.decision(capability, policy, observation, decision)
-
-    def note(kind: str, **values: Any) -> None:
-        if kind in ("engine", "time") or steps() % every == 0:
-            log.append(kind, **values)
-
-    return decided, note

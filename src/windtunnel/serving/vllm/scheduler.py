@@ -24,10 +24,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine import own
+from windtunnel.serving.engine.notes import event_notes
 from windtunnel.serving.engine.policy.step import Depths, Limits
 from windtunnel.serving.engine.profile import step_time
 from windtunnel.serving.prefixcache import policy as prefixcache
-from windtunnel.serving.vllm.controller import Arrival, Controller, Plan, events_note, states_kept, tokens
+from windtunnel.serving.vllm.controller import Arrival, Controller, Plan, states_kept, tokens
 from windtunnel.serving.vllm.refusals import REASON
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
@@ -63,7 +64,7 @@ class Scheduler(AsyncScheduler):
                 f"`prefix_cache` {self._rules!r} is for a hybrid model with --mamba-cache-mode align"
             )
         if settings.every:
-            log, note = events_note(self._log(), settings.every, lambda: self._steps)
+            log, note = event_notes(self._log(), settings.every, lambda: self._steps)
         self._note_decision = log
         known = step_time(settings.step_time).time if settings.step_time else None
         self._plan, self._wall = Plan(), time.time() - time.monotonic()

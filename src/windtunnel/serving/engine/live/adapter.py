@@ -6,7 +6,8 @@ linear-attention layers the states of the step's rows. Which layer an attention 
 cache update before it: a block that stands at several depths (Zamba) has no index of its own. A model whose
 attention does not go this way is refused by name at its first step.
 
-Written for Transformers 5.23 and 5.24: cache attributes change between minor versions, others are refused.
+Attributes of the cache change between Transformers' minor versions: `families.check` holds each model that is
+loaded against its plain forward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import (
@@ -37,7 +37,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.attention import Step
 
-VERSIONS = ("5.23", "5.24")
 ATTENTION = "windtunnel"
 KINDS = {
     "full_attention", "sliding_attention", "linear_attention", "conv", "hybrid", "hybrid_sliding", "dummy"
@@ -75,7 +74,6 @@ class StepCache(Cache):  # type: ignore[misc]
         self.step, self.depth, self.pending = step, depth, -1
         self.handed: tuple[torch.Size, torch.Size] | None = None
         self.limits = ready.limits if reading else None
-        self.before: Tensor | None = None  # the state that a scan goes on from
         for (kind, layer, index), state in (states or {}).items():
             each = self.layers[layer]
             getattr(each, f"{kind}_states")[index] = state
@@ -108,11 +106,6 @@ class StepCache(Cache):  # type: ignore[misc]
             if state is not None
         }
 
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """The layer's state, which its scan, the next one, is to go on from."""
-        self.before = super().get_recurrent_state(layer_idx, state_idx)
-        return self.before
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens read before this pass."""
         return self.depth
@@ -144,31 +137,6 @@ def _attention(
     return cache.step.attend(layer, query, scale, window, asked.get("softcap"), asked.get("s_aux")), None
 
 
-def _continued(scan: Callable[..., Any]) -> Callable[..., Any]:
-    """Mamba's first form begins every scan of several tokens from zero. It is linear in its state h: what
-    came before adds C · exp(A · cumsum(dt)) · h to the outputs and exp(A · sum(dt)) · h to the last state.
-    Without a state of a `StepCache` the scan is as it was."""
-
-    def continued(hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **named: Any) -> Any:
-        cache = _CACHE.get()
-        before = None if cache is None else cache.before
-        found = scan(hidden_states, dt, A, B, C, **named)
-        if before is None:
-            return found
-        bias = named.get("delta_bias")
-        steps = dt if bias is None else dt + bias.to(dt.dtype)[..., None]
-        steps = F.softplus(steps) if named.get("delta_softplus") else steps
-        decay = torch.exp(A[None, :, None] * steps.cumsum(-1)[..., None])  # (1, width, T, N)
-        decayed = decay * before[:, :, None]
-        added = torch.einsum("bdtn,bnt->bdt", decayed, C.to(decayed.dtype))
-        if named.get("z") is not None:
-            added = added * F.silu(named["z"])
-        out, last = found
-        return out + added.to(out.dtype), last + decayed[:, :, -1].to(last.dtype)
-
-    return continued
-
-
 def _limited(update: Callable[..., Any]) -> Callable[..., Any]:
     """Mamba's second form limits its time steps where it scans, and not where it takes a single step. A token
     that is read alone, at a prompt's end, is to give what it gives in a scan; one that is decoded what
@@ -186,15 +154,8 @@ def _limited(update: Callable[..., Any]) -> Callable[..., Any]:
     return limited
 
 
-MENDED = {"mamba_selective_scan": _continued, "mamba2_selective_state_update": _limited}
-
-
 def prepare(model: Any) -> Ready:
     """Makes ``model`` ready for `forward`. Raises `UserError` for what is known not to work, by name."""
-    if not any(transformers.__version__.startswith(f"{each}.") for each in VERSIONS):
-        raise UserError(
-            f"the engine knows Transformers {' and '.join(VERSIONS)}, {transformers.__version__} is installed"
-        )
     config = model.config.get_text_config(decoder=True)
     kinds, _ = get_layer_types_and_kwargs(config)
     if unknown := sorted(set(kinds) - KINDS):
@@ -210,11 +171,10 @@ def prepare(model: Any) -> Ready:
         raise UserError(
             f"{config.model_type} does not make its attention through AttentionInterface: not supported"
         )
-    code = sys.modules[type(model).__module__]
-    for name, mended in MENDED.items():
-        plain = getattr(code, name, None)
-        if plain is not None and plain.__module__ != __name__:
-            setattr(code, name, mended(plain))
+    code, name = sys.modules[type(model).__module__], "mamba2_selective_state_update"
+    plain = getattr(code, name, None)
+    if plain is not None and plain.__module__ != __name__:
+        setattr(code, name, _limited(plain))
     limits = {
         tuple(each.time_step_limit) for each in model.modules() if getattr(each, "time_step_limit", None)
     } - {(0.0, inf)}  # time steps are positive anyway

@@ -208,8 +208,8 @@ class Chat(_Both):
 
 
 Asked = Completion | Chat
-Named = tuple[str, list[int] | None, float]
-"""A token's text, its bytes, where they are known, and its log-probability."""
+Named = tuple[str, float]
+"""A token's text and its log-probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +259,8 @@ class Answer:
         elif self._told:
             told = {
                 "tokens": [logprob.token[0] for logprob in logprobs],
-                "token_logprobs": [logprob.token[2] for logprob in logprobs],
-                "top_logprobs": [{text: value for text, _, value in logprob.top} for logprob in logprobs],
+                "token_logprobs": [logprob.token[1] for logprob in logprobs],
+                "top_logprobs": [dict(logprob.top) for logprob in logprobs],
                 "text_offset": [logprob.offset for logprob in logprobs],
             }
         return {"index": index, **said, "logprobs": told, "finish_reason": reason}
@@ -294,5 +294,5 @@ def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
 
 
-def _token(text: str, raw: list[int] | None, value: float) -> dict[str, Any]:
-    return {"token": text, "logprob": value, "bytes": raw}
+def _token(text: str, value: float) -> dict[str, Any]:
+    return {"token": text, "logprob": value, "bytes": None}

@@ -6,19 +6,16 @@ Forking, keeping and restoring freeze the tail: they copy states, never keys and
 default way) is no operation of its own: the branches' tokens are prefilled on the parent, which a fork leaves
 as it was.
 
-The caller keeps the rules (who takes part, what is kept, what is evicted); this module keeps the bytes and
-refuses what would be wrong: a snapshot is restored only for tokens that begin with those it was taken after,
-at their very depth. After an error in the middle of a step the sequences that took part are undefined: free
-them. Not for several threads at once.
+The caller keeps the rules (who takes part, what is kept, what is evicted); this module keeps the bytes. After
+an error in the middle of a step the sequences that took part are undefined: free them. Not for several
+threads at once.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import sys
 from array import array
-from collections import Counter
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Any
@@ -29,27 +26,14 @@ from torch import Tensor
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live import adapter
 from windtunnel.serving.engine.live.attention import Step
-from windtunnel.serving.engine.live.segments import Path, Piece, Place, Sequence, Slots, Store
-
-CHUNK = 512  # tokens of a prefill that go through the model at once
-
-
-@dataclass(frozen=True, slots=True)
-class Support:
-    """What a family of models was seen to do right. ``prefixes``: its state may be kept and gone on from;
-    ``reason``: a sentence for why not."""
-
-    prefixes: bool = True
-    reason: str = ""
+from windtunnel.serving.engine.live.segments import Path, Place, Sequence, Slots, Store
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Snapshot:
-    """A sequence at a depth: never changed, restored any number of times. ``digest`` is of the tokens it has
-    read; ``lasting``: `cut` or `adopt` made it."""
+    """A sequence at a depth: never changed, restored any number of times. ``lasting``: `cut` made it."""
 
     depth: int
-    digest: bytes
     path: Path
     states: adapter.States
     lasting: bool = False
@@ -63,9 +47,9 @@ class Snapshot:
 class Executor:
     """Sequences over one causal model of Transformers, which is made ready by `adapter.prepare`."""
 
-    def __init__(self, model: Any, support: Support | None = None) -> None:
+    def __init__(self, model: Any) -> None:
         """Raises `UserError` where the model cannot be served, by name."""
-        self.ready, self.support = adapter.prepare(model), support or Support()
+        self.ready = adapter.prepare(model)
         weight = next(model.parameters())
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
@@ -78,9 +62,6 @@ class Executor:
         self.store, self.pool = Store(self._fits), Slots(self._fits)
         self.sequences: set[Sequence] = set()
         self.snapshots: set[Snapshot] = set()
-        self.lasting = self._states_kept = 0
-        """Bytes of the slots and states of all lasting snapshots, and of the states of all snapshots."""
-        self._lasting: Counter[Piece] = Counter()  # how many lasting snapshots read it
         probe = self.new()
         self.prefill(probe, [0, 0])
         assert probe.tail is not None
@@ -97,37 +78,15 @@ class Executor:
         return self._keep(Sequence())
 
     @torch.inference_mode()
-    def prefill(
-        self, sequence: Sequence, tokens: Ordered[int], keep: Ordered[int] = ()
-    ) -> tuple[Tensor, dict[int, Snapshot]]:
-        """Reads one token or more. Returns the logits of the last one, shape (vocabulary,), and a snapshot
-        for each depth of ``keep`` (counted from the sequence's beginning, each within what is read now)."""
-        first, last = sequence.depth, sequence.depth + len(tokens)
-        if not tokens or any(not first < depth <= last for depth in keep):
-            raise ValueError(f"{len(tokens)} tokens behind {first} are to be read, and {sorted(keep)} kept")
-        if not self.support.prefixes and (first or set(keep) - {last}):
-            raise UserError(self.support.reason)
-        kept: dict[int, Snapshot] = {}
-        logits = None
-        for stop in sorted({*keep, last}):
-            self._room(sequence, stop - sequence.depth)
-            while sequence.depth < stop:
-                size = min(CHUNK, stop - sequence.depth) if self.support.prefixes else len(tokens)
-                part = tokens[sequence.depth - first : sequence.depth - first + size]
-                logits = self._pass([sequence], [part], reading=True)
-            if stop in keep:
-                kept[stop] = self.snapshot(sequence)
-        assert logits is not None
-        return logits[0], kept
+    def prefill(self, sequence: Sequence, tokens: Ordered[int]) -> Tensor:
+        """Reads one token or more: the logits of the last one, shape (vocabulary,)."""
+        self._room(sequence, len(tokens))
+        return self._pass([sequence], [tokens], reading=True)[0]
 
     @torch.inference_mode()
     def decode(self, rows: Ordered[Sequence], tokens: Ordered[int]) -> Tensor:
         """Each of ``rows``, prefilled ones, reads its token of ``tokens``: logits of shape (rows,
         vocabulary)."""
-        if len(rows) != len(tokens) or len(set(rows)) != len(rows) or not rows:
-            raise ValueError(f"{len(tokens)} tokens for {len(set(rows))} sequences")
-        if not all(row.depth for row in rows):
-            raise ValueError("a sequence that has read nothing is to be prefilled")
         for row in rows:
             self._room(row, 1)
         order = list(range(len(rows)))
@@ -145,20 +104,16 @@ class Executor:
     ) -> Tensor:
         """What `prefill` does with each of ``chunks`` and `decode` with ``rows``: logits of shape (chunks and
         rows, vocabulary). A model without states takes all in one pass."""
-        if self.pool.tensors or not self.support.prefixes:
-            tensors = [self.prefill(*chunk)[0][None] for chunk in chunks]
+        if self.pool.tensors:
+            tensors = [self.prefill(*chunk)[None] for chunk in chunks]
             if rows:
                 tensors.append(self.decode([row for row, _ in rows], [token for _, token in rows]))
             return torch.cat(tensors)
-        parts: list[tuple[Sequence, Ordered[int]]] = []
-        for sequence, tokens in chunks:
-            if ahead := (len(tokens) - 1) // CHUNK * CHUNK:
-                self.prefill(sequence, tokens[:ahead])
-            parts.append((sequence, tokens[ahead:]))
-        parts += [(row, [token]) for row, token in rows]
-        for sequence, tokens in parts:
-            self._room(sequence, len(tokens))
-        return self._pass([sequence for sequence, _ in parts], [tokens for _, tokens in parts], reading=True)
+        sequences = [sequence for sequence, _ in (*chunks, *rows)]
+        parts = [*(tokens for _, tokens in chunks), *([token] for _, token in rows)]
+        for sequence, part in zip(sequences, parts, strict=True):
+            self._room(sequence, len(part))
+        return self._pass(sequences, parts, reading=True)
 
     def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
         """``count`` sequences that have read what ``sequence`` has. It stays as it is."""
@@ -168,60 +123,36 @@ class Executor:
     @torch.inference_mode()
     def snapshot(self, sequence: Sequence) -> Snapshot:
         """The sequence as it is now: its states copied, its pieces shared."""
-        if not self.support.prefixes and self.pool.tensors:
-            raise UserError(self.support.reason)
         self._freeze(sequence)
         states = {key: state.clone() for key, state in self._states(sequence).items()}
-        return self._remember(Snapshot(sequence.depth, _digest(self.tokens(sequence)), sequence.path, states))
+        return self._remember(Snapshot(sequence.depth, sequence.path, states))
 
-    def restore(self, snapshot: Snapshot, tokens: Ordered[int], depth: int | None = None) -> Sequence:
-        """A sequence that has read the first ``depth`` of ``tokens`` (by default as many as the snapshot).
-        They are held against those of the snapshot. A smaller depth than its own is for models without linear
-        attention only: a state cannot be taken back. Raises ValueError where the snapshot does not fit."""
-        if snapshot not in self.snapshots:
-            raise ValueError("the snapshot was freed")
-        if self.state_bytes and not snapshot.states:
-            raise ValueError("the snapshot holds keys and values alone")
+    def restore(self, snapshot: Snapshot, depth: int | None = None) -> Sequence:
+        """A sequence that has read what the snapshot has, or the first ``depth`` tokens of that: of a model
+        without linear attention only, since a state cannot be taken back."""
         depth = snapshot.depth if depth is None else depth
-        if not 0 < depth <= snapshot.depth or (depth < snapshot.depth and snapshot.states):
-            raise ValueError(f"a snapshot at depth {snapshot.depth} cannot be restored at {depth}")
-        path, wanted, at = _cut(snapshot.path, depth), array("i", tokens[:depth]), 0
-        for piece, length in path:
-            if wanted[at : at + length] != piece.tokens[:length]:
-                raise ValueError(f"the snapshot holds other tokens than these between {at} and {at + length}")
-            at += length
-        if depth == snapshot.depth and _digest(wanted) != snapshot.digest:
-            raise ValueError(f"the snapshot's states are not of these {depth} tokens")
-        return self._branch(path, depth, snapshot.states)
+        return self._branch(_cut(snapshot.path, depth), depth, snapshot.states)
 
     def cut(self, what: Sequence | Snapshot, depth: int, states: adapter.States | None = None) -> Snapshot:
         """The keys and values of its first ``depth`` tokens, with ``states`` as those behind them. Of a model
         that has states, and without them, it is kept for those that go on from it."""
         if isinstance(what, Sequence):
             self._freeze(what)
-        path = _cut(what.path, depth)
-        return self._remember(Snapshot(depth, _digest(_read(path)), path, states or {}, True))
+        return self._remember(Snapshot(depth, _cut(what.path, depth), states or {}, True))
 
     @torch.inference_mode()
     def free(self, what: Sequence | Snapshot) -> None:
-        """Ends a sequence, or forgets a snapshot. Raises ValueError if that was done before."""
+        """Ends a sequence, or forgets a snapshot."""
         if isinstance(what, Snapshot):
-            if what not in self.snapshots:
-                raise ValueError("the snapshot was freed before")
             self.snapshots.remove(what)
-            self._count(what, -1)
         else:
-            if what not in self.sequences:
-                raise ValueError("the sequence was freed before")
             self.sequences.remove(what)
             if what.tail is not None:
                 what.tail.slots.give(what.tail.place)
             if what.place is not None:
                 self.pool.give(what.place)
         for piece, length in what.path:
-            before = piece.bytes
             self.store.release(piece, length)
-            self.lasting += (piece.bytes - before) * (piece in self._lasting)  # it may lie in a smaller slot
 
     def tokens(self, sequence: Sequence) -> array[int]:
         """What it has read."""
@@ -233,7 +164,15 @@ class Executor:
     @property
     def held(self) -> int:
         """Of all tensors, as they are."""
-        return self._states_kept + sum(each.held for each in (self.pool, *self.store.slots.values()))
+        states = sum(each.state_bytes for each in self.snapshots)
+        return states + sum(each.held for each in (self.pool, *self.store.slots.values()))
+
+    @property
+    def lasting(self) -> int:
+        """Of the slots and states of all lasting snapshots."""
+        kept = [each for each in self.snapshots if each.lasting]
+        pieces = {piece for each in kept for piece, _ in each.path}
+        return sum(each.state_bytes for each in kept) + sum(piece.bytes for piece in pieces)
 
     # within
 
@@ -252,24 +191,9 @@ class Executor:
 
     def _remember(self, snapshot: Snapshot) -> Snapshot:
         self.snapshots.add(snapshot)
-        self._count(snapshot, 1)
         for piece, length in snapshot.path:
             self.store.hold(piece, length)
         return snapshot
-
-    def _count(self, snapshot: Snapshot, one: int) -> None:
-        """It comes, or goes (-1)."""
-        self._states_kept += one * snapshot.state_bytes
-        if not snapshot.lasting:
-            return
-        self.lasting += one * snapshot.state_bytes
-        for piece, _ in snapshot.path:
-            before = self._lasting[piece]
-            self._lasting[piece] = before + one
-            if not before or not before + one:
-                self.lasting += one * piece.bytes
-            if not before + one:
-                del self._lasting[piece]
 
     @torch.inference_mode()
     def _branch(self, path: Path, depth: int, states: adapter.States) -> Sequence:
@@ -293,16 +217,12 @@ class Executor:
             self.pool.tensor(key, state, state.shape[1:])[sequence.place.index] = state[0]  # type: ignore[union-attr]
 
     def _freeze(self, sequence: Sequence) -> None:
-        if sequence not in self.sequences:
-            raise ValueError("the sequence was freed")
         if sequence.tail is not None and sequence.tail.tokens:
             length = len(sequence.tail.tokens)
             self.store.hold(sequence.tail, length)
             sequence.path, sequence.tail = (*sequence.path, (sequence.tail, length)), None
 
     def _room(self, sequence: Sequence, count: int) -> None:
-        if sequence not in self.sequences:
-            raise ValueError("the sequence was freed")
         if self.limit is not None and sequence.depth + count > self.limit:
             raise UserError(f"{sequence.depth + count} tokens are more than the model's {self.limit}")
         if sequence.tail is None:
@@ -353,10 +273,6 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
         mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: its maximum
-
-
-def _digest(tokens: array[int]) -> bytes:
-    return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
 
 
 def _read(path: Path) -> array[int]:

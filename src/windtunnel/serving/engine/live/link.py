@@ -1,13 +1,9 @@
 """The front's end of the worker: jobs in, events out, and another worker when one dies.
 
-A worker that dies in mid-step takes all tensors with it, and nothing else: a token depends on the prompt,
-the seed and its number alone. So the next worker goes on where the dead one was: a request of one unit is
-given what was told of its answer behind its prompt; one with branches begins anew where nothing was told of
-it, and else fails. A worker that has work and says nothing for a time that is set hangs, and is killed. A
-request that was running in `CRASHES` workers that died fails, so that none can kill for ever; who only waited
-is charged where nobody was running.
-
-No worker at all, or an error of this module, ends the link: every request fails with the reason, `wrong`.
+A worker that dies takes all tensors with it. Requests that it had admitted fail: their clients may ask again.
+Those that waited go to the next worker; where nobody was admitted they fail, too, so that none can kill for
+ever. No worker at all, or an error of this module, ends the link: every request fails with the reason,
+`wrong`.
 """
 
 from __future__ import annotations
@@ -19,16 +15,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.base import wire
 from windtunnel.base.errors import HostError, UserError, WindtunnelError
 
-CRASHES = 3
-BRANCHES = "the worker died when it had told of this request's branches: ask again"
-TICKS = 10
-"""Looks at a worker within the time for which it may be silent."""
+STARTS = 3
+"""Workers in a row that may die before they are ready."""
+DIED = "the worker died while it served this request: ask again"
 STOP_SECONDS = 10.0
 """How long a worker may take to end before it is killed."""
 
@@ -60,17 +55,13 @@ Event = Token | Over
 
 @dataclass(slots=True)
 class Sent:
-    """What the next worker must know of a job. ``cached``: tokens of its prompt that needed no computing;
-    ``told``: tokens by unit; ``closed``: units
-    that need no more; ``running``: admitted by the worker."""
+    """``cached``: tokens of the job's prompt that needed no computing; ``admitted``: by the worker that there
+    is."""
 
     job: dict[str, Any]
     events: asyncio.Queue[Event]
-    told: dict[int, list[int]] = field(default_factory=dict)
-    closed: set[int] = field(default_factory=set)
     cached: int = 0
-    running: bool = False
-    crashes: int = 0
+    admitted: bool = False
 
 
 class Link:
@@ -89,7 +80,6 @@ class Link:
         self._writer: asyncio.StreamWriter | None = None
         self._life: asyncio.Task[None] | None = None
         self._closing = False
-        self._messages = 0
 
     @property
     def pid(self) -> int | None:
@@ -141,8 +131,6 @@ class Link:
 
     def end(self, number: int, unit: int) -> None:
         """The unit needs no more tokens."""
-        if number in self._jobs:
-            self._jobs[number].closed.add(unit)
         self._send({"do": "end", "id": number, "unit": unit})
 
     # within
@@ -160,8 +148,8 @@ class Link:
                 self.ready.clear()
                 if not self._closing:
                     self._died()
-                if unready == CRASHES:
-                    self.wrong = HostError(f"the worker died {CRASHES} times before it was ready")
+                if unready == STARTS:
+                    self.wrong = HostError(f"the worker died {STARTS} times before it was ready")
         except Exception as error:  # nobody can be answered any more, whatever it was: that is said
             self.wrong = HostError(f"the link to the worker failed: {type(error).__name__}: {error}")
         self.ready.clear()
@@ -172,11 +160,10 @@ class Link:
     def _died(self) -> None:
         self.restarts += 1
         self.facts |= {"running": 0.0, "waiting": 0.0, "kv_reserved": 0.0}
-        charged = [job for job in self._jobs.values() if job.running] or list(self._jobs.values())
-        for sent in charged:
-            sent.crashes, sent.running = sent.crashes + 1, False
-            if sent.crashes >= CRASHES:
-                self._over(sent.job["id"], failed=f"{CRASHES} workers died while they served this request")
+        if self.wrong is None:
+            lost = [sent for sent in self._jobs.values() if sent.admitted] or list(self._jobs.values())
+            for sent in lost:
+                self._over(sent.job["id"], failed=DIED)
 
     async def _worker(self) -> None:
         """One worker's life."""
@@ -187,7 +174,6 @@ class Link:
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=env
         )
         theirs.close()
-        watching = asyncio.create_task(self._watch(self._process))
         try:
             reader, self._writer = await asyncio.open_connection(sock=ours)
             self._send(self.settings)
@@ -196,9 +182,8 @@ class Link:
                 while part := await reader.read(1 << 20):
                     buffer += part
                     while (message := wire.parse(buffer, None)) is not None:
-                        self._heard(message)
+                        self._received(message)
         finally:
-            watching.cancel()
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
@@ -206,60 +191,31 @@ class Link:
                 self._process.kill()
             await asyncio.to_thread(self._process.wait)
 
-    async def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        """Kills a worker that hangs. Looks are counted, not seconds: while this process stands still, too, as
-        a terminal's Ctrl-Z has it, nobody is silent."""
-        quiet = heard = 0
-        while quiet < TICKS:
-            await asyncio.sleep(self.settings["silent"] / TICKS)
-            waits = self.ready.is_set() and self._jobs and heard == self._messages
-            quiet, heard = quiet + 1 if waits else 0, self._messages
-        process.kill()
-
-    def _heard(self, message: dict[str, Any]) -> None:
-        self._messages += 1
+    def _received(self, message: dict[str, Any]) -> None:
         if "wrong" in message:
             self.wrong = UserError(message["wrong"])
         elif "ready" in message:
             self.about = message["ready"]
             self.ready.set()
-            for number in list(self._jobs):
-                self._again(number)
+            for sent in self._jobs.values():
+                self._send({"do": "add", "job": sent.job})
         else:
             self._report(message)
-
-    def _again(self, number: int) -> None:
-        """To a new worker, with what was told already."""
-        sent = self._jobs[number]
-        told, job = sent.told.get(0, []), {**sent.job, "again": True}
-        if sent.told:  # its first token was in time, or late then
-            job["objective"] = (None, job["objective"][1])
-        if len(job["stages"]) == 1 and isinstance(job["stages"][0], int):
-            left = [job["stages"][0] - len(told)]
-            job = {**job, "prompt": [*job["prompt"], *told], "stages": left, "had": len(told)}
-        elif sent.told:
-            return self._over(number, failed=BRANCHES)
-        self._send({"do": "add", "job": job})
-        for unit in sent.closed:
-            self._send({"do": "end", "id": number, "unit": unit})
 
     def _report(self, message: dict[str, Any]) -> None:
         self.facts = message.get("facts", self.facts)
         for number, cached in message.get("admitted", ()):
             if number in self._jobs:
-                self._jobs[number].cached, self._jobs[number].running = cached, True
+                self._jobs[number].cached, self._jobs[number].admitted = cached, True
         if "tokens" not in message:
             return
         ended = {(number, unit): stopped for number, unit, stopped in message["ended"]}
         for number, unit, token, *more in message["tokens"]:
             if number not in self._jobs:
                 continue
-            sent = self._jobs[number]
-            told = sent.told.setdefault(unit, [])
-            told.append(token)
             stopped = ended.pop((number, unit), None)
             logprob, top = more or (None, ())
-            sent.events.put_nowait(
+            self._jobs[number].events.put_nowait(
                 Token(number, unit, token, logprob, tuple(top), stopped is not None, bool(stopped))
             )
         for number in message["finished"]:

@@ -23,6 +23,7 @@ from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.sampling import Sampled, Sampling, sample
 from windtunnel.serving.engine.live.segments import Sequence as Stream
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
+from windtunnel.serving.engine.notes import Note
 from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
 from windtunnel.serving.engine.policy.step import Limits, Step, Unit
 from windtunnel.serving.prefixcache.policy.changes import Found
@@ -33,8 +34,6 @@ ROUNDED, EDGES = 1.5, 64
 their bytes, and so many tokens more a unit or a copied state."""
 Tell = Callable[[list[tuple[int, int]]], None]
 """Of requests and their cached tokens."""
-Note = Callable[..., object]
-"""(kind, fields): an event of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,6 @@ class Branches:
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request in tokens; a stage that is a number decodes as many. ``stop``: tokens that end a unit.
-    ``again``: another worker began it; ``had``: how many tokens of its answer the prompt ends with by that.
     ``arrival``: time.monotonic()."""
 
     id: int
@@ -60,8 +58,6 @@ class Job:
     sampling: Sampling = GREEDY
     stop: frozenset[int] = frozenset()
     objective: Objective = NOTHING
-    again: bool = False
-    had: int = 0
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Job:
@@ -75,7 +71,7 @@ class Job:
         objective = Objective(*(inf if one is None else one for one in told["objective"]))
         return cls(
             told["id"], told["arrival"], tuple(told["prompt"]), stages, Sampling(*told["sampling"]),
-            frozenset(told["stop"]), objective, again=told["again"], had=told["had"],
+            frozenset(told["stop"]), objective,
         )  # fmt: skip
 
     def request(self) -> Request:
@@ -110,7 +106,7 @@ class _Running:
         self.job = job
         self.known: dict[int, list[int]] = {0: list(job.prompt)}
         self.begin: dict[int, int] = {0: 0}
-        self.got: dict[int, int] = {0: job.had}
+        self.got: dict[int, int] = {0: 0}
         self.streams: dict[int, Stream] = {}
         self.stages = [stage for stage in job.stages if isinstance(stage, Branches)]
         self.stage: Branches | None = None
@@ -133,7 +129,7 @@ class Engine:
         self.executor, self.prefixes, self.clock, self._tell = executor, prefixes, clock, admitted
         token = max(1.0, executor.token_bytes * ROUNDED)
         self.limits = Limits(
-            rows, int(kv / token), chunk if executor.support.prefixes else 1 << 30, queue,
+            rows, int(kv / token), chunk, queue,
             ceil((executor.state_bytes + executor.token_bytes * EDGES) / token), **policies,
         )  # fmt: skip
         executor.bound = kv + (prefixes.tree.capacity[0] if prefixes is not None else 0)
@@ -152,8 +148,6 @@ class Engine:
 
     def refusal(self, job: Job) -> str:
         """Why it can never be served, in a sentence; empty if it can."""
-        if any(isinstance(stage, Branches) for stage in job.stages) and not self.executor.support.prefixes:
-            return self.executor.support.reason
         most = self.scheduler.most(job.request())
         return f"it may come to hold {most} tokens of KV, there is room for {self.limits.kv}" * (
             most > self.limits.kv
@@ -162,10 +156,10 @@ class Engine:
     def add(self, job: Job) -> None:
         """It is refused in the next report where the queue is full or it can never be served."""
         why = self.refusal(job)
-        if not why and not self.scheduler.arrive(job.request(), job.again):
+        if not why and not self.scheduler.arrive(job.request()):
             why = "queue"
         if self._note is not None:
-            self._note("arrives", request=to_plain(job.request()), again=job.again, refused=why)
+            self._note("arrives", request=to_plain(job.request()), refused=why)
         if why:
             self._told.refused.append((job.id, why))
         else:
@@ -248,7 +242,7 @@ class Engine:
         for number in step.admitted:
             running = self._running[number]
             running.streams[0] = (
-                self.prefixes.take(running.found, running.job.prompt)
+                self.prefixes.take(running.found)
                 if self.prefixes is not None and running.found is not None
                 else self.executor.new()
             )

@@ -34,8 +34,6 @@ class Prefixes:
     ) -> None:  # fmt: skip
         if rules not in RULES:
             raise UserError(f"`rules`: {rules!r} is unknown; accepted are {', '.join(RULES)}")
-        if not executor.support.prefixes and not RULES[rules].empty:
-            raise UserError(f"`rules`: {executor.support.reason}")
         self.executor, self._note = executor, note
         self.tree = tree.PrefixCache(
             shape_of(executor), capacity, RULES[rules], decide=POLICIES[rules],
@@ -60,11 +58,11 @@ class Prefixes:
         if found.depth:
             self.tree.unpin(found.node)
 
-    def take(self, found: changes.Found, tokens: Sequence[int]) -> Stream:
+    def take(self, found: changes.Found) -> Stream:
         """A sequence that has read the first ``found.depth`` tokens."""
         if not found.depth:
             return self.executor.new()
-        return self.executor.restore(self._held[found.node], tokens, found.depth)
+        return self.executor.restore(self._held[found.node], found.depth)
 
     def put(self, tokens: Sequence[int], kept: Mapping[int, Snapshot], stream: Stream, now: float) -> None:
         """``stream`` has read ``tokens``; ``kept`` are snapshots by depth, which are freed."""

@@ -16,7 +16,6 @@ import uvicorn
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.web import Server, listen
 from windtunnel.serving.engine import own
-from windtunnel.serving.engine.live.defaults import Defaults, defaults
 from windtunnel.serving.engine.live.link import Link
 from windtunnel.serving.engine.live.server import GRACE, Service, build
 from windtunnel.serving.engine.live.tokens import tokenizer
@@ -33,9 +32,7 @@ class Served:
     """What is served and how. ``model``: a directory, a ``config.json`` or a name of `families`; ``name``:
     what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache. ``every``: of
     so many steps one's decisions are logged (0: none). ``ttft`` and ``tpot``: promised to who does not say,
-    seconds. ``threads``: 0 for `worker.idle_cores`. ``dtype``: of `DTYPES`.
-    ``api_key_file``: "" for no key. ``silent``: seconds after which a worker that has work and says nothing
-    hangs."""
+    seconds. ``threads``: 0 for `worker.idle_cores`. ``dtype``: of `DTYPES`."""
 
     model: str
     name: str = ""
@@ -52,12 +49,10 @@ class Served:
     device: str = "cpu"
     threads: int = 0
     dtype: str = "auto"
-    api_key_file: str = ""
     seed: int = 0
     every: int = 10
     ttft: float | None = None
     tpot: float | None = None
-    silent: float = 60.0
 
 
 def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: None) -> None:
@@ -70,37 +65,25 @@ def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: N
     own.chosen(served.branching, served.admission)
     if served.dtype not in DTYPES:
         raise UserError(f"serve: `dtype` {served.dtype!r} is unknown; accepted are {', '.join(DTYPES)}")
-    given, key = defaults(served.model), _key(served.api_key_file) if served.api_key_file else None
     sock = listen("serve", served.host, served.port)
     run = Store.open().begin(CAPABILITY, {"command": "serve", **asdict(served)}, served.seed)
     with sock, run.failing():
         events = run.directory / eventlog.NAME
-        run.finish(asyncio.run(_serve(served, sock, events, given, key, lambda url: ready(url, run.id))))
-
-
-def _key(file: str) -> bytes:
-    try:
-        key = Path(file).read_bytes().strip()
-    except OSError as error:
-        raise UserError(f"serve: `api_key_file` {file} cannot be read ({error.strerror})") from error
-    if not key or not all(32 < sign < 127 for sign in key):
-        raise UserError(f"serve: `api_key_file` {file} holds no key: accepted is one line without spaces")
-    return key
+        run.finish(asyncio.run(_serve(served, sock, events, lambda url: ready(url, run.id))))
 
 
 async def _serve(
-    served: Served, sock: socket.socket, events: Path, given: Defaults, key: bytes | None,
-    ready: Callable[[str], None],
-) -> dict[str, Any]:  # fmt: skip
+    served: Served, sock: socket.socket, events: Path, ready: Callable[[str], None]
+) -> dict[str, Any]:
     link = Link({**asdict(served), "events": str(events)})
     try:
         await link.start()
         name = served.name or Path(served.model).name
-        service = Service(link, tokenizer(served.model), name, (served.ttft, served.tpot), given)
+        service = Service(link, tokenizer(served.model), name, (served.ttft, served.tpot))
         about = f"weights are {link.about['dtype']}, threads: {link.about['threads']}"
         print(f"windtunnel serve: {about}", file=sys.stderr, flush=True)
         config = uvicorn.Config(
-            build(service, key),
+            build(service),
             http="h11",  # which bounds what a request may be, and answers what is no HTTP
             log_config=None,
             access_log=False,

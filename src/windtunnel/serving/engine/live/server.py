@@ -8,7 +8,6 @@ end within `GRACE` seconds, and then the worker is stopped.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import itertools
 import json
 import secrets
@@ -39,7 +38,6 @@ from windtunnel.serving.engine.live.api import (
     named,
     used,
 )
-from windtunnel.serving.engine.live.defaults import Defaults
 from windtunnel.serving.engine.live.link import Link, Over, Sent, Token
 from windtunnel.serving.engine.live.tokens import Text, Tokenizer
 
@@ -47,8 +45,6 @@ UNASKED = 1024
 """Tokens of a chat's answer at most, where the client says nothing."""
 LARGEST = 8 << 20
 """Bytes of a request's body."""
-OPEN = ("/health", "/metrics")
-"""What is answered without the key."""
 GRACE = 30
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 REFUSALS = {
@@ -77,8 +73,7 @@ class _Choice:
         logprobs: Logprobs = []
         if event.logprob is not None and not event.stopped:
             token, *top = (
-                (self._of.decode([one]), self._of.raw(one), value)
-                for one, value in ((event.token, event.logprob), *event.top)
+                (self._of.decode([one]), value) for one, value in ((event.token, event.logprob), *event.top)
             )
             logprobs = [Logprob(token, top, offset)]
         if event.ended:
@@ -95,11 +90,9 @@ class Service:
     """Answers for one model, called ``name``."""
 
     def __init__(
-        self, link: Link, tokens: Tokenizer, name: str, objective: tuple[float | None, float | None],
-        defaults: Defaults,
-    ) -> None:  # fmt: skip
+        self, link: Link, tokens: Tokenizer, name: str, objective: tuple[float | None, float | None]
+    ) -> None:
         self.link, self.tokens, self.name, self.objective = link, tokens, name, objective
-        self.sampling, self.stop = defaults.sampling, sorted({*link.about["stop"], *defaults.stop})
         self.began = int(time.time())
         self._numbers = itertools.count(1)
         self.registry = CollectorRegistry()
@@ -230,13 +223,12 @@ class _Work:
         promised = asked.objective
         pace = self.service.objective if promised is None else (promised.ttft, promised.tpot)
         temperature, top_p, top_k = (
-            usual if one is None else one
-            for one, usual in zip(asked.drawn, self.service.sampling, strict=True)
+            usual if one is None else one for one, usual in zip(asked.drawn, about["sampling"], strict=True)
         )
         self.jobs.append({
-            "id": number, "arrival": self.began, "prompt": prompt, "stages": stages, "had": 0, "again": False,
+            "id": number, "arrival": self.began, "prompt": prompt, "stages": stages,
             "sampling": [temperature, top_p, seed, asked.told, max(0, top_k)],
-            "objective": pace, "stop": [] if asked.ignore_eos else self.service.stop,
+            "objective": pace, "stop": [] if asked.ignore_eos else about["stop"],
         })  # fmt: skip
         self.prompt += len(prompt)
         for unit in units:
@@ -351,8 +343,8 @@ async def _left(request: Request) -> None:
         pass
 
 
-def build(service: Service, key: bytes | None = None) -> ASGIApp:
-    """The application; ``service.link`` has been started. ``key``: that clients have to send."""
+def build(service: Service) -> ASGIApp:
+    """The application; ``service.link`` has been started."""
     app = FastAPI(title="windtunnel serve", docs_url=None, redoc_url=None)
 
     @app.post("/v1/completions", responses=ERRORS | STREAM)
@@ -410,26 +402,7 @@ def build(service: Service, key: bytes | None = None) -> ASGIApp:
     described_api = app.openapi()
     for form in (Completion, Chat):  # the one name that is accepted
         described_api["components"]["schemas"][form.__name__]["properties"]["model"]["enum"] = [service.name]
-    return _bounded(app) if key is None else _locked(_bounded(app), key)
-
-
-def _locked(app: ASGIApp, key: bytes) -> ASGIApp:
-    """``app`` for those who send ``key``; the rest may see whether it is well (`OPEN`)."""
-    wanted = b"Bearer " + key
-    denied = Refused(
-        "Incorrect API key provided: send the server's own as Authorization: Bearer KEY",
-        status=401, code="invalid_api_key",
-    )  # fmt: skip
-
-    async def locked(scope: Scope, receive: Receive, send: Send) -> None:
-        given = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] != "http" or scope["path"] in OPEN or hmac.compare_digest(given, wanted):
-            await app(scope, receive, send)
-        else:
-            answer = JSONResponse(denied.plain(), 401, {"WWW-Authenticate": "Bearer", "Connection": "close"})
-            await answer(scope, receive, send)
-
-    return locked
+    return _bounded(app)
 
 
 def _bounded(app: ASGIApp) -> ASGIApp:

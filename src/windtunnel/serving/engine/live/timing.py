@@ -38,8 +38,7 @@ def measure(
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[list[Point], list[float]]:  # fmt: skip
     """The steps of ``waves``, at most ``chunk`` tokens prefilled in each, and their seconds: the
-    median of ``repeats``. Branches are left out where the model's family has none, and what is longer than
-    the model can read is cut."""
+    median of ``repeats``. What is longer than the model can read is cut."""
     rows = max(requests * max(1, branches) for requests, _, branches in waves)
     engine = Engine(
         executor, StepTime(1.0, 0.0, 0.0, 0.0, 0.0), rows=rows, kv=1 << 60, chunk=chunk, admission="wait",
@@ -73,6 +72,6 @@ def _jobs(executor: Executor, wave: Wave, numbers: count[int]) -> list[Job]:
     requests, prompt, branches = wave
     prompt = min(prompt, (executor.limit or 1 << 30) - 4 * DECODED)
     stages: tuple[int | Branches, ...] = (DECODED,)
-    if branches and executor.support.prefixes:
+    if branches:
         stages = (Branches(((),) * branches, (DECODED,) * branches),)
     return [Job(next(numbers), 0.0, (0,) * prompt, stages) for _ in range(requests)]

@@ -4,7 +4,6 @@ random."""
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,13 @@ from windtunnel.base.errors import UserError
 
 SPECIAL = 3
 """Of `ByteTokens`: padding, beginning and end come before the bytes."""
-BYTE = re.compile("<0x[0-9A-F]{2}>")
-"""A byte's own token, as SentencePiece names it."""
 Message = Mapping[str, str]
 
 
 class ByteTokens:
     """Token b + 3 is the byte b; what a larger vocabulary has beyond means bytes again, the first three
     nothing. ``further`` gives the text that is certain with one more token, ``begin`` what it keeps between
-    the tokens of one text, ``raw`` a token's bytes, where they are known."""
+    the tokens of one text."""
 
     def encode(self, text: str) -> list[int]:
         return [byte + SPECIAL for byte in text.encode("utf-8", "surrogatepass")] or [1]
@@ -34,9 +31,6 @@ class ByteTokens:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._bytes(tokens).decode(errors="replace")
-
-    def raw(self, token: int) -> list[int] | None:
-        return list(self._bytes([token]))
 
     def begin(self) -> Any:
         return codecs.getincrementaldecoder("utf-8")("replace")
@@ -53,9 +47,7 @@ class LocalTokens:
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer
-        from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-        self._signs = {sign: byte for byte, sign in bytes_to_unicode().items()}  # of byte-level BPE
         try:
             self._of: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # its code is the directory's family's, and raises what it likes
@@ -88,15 +80,6 @@ class LocalTokens:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._of.decode(tokens, skip_special_tokens=True))
-
-    def raw(self, token: int) -> list[int] | None:
-        """Those of a part of a character are told by the token's name alone."""
-        if "\ufffd" not in (text := self.decode([token])):
-            return list(text.encode())
-        name = self._of.convert_ids_to_tokens(token)
-        if BYTE.fullmatch(name):
-            return [int(name[3:5], 16)]
-        return [self._signs[sign] for sign in name] if self._signs.keys() >= set(name) else None
 
     def begin(self) -> Any:
         return DecodeStream(skip_special_tokens=True)

@@ -20,17 +20,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 
 from windtunnel.base import wire
 from windtunnel.base.errors import WindtunnelError
+from windtunnel.serving.engine.notes import event_notes
 
 if TYPE_CHECKING:  # PyTorch and the libraries around it are imported when they have been silenced
     from windtunnel.serving.engine.live.loop import Engine, Tell
 
-LOOK, IDLE = 0.3, 90.0
-"""Seconds for which cores are looked at, and the percentage of these in which an idle one does nothing."""
-TOLD_EVERY = 0.25
+SPAN, IDLE = 0.3, 90.0
+"""Seconds for which cores are watched, and the percentage of these in which an idle one does nothing."""
+FACTS_EVERY = 0.25
 """Seconds between facts, while there are steps."""
 
 
@@ -46,7 +48,7 @@ def main(number: int) -> None:
     settings, _ = wire.receive(sock)
     threading.Thread(target=_read, args=(sock, inbox), daemon=True).start()
     try:
-        engine, about = _made(settings, lambda those: wire.send(sock, {"admitted": those}))
+        engine, about = _engine(settings, lambda those: wire.send(sock, {"admitted": those}))
     except WindtunnelError as error:
         wire.send(sock, {"wrong": str(error)})
         return
@@ -55,7 +57,7 @@ def main(number: int) -> None:
         wire.send(sock, {"wrong": " ".join(what.split())})
         return
     wire.send(sock, {"ready": about})
-    told_at = 0.0
+    facts_at = 0.0
     while True:
         while not inbox.empty() or not engine.busy:
             message = inbox.get()
@@ -80,8 +82,8 @@ def main(number: int) -> None:
             continue
         out: dict[str, Any] = {name: getattr(report, name) for name in report.__slots__}
         out["tokens"] = [(number, unit, *sampled.plain()) for number, unit, sampled in report.tokens]
-        if engine.clock() - told_at > TOLD_EVERY or not engine.busy:
-            out["facts"], told_at = engine.facts(), engine.clock()
+        if engine.clock() - facts_at > FACTS_EVERY or not engine.busy:
+            out["facts"], facts_at = engine.facts(), engine.clock()
         wire.send(sock, out)
 
 
@@ -93,8 +95,8 @@ def _read(sock: socket.socket, inbox: queue.SimpleQueue[dict[str, Any]]) -> None
         os._exit(0)
 
 
-def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, Any]]:
-    """The engine as told, and what the front must know of it."""
+def _engine(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, Any]]:
+    """The engine by the settings, and what the front must know of it."""
     import torch
 
     from windtunnel.serving.engine import own
@@ -113,25 +115,31 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
     dtype = None if settings["dtype"] == "auto" else getattr(torch, settings["dtype"])
     executor = load(settings["model"], settings["device"], settings["seed"], dtype)
     named, policies = own.chosen(settings["branching"], settings["admission"])
-    log = _Sampled(EventLog(Path(settings["events"])), settings["every"]) if settings["every"] else None
+    engine: Engine | None = None
+    log = note = None
+    if settings["every"]:
+        events = EventLog(Path(settings["events"]))
+        log, note = event_notes(events, settings["every"], lambda: engine.steps if engine is not None else 0)
     time_of = step_time(executor, settings["rows"], settings["chunk"])
     prefixes = None
     if settings["rules"]:
-        note = log.note if log is not None else None
         prefixes = Prefixes(executor, settings["rules"], settings["prefix_bytes"], log, note)
     engine = Engine(
         executor, time_of, rows=settings["rows"], kv=settings["kv"], chunk=settings["chunk"],
         queue=settings["queue"], prefixes=prefixes, log=log, own=policies, branching=named[own.BRANCHING],
-        admission=named[own.ADMISSION], admitted=admitted, note=log.note if log is not None else None,
+        admission=named[own.ADMISSION], admitted=admitted, note=note,
     )  # fmt: skip
-    if log is not None:
-        log.engine = engine
-    config = executor.ready.config
-    ends = config.eos_token_id
+    said = executor.ready.model.generation_config
+    drawn = (said.temperature, said.top_p, said.top_k) if said.do_sample else (None,) * 3
+    ends = [executor.ready.config.eos_token_id, said.eos_token_id]
     return engine, {
         "dtype": str(executor.dtype).removeprefix("torch."), "threads": f"{threads}{why}",
-        "limit": executor.limit, "vocabulary": executor.vocabulary, "prefixes": executor.support.prefixes,
-        "stop": [] if ends is None else ends if isinstance(ends, list) else [ends],
+        "limit": executor.limit, "vocabulary": executor.vocabulary,
+        # where a request says nothing: the model's own, else OpenAI's
+        "sampling": [
+            usual if value is None else value for value, usual in zip(drawn, (1.0, 1.0, 0), strict=True)
+        ],
+        "stop": sorted({end for each in ends if each is not None for end in np.atleast_1d(each).tolist()}),
         "kv_tokens": engine.limits.kv,
         "time": asdict(time_of),
         "token_bytes": executor.token_bytes, "state_bytes": executor.state_bytes,
@@ -142,26 +150,9 @@ def idle_cores() -> tuple[int, int]:
     """How many of the cores that this process may use are idle, and how many there are. A thread that waits
     at every product for one whose core others use makes a step many times as long: so none gets a core that
     somebody has."""
-    spent = psutil.cpu_times_percent(LOOK, percpu=True)
+    spent = psutil.cpu_times_percent(SPAN, percpu=True)
     own = [spent[core] for core in os.sched_getaffinity(0) if core < len(spent)]
     return sum(one.idle + one.iowait >= IDLE for one in own), len(own)
-
-
-class _Sampled:
-    """The log of the decisions, and what came of them, of every so many steps."""
-
-    def __init__(self, log: Any, every: int) -> None:
-        self._log, self._every = log, every
-        self.engine: Engine | None = None
-
-    def __call__(self, capability: str, policy: str, seen: object, made: object) -> None:
-        if self.engine is None or self.engine.steps % self._every == 0:
-            self._log.decision(capability, policy, seen, made)
-
-    def note(self, kind: str, **fields: object) -> None:
-        """What came from outside, or was done, in these steps."""
-        if self.engine is None or self.engine.steps % self._every == 0:
-            self._log.append(kind, **fields)
 
 
 if __name__ == "__main__":

@@ -131,8 +131,8 @@ class Scheduler:
         units = max((len(stage.heads) for stage in request.stages if isinstance(stage, Parallel)), default=0)
         return request.most + (1 + units) * self.limits.state
 
-    def arrive(self, request: Request, again: bool = False) -> bool:
-        """Whether it was taken into the queue; not if that is full, unless it comes ``again``.
+    def arrive(self, request: Request) -> bool:
+        """Whether it was taken into the queue; not if that is full.
 
         Raises:
             ValueError: it has no tokens to read or to write, or can never fit.
@@ -144,7 +144,7 @@ class Scheduler:
             )
         if (most := self.most(request)) > (kv := self.limits.kv):
             raise ValueError(f"the request may come to hold {most} tokens of KV, there is room for {kv}")
-        if self.waiting >= self.limits.queue and not again:
+        if self.waiting >= self.limits.queue:
             return False
         due = request.arrival + request.objective.ttft
         self._waiting.append((request, self._as_waiting(request, request.cached, (), due)))
@@ -224,9 +224,9 @@ class Scheduler:
         rows = self._rows + branches
         if not rows and not prefill:
             if admitted or deferred:  # who has nothing to prefill before his branches; who waits behind these
-                again = self.next(now) or Step(now, ())
-                again.admitted, again.refused = admitted + again.admitted, refused + again.refused
-                return again
+                step = self.next(now) or Step(now, ())
+                step.admitted, step.refused = admitted + step.admitted, refused + step.refused
+                return step
             return Step(now, (), refused=refused) if refused else None
         while self._ends and self._stale(self._ends[0]):
             heappop(self._ends)
