@@ -32,12 +32,13 @@ TIME = StepTime(2**-7, 2**-12, 0.0, 2**-12, 0.0)
 @dataclass
 class Server:
     """Computes what it is told: ``computed`` tokens of each sequence, whose prompts' blocks it keeps.
-    ``most``: tokens of a sequence in one step."""
+    ``most``: tokens of a sequence in one step; ``seconds``: of a step."""
 
     limits: Limits
     log: EventLog | None = None
     most: int = 1 << 30
     time: StepTime | None = TIME
+    seconds: float = 2**-7
     now: float = 1.0
     prompts: dict[str, list[int]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class Server:
         self.controller.scheduled(
             counts, lambda name: self.computed.get(name, 0) if name in self.prompts else None
         )
-        self.now += 2**-7
+        self.now += self.seconds
         for name in counts:
             if self.computed[name] >= self.lengths[name]:
                 del self.prompts[name]
@@ -203,6 +204,17 @@ def test_step_times_are_learned() -> None:
     server = Server(Limits(4, 1000, chunk=16), time=None)
     server.arrive("a", range(20), 60)
     server.run()
+    assert server.controller.policies.time.of(1, 30) == pytest.approx(2**-7, rel=0.2)
+
+
+def test_step_times_of_a_host_that_was_slow_are_forgotten() -> None:
+    server = Server(Limits(4, 1000, chunk=16), time=None, seconds=2**-3)
+    server.arrive("a", range(20), 60)
+    server.run()
+    server.seconds = 2**-7
+    for name in range(10):
+        server.arrive(f"{name}", range(20), 60)
+        server.run()
     assert server.controller.policies.time.of(1, 30) == pytest.approx(2**-7, rel=0.2)
 
 

@@ -12,6 +12,7 @@ told how far each sequence got, and the policies' step is cut to that. Nothing h
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,8 +28,9 @@ from windtunnel.serving.prefixcache.policy.rules import RULES
 
 GATHER = 0.005
 """Seconds after which no further sequence of a family is waited for: the front sends them one by one."""
-REFITS = (32, 64, 128, 256, 512, 1024, 2048)
-"""Steps after which the step model is fitted anew, where none was given."""
+REFIT, WINDOW = 32, 512
+"""Where no step model was given: after so many steps it is fitted anew, to so many recent ones. How fast a
+host is changes, and the first steps of a server are slow."""
 NOTHING = Objective()
 
 
@@ -90,8 +92,8 @@ class Controller:
         self._gathering: dict[str, tuple[float, list[Arrival]]] = {}
         self._held: dict[str, None] = {}  # sequences that are still being gathered
         self._ended: set[Unit] = set()
-        self._points: list[Point] = []
-        self._seconds: list[float] = []
+        self._taken: deque[tuple[Point, float]] = deque(maxlen=WINDOW)  # steps and their seconds
+        self._unfitted = 0
         self._next = 0
         self._computed: list[tuple[int, int, int]] = []
         self._began: list[tuple[int, int]] = []
@@ -252,10 +254,11 @@ class Controller:
         return depth, stops
 
     def _learn(self, step: Step, seconds: float) -> None:
-        self._points.append((len(step.rows), step.read, step.chunks))
-        self._seconds.append(seconds)
-        if len(self._points) in REFITS:
-            self.policies.time, _ = fit(self._points, self._seconds, fused=True)
+        self._taken.append(((len(step.rows), step.read, step.chunks), seconds))
+        self._unfitted += 1
+        if self._unfitted == REFIT:
+            self._unfitted = 0
+            self.policies.time, _ = fit(*zip(*self._taken, strict=True), fused=True)
             if self._note is not None:
                 self._note("time", time=to_plain(self.policies.time))
 
