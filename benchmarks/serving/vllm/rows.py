@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from math import inf
 from statistics import median
 
 import numpy as np
@@ -12,18 +14,27 @@ import numpy as np
 from benchmarks.figures import figure
 from benchmarks.harness.measure import in_turn, quantile
 from benchmarks.harness.rows import Row
-from benchmarks.serving.vllm.servers import HYBRID, HYBRID_WORDS, Answer, Asked, Live, prompts, servers
+from benchmarks.serving.vllm.servers import (
+    HYBRID,
+    HYBRID_WORDS,
+    Answer,
+    Asked,
+    Live,
+    Variant,
+    prompts,
+    servers,
+)
 from windtunnel import serving
 from windtunnel.base.plain import from_plain
 from windtunnel.serving.engine.model import Request
 from windtunnel.serving.engine.policy.step import Limits
-from windtunnel.serving.vllm.calibrate import fitted
+from windtunnel.serving.vllm.calibrate import WORDS, fitted
 from windtunnel.serving.vllm.settings import Settings
 from windtunnel.store import eventlog
 
 LOADS = (0.8, 1.0, 1.2)
 PROMPT, TOKENS, TOGETHER = 96, 24, 8
-BRANCHES, TURNS = 6, 5
+BRANCHES, TURNS, ROWS = 6, 5, 8
 
 
 def load() -> str:
@@ -39,7 +50,7 @@ def closed(count: int, temperature: float = 0.0, length: int = PROMPT, tokens: i
 def speed_rows(quick: bool) -> Iterator[Row]:
     """Tokens a second of both, and what the twin says of ours."""
     count, repeats = (8, 3) if quick else (16, TURNS)
-    with servers({"vllm": None, "ours": Settings(admission="wait")}) as up:
+    with servers({"vllm": Variant(), "ours": Variant(Settings(admission="wait"))}) as up:
         same = [live.ask(closed(count), TOGETHER)[0] for live in up.values()]  # warm, too
         same_tokens = [[one.tokens for one in answers] for answers in same]
         fresh = iter(range(1, 1000))
@@ -118,29 +129,67 @@ def live_times(
 
 
 def objective_rows(quick: bool) -> Iterator[Row]:
-    """Requests that come at their own pace, with objectives, around what the server can do."""
-    count, repeats = (16, 1) if quick else (24, 3)
-    with servers({"vllm": None, "ours": Settings(admission="refuse", ttft=1.0)}) as up:
+    """Requests that come at their own pace, each with an objective, around what the server can do. It decodes
+    `ROWS` sequences at once, so that requests wait; the first token is due within twice the time of a request
+    that is alone. vLLM's ``priority`` serves the earliest due first."""
+    count, repeats = (24, 1) if quick else (60, 3)
+    variants = {
+        "ours": Variant(Settings(policy="off")),
+        "fcfs": Variant(),
+        "priority": Variant(words="--scheduling-policy priority"),
+    }
+    words = WORDS.replace("--max-num-seqs 64", f"--max-num-seqs {ROWS}")
+    with servers(variants, words) as up:
         for live in up.values():
-            live.ask(closed(count), TOGETHER)
-        seconds = median(up["vllm"].ask(closed(count), 16)[1] for _ in range(2))
-        capacity = count / seconds
-        ttft, tpot = 1.0, 1.0
+            live.ask(closed(2 * ROWS))
+        alone = median(up["fcfs"].ask(closed(1))[1] for _ in range(5))
+        capacity = 4 * ROWS / median(up["fcfs"].ask(closed(4 * ROWS))[1] for _ in range(3))
+        ttft = 2 * alone
         for share in LOADS:
             random = np.random.default_rng(int(10 * share))
-            after = np.cumsum(random.exponential(1 / (share * capacity), 2 * count))
+            after = np.cumsum(random.exponential(1 / (share * capacity), count)).tolist()
             asked = [
-                Asked(float(at), one, TOKENS)
-                for at, one in zip(after, prompts(len(after), PROMPT, random), strict=True)
+                Asked(at, one, TOKENS, ttft=ttft, priority=int(1e3 * at))
+                for at, one in zip(after, prompts(count, PROMPT, random), strict=True)
             ]
             found = in_turn({name: partial(answers, live, asked) for name, live in up.items()}, repeats)
-            ours, own = (kept(found[name], ttft, tpot) for name in ("ours", "vllm"))
+            shares = {name: kept(turns, ttft, inf) for name, turns in found.items()}
             refused = sum(one.refused for turn in found["ours"] for one in turn)
+            own = max(shares["fcfs"], shares["priority"])
             yield figure(
-                "objectives", f"kept at {share:g} of capacity: ours against vLLM's own", "share", ours,
-                f">= {own:.2f}", note=f"{own:.2f} of vLLM's own; {refused} of {repeats * len(asked)} refused;"
-                f" {capacity:.2f} requests/s, first token within {ttft:g} s; {load()}",
+                "objectives", f"kept at {share:g} of capacity: ours", "share", shares["ours"],
+                f"{'>=' if share < 1 else '>'} {own:.2f}", note=f"fcfs {shares['fcfs']:.2f}, priority"
+                f" {shares['priority']:.2f}; {refused} of {repeats * count} refused; {capacity:.2f} requests"
+                f"/s, first token within {ttft:.2f} s; {load()}",
             )  # fmt: skip
+
+
+def engine_rows(quick: bool) -> Iterator[Row]:
+    """Tokens a second of the own engine against vLLM's server."""
+    repeats = 1 if quick else TURNS
+    with servers({"vllm": Variant(), "engine": Variant(engine=True)}) as up:
+        for words, temperature, length, tokens, count, together in (
+            ("greedy, 128 in, 48 out", 0.0, 128, 48, 32, 16),
+            ("temperature 1, 128 in, 48 out", 1.0, 128, 48, 32, 16),
+            ("greedy, 700 in, 16 out", 0.0, 700, 16, 16, 8),
+        ):
+            for live in up.values():
+                live.ask(closed(4, temperature, length, tokens))
+            fresh = iter(range(1, 4000))
+
+            def speed(live: Live, given: Sequence[Asked], at_once: int, fresh: Iterator[int]) -> float:
+                some = [replace(one, prompt=[next(fresh) + 3, *one.prompt[1:]]) for one in given]
+                answers, seconds = live.ask(some, at_once)
+                return sum(one.count for one in answers) / seconds
+
+            given = closed(count, temperature, length, tokens)
+            found = in_turn(
+                {name: partial(speed, live, given, together, fresh) for name, live in up.items()}, repeats
+            )
+            ratio = median(one / other for one, other in zip(found["engine"], found["vllm"], strict=True))
+            ours, own = (median(found[name]) for name in ("engine", "vllm"))
+            yield figure("engine", f"own engine against vLLM: {words}", "x", ratio, ">= 0.9",
+                         note=f"{ours:.0f} against {own:.0f} tokens/s; {load()}")  # fmt: skip
 
 
 def kept(turns: Sequence[Sequence[Answer]], ttft: float, tpot: float) -> float:
@@ -151,17 +200,16 @@ def branch_rows(quick: bool) -> Iterator[Row]:
     """Half of the requests have several answers: how many of them run in a step, by policy."""
     count, repeats = (10, 1) if quick else (16, 3)
     names = ("off", "eager", "taper")
-    base = closed(count)
-    with servers({"probe": None}) as up:
-        up["probe"].ask(base, 1)
-        alone = median(up["probe"].ask(closed(4), 1)[1] / 4 for _ in range(2)) / TOKENS
-    tpot = 2.5 * alone
-    with servers({name: Settings(name, "wait", tpot=tpot, ttft=60 * tpot) for name in names}) as up:
+    with servers({name: Variant(Settings(name, "wait")) for name in names}) as up:
         for live in up.values():
-            live.ask(base, TOGETHER)
+            live.ask(closed(count), TOGETHER)
+        tpot = 2.5 * median(up["eager"].ask(closed(1))[1] for _ in range(5)) / TOKENS
         seconds = median(up["eager"].ask(mixed(count, 0.0, 0), TOGETHER)[1] for _ in range(2))
         for share in (0.4, 0.7, 1.0):
-            asked = mixed(count, seconds / share / count, int(10 * share))
+            asked = [
+                replace(one, ttft=60 * tpot, tpot=tpot)
+                for one in mixed(count, seconds / share / count, int(10 * share))
+            ]
             found = in_turn({name: partial(answers, live, asked) for name, live in up.items()}, repeats)
             shares = {name: kept(found[name], 60 * tpot, tpot) for name in names}
             others = max(shares["off"], shares["eager"])
@@ -190,8 +238,8 @@ def hybrid_rows(quick: bool) -> Iterator[Row]:
     """Chats with a hybrid model that begin alike: what the prefix cache has of them, by who decides which
     states are kept."""
     repeats = 1 if quick else 3
-    kept = Settings(admission="wait", prefix_cache="three-lru")
-    with servers({"vllm": None, "ours": kept}, HYBRID_WORDS, hybrid=True) as up:
+    states = Variant(Settings(admission="wait", prefix_cache="three-lru"))
+    with servers({"vllm": Variant(), "ours": states}, HYBRID_WORDS, hybrid=True) as up:
         seeds = {name: iter(range(repeats)) for name in up}
 
         def turn(name: str) -> tuple[float, list[float], list[list[int]]]:

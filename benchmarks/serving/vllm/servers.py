@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -38,6 +40,8 @@ HYBRID_WORDS = (
 )
 EACH = 600.0
 """Seconds in which a request is answered."""
+PYTHON = "WINDTUNNEL_ENGINE_PYTHON"
+"""Names the interpreter of the own engine: vLLM pins another Transformers than it needs."""
 
 
 def missing() -> str:
@@ -68,13 +72,27 @@ class Answer:
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: ``after`` so many seconds."""
+    """One request: ``after`` so many seconds. ``ttft`` and ``tpot``: promised, seconds; ``priority``: of
+    vLLM's own policy of that name, the least first."""
 
     after: float
     prompt: Sequence[int]
     tokens: int
     answers: int = 1
     temperature: float = 0.0
+    ttft: float = inf
+    tpot: float = inf
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A server: vLLM with our scheduler and these settings, or with its own (None); ``words``: further ones
+    of its command. ``engine``: the own engine in its place."""
+
+    settings: Settings | None = None
+    words: str = ""
+    engine: bool = False
 
 
 @dataclass
@@ -84,6 +102,7 @@ class Live:
     url: str
     process: psutil.Process
     events: Path
+    vllm: bool = True
 
     def spent(self) -> float:
         """Processor seconds of all its processes."""
@@ -105,30 +124,39 @@ class Live:
 
     def ask(self, requests: Sequence[Asked], at_once: int = 1 << 30) -> tuple[list[Answer], float]:
         """The answers, and seconds until the last one."""
-        return asyncio.run(_all(self.url, requests, at_once))
+        return asyncio.run(_all(self.url, requests, at_once, self.vllm))
 
 
 @contextmanager
 def servers(
-    settings: Mapping[str, Settings | None], words: str = WORDS, hybrid: bool = False
+    variants: Mapping[str, Variant], words: str = WORDS, hybrid: bool = False
 ) -> Iterator[dict[str, Live]]:
-    """A server for each name, all of one model; None: with vLLM's own scheduler."""
+    """A server for each name, all of one model."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         model = _hybrid(folder / "model") if hybrid else build_model(folder / "model")
         running = {}
-        for name, one in settings.items():
+        for name, variant in variants.items():
             port = free_port("127.0.0.1", 0)
             events = folder / f"{name}.jsonl"
-            asked = replace(one or Settings(), events=str(events))
-            server = Server(str(model), "bench", port=port, more=words, scheduler=one is not None)
+            settings = replace(variant.settings or Settings(), events=str(events))
+            more = f"{words} {variant.words}"
+            server = Server(str(model), "bench", port=port, more=more, scheduler=variant.settings is not None)
+            command = _engine(model, port) if variant.engine else server.command(settings)
             url = f"http://127.0.0.1:{port}"
             log = stack.enter_context((folder / f"{name}.log").open("wb"))
-            process = stack.enter_context(started(server.command(asked), log.fileno()))
-            running[name] = process, Live(url, psutil.Process(process.pid), events)
+            process = stack.enter_context(started(command, log.fileno()))
+            running[name] = process, Live(url, psutil.Process(process.pid), events, not variant.engine)
         for process, live in running.values():
             answers(process, live.url)
         yield {name: live for name, (_, live) in running.items()}
+
+
+def _engine(model: Path, port: int) -> list[str]:
+    start = "from windtunnel.cli.main import main; main()"
+    words = ["serve", str(model), "--name", "bench", "--port", str(port), "--admission", "wait"]
+    words += ["--prefix-cache", "none", "--dtype", "float32", "--threads", str(os.cpu_count()), "--log", "0"]
+    return [os.environ.get(PYTHON, sys.executable), "-c", start, *words]
 
 
 def _hybrid(folder: Path) -> Path:
@@ -145,7 +173,7 @@ def prompts(count: int, length: int, random: np.random.Generator) -> list[list[i
     return random.integers(3, SHAPE["vocab_size"], (count, length)).tolist()
 
 
-async def _all(url: str, requests: Sequence[Asked], at_once: int) -> tuple[list[Answer], float]:
+async def _all(url: str, requests: Sequence[Asked], at_once: int, vllm: bool) -> tuple[list[Answer], float]:
     room = asyncio.Semaphore(at_once)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
     began = time.monotonic()
@@ -154,18 +182,24 @@ async def _all(url: str, requests: Sequence[Asked], at_once: int) -> tuple[list[
         async def one(request: Asked) -> Answer:
             await asyncio.sleep(began + request.after - time.monotonic())
             async with room:
-                return await _ask(client, url, request)
+                return await _ask(client, url, request, vllm)
 
         answers = await asyncio.gather(*map(one, requests))
     return list(answers), time.monotonic() - began
 
 
-async def _ask(client: httpx.AsyncClient, url: str, request: Asked) -> Answer:
+async def _ask(client: httpx.AsyncClient, url: str, request: Asked, vllm: bool) -> Answer:
     body = {
         "model": "bench", "prompt": list(request.prompt), "max_tokens": request.tokens, "n": request.answers,
-        "temperature": request.temperature, "ignore_eos": True, "stream": True, "return_token_ids": True,
+        "temperature": request.temperature, "ignore_eos": True, "stream": True,
     }  # fmt: skip
-    answer = Answer(time.monotonic())
+    if vllm:
+        promised = {"ttft": request.ttft, "tpot": request.tpot}
+        body |= {"return_token_ids": True, "priority": request.priority}
+        body["vllm_xargs"] = {name: value for name, value in promised.items() if value < inf}
+    else:
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    answer, count = Answer(time.monotonic()), 0
     async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
         if response.status_code != 200:
             answer.refused = True
@@ -179,9 +213,13 @@ async def _ask(client: httpx.AsyncClient, url: str, request: Asked) -> Answer:
                 return answer
             now = time.monotonic()
             for choice in event["choices"]:
-                if choice.get("token_ids"):
+                new = choice.get("token_ids") or []
+                if not vllm:  # tells how many, not which
+                    new = [0] * (event["usage"]["completion_tokens"] - count)
+                    count += len(new)
+                if new:
                     answer.first = min(now, answer.first if answer.first == answer.first else inf)
                     answer.end = now
-                    answer.tokens.setdefault(choice["index"], []).extend(choice["token_ids"])
+                    answer.tokens.setdefault(choice["index"], []).extend(new)
     answer.refused = not answer.tokens
     return answer

@@ -13,7 +13,7 @@ SHED = f'"finish_reason":"abort","stop_reason":"{REASON}"'
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 DONE = "data: [DONE]\n\n"
 WHOLE = '{"choices":[{"index":0,"text":"a","finish_reason":"length","stop_reason":null}]}'
-QUOTED = WHOLE.replace('"a"', '"%s"' % SHED.replace('"', '\\"'))
+QUOTED = WHOLE.replace('"a"', '"{}"'.format(SHED.replace('"', '\\"')))
 
 
 async def answer(parts: list[str]) -> list[dict[str, Any]]:

@@ -258,7 +258,8 @@ class Controller:
         self._unfitted += 1
         if self._unfitted == REFIT:
             self._unfitted = 0
-            self.policies.time, _ = fit(*zip(*self._taken, strict=True), fused=True)
+            points, times = zip(*self._taken, strict=True)
+            self.policies.time, _ = fit(points, times, fused=True)
             if self._note is not None:
                 self._note("time", time=to_plain(self.policies.time))
 
