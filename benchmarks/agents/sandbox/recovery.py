@@ -141,14 +141,14 @@ def killed(host: Host, policy: PolicyName, kill: Kill) -> KillOutcome:
 
 def _damage(host: Host, name: str) -> list[str]:
     """Manifests that cannot be read, and images of a sandbox with damaged pages."""
-    parts = host.context
-    manifests, problems = parts.manifests.all()
+    store = host.context.store
+    manifests, problems = store.all()
     if problems:
         # a sandbox beside this one may just have been removed
         time.sleep(0.5)
-        problems = [words for words in parts.manifests.all()[1] if words in problems]
+        problems = [words for words in store.all()[1] if words in problems]
     images = (one.image.id for one in manifests if one.box == name and one.image is not None)
-    return [*problems, *(words for image in images for words in parts.pages.verify(image))]
+    return [*problems, *(words for image in images for words in store.verify(image))]
 
 
 def fresh_shells(seat: Seat, trace: Trace) -> None:

@@ -15,6 +15,7 @@ from benchmarks.agents.sandbox.harness import SOURCE, Seat, new_name, opened, ow
 from benchmarks.agents.sandbox.sessions import replay
 from benchmarks.figures import figure
 from benchmarks.harness.rows import Row
+from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces.schema import Trace
@@ -82,8 +83,15 @@ def _all(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> Bytes:
             seat = Seat.new(host, new_name("bytes"))
             replay(trace, seat, on_open=seat.save, on_turn=partial(_end, seat))
             for manifest in seat.box.log().checkpoints:
-                total += bytes_of(manifest, host.context.manifests.stored_bytes(manifest.id))
+                total += bytes_of(manifest, _stored(host, manifest.id))
     return total
+
+
+def _stored(host: Host, id: str) -> int:
+    """Bytes of a manifest on the disk."""
+    with host.context.store.database.reading() as db:
+        (count,) = db.execute("SELECT length(data) FROM manifest WHERE id=?", (id,)).fetchone()
+    return int(count)
 
 
 def _end(seat: Seat, *_: object) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from support.waiting import until
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.store import PageStore
+from windtunnel.agents.sandbox.store import Store
 from windtunnel.linux import cgroup, mounts
 
 COUNTER = """cat > /workspace/count.sh <<'END'
@@ -71,7 +71,7 @@ def flip_in_place(path: Path, at: int, bits: int = 0x55) -> None:
     os.close(file)
 
 
-def flip_image(store: PageStore, id: str, part: float = 0.5, *, test: bool = False) -> tuple[Path, int, int]:
+def flip_image(store: Store, id: str, part: float = 0.5, *, test: bool = False) -> tuple[Path, int, int]:
     """Flip bits of the last frame that an image uses, in the file; where, as `flip_in_place` takes it.
     ``test``: only say where."""
     store.database.settle(whole=True)
@@ -87,7 +87,7 @@ def flip_image(store: PageStore, id: str, part: float = 0.5, *, test: bool = Fal
     return place
 
 
-def flip_manifest(store: PageStore, id: str, part: float = 0.5) -> Callable[[], None]:
+def flip_manifest(store: Store, id: str, part: float = 0.5) -> Callable[[], None]:
     """Flip bits of the row of a manifest; returns what puts it right again."""
     with store.database.writing() as db:
         (right,) = db.execute("SELECT data FROM manifest WHERE id=?", (id,)).fetchone()
@@ -106,15 +106,15 @@ def checked(host: Any) -> None:
     """What must hold after every fault: nothing stands still, each checkpoint has all its parts, and a
     collection leaves nothing to collect."""
     assert frozen(host.home.path) == []
-    manifests, _ = host.context.manifests.all()
+    manifests, _ = host.context.store.all()
     host.gc()
     report = host.gc(dry_run=True)
     assert report.leftovers == (), report
     assert list((host.home.path / "dumps").glob("*")) == []
-    left, _ = host.context.manifests.all()
+    left, _ = host.context.store.all()
     assert {one.id for one in left} >= {info.tip for info in host.boxes()} - {""}
     assert len(left) <= len(manifests)
-    snapshots, images = set(host.context.pool.snapshots()), set(host.context.pages.ids())
+    snapshots, images = set(host.context.pool.snapshots()), set(host.context.store.images())
     of_files = {one.files.id for one in left if one.files}
     of_images = {one.image.id for one in left if one.image}
     # an id that is needed keeps both parts of that name

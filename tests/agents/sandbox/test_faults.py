@@ -113,7 +113,7 @@ def test_a_damaged_process_image(own_home: Path, at: float) -> None:
         good = box.tip
         turn(box, f"{COUNT}; X=2; head -c 300000 /dev/urandom > /dev/shm/random")
         bad = box.tip
-        flip_image(host.context.pages, bad, at)
+        flip_image(host.context.store, bad, at)
     with Host(own_home) as host:
         box = host.get("a")
         assert box.info().status == "running"
@@ -139,8 +139,8 @@ def test_damaged_manifests(own_home: Path) -> None:
             turn(box, f"X={number}; echo {number} > /workspace/f")
             ids.append(box.tip)
         host.create(SandboxSpec("b"))
-        flip_manifest(host.context.pages, ids[0])
-        flip_manifest(host.context.pages, ids[2], 0)
+        flip_manifest(host.context.store, ids[0])
+        flip_manifest(host.context.store, ids[2], 0)
     seen: list[Any] = []
     (own_home / "boxes" / "b" / "box.json").write_text("{")
     with Host(own_home, on_event=seen.append) as host:
@@ -199,7 +199,7 @@ def test_criu_killed_in_the_middle_of_a_dump(
             box.rollback(good)
     else:
         pytest.fail("no dump was struck beside the first process")
-    manifest = host.context.manifests.load(box.tip)
+    manifest = host.context.store.load(box.tip)
     assert manifest.files is not None and manifest.image is None
     assert manifest.kept == ("files", "state of shell main")
     assert {lack.kind for lack in manifest.lacks} == {"processes"}
@@ -212,7 +212,7 @@ def test_criu_killed_in_the_middle_of_a_dump(
     assert first.ended == "exit" or "SIGTRAP" in first.note
     line = turn(box, "true")
     assert (line.turn_class is TurnClass.FULL and "holds no process image" in line.reasons[0]) or line.reasons
-    assert host.context.manifests.load(box.tip).image is not None
+    assert host.context.store.load(box.tip).image is not None
     assert box.run(COUNT).stdout == b"2\n"
     box.rollback(good)
     assert box.run(f"echo $X; {COUNT}").stdout == b"1\n1\n"
@@ -338,7 +338,7 @@ def test_a_process_that_cannot_be_dumped(make: Callable[..., Any], host: Any, ev
         )
     line = box.log().turns[-1]
     assert (line.turn_class, line.wanted) == (TurnClass.FILES, TurnClass.FULL)
-    manifest = host.context.manifests.load(box.tip)
+    manifest = host.context.store.load(box.tip)
     assert manifest.image is None and len(manifest.lacks) == 1 and "odd.py" in manifest.lacks[0].what
     # a turn that does nothing does not make a checkpoint without processes look whole; where nobody waits for
     # it, the next command says so, once
@@ -359,7 +359,7 @@ def test_a_process_that_cannot_be_dumped(make: Callable[..., Any], host: Any, ev
     assert box.run("pwd; echo $X; ls /workspace").stdout == b"/tmp\n1\nodd.py\nup\n"
     assert any("sleep 98765" in line for line in box.info().processes)
     turn(box, "true")
-    manifest = host.context.manifests.load(box.tip)
+    manifest = host.context.store.load(box.tip)
     assert manifest.image is not None and "sleep 98765" in " ".join(manifest.image.processes)
     assert manifest.lacks == () == box.info().lacks
     checked(host)
@@ -451,7 +451,7 @@ def test_large_sparse_deleted_and_shared(make: Callable[..., Any], host: Any) ->
         "exec 9<> /workspace/gone; echo held >&9; rm /workspace/gone",
     )
     turn(box, "head -c 30M /dev/urandom > /dev/shm/a; sum=$(md5sum < /dev/shm/a)")
-    manifest = host.context.manifests.load(box.tip)
+    manifest = host.context.store.load(box.tip)
     assert manifest.image is not None, manifest.lacks
     box.restore()
     shown = box.run(

@@ -52,7 +52,7 @@ from windtunnel.agents.sandbox import checkpoint, inventory, restore, store
 from windtunnel.agents.sandbox import record as records
 from windtunnel.agents.sandbox.criu import Criu, run
 from windtunnel.agents.sandbox.host import Host
-from windtunnel.agents.sandbox.store import manifests
+from windtunnel.agents.sandbox.store.store import Writing
 from windtunnel.agents.sandbox.inspect import Inspector
 from windtunnel.agents.sandbox.machine import Cgroup, Machine, walls
 from windtunnel.agents.sandbox.model import SandboxSpec
@@ -61,7 +61,7 @@ from windtunnel.linux.faults import inject_at
 
 home, name, setup, point, act = sys.argv[1:]
 host = Host(Path(home))
-Pool, Pages, Manifests = type(host.context.pool), type(host.context.pages), type(host.context.manifests)
+Pool, Store = type(host.context.pool), type(host.context.store)
 if setup:
     box = host.create(SandboxSpec(name))
     box.run(setup)
@@ -99,10 +99,10 @@ CHECKPOINT = "box.checkpoint(full=True)"
         "before 1 Inspector rebase",
         "before 1 Cgroup thaw",
         "after 1 Pool sync",
-        "before 1 Pages keep",
-        "after 1 Pages keep",
-        "before 1 Manifests write",
-        "after 1 Manifests write",
+        "before 1 Writing keep",
+        "after 1 Writing keep",
+        "before 1 Writing write",
+        "after 1 Writing write",
         "before 1 records write",
     ],
 )
@@ -120,7 +120,7 @@ def test_the_host_is_killed_in_a_checkpoint(lasting: Path, point: str) -> None:
         assert box.run(f"{SHOW}; {COUNT}").stdout == b"2\n2\n1\n"
         turn(box, "X=3")
         newer = box.tip
-        assert host.context.manifests.load(newer).image is not None, host.context.manifests.load(newer)
+        assert host.context.store.load(newer).image is not None, host.context.store.load(newer)
         box.restore()
         assert box.run(f"{SHOW}; {COUNT}").stdout == b"3\n2\n2\n"
         box.rollback(good)
@@ -134,7 +134,7 @@ def test_the_host_is_killed_in_a_checkpoint(lasting: Path, point: str) -> None:
     "point",
     [
         "after 1 Pool clone",
-        "after 1 Pages begin",
+        "after 1 Store begin",
         "before 1 run _ends",
         "after 1 Criu restore",
         "after 1 Machine adopt",
@@ -256,9 +256,9 @@ def test_retention_never_loses_a_part(own_home: Path) -> None:
                 box.rollback(pinned)
         newest = [manifest.id for manifest in box.log().checkpoints if manifest.box == "a"][-3:]
         told = host.gc(dry_run=True)
-        before = {manifest.id for manifest in host.context.manifests.all()[0]}
+        before = {manifest.id for manifest in host.context.store.all()[0]}
         done = host.gc()
-        after = {manifest.id for manifest in host.context.manifests.all()[0]}
+        after = {manifest.id for manifest in host.context.store.all()[0]}
         assert set(told.checkpoints) == set(done.checkpoints) == before - after
         assert {labelled, pinned, box.tip, *newest} <= after
         assert fork is not None

@@ -68,7 +68,7 @@ def test_a_rung(own_home: Path, criu: bool, pool: str, no_ebpf: str, monkeypatch
             # the declared service and the shell lack nothing, the counter does
             lacking = ["bash /workspace/count.sh" in str(lack) for lack in line.lacks]
             assert lacking == ([True] if not criu and counts(box) and line.turn_class else []), line
-        manifest = host.context.manifests.load(box.tip)
+        manifest = host.context.store.load(box.tip)
         assert manifest.files is not None and manifest.files.kind == pool
         assert manifest.kept[0] == "files" and manifest.kept[-1] == "state of shell main"
         if criu:
@@ -122,13 +122,13 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
                 box.end_turn().wait(60)
             line = box.log().turns[-1]
             assert (line.wanted, line.turn_class) == (TurnClass.FULL, TurnClass.FILES), line
-            weak = host.context.manifests.load(box.tip)
+            weak = host.context.store.load(box.tip)
             assert weak.image is None and len(weak.lacks) == 1
     with Host(own_home) as host:
         box = host.get("a")
         assert box.run(COUNT).stdout == b"2\n"
         assert turn(box, "true").turn_class is TurnClass.FULL
-        manifest = host.context.manifests.load(box.tip)
+        manifest = host.context.store.load(box.tip)
         assert manifest.image is not None and manifest.lacks == ()
         dies(box)
         box.restore()
@@ -141,7 +141,7 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
         assert box.run("echo $X").stdout == b"3\n"
         # what runs now is not the image's: the next turn has to keep it
         turn(box, COUNTER)
-        assert host.context.manifests.load(box.tip).image is not None
+        assert host.context.store.load(box.tip).image is not None
         box.rollback(whole)
         assert box.run(f"echo $X; {COUNT}").stdout == b"1\n1\n"
         checked(host)

@@ -47,7 +47,7 @@ def test_flipped_bytes_are_found_told_and_not_built_upon(host: Any, make: Callab
     whole = box.checkpoint(full=True)
     box.run(HOLDS.format(1_000_000) + READY)
     flipped = box.checkpoint(full=True)
-    flip_image(host.context.pages, flipped.image.id)
+    flip_image(host.context.store, flipped.image.id)
 
     report = host.verify(box.name)
     assert {whole.id, flipped.id} <= set(report.checkpoints)
@@ -96,7 +96,7 @@ def test_flipped_bytes_of_files_and_manifests_are_found(host: Any, make: Callabl
     assert (damage.checkpoint, damage.instead) == (made.id, before.id)
     assert damage.what == ("/workspace/file: Input/output error",)
 
-    put_right = flip_manifest(host.context.pages, made.id)
+    put_right = flip_manifest(host.context.store, made.id)
     try:
         (damage,) = host.verify(made.id).damaged
         assert (damage.checkpoint, damage.box, damage.instead) == (made.id, "", "")

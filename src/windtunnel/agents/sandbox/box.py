@@ -75,7 +75,7 @@ class Box:
         self._context = context
         self._record = record
         self._log = context.log(record.spec.name)
-        self._tip: Manifest | None = context.manifests.load(record.tip) if record.tip else None
+        self._tip: Manifest | None = context.store.load(record.tip) if record.tip else None
         self._doubt = doubt
         """Why the inspector cannot know what happened since the newest checkpoint; empty where it can."""
         self._lacks: tuple[Lack, ...] = self._tip.lacks if self._tip else ()
@@ -434,7 +434,7 @@ class Box:
 
     def _checkpoints(self) -> tuple[Manifest, ...]:
         """Those of this sandbox and of what it was forked from, oldest first."""
-        manifests, _ = self._context.manifests.all()
+        manifests, _ = self._context.store.all()
         known = {manifest.id: manifest for manifest in manifests}
         chain = {manifest.id for manifest in manifests if manifest.box == self.name}
         for start in (*chain, self._record.base):
@@ -446,7 +446,7 @@ class Box:
 
     def _own(self, checkpoint: str) -> Manifest:
         """One of its checkpoints; UserError where it is another sandbox's."""
-        manifest = self._context.manifests.find(checkpoint)
+        manifest = self._context.store.load(self._context.store.named(checkpoint))
         if manifest.id not in {checkpoint.id for checkpoint in self._checkpoints()}:
             raise UserError(
                 f"sandbox {self.name}: checkpoint {manifest.id} is one of sandbox {manifest.box}; "

@@ -5,9 +5,9 @@ Order, and what a failure leaves behind:
 1. (running) trackers of dirty memory are put into new processes;
 2. (frozen) references, snapshot of the files, dump of the processes, new baselines. A failure here drops the
    snapshot and the dump and thaws: the sandbox runs on, nothing has changed;
-3. (running again) the dump goes into the page store and the snapshot to the disk;
-4. the manifest is written atomically: from now on the checkpoint exists. A failure in 3 or 4 drops what was
-   made.
+3. (running again) the snapshot goes to the disk;
+4. the dump goes into the store, and the manifest, in one transaction: from now on the checkpoint exists. A
+   failure in 3 or 4 drops what was made.
 
 After any failure the caller must treat the next turn as full, because the baselines may have moved.
 
@@ -176,30 +176,35 @@ class Taking:
             self.image = None
             if self.keep.made < TurnClass.FILES:
                 self._left_alone()
-        image, keep = self.image, self.keep
-        manifest = Manifest(
-            id=self.id,
-            box=self.spec.name,
-            turn=self.turn,
-            parent=self.parent.id if self.parent else None,
-            turn_class=min(keep.turn_class, keep.made),
-            wanted=keep.turn_class,
-            reasons=keep.reasons[:20],
-            created=time.time(),
-            files=self.files,
-            image=image,
-            shells=self.shells,
-            spec=self.spec,
-            kept=in_words(self.files, image, self.shells),
-            lacks=self.lacks,
-            never=NEVER if image is not None else (),
-            freeze_seconds=self.freeze,
-            total_seconds=time.monotonic() - begin,
-            request=self.request,
-            label=self.label,
-            pinned=self.pinned,
-        )
-        self.context.manifests.write(manifest)
+        folder, keep = self.context.home.dump(self.id), self.keep
+        with self.context.store.writing() as new:
+            if self.image is not None and self.image.id == self.id:
+                last = self.parent.image.id if self.parent and self.parent.image else ""
+                self.image = new.keep(self.image, folder, like=last)
+            manifest = Manifest(
+                id=self.id,
+                box=self.spec.name,
+                turn=self.turn,
+                parent=self.parent.id if self.parent else None,
+                turn_class=min(keep.turn_class, keep.made),
+                wanted=keep.turn_class,
+                reasons=keep.reasons[:20],
+                created=time.time(),
+                files=self.files,
+                image=self.image,
+                shells=self.shells,
+                spec=self.spec,
+                kept=in_words(self.files, self.image, self.shells),
+                lacks=self.lacks,
+                never=NEVER if self.image is not None else (),
+                freeze_seconds=self.freeze,
+                total_seconds=time.monotonic() - begin,
+                request=self.request,
+                label=self.label,
+                pinned=self.pinned,
+            )
+            new.write(manifest)
+        shutil.rmtree(folder, ignore_errors=True)
         return manifest
 
     def _keep_files(self) -> None:
@@ -271,17 +276,12 @@ class Taking:
             raise
         (folder / CHANNEL_KEPT).write_bytes(channel)
         self.files, self.freeze = self._synced(), freeze.seconds
-        last = self.parent.image.id if self.parent and self.parent.image else ""
-        kept = context.pages.keep(self.id, folder, like=last)
-        shutil.rmtree(folder, ignore_errors=True)
         self.image = ImagePart(
             id=self.id,
             pid=machine.pid,
             processes=tuple(each.command for each in stood.processes if each.command),
             references=tuple(sorted(references.paths)),
             mapped=tuple(sorted(references.mapped)),
-            bytes_raw=kept.bytes_raw,
-            bytes_new=kept.bytes_new,
             alone=only,
             inventory=stood,
         )
@@ -354,13 +354,11 @@ class Taking:
         context = self.context
         try:
             # a manifest that is there but not surely on the disk must not outlive what it names
-            context.manifests.remove(self.id)
+            context.store.drop([self.id], [self.id])
         except FAULTS:
             return
         with contextlib.suppress(*FAULTS):
             context.pool.drop_snapshot(self.id)
-        with contextlib.suppress(*FAULTS):
-            context.pages.drop(self.id)
         shutil.rmtree(context.home.dump(self.id), ignore_errors=True)
 
 

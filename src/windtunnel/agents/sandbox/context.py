@@ -21,7 +21,7 @@ from windtunnel.agents.sandbox.place import Home
 from windtunnel.agents.sandbox.policy import PolicyName, Retention, Room, Rules, disk_limit
 from windtunnel.agents.sandbox.proxy.attach import HostProxy
 from windtunnel.agents.sandbox.record import SandboxLog
-from windtunnel.agents.sandbox.store import Manifests, PageStore
+from windtunnel.agents.sandbox.store import Store
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import ObjectError
 
@@ -37,8 +37,7 @@ class Context:
 
     home: Home
     pool: Pool
-    pages: PageStore
-    manifests: Manifests
+    store: Store
     criu: Criu | None
     inspector: Inspector | DiffInspector | None
     engine: Engine

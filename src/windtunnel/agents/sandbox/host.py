@@ -66,8 +66,7 @@ from windtunnel.agents.sandbox.record import Record
 from windtunnel.agents.sandbox.restore import bring_back, refuse_less
 from windtunnel.agents.sandbox.side_effects import SideEffectError
 from windtunnel.agents.sandbox.store import (
-    Manifests,
-    PageStore,
+    Store,
     destination,
     export_checkpoint,
     import_checkpoint,
@@ -119,12 +118,10 @@ class Host:
                     if self._rootless or kernel.missing()
                     else Inspector()
                 )
-            pages = PageStore(self.home.pages)
             self.context = Context(
                 home=self.home,
                 pool=pool,
-                pages=pages,
-                manifests=Manifests(pages.database),
+                store=Store(self.home.pages),
                 criu=found,
                 inspector=inspector,
                 engine=Engine(workers, decide=self._pick, chosen=self._picked),
@@ -247,8 +244,7 @@ class Host:
             manifest = import_checkpoint(
                 url,
                 pool=context.pool,
-                pages=context.pages,
-                manifests=context.manifests,
+                store=context.store,
                 name=name,
                 key_file=key_file,
             )
@@ -262,7 +258,7 @@ class Host:
         """
         place = destination(url)
         manifest = self._checkpoint_of(checkpoint, allow_less)
-        export_checkpoint(manifest, pool=self.context.pool, pages=self.context.pages, url=place)
+        export_checkpoint(manifest, pool=self.context.pool, store=self.context.store, url=place)
         return manifest
 
     def notice(self, seconds: float) -> dict[str, Saved]:
@@ -325,11 +321,11 @@ class Host:
         with self._lock:
             box = self._boxes.get(what)
         if not what:
-            ids = self.context.manifests.ids()
+            ids = self.context.store.ids()
         elif box is not None:
             ids = [manifest.id for manifest in box.log().checkpoints]
         else:
-            ids = [self.context.manifests.named(what)]
+            ids = [self.context.store.named(what)]
         report = verify(self.context, ids)
         for damage in report.damaged:
             self.context.report(Event("failed", damage.box, f"{damage.checkpoint}: {'; '.join(damage.what)}"))
@@ -353,7 +349,7 @@ class Host:
                 if folder.name not in names:
                     shutil.rmtree(folder, ignore_errors=True)
                     gone.append(f"folder of sandbox {folder.name}")
-            freed = context.pages.collect(needed) + max(0, used - context.pool.usage()[0])
+            freed = context.store.collect() + max(0, used - context.pool.usage()[0])
         context.report(Event("collected", "", f"{len(dropped)} checkpoints, {len(gone)} leftovers"))
         return GcReport(dropped, tuple(gone), freed)
 
@@ -371,7 +367,7 @@ class Host:
             if self.context.inspector is not None:
                 self.context.inspector.close()
             self.context.pool.close(unmount=not runs)
-            self.context.pages.close()
+            self.context.store.close()
             self._boxes.clear()
             self._guard.close()
             self._lock_file.close()
@@ -403,12 +399,12 @@ class Host:
         with self._lock:
             box = self._boxes.get(given)
         if box is None:
-            return self.context.manifests.find(given)
+            return self.context.store.load(self.context.store.named(given))
         if box.info().status == "running":
             return box.checkpoint(allow_less=allow_less)
         if not box.tip:
             raise UserError(f"sandbox {given} has no checkpoint")
-        return self.context.manifests.load(box.tip)
+        return self.context.store.load(box.tip)
 
     def _free_names(self, stem: str, count: int) -> list[str]:
         with self._lock:
@@ -510,7 +506,7 @@ class Host:
         Where a sandbox's newest checkpoint is damaged, the one before it takes its place.
         """
         context = self.context
-        sound, problems = context.manifests.all()
+        sound, problems = context.store.all()
         for problem in problems:
             context.report(Event("failed", "", problem))
         for folder in sorted(context.home.boxes.iterdir()):
@@ -578,9 +574,9 @@ class Host:
         is being made, then what has been; what is finished in between is in one of the last two.
         """
         context = self.context
-        snapshots, images = tuple(context.pool.snapshots()), tuple(context.pages.ids())
+        snapshots, images = tuple(context.pool.snapshots()), tuple(context.store.images())
         making = frozenset(context.in_use)
-        manifests, problems = context.manifests.all()
+        manifests, problems = context.store.all()
         # the newest checkpoint of each sandbox (none yet: of one that is being made), and under impossible
         # names what is being restored
         tips = dict.fromkeys(tuple(self._claims), "")
@@ -603,14 +599,11 @@ class Host:
     def _drop(
         self, dropped: tuple[str, ...], needed: Set[str], snapshots: tuple[str, ...], images: tuple[str, ...]
     ) -> None:
-        for one in dropped:
-            self.context.manifests.remove(one)
+        self.context.store.drop(dropped, set(images) - needed)
         if dropped:
             self.context.log("").did(dropped=dropped)
         for snapshot in set(snapshots) - needed:
             self.context.pool.drop_snapshot(snapshot)
-        for image in set(images) - needed:
-            self.context.pages.drop(image)
 
     def _pick(self, queued: Queued) -> Pick:
         return self.context.log("").decide(queued, write=False)

@@ -260,7 +260,7 @@ class Inventory:
 
 @dataclass(frozen=True)
 class ImagePart:
-    """The process image of a checkpoint: which entry of the page store holds it, and what it refers to."""
+    """The process image of a checkpoint: which entry of the store holds it, and what it refers to."""
 
     id: str
     """The checkpoint whose dump this is; later checkpoints that need no newer one name it too."""
@@ -270,9 +270,9 @@ class ImagePart:
     """Command lines, in the order of pids inside."""
     references: tuple[str, ...]
     mapped: tuple[str, ...]
-    bytes_raw: int
-    bytes_new: int
-    """Bytes that this image added to the page store."""
+    bytes_raw: int = 0
+    bytes_new: int = 0
+    """Bytes that this image added to the store, which fills both in."""
     alone: tuple[Lack, ...] = ()
     """What only this image brings back; where it cannot be used, that is lacking (``why`` is empty here)."""
     inventory: Inventory | None = None

@@ -216,7 +216,7 @@ class _Restoring:
         try:
             # files, image, and what there is before the first process have nothing to do with one another
             with ThreadPoolExecutor(2, "sandbox-restore") as beside:
-                begun = beside.submit(context.pages.begin, image.id, folder)
+                begun = beside.submit(context.store.begin, image.id, folder)
                 # without the root, of which there is none yet
                 prepared = beside.submit(Machine.prepare, context.home, spec, Path())
                 root = self._files()

@@ -69,12 +69,12 @@ def whole_before(
 def _manifests(context: Context) -> tuple[dict[str, Manifest], dict[str, str]]:
     """All manifests as they are on the disk, and of those that cannot be read, why."""
     known, unreadable = {}, {}
-    context.manifests.forget()
-    for id in context.manifests.ids():
+    context.store.forget()
+    for id in context.store.ids():
         try:
-            known[id] = context.manifests.load(id)
+            known[id] = context.store.load(id)
         except ObjectError as error:
-            if id in context.manifests.ids():  # else it was dropped just now
+            if id in context.store.ids():  # else it was dropped just now
                 unreadable[id] = str(error)
     return known, unreadable
 
@@ -83,7 +83,7 @@ def _damage(context: Context, manifests: list[Manifest], *, files: bool) -> tupl
     """What of each checkpoint is damaged, in words, and bytes read. ``files``: read them, too."""
     images = {manifest.image.id for manifest in manifests if manifest.image}
     snapshots = {manifest.files.id for manifest in manifests if manifest.files}
-    pages = context.pages.scrub(sorted(images))
+    pages = context.store.scrub(sorted(images))
     there, read = set(context.pool.snapshots()), 0
     trees: dict[str, list[str]] = {snapshot: [] for snapshot in snapshots if snapshot in there}
     if files and trees:

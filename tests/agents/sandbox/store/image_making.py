@@ -20,7 +20,7 @@ from windtunnel.agents.sandbox.model import (
     ShellState,
     TurnClass,
 )
-from windtunnel.agents.sandbox.store import PageStore
+from windtunnel.agents.sandbox.store import Store
 
 
 def page(seed: int) -> bytes:
@@ -35,20 +35,30 @@ def made(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def stored(store: PageStore) -> int:
+def keep(store: Store, id: str, images: Path, *, like: str = "") -> ImagePart:
+    with store.writing() as new:
+        return new.keep(ImagePart(id, 7, (), (), ()), images, like=like)
+
+
+def write(store: Store, one: Manifest) -> None:
+    with store.writing() as new:
+        new.write(one)
+
+
+def stored(store: Store) -> int:
     """Bytes of the store's file that hold something."""
     with store.database.reading() as db:
         return store.database.used(db)
 
 
-def frames(store: PageStore) -> int:
+def frames(store: Store) -> int:
     with store.database.reading() as db:
         return int(db.execute("SELECT count(*) FROM frame").fetchone()[0])
 
 
-def cold(folder: Path) -> PageStore:
+def cold(folder: Path) -> Store:
     """The store as the next process opens it, which has no copies of images."""
-    return PageStore(folder)
+    return Store(folder)
 
 
 def image(folder: Path, *seeds: int) -> Path:

@@ -14,12 +14,11 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from image_making import FolderPool, content, image, manifest
+from image_making import FolderPool, content, image, keep, manifest, write
 
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.agents.sandbox.store import (
-    Manifests,
-    PageStore,
+    Store,
     export_checkpoint,
     import_checkpoint,
 )
@@ -35,17 +34,16 @@ class Side:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.pool = FolderPool(folder / "pool")
-        self.pages = PageStore(folder / "pages")
-        self.manifests = Manifests(self.pages.database)
+        self.store = Store(folder / "pages")
 
     def export(self, one: Manifest, url: str) -> None:
-        export_checkpoint(one, pool=self.pool, pages=self.pages, url=url)
+        export_checkpoint(one, pool=self.pool, store=self.store, url=url)
 
     def take_in(self, url: str, name: str = "copy") -> Manifest:
-        return import_checkpoint(url, pool=self.pool, pages=self.pages, manifests=self.manifests, name=name)
+        return import_checkpoint(url, pool=self.pool, store=self.store, name=name)
 
     def is_empty(self) -> bool:
-        return not (self.pool.snapshots() or self.pages.ids() or self.manifests.all()[0])
+        return not (self.pool.snapshots() or self.store.images() or self.store.all()[0])
 
 
 def tree(folder: Path, seed: int) -> None:
@@ -63,8 +61,8 @@ def here(tmp_path: Path) -> Side:
     side = Side(tmp_path / "here")
     for number, id in enumerate(IDS):
         tree(side.pool.folder / id, number)
-        side.pages.keep(id, image(tmp_path / id, *range(1, 150), 200 + number))
-        side.manifests.write(manifest(id))
+        keep(side.store, id, image(tmp_path / id, *range(1, 150), 200 + number))
+        write(side.store, manifest(id))
     return side
 
 
@@ -100,28 +98,28 @@ def same_tree(one: Path, other: Path) -> bool:
 
 def test_another_host_goes_on_from_it(here: Side, url: str, tmp_path: Path) -> None:
     for id in IDS:
-        here.export(here.manifests.load(id), url)
-        here.export(here.manifests.load(id), url)
+        here.export(here.store.load(id), url)
+        here.export(here.store.load(id), url)
     there = Side(tmp_path / "there")
     for wanted, id in (("", IDS[1]), (f"#{IDS[0]}", IDS[0]), ("#20260101-000001", IDS[1])):
         got = there.take_in(url + wanted, "copy")
-        assert there.manifests.load(got.id) == got
-        old = here.manifests.load(id)
+        assert there.store.load(got.id) == got
+        old = here.store.load(id)
         assert got.box == got.spec.name == "copy"
         assert got.parent is None
         assert got.image is not None and got.files is not None and old.image is not None
         assert got.image.id == got.files.id == got.id != id
         assert (got.turn, got.shells, got.reasons) == (old.turn, old.shells, old.reasons)
         assert got.image.references == old.image.references
-        there.pages.materialise(got.image.id, tmp_path / f"out{wanted}")
+        there.store.materialise(got.image.id, tmp_path / f"out{wanted}")
         assert content(tmp_path / f"out{wanted}") == content(tmp_path / id)
         assert same_tree(there.pool.folder / got.files.id, here.pool.folder / id)
 
 
 def test_only_what_is_missing_is_sent(here: Side, url: str) -> None:
-    here.export(here.manifests.load(IDS[0]), url)
+    here.export(here.store.load(IDS[0]), url)
     before = objects(url)
-    here.export(here.manifests.load(IDS[1]), url)
+    here.export(here.store.load(IDS[1]), url)
     after = objects(url)
     added = {name: size for name, size in after.items() if name not in before}
     assert {name: after[name] for name in before} == before
@@ -135,24 +133,24 @@ def test_pages_of_other_sandboxes_are_not_sent(here: Side, tmp_path: Path) -> No
     secret = b"a secret of another sandbox".ljust(4096, b"!")
     folder = image(tmp_path / "other", 1, 2)
     (folder / "pages-2.img").write_bytes(secret + (tmp_path / IDS[1] / "pages-1.img").read_bytes())
-    fresh = PageStore(tmp_path / "pages")
-    fresh.keep("other", folder)
-    fresh.keep(IDS[1], tmp_path / IDS[1])
-    export_checkpoint(here.manifests.load(IDS[1]), pool=here.pool, pages=fresh, url=str(tmp_path / "place"))
+    fresh = Store(tmp_path / "pages")
+    keep(fresh, "other", folder)
+    keep(fresh, IDS[1], tmp_path / IDS[1])
+    export_checkpoint(here.store.load(IDS[1]), pool=here.pool, store=fresh, url=str(tmp_path / "place"))
     place = LocalFiles(str(tmp_path / "place"))
     sent = [chunks.get(place, file.name) for file in (tmp_path / "place" / "chunks").rglob("*.zst")]
     assert len(sent) > 5 and not any(b"another sandbox" in data for data in sent)
 
 
 def test_parts_older_than_the_checkpoint_stay_apart_from_it(here: Side, tmp_path: Path) -> None:
-    old = here.manifests.load(IDS[0])
+    old = here.store.load(IDS[0])
     newer = replace(old, id="20260101-000009-c", parent=IDS[0])
     here.export(newer, str(tmp_path / "place"))
     there = Side(tmp_path / "there")
     got = there.take_in(str(tmp_path / "place"))
     assert got.image is not None and got.files is not None
     assert len({got.id, got.image.id, got.files.id}) == 3
-    assert there.pages.verify(got.image.id) == []
+    assert there.store.verify(got.image.id) == []
     bare = replace(old, id="20260101-000010-d", image=None)
     here.export(bare, str(tmp_path / "place"))
     assert there.take_in(str(tmp_path / "place")).image is None
@@ -179,7 +177,7 @@ def damaged(place: Path) -> Iterator[tuple[Path, str]]:
 
 def test_damage_at_the_place_is_named_and_nothing_is_taken_in(here: Side, tmp_path: Path) -> None:
     place = tmp_path / "place"
-    here.export(here.manifests.load(IDS[0]), str(place))
+    here.export(here.store.load(IDS[0]), str(place))
     there = Side(tmp_path / "there")
     for path, what in damaged(place):
         if path.parent.name == "checkpoints" and what == "gone":
@@ -197,13 +195,13 @@ def test_damage_at_the_place_is_named_and_nothing_is_taken_in(here: Side, tmp_pa
 
 def test_what_is_damaged_there_is_not_built_upon(here: Side, tmp_path: Path) -> None:
     place = tmp_path / "place"
-    here.export(here.manifests.load(IDS[0]), str(place))
+    here.export(here.store.load(IDS[0]), str(place))
     pieces = json.loads((place / "checkpoints" / f"{IDS[0]}.json").read_text())["value"]["image"]
     os.truncate(place / "chunks" / pieces[0]["name"][:2] / pieces[0]["name"], 100)
-    here.export(here.manifests.load(IDS[1]), str(place))
+    here.export(here.store.load(IDS[1]), str(place))
     there = Side(tmp_path / "there")
     got = there.take_in(f"{place}#{IDS[1]}")
-    assert there.pages.verify(got.id) == []
+    assert there.store.verify(got.id) == []
 
 
 def test_an_export_that_breaks_off_is_no_checkpoint(
@@ -221,30 +219,30 @@ def test_an_export_that_breaks_off_is_no_checkpoint(
 
     monkeypatch.setattr(LocalFiles, "_write", counted)
     there = Side(tmp_path / "there")
-    here.export(here.manifests.load(IDS[1]), str(tmp_path / "whole"))
+    here.export(here.store.load(IDS[1]), str(tmp_path / "whole"))
     places = [str(tmp_path / f"place{at}") for at in range(1, total + 1)]
     assert len(places) > 8
     for at, place in enumerate(places, 1):
         total, stop = 0, at
         with pytest.raises(ObjectError, match="the line is dead"):
-            here.export(here.manifests.load(IDS[0]), place)
+            here.export(here.store.load(IDS[0]), place)
         with pytest.raises(UserError, match="no complete checkpoint"):
             there.take_in(place)
     stop = 0
     for place in (places[0], places[len(places) // 2], places[-1]):
-        here.export(here.manifests.load(IDS[0]), place)
+        here.export(here.store.load(IDS[0]), place)
         got = there.take_in(place)
-        assert there.pages.verify(got.id) == []
+        assert there.store.verify(got.id) == []
 
 
 def test_a_failure_of_this_host_undoes_the_import(here: Side, tmp_path: Path) -> None:
-    here.export(here.manifests.load(IDS[0]), str(tmp_path / "place"))
+    here.export(here.store.load(IDS[0]), str(tmp_path / "place"))
     there = Side(tmp_path / "there")
-    with there.pages.database.writing() as db:
+    with there.store.database.writing() as db:
         db.execute("DROP TABLE manifest")
-    with pytest.raises(ObjectError, match="cannot be written"):
+    with pytest.raises(ObjectError, match="cannot be stored"):
         there.take_in(str(tmp_path / "place"))
-    assert there.pool.snapshots() == there.pages.ids() == []
+    assert there.pool.snapshots() == there.store.images() == []
 
 
 def test_urls_that_cannot_be_used(here: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,4 +255,4 @@ def test_urls_that_cannot_be_used(here: Side, tmp_path: Path, monkeypatch: pytes
         here.take_in(str(tmp_path / "nothing"))
     (tmp_path / "file").write_text("x")
     with pytest.raises(ObjectError, match=r"cannot be exported: .*Not a directory: .*file/"):
-        here.export(here.manifests.load(IDS[0]), str(tmp_path / "file"))
+        here.export(here.store.load(IDS[0]), str(tmp_path / "file"))

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_making import manifest
+from image_making import manifest, write
 
 from windtunnel.agents.sandbox.model import Manifest
-from windtunnel.agents.sandbox.store import Manifests, new_id
-from windtunnel.agents.sandbox.store.database import Database
-from windtunnel.agents.sandbox.store.manifests import _KIND as KIND
-from windtunnel.agents.sandbox.store.manifests import VERSION
+from windtunnel.agents.sandbox.store import Store, new_id
+from windtunnel.agents.sandbox.store.store import KIND, VERSION
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
 from windtunnel.store.objects import ObjectError
@@ -36,36 +34,36 @@ def test_every_field_comes_back(one: Manifest) -> None:
 
 
 @pytest.fixture
-def manifests(tmp_path: Path) -> Manifests:
-    return Manifests(Database(tmp_path))
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
 
 
-def put(manifests: Manifests, id: str, data: bytes) -> None:
-    with manifests._database.writing() as db:
+def put(store: Store, id: str, data: bytes) -> None:
+    with store.database.writing() as db:
         db.execute("UPDATE manifest SET data=? WHERE id=?", (compress(data, 1), id))
 
 
-def test_a_manifest_is_written_once(manifests: Manifests, tmp_path: Path) -> None:
+def test_a_manifest_is_written_once(store: Store, tmp_path: Path) -> None:
     one = manifest()
-    manifests.write(one)
-    assert manifests.load(one.id) == Manifests(Database(tmp_path)).find(one.id) == one
+    write(store, one)
+    assert store.load(one.id) == Store(tmp_path).load(one.id) == one
     with pytest.raises(ObjectError, match="already"):
-        manifests.write(replace(one, turn=9))
-    assert manifests.load(one.id) == one and 0 < manifests.stored_bytes(one.id) < 2000
-    manifests.remove(one.id)
-    manifests.remove(one.id)
-    assert manifests.all() == ([], [])
+        write(store, replace(one, turn=9))
+    assert store.load(one.id) == one
+    store.drop([one.id])
+    store.drop([one.id])
+    assert store.all() == ([], [])
     with pytest.raises(ObjectError, match="is not there"):
-        manifests.load(one.id)
+        store.load(one.id)
 
 
-def test_what_is_not_what_was_written_is_refused_by_name(manifests: Manifests) -> None:
+def test_what_is_not_what_was_written_is_refused_by_name(store: Store) -> None:
     for id in "ab":
-        manifests.write(manifest(id))
+        write(store, manifest(id))
     data = seal(KIND, VERSION, manifest("a"))
     for at in range(0, len(data) - 1, 7):
-        put(manifests, "a", data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        good, problems = manifests.all()
+        put(store, "a", data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        good, problems = store.all()
         assert [one.id for one in good] == ["b"]
         assert len(problems) == 1 and problems[0].startswith("manifest a in ")
     for wrong, words in (
@@ -73,9 +71,9 @@ def test_what_is_not_what_was_written_is_refused_by_name(manifests: Manifests) -
         (json.dumps({**json.loads(data), "version": VERSION + 1}).encode(), f"version {VERSION} is read"),
         (seal(KIND, VERSION, manifest("c")), "another checkpoint, c"),
     ):
-        put(manifests, "a", wrong)
+        put(store, "a", wrong)
         with pytest.raises(ObjectError, match=words):
-            manifests.load("a")
+            store.load("a")
 
 
 def test_odd_fields_are_refused() -> None:
@@ -91,18 +89,18 @@ def test_odd_fields_are_refused() -> None:
             unseal(Manifest, KIND, VERSION, seal(KIND, VERSION, changed), "here")
 
 
-def test_find_by_prefix(manifests: Manifests) -> None:
+def test_find_by_prefix(store: Store) -> None:
     with pytest.raises(UserError, match="there is none yet"):
-        manifests.find("x")
+        store.load(store.named("x"))
     for id in ("2026-aa", "2026-ab", "2026-a"):
-        manifests.write(manifest(id))
-    assert manifests.find("2026-ab").id == "2026-ab"
-    assert manifests.find("2026-a").id == "2026-a"
+        write(store, manifest(id))
+    assert store.load(store.named("2026-ab")).id == "2026-ab"
+    assert store.load(store.named("2026-a")).id == "2026-a"
     with pytest.raises(UserError, match="ambiguous: 2026-a, 2026-aa, 2026-ab"):
-        manifests.find("2026")
+        store.load(store.named("2026"))
     for wrong in ("", "9", "../2026-a"):
         with pytest.raises(UserError, match="is not known; the newest are 2026-a, 2026-aa, 2026-ab"):
-            manifests.find(wrong)
+            store.load(store.named(wrong))
 
 
 def test_ids_are_unique_and_sort_by_time() -> None:

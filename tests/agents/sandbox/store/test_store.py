@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_making import cold, content, frames, image, made, page, stored
+from image_making import cold, content, frames, image, keep, made, page, stored
 
-from windtunnel.agents.sandbox.store import PageStore, raw
+from windtunnel.agents.sandbox.store import Store
+from windtunnel.agents.sandbox.store import images as image_pages
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import ObjectError
 
@@ -34,10 +35,10 @@ images = st.dictionaries(
 def test_what_is_kept_comes_back(given_images: list[dict[str, bytes]], like: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        store = PageStore(root / "store")
+        store = Store(root / "store")
         for number, files in enumerate(given_images):
             before = f"c{number - 1}" if like and number else ""
-            kept = store.keep(f"c{number}", made(root / f"in{number}", files), like=before)
+            kept = keep(store, f"c{number}", made(root / f"in{number}", files), like=before)
             assert kept.bytes_raw == sum(map(len, files.values()))
         for each in (store, cold(root / "store")):
             for number, files in enumerate(given_images):
@@ -49,55 +50,55 @@ def test_what_is_kept_comes_back(given_images: list[dict[str, bytes]], like: boo
 
 
 def test_a_later_image_costs_what_changed(tmp_path: Path) -> None:
-    store = PageStore(tmp_path / "store")
+    store = Store(tmp_path / "store")
     some = list(range(1, 200))
-    first = store.keep("a", image(tmp_path / "a", *some))
+    first = keep(store, "a", image(tmp_path / "a", *some))
     some[77] = 250
     for like in ("", "a"):
-        later = store.keep(f"b{like}", image(tmp_path / f"b{like}", *some), like=like)
+        later = keep(store, f"b{like}", image(tmp_path / f"b{like}", *some), like=like)
         assert later.bytes_new < 4 * 4096 < first.bytes_new / 20
-    moved = store.keep("c", image(tmp_path / "c", 251, *some), like="b")
+    moved = keep(store, "c", image(tmp_path / "c", 251, *some), like="b")
     assert moved.bytes_new < 4 * 4096
-    assert store.keep("d", made(tmp_path / "d", {"pages-1.img": bytes(4096 * 3000)})).bytes_new <= 4096
+    assert keep(store, "d", made(tmp_path / "d", {"pages-1.img": bytes(4096 * 3000)})).bytes_new <= 4096
 
 
 def test_an_image_larger_than_what_is_held_in_memory(tmp_path: Path) -> None:
-    store = PageStore(tmp_path / "store")
+    store = Store(tmp_path / "store")
     data = np.random.default_rng(1).bytes(4096 * 9000 + 17)
-    store.keep("a", made(tmp_path / "a", {"pages-1.img": data, "core-1.img": b"x"}))
+    keep(store, "a", made(tmp_path / "a", {"pages-1.img": data, "core-1.img": b"x"}))
     cold(tmp_path / "store").materialise("a", tmp_path / "out")
     assert content(tmp_path / "out") == {"pages-1.img": data, "core-1.img": b"x"}
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    store = PageStore(tmp_path / "store")
-    store.keep("a", image(tmp_path / "a", 1))
+    store = Store(tmp_path / "store")
+    keep(store, "a", image(tmp_path / "a", 1))
     for words, act in {
-        "already": lambda: store.keep("a", tmp_path / "a"),
+        "already": lambda: keep(store, "a", tmp_path / "a"),
         "no image b": lambda: store.materialise("b", tmp_path / "out"),
         "not empty": lambda: store.materialise("a", tmp_path / "a"),
-        "cannot name": lambda: store.keep("../a", tmp_path / "a"),
-        "nothing": lambda: store.keep("b", tmp_path / "nothing"),
+        "cannot name": lambda: keep(store, "../a", tmp_path / "a"),
+        "nothing": lambda: keep(store, "b", tmp_path / "nothing"),
     }.items():
         with pytest.raises(ObjectError, match=words):
             act()
     (tmp_path / "a" / "link").symlink_to("/etc/passwd")
     with pytest.raises(ObjectError, match="link is no plain file"):
-        store.keep("b", tmp_path / "a")
-    assert store.ids() == ["a"]
+        keep(store, "b", tmp_path / "a")
+    assert store.images() == ["a"]
     with store.database.writing() as db:
         db.execute("PRAGMA user_version=2")
     for folder in (tmp_path / "store", tmp_path / "older"):
         (tmp_path / "older" / "images").mkdir(parents=True, exist_ok=True)
         with pytest.raises(UserError, match="name another home"):
-            PageStore(folder)
+            Store(folder)
 
 
 def test_copies_of_images_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw, "LIMIT", 40_000)
-    store = PageStore(tmp_path / "store")
+    monkeypatch.setattr(image_pages, "COPIES_BYTES", 40_000)
+    store = Store(tmp_path / "store")
     for number in range(6):
-        store.keep(f"c{number}", image(tmp_path / f"c{number}", 1, 2, number))
+        keep(store, f"c{number}", image(tmp_path / f"c{number}", 1, 2, number))
     assert sorted(path.name for path in (tmp_path / "store" / "raw").iterdir()) == ["c3", "c4", "c5"]
     store.materialise("c5", tmp_path / "linked")
     assert (tmp_path / "linked" / "pages-1.img").stat().st_nlink == 3
@@ -106,13 +107,13 @@ def test_copies_of_images_stay_within_their_bound(tmp_path: Path, monkeypatch: p
 
 
 def test_forks_do_not_share_their_folders(tmp_path: Path) -> None:
-    store = PageStore(tmp_path / "store")
+    store = Store(tmp_path / "store")
     right = content(image(tmp_path / "a", 1, 2))
-    store.keep("a", tmp_path / "a")
+    keep(store, "a", tmp_path / "a")
     for fork in range(3):
         store.materialise("a", tmp_path / f"fork{fork}")
     shutil.rmtree(tmp_path / "fork0")
-    store.drop("a")
+    store.drop(images=["a"])
     assert content(tmp_path / "fork1") == content(tmp_path / "fork2") == right
 
 
@@ -120,7 +121,7 @@ operations = st.lists(
     st.one_of(
         st.tuples(st.just("keep"), st.lists(st.integers(0, 9), min_size=1, max_size=8)),
         st.tuples(st.just("drop"), st.integers(0, 9)),
-        st.tuples(st.just("collect"), st.sets(st.integers(0, 9))),
+        st.tuples(st.just("collect"), st.none()),
         st.tuples(st.just("open"), st.none()),
     ),
     max_size=14,
@@ -130,61 +131,57 @@ operations = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(operations)
 def test_collect_removes_only_what_nothing_needs(todo: Sequence[tuple[str, object]]) -> None:
-    """Against a model: the set of images, and those that this store has kept itself."""
+    """Against a model: the set of images."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        store = PageStore(root / "store")
+        store = Store(root / "store")
         model: dict[str, tuple[int, ...]] = {}
-        young: set[str] = set()
         for number, (what, value) in enumerate(todo):
             if what == "keep":
-                store.keep(f"c{number}", image(root / f"c{number}", *value))
+                keep(store, f"c{number}", image(root / f"c{number}", *value))
                 model[f"c{number}"] = tuple(value)
-                young.add(f"c{number}")
             elif what == "drop":
-                store.drop(f"c{value}")
+                store.drop(images=[f"c{value}"])
                 model.pop(f"c{value}", None)
             elif what == "collect":
-                needed = {f"c{one}" for one in value}
-                store.collect(needed)
-                model = {id: pages for id, pages in model.items() if id in needed | young}
+                store.collect()
             else:
                 store.close()
-                store, young = PageStore(root / "store"), set()
-            assert store.ids() == sorted(model)
+                store = Store(root / "store")
+            assert store.images() == sorted(model)
         for id in model:
             store.materialise(id, root / f"out-{id}")
             assert content(root / f"out-{id}") == content(root / id)
         for id in list(model):
-            store.drop(id)
-        store.collect([])
+            store.drop(images=[id])
+        store.collect()
         assert frames(store) == 0
 
 
 def test_a_frame_of_which_little_is_needed_is_made_smaller(tmp_path: Path) -> None:
-    store = PageStore(tmp_path / "store")
-    store.keep("a", image(tmp_path / "a", *range(1, 150)))
-    store.keep("b", image(tmp_path / "b", 5, 99, 140, 200))
-    store.drop("a")
-    assert store.collect(["b"]) > 140 * 4096
+    store = Store(tmp_path / "store")
+    keep(store, "a", image(tmp_path / "a", *range(1, 150)))
+    keep(store, "b", image(tmp_path / "b", 5, 99, 140, 200))
+    store.drop(images=["a"])
+    assert store.collect() > 140 * 4096
     assert stored(store) < 24 * 4096
     assert store.database.path.stat().st_size <= stored(store) + 4096
     store = cold(tmp_path / "store")
     store.materialise("b", tmp_path / "out")
     assert content(tmp_path / "out") == content(tmp_path / "b")
     # pages that went are stored again, those that stayed are not
-    assert store.keep("c", image(tmp_path / "c", 5, 7, 99)).bytes_new < 4 * 4096
+    assert keep(store, "c", image(tmp_path / "c", 5, 7, 99)).bytes_new < 4 * 4096
     assert store.verify("c") == []
 
 
 def test_threads_keep_restore_and_collect_at_once(tmp_path: Path) -> None:
-    store = PageStore(tmp_path / "store")
+    store = Store(tmp_path / "store")
     folders = [image(tmp_path / f"c{one}", *range(1, 60), 100 + one) for one in range(24)]
 
     def work(number: int) -> None:
-        store.keep(f"c{number}", folders[number], like=f"c{number - 4}")
+        keep(store, f"c{number}", folders[number], like=f"c{number - 4}")
         if number % 5 == 0:
-            store.collect(store.ids())
+            store.collect()
         if number % 3 == 0:
             store.materialise(f"c{number}", tmp_path / f"mid{number}")
 
@@ -199,7 +196,7 @@ def test_threads_keep_restore_and_collect_at_once(tmp_path: Path) -> None:
 
 def test_what_a_dead_process_was_working_on_is_removed(tmp_path: Path) -> None:
     (tmp_path / "store" / "work" / "left").mkdir(parents=True)
-    store = PageStore(tmp_path / "store")
+    store = Store(tmp_path / "store")
     with store.scratch() as mine:
         (mine / "file").write_text("x")
         assert list((tmp_path / "store" / "work").iterdir()) == [mine]

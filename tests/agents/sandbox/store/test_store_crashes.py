@@ -9,21 +9,22 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hurt import fill
-from image_making import content, frames, image, manifest
+from image_making import content, frames, image, keep, manifest
 
-from windtunnel.agents.sandbox.store import Manifests, PageStore
+from windtunnel.agents.sandbox.store import Store
 from windtunnel.store.objects import ObjectError
 
 
 def kept(folder: Path, id: str, images: Path) -> None:
     """Closed again: no thread may be in SQLite while this process forks."""
-    store = PageStore(folder)
-    store.keep(id, images)
+    store = Store(folder)
+    keep(store, id, images)
     store.close()
 
 
@@ -83,9 +84,11 @@ def test_a_kill_while_a_checkpoint_is_written_costs_only_that_checkpoint(tmp_pat
         image(tmp_path / name, *seeds)
 
     def write(folder: Path, id: str) -> None:
-        store = PageStore(folder)
-        store.keep(id, tmp_path / id)
-        Manifests(store.database).write(manifest(id))
+        store = Store(folder)
+        one = manifest(id)
+        assert one.image is not None
+        with store.writing() as new:
+            new.write(replace(one, image=new.keep(one.image, tmp_path / id)))
         store.close()
 
     there = []
@@ -93,18 +96,19 @@ def test_a_kill_while_a_checkpoint_is_written_costs_only_that_checkpoint(tmp_pat
     for state, died in killed_everywhere(
         tmp_path, lambda folder: write(folder, "a"), lambda folder: write(folder, "new"), sizes=sizes
     ):
-        store = PageStore(state)
-        found, problems = Manifests(store.database).all()
+        store = Store(state)
+        found, problems = store.all()
         there.append([one.id for one in found])
         assert problems == [] and there[-1] in (["a"], ["a", "new"]) and (died or there[-1] == ["a", "new"])
-        assert set(there[-1]) <= set(store.ids()), "a manifest has its image"
-        for id in store.ids():
+        assert there[-1] == store.images()
+        for id in store.images():
             assert store.verify(id) == []
             store.materialise(id, state / f"out-{id}")
             assert content(state / f"out-{id}") == content(tmp_path / id)
-        store.collect(["a"])
+        store.drop(["new"], ["new"])
+        store.collect()
         assert frames(store) == 1
-        store.keep("new", tmp_path / "new")
+        keep(store, "new", tmp_path / "new")
         assert store.verify("new") == []
         store.close()
     assert there[0] == ["a"] and len(there) > len(sizes) + 8
@@ -113,7 +117,7 @@ def test_a_kill_while_a_checkpoint_is_written_costs_only_that_checkpoint(tmp_pat
 def test_a_kill_in_a_large_image_leaves_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windtunnel.agents.sandbox.store.writing._WAITING", 1)
+    monkeypatch.setattr("windtunnel.agents.sandbox.store.images._AT_ONCE", 1)
     image(tmp_path / "a", 1)
     image(tmp_path / "large", *range(1, 900))
     for state, died in killed_everywhere(
@@ -122,9 +126,9 @@ def test_a_kill_in_a_large_image_leaves_nothing_of_it(
         lambda folder: kept(folder, "large", tmp_path / "large"),
         sizes=range(300_000, 3_000_000, 450_000),
     ):
-        store = PageStore(state)
-        assert not died or store.ids() == ["a", "large"] or (store.ids(), frames(store)) == (["a"], 1)
-        assert [store.verify(id) for id in store.ids()] == [[]] * len(store.ids())
+        store = Store(state)
+        assert not died or store.images() == ["a", "large"] or (store.images(), frames(store)) == (["a"], 1)
+        assert [store.verify(id) for id in store.images()] == [[]] * len(store.images())
         store.close()
 
 
@@ -136,36 +140,39 @@ def test_a_kill_while_the_store_is_collected_costs_nothing(tmp_path: Path) -> No
     def prepare(folder: Path) -> None:
         for id in "abc":
             kept(folder, id, tmp_path / id)
+        store = Store(folder)
+        store.drop(images=["a", "c"])
+        store.close()
 
     freed = []
     for state, _ in killed_everywhere(
-        tmp_path, prepare, lambda folder: PageStore(folder).collect(["b"]), sizes=range(4096, 60_000, 7000)
+        tmp_path, prepare, lambda folder: Store(folder).collect(), sizes=range(4096, 60_000, 7000)
     ):
-        store = PageStore(state)
+        store = Store(state)
         store.materialise("b", state / "out")
         assert content(state / "out") == content(tmp_path / "b")
-        freed.append(store.collect(["b"]))
-        assert store.ids() == ["b"] and store.verify("b") == [] and frames(store) == 2
+        freed.append(store.collect())
+        assert store.images() == ["b"] and store.verify("b") == [] and frames(store) == 2
         store.close()
     assert freed[0] > freed[-1] == 0
 
 
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     """The kernel itself refuses, in the middle of a write."""
-    store = PageStore(tmp_path / "store")
-    store.keep("a", image(tmp_path / "a", 1, 2, 3))
+    store = Store(tmp_path / "store")
+    keep(store, "a", image(tmp_path / "a", 1, 2, 3))
     image(tmp_path / "b", *range(1, 150))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
-        with pytest.raises(ObjectError, match="image b cannot be kept"):
-            store.keep("b", tmp_path / "b")
+        with pytest.raises(ObjectError, match="the checkpoint cannot be stored"):
+            keep(store, "b", tmp_path / "b")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, old)
-    assert (store.ids(), frames(store), store.verify("a")) == (["a"], 1, [])
-    store.keep("b", tmp_path / "b")
+    assert (store.images(), frames(store), store.verify("a")) == (["a"], 1, [])
+    keep(store, "b", tmp_path / "b")
     assert store.verify("b") == []
 
 
@@ -181,14 +188,14 @@ def test_a_file_system_that_is_full(tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip("needs to mount a tmpfs")
     try:
-        store = PageStore(small / "store")
-        store.keep("a", tmp_path / "a")
+        store = Store(small / "store")
+        keep(store, "a", tmp_path / "a")
         store.database.settle(whole=True)
         with pytest.raises(ObjectError, match=r"No space left on device.*what was stored before is unharmed"):
-            store.keep("b", tmp_path / "b")
-        assert (store.ids(), store.verify("a")) == (["a"], [])
+            keep(store, "b", tmp_path / "b")
+        assert (store.images(), store.verify("a")) == (["a"], [])
         store.close()
-        store = PageStore(small / "store")
+        store = Store(small / "store")
         filling = fill(small)
         with pytest.raises(ObjectError, match="No space left"):
             store.materialise("a", small / "out")

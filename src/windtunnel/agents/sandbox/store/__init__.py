@@ -1,13 +1,11 @@
 """What is kept of sandboxes: process images page by page, manifests, and their export."""
 
 from windtunnel.agents.sandbox.store.export import destination, export_checkpoint, import_checkpoint
-from windtunnel.agents.sandbox.store.manifests import Manifests, new_id
-from windtunnel.agents.sandbox.store.store import PageStore, StaleCopy
+from windtunnel.agents.sandbox.store.store import StaleCopy, Store, new_id
 
 __all__ = [
-    "Manifests",
-    "PageStore",
     "StaleCopy",
+    "Store",
     "destination",
     "export_checkpoint",
     "import_checkpoint",

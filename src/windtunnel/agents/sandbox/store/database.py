@@ -1,8 +1,8 @@
 """The SQLite file of a home: process images page by page, and the manifests of checkpoints.
 
-Writers follow one another in a write-ahead log, and readers wait for nobody. What is written becomes durable
-with the next manifest at the latest: the log is synced in order, so a manifest that is there after a loss of
-power has all that was written before it. A process that is killed leaves whole transactions only.
+Writers follow one another in a write-ahead log, and readers wait for nobody. A checkpoint is one transaction,
+synced at its end; the log is synced in order, so all that was written before is on the disk then. A process
+that is killed leaves whole transactions only.
 
 One process at a time uses the file (a host holds its home); any number of its threads may.
 """
@@ -18,11 +18,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+import zstandard
+
+from windtunnel.agents.sandbox.store.images import (
+    DIGEST,
+    FRAME,
+    PAGE,
+    Digests,
+    Pages,
+    Places,
+    Recipe,
+    by_frame,
+)
 from windtunnel.base.errors import UserError
+from windtunnel.store.objects.chunks import decompress
+from windtunnel.store.objects.files import ObjectError
 
 NAME = "store.db"
 FORMAT = 3
-PAGE = 4096
 _LOG_BYTES = 8 << 20
 """A log that is longer than this is brought into the file."""
 _SCHEMA = """
@@ -31,7 +45,7 @@ CREATE TABLE frame(id INTEGER PRIMARY KEY, digests BLOB NOT NULL, pages BLOB NOT
 CREATE TABLE page(key INTEGER PRIMARY KEY, place INTEGER NOT NULL);
 CREATE TABLE manifest(id TEXT PRIMARY KEY, data BLOB NOT NULL);
 """
-"""``image.recipe``: see `pages.Recipe`. ``frame``: up to 64 pages as one zstd frame, and 20 bytes of SHA-256
+"""``image.recipe``: see `images.Recipe`. ``frame``: up to 64 pages as one zstd frame, and 20 bytes of SHA-256
 of each. ``page``: where the page lies of whose digest ``key`` is the first 8 bytes."""
 
 
@@ -41,11 +55,6 @@ class Database:
     def __init__(self, folder: Path) -> None:
         """Raises UserError where ``folder`` holds what another version has written."""
         self.path = folder / NAME
-        if (folder / "images").is_dir():
-            raise UserError(
-                f"sandbox: {folder.parent} was made by an earlier version, whose checkpoints are not read; "
-                "name another home (WINDTUNNEL_SANDBOX_HOME), or remove this one"
-            )
         # closing any other descriptor of the file would drop the locks that SQLite holds through its own
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._idle: list[sqlite3.Connection] = []
@@ -53,13 +62,12 @@ class Database:
         self._jobs = ThreadPoolExecutor(1, "windtunnel-store")
         with self.reading() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, FORMAT):
-            raise UserError(
-                f"sandbox: {self.path} has format {version}, and format {FORMAT} is read; name another home "
-                "(WINDTUNNEL_SANDBOX_HOME), or remove this one"
-            )
-        if not version:
-            with self.reading() as db:
+            if version not in (0, FORMAT) or (folder / "images").is_dir():
+                raise UserError(
+                    f"sandbox: {folder} was made by another version, whose checkpoints are not read; "
+                    "name another home (WINDTUNNEL_SANDBOX_HOME), or remove this one"
+                )
+            if not version:
                 db.executescript(
                     f"PRAGMA page_size={PAGE}; PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL; "
                     f"BEGIN; {_SCHEMA} PRAGMA user_version={FORMAT}; COMMIT"
@@ -67,8 +75,8 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one thread; each statement sees what was committed when it began."""
-        with self._told():
+        """A connection for one thread; each statement reads what was committed when it began."""
+        try:
             db = self._idle.pop() if self._idle else self._connect()
             try:
                 yield db
@@ -76,6 +84,10 @@ class Database:
                 db.close()
                 raise
             self._idle.append(db)
+        except sqlite3.Error as error:
+            full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+            words = os.strerror(errno.ENOSPC) if full else str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, words, str(self.path)) from error
 
     @contextlib.contextmanager
     def writing(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
@@ -94,7 +106,7 @@ class Database:
             self._jobs.submit(self.settle)
 
     def used(self, db: sqlite3.Connection) -> int:
-        """Bytes of the file that hold something, as the connection sees it."""
+        """Bytes of the file that hold something, as the connection reads it."""
         (count,), (free,) = (
             db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count")
         )
@@ -133,18 +145,44 @@ class Database:
             self._idle.pop().close()
         os.close(self._file)
 
+    def recipe(self, db: sqlite3.Connection, id: str) -> Recipe:
+        """How an image is put together."""
+        row = db.execute("SELECT recipe FROM image WHERE id=?", (id,)).fetchone()
+        if row is None:
+            raise ObjectError(f"there is no image {id}")
+        return Recipe.unpack(id, row[0])
+
+    def frame(self, db: sqlite3.Connection, number: int) -> tuple[Pages, Digests]:
+        """The pages of a frame, not yet checked against their digests."""
+        row = db.execute("SELECT digests, pages FROM frame WHERE id=?", (number,)).fetchone()
+        if row is None:
+            raise ObjectError(f"frame {number} of {self.path} is missing")
+        try:
+            digests = np.frombuffer(row[0], np.uint8).reshape(-1, DIGEST)
+            plain = decompress(row[1], len(digests) * PAGE)
+        except (ValueError, TypeError, zstandard.ZstdError) as error:
+            raise ObjectError(f"frame {number} of {self.path} is damaged: {error}") from None
+        return np.frombuffer(plain, np.uint8).reshape(-1, PAGE), digests
+
+    def in_use(self, db: sqlite3.Connection) -> dict[int, Places]:
+        """Rows of each frame that images take pages from. Raises ObjectError where that cannot be known."""
+        for table in ("image", "manifest"):
+            (said,) = db.execute(f"PRAGMA quick_check({table})").fetchone()
+            if said != "ok":
+                raise ObjectError(f"nothing is collected while {self.path} is damaged: {said}")
+        used = np.empty(0, np.int64)
+        for id, data in db.execute("SELECT id, recipe FROM image"):
+            try:
+                used = np.union1d(used, Recipe.unpack(id, data).places)
+            except ObjectError as error:
+                raise ObjectError(
+                    f"nothing is collected while an image that is needed is damaged: {error}"
+                ) from None
+        return {number: used[which] % FRAME for number, which in by_frame(used)}
+
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=60, isolation_level=None, check_same_thread=False)
         db.execute("PRAGMA wal_autocheckpoint=0")
         db.execute("PRAGMA cell_size_check=ON")
         db.execute(f"PRAGMA journal_size_limit={4 * _LOG_BYTES}")
         return db
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-            words = os.strerror(errno.ENOSPC) if full else str(error)
-            raise OSError(errno.ENOSPC if full else errno.EIO, words, str(self.path)) from error

@@ -28,9 +28,8 @@ from typing import IO, cast
 
 from windtunnel.agents.sandbox.files import Pool
 from windtunnel.agents.sandbox.model import Manifest
-from windtunnel.agents.sandbox.store.manifests import Manifests, new_id
-from windtunnel.agents.sandbox.store.pages import LEVEL, files_in
-from windtunnel.agents.sandbox.store.store import PageStore
+from windtunnel.agents.sandbox.store.images import LEVEL, files_in
+from windtunnel.agents.sandbox.store.store import Store, new_id
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import chunks
 from windtunnel.store.objects.files import Files, ObjectError, checked, open_files, told
@@ -77,7 +76,7 @@ def destination(url: str) -> Files:
     return place
 
 
-def export_checkpoint(manifest: Manifest, *, pool: Pool, pages: PageStore, url: str | Files) -> None:
+def export_checkpoint(manifest: Manifest, *, pool: Pool, store: Store, url: str | Files) -> None:
     """Write ``manifest`` and all that it needs to ``url``. A part that was written before a failure is no
     checkpoint there, and does no harm."""
     place = open_files(url)
@@ -85,7 +84,7 @@ def export_checkpoint(manifest: Manifest, *, pool: Pool, pages: PageStore, url: 
         if manifest.id in _complete(place):
             return
         _drop_wrong(place)
-        image = _sent(place, partial(_write_image, pages, manifest.image.id)) if manifest.image else ()
+        image = _sent(place, partial(_write_image, store, manifest.image.id)) if manifest.image else ()
         files = _sent(place, partial(pool.send, manifest.files.id)) if manifest.files else ()
         # the names of what it needs are durable before its own is
         place.settle()
@@ -93,26 +92,46 @@ def export_checkpoint(manifest: Manifest, *, pool: Pool, pages: PageStore, url: 
         place.settle()
 
 
-def import_checkpoint(
-    url: str, *, pool: Pool, pages: PageStore, manifests: Manifests, name: str, key_file: str = ""
-) -> Manifest:
+def import_checkpoint(url: str, *, pool: Pool, store: Store, name: str, key_file: str = "") -> Manifest:
     """Take the checkpoint at ``url`` in, as the first one of sandbox ``name``; returns its new manifest.
 
     ``url`` may end in ``#`` and an id, or the beginning of one; without it the newest one there is meant.
     """
     url, _, wanted = url.partition("#")
-    place = open_files(url)
-    with told(f"the checkpoint {wanted or 'at'} {url} cannot be imported"), pages.scratch() as work:
+    place, id = open_files(url), new_id()
+    with told(f"the checkpoint {wanted or 'at'} {url} cannot be imported"), store.scratch() as work:
         exported = _exported(place, _chosen(place, wanted))
         for stream, held in (("files", exported.files), ("image", exported.image)):
             with (work / stream).open("wb") as out:
                 for piece in chunks.get_all(place, (chunk.name for chunk in held), TRANSFERS):
                     out.write(piece)
-        if exported.image:
-            _read_image(work / "image", work / "images")
-        return _publish(
-            exported.manifest, work / "files", work / "images", pool, pages, manifests, name, key_file
+        old = exported.manifest
+        # parts that were older than the checkpoint stay apart from it: a restore replays shells over them
+        image = old.image and replace(old.image, id=id if old.image.id == old.id else f"{id}-image")
+        files = old.files and replace(
+            old.files, id=id if old.files.id == old.id else f"{id}-files", kind=pool.kind, bytes_new=0
         )
+        if image is not None:
+            _read_image(work / "image", work / "images")
+        try:
+            if files is not None:
+                with (work / "files").open("rb") as source:
+                    pool.receive(files.id, source)
+            with store.writing() as new:
+                if image is not None:
+                    image = new.keep(image, work / "images")
+                # no file of this host is read, and sent to an upstream, because whoever exported it says so
+                spec = replace(old.spec, name=name, proxy_key_file=key_file)
+                manifest = replace(
+                    old, id=id, box=name, parent=None, spec=spec, files=files, image=image, pinned=False
+                )
+                new.write(manifest)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                if files is not None:
+                    pool.drop_snapshot(files.id)
+            raise
+    return manifest
 
 
 def _complete(place: Files) -> list[str]:
@@ -175,10 +194,10 @@ def _sent(place: Files, write: Callable[[IO[bytes]], None]) -> tuple[Chunk, ...]
         return (*found, *[job.result() for job in waiting])
 
 
-def _write_image(pages: PageStore, id: str, out: IO[bytes]) -> None:
+def _write_image(store: Store, id: str, out: IO[bytes]) -> None:
     """A process image as a tar; headers say names and sizes alone, so that equal files are equal bytes."""
-    with pages.scratch() as work, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        pages.materialise(id, work / "images")
+    with store.scratch() as work, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        store.materialise(id, work / "images")
         for name, size in files_in(work / "images"):
             member = tarfile.TarInfo(name)
             member.size = size
@@ -197,50 +216,3 @@ def _read_image(stream: Path, into: Path) -> None:
                     shutil.copyfileobj(cast(IO[bytes], tar.extractfile(member)), made, 1 << 20)
     except tarfile.TarError as error:
         raise ObjectError(f"the stream of an image is damaged: {error}") from error
-
-
-def _publish(
-    old: Manifest,
-    stream: Path,
-    images: Path,
-    pool: Pool,
-    pages: PageStore,
-    manifests: Manifests,
-    name: str,
-    key_file: str,
-) -> Manifest:
-    """Put files and image where they belong and write the manifest; on a failure all is undone."""
-    id = new_id()
-    # parts that were older than the checkpoint stay told apart from it: a restore replays shells over them
-    image = old.image and replace(old.image, id=id if old.image.id == old.id else f"{id}-image")
-    files = old.files and replace(
-        old.files, id=id if old.files.id == old.id else f"{id}-files", kind=pool.kind, bytes_new=0
-    )
-    try:
-        if files is not None:
-            with stream.open("rb") as source:
-                pool.receive(files.id, source)
-        if image is not None:
-            kept = pages.keep(image.id, images)
-            image = replace(image, bytes_raw=kept.bytes_raw, bytes_new=kept.bytes_new)
-        manifest = replace(
-            old,
-            id=id,
-            box=name,
-            parent=None,
-            # no file of this host is read, and sent to an upstream, because whoever exported it says so
-            spec=replace(old.spec, name=name, proxy_key_file=key_file),
-            files=files,
-            image=image,
-            pinned=False,
-        )
-        manifests.write(manifest)
-    except BaseException:
-        with contextlib.suppress(Exception):
-            if files is not None:
-                pool.drop_snapshot(files.id)
-        with contextlib.suppress(Exception):
-            if image is not None:
-                pages.drop(image.id)
-        raise
-    return manifest

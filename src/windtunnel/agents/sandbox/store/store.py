@@ -1,73 +1,75 @@
-"""Process images, kept page by page: what an image shares with any earlier one is stored once.
+"""The checkpoints of a home: process images, kept page by page, and manifests.
 
-An image is one transaction on the `Database`: its new pages, in compressed frames, and its recipe. So a crash
-at any point leaves the images that were there, and nothing else. ``collect``, one transaction too, removes
-frames of which nothing is needed, and makes those smaller of which less than half is: pages that are not
-become zeros, and those that stay keep their places.
+A checkpoint is one transaction on the `Database`: the new pages of its image in compressed frames, the
+image's recipe, and its manifest, which is never replaced. What it shares with any earlier image is stored
+once. ``collect``, one transaction too, removes frames of which nothing is needed, and makes those smaller of
+which less than half is: pages that are not become zeros, and those that stay keep their places.
 
-A page that equals the one in the same place of the image before (``like``) is not even hashed. The newest
-images also stay as they were written (see `RawImages`); what is restored from them is hashed all the same.
-Every page is checked whenever it is read. A frame in which damage was found is looked up no more, so such
-pages are stored anew with the next image that has them.
+The newest images also stay as they were written (`Copies`); what is restored from them is hashed all the
+same. Every page is checked whenever it is read, and every manifest is sealed. A frame in which damage was
+found is looked up no more, so such pages are stored anew with the next image that has them.
 
 Source: Crab (arXiv 2604.28138), section 5, keeps whole dumps; pages addressed by content are ours.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import errno
 import os
+import secrets
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from windtunnel.agents.sandbox.model import ImagePart, Manifest
 from windtunnel.agents.sandbox.store.database import Database
-from windtunnel.agents.sandbox.store.pages import (
+from windtunnel.agents.sandbox.store.images import (
     DIGEST,
     FRAME,
     LEVEL,
     PAGE,
-    WINDOW,
+    Before,
+    Copies,
     Digests,
-    Pages,
     Places,
     Recipe,
+    Writer,
     by_frame,
     digests_of,
     files_in,
     keys_of,
-    page_count,
     windows,
     zeros,
 )
-from windtunnel.agents.sandbox.store.raw import RawImages
-from windtunnel.agents.sandbox.store.writing import Before, Writer
-from windtunnel.base.atomic import write_all
+from windtunnel.base.errors import UserError
 from windtunnel.store.objects.chunks import compress, decompress, in_order
 from windtunnel.store.objects.files import ObjectError, checked, told
+from windtunnel.store.objects.manifest import seal, unseal
 
+VERSION = 3
+KIND = "manifest of a sandbox"
 _AHEAD = 4
 """Frames that are read at once in a scrub."""
 
 
-@dataclass(frozen=True)
-class StoredImage:
-    """What ``keep`` stored. ``bytes_raw``: size of the image; ``bytes_new``: by how much the store grew."""
-
-    bytes_raw: int
-    bytes_new: int
+def new_id() -> str:
+    """An id for a checkpoint: sorts by time (UTC, seconds), and is unique."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
 
 
 class StaleCopy(ObjectError):
-    """The copy of an image in the cache was not what was kept, and is dropped; the store has the image."""
+    """The copy of an image was not what was kept, and is dropped; the store has the image."""
 
 
 @dataclass(frozen=True)
@@ -78,54 +80,162 @@ class Scrubbed:
     damage: dict[str, list[str]]
 
 
-class PageStore:
-    """The images in ``folder``, which one process holds. Any method may be called from several threads."""
+class Writing:
+    """A checkpoint that is being written: it exists when the block of `Store.writing` has ended."""
 
-    def __init__(self, folder: Path) -> None:
-        with told(f"the page store {folder} cannot be opened"):
-            folder.mkdir(parents=True, exist_ok=True)
-            self.database = Database(folder)
-            self._raw = RawImages(folder / "raw")
-            self._work = folder / "work"
-            shutil.rmtree(self._work, ignore_errors=True)
-            self._work.mkdir()
-        self._damaged: set[int] = set()
-        self._jobs = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "windtunnel-pages")
-        self._young: set[str] = set()
+    def __init__(self, store: Store, db: sqlite3.Connection) -> None:
+        self._store, self._db = store, db
+        self.images: dict[str, Path] = {}
 
-    def keep(self, id: str, images: Path, *, like: str = "") -> StoredImage:
-        """Store the folder ``images`` under ``id``; durable with the next manifest. The folder stays the
-        caller's.
+    def keep(self, part: ImagePart, images: Path, *, like: str = "") -> ImagePart:
+        """Store the folder ``images``, which stays the caller's; ``part`` with what that takes.
 
         ``like``: an image that is probably much the same, best the one before of the same sandbox.
         """
-        with told(f"image {checked(id)} cannot be kept"):
-            if id in self.ids():
-                raise ObjectError(f"there is an image {id} already, and an image is never replaced")
-            folder = self._raw.folder(like) if like else None
-            self._young.add(id)
+        used, before = self._store.database.used(self._db), self._store.before(self._db, like)
+        try:
+            size = Writer(self._db, self._store.damaged, before).keep(checked(part.id), images)
+        except sqlite3.IntegrityError:
+            raise ObjectError(f"there is an image {part.id} already, and one is never replaced") from None
+        self.images[part.id] = images
+        return replace(part, bytes_raw=size, bytes_new=self._store.database.used(self._db) - used)
+
+    def write(self, manifest: Manifest) -> None:
+        data = compress(seal(KIND, VERSION, manifest), LEVEL)
+        try:
+            self._db.execute("INSERT INTO manifest VALUES(?,?)", (checked(manifest.id), data))
+        except sqlite3.IntegrityError:
+            raise ObjectError(
+                f"there is a manifest {manifest.id} already, and one is never replaced"
+            ) from None
+
+
+class Store:
+    """The checkpoints in ``folder``, which one process holds. Any method may be called from several threads,
+    and raises ObjectError."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError where another version has written it."""
+        with told(f"the store {folder} cannot be opened"):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.database = Database(folder)
+            self._copies = Copies(folder / "raw")
+            self._work = folder / "work"
+            shutil.rmtree(self._work, ignore_errors=True)
+            self._work.mkdir()
+        self.damaged: set[int] = set()
+        self._jobs = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "windtunnel-pages")
+
+    # --- writing
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Writing]:
+        """What is written within the block is on the disk after it, or else nothing of it is."""
+        with told("the checkpoint cannot be stored"):
             try:
-                with self.database.writing() as db:
-                    before: Before | None = None
-                    if folder is not None:
-                        with contextlib.suppress(ObjectError):
-                            before = folder, _recipe(db, like)
-                    used = self.database.used(db)
-                    size = Writer(db, self._jobs, self._damaged).keep(id, images, before)
-                    grown = self.database.used(db) - used
+                with self.database.writing(durable=True) as db:
+                    new = Writing(self, db)
+                    yield new
             except BaseException:
-                self._young.discard(id)
                 with contextlib.suppress(OSError):  # what was begun of it gives its room back
                     self.database.settle(whole=True)
                 raise
-            self._raw.put(id, images)
-        return StoredImage(size, grown)
+        for id, images in new.images.items():
+            self._copies.put(id, images)
+
+    def before(self, db: sqlite3.Connection, id: str) -> Before | None:
+        """The copy of that image, if there is one."""
+        if (folder := self._copies.folder(id)) is not None:
+            with contextlib.suppress(ObjectError):
+                return Before(folder, self.database.recipe(db, id))
+        return None
+
+    def drop(self, manifests: Iterable[str] = (), images: Iterable[str] = ()) -> None:
+        """Forget these, as far as they are there. Bytes go when `collect` finds that no other image needs
+        them."""
+        gone = tuple(images)
+        with told("checkpoints cannot be dropped"), self.database.writing() as db:
+            db.executemany("DELETE FROM manifest WHERE id=?", [(checked(id),) for id in manifests])
+            db.executemany("DELETE FROM image WHERE id=?", [(checked(id),) for id in gone])
+        for id in gone:
+            self._copies.forget(id)
+
+    def collect(self) -> int:
+        """Remove the pages that no image has; returns bytes freed. Where one cannot be read nothing is
+        removed, since its pages are not known."""
+        with told("the store cannot be collected"):
+            with self.database.writing() as db:
+                before = self.database.used(db)
+                used = self.database.in_use(db)
+                for (number,) in db.execute("SELECT id FROM frame").fetchall():
+                    self._thin(db, number, used.get(number, np.empty(0, np.int64)))
+                freed = before - self.database.used(db)
+            self.database.shrink()
+        return freed
+
+    # --- manifests
+
+    def load(self, id: str) -> Manifest:
+        """The manifest of a checkpoint."""
+        where = f"manifest {id} in {self.database.path}"
+        with told(f"manifest {id} cannot be read"), self.database.reading() as db:
+            row = db.execute("SELECT data FROM manifest WHERE id=?", (checked(id),)).fetchone()
+        if row is None:
+            raise ObjectError(f"checkpoint {id} is not there")
+        try:
+            plain = decompress(row[0], zstandard.frame_content_size(row[0]))
+        except (zstandard.ZstdError, TypeError) as error:
+            raise ObjectError(f"{where} is damaged: {error}") from None
+        manifest = unseal(Manifest, KIND, VERSION, plain, where)
+        if manifest.id != id:
+            raise ObjectError(f"{where} is the manifest of another checkpoint, {manifest.id}")
+        return manifest
+
+    def named(self, prefix: str) -> str:
+        """The id that is ``prefix``, or the only one that begins with it; readable or not."""
+        ids = self.ids()
+        found = [prefix] if prefix in ids else [id for id in ids if prefix and id.startswith(prefix)]
+        if not found:
+            known = f"the newest are {', '.join(ids[-3:])}" if ids else "there is none yet"
+            raise UserError(f"checkpoint {prefix!r} is not known; {known}")
+        if len(found) > 1:
+            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+            raise UserError(f"checkpoint {prefix!r} is ambiguous: {', '.join(found[:5])}{more}")
+        return found[0]
+
+    def all(self) -> tuple[list[Manifest], list[str]]:
+        """Those that can be read, in the order of their ids, and what is wrong with each of the others."""
+        good, problems = [], []
+        for id in self.ids():
+            try:
+                good.append(self.load(id))
+            except ObjectError as error:
+                problems.append(str(error))
+        return good, problems
+
+    def ids(self) -> list[str]:
+        """Of all checkpoints that there are, readable or not, sorted."""
+        return self._ids("manifest")
+
+    def images(self) -> list[str]:
+        return self._ids("image")
+
+    def _ids(self, table: str) -> list[str]:
+        with told("the store cannot be read"), self.database.reading() as db:
+            return [str(id) for (id,) in db.execute(f"SELECT id FROM {table} ORDER BY id")]
+
+    def forget(self) -> None:
+        """What is read next comes from the disk, whatever is remembered of it."""
+        with told("the store cannot be read"):
+            self.database.forget()
+
+    # --- images
 
     def materialise(self, id: str, into: Path) -> None:
         """Write the files of an image into the folder ``into``, which must be empty or not there yet.
 
         Every byte is one that was kept, or ObjectError names what is damaged and nothing is left in ``into``.
-        The files may share their bytes with a cache, so they must not be written to.
+        The files may share their bytes with a copy, so they must not be written to.
         """
         try:
             self.begin(id, into)()
@@ -135,7 +245,7 @@ class PageStore:
             self.begin(id, into)()
 
     def begin(self, id: str, into: Path) -> Callable[[], None]:
-        """`materialise`, of which the check of bytes that come from the cache may still be under way.
+        """`materialise`, of which the check of bytes that come from a copy may still be under way.
 
         What is returned waits for it, and raises StaleCopy when they are not those that were kept.
         """
@@ -145,7 +255,7 @@ class PageStore:
             into.mkdir(parents=True, exist_ok=True)
             if any(into.iterdir()):
                 raise ObjectError(f"the folder {into} for image {id} is not empty")
-            if self._raw.give(id, into):
+            if self._copies.give(id, into):
                 return self._jobs.submit(self._confirm, id, recipe, into).result
             try:
                 self._write_out(recipe, into)
@@ -157,45 +267,13 @@ class PageStore:
                 if isinstance(error, ObjectError):
                     raise ObjectError(f"image {id} is damaged: {'; '.join(self.verify(id))}") from error
                 raise
-            self._raw.put(id, into)
+            self._copies.put(id, into)
         return lambda: None
 
     def recipe(self, id: str) -> Recipe:
         """How an image is put together."""
         with told(f"image {id} cannot be read"), self.database.reading() as db:
-            return _recipe(db, checked(id))
-
-    def ids(self) -> list[str]:
-        with told("the page store cannot be read"), self.database.reading() as db:
-            return [str(id) for (id,) in db.execute("SELECT id FROM image ORDER BY id")]
-
-    def drop(self, id: str) -> None:
-        """Forget an image, if there is one. Its bytes go when ``collect`` finds that no other needs them."""
-        self._young.discard(id)
-        with told(f"image {id} cannot be dropped"), self.database.writing() as db:
-            db.execute("DELETE FROM image WHERE id=?", (checked(id),))
-        self._raw.forget(id)
-
-    def collect(self, needed: Iterable[str]) -> int:
-        """Drop all images but the ``needed`` ones, and the pages that no other has; returns bytes freed.
-
-        Images that this process has kept stay until ``drop`` names them: what needs them may be about to be
-        written. When a needed image cannot be read nothing is removed, since its pages are not known.
-        """
-        with told("the page store cannot be collected"):
-            with self.database.writing() as db:
-                before = self.database.used(db)
-                wanted = {*needed, *self._young}
-                gone = [id for (id,) in db.execute("SELECT id FROM image") if id not in wanted]
-                db.executemany("DELETE FROM image WHERE id=?", [(id,) for id in gone])
-                used = self._in_use(db)
-                for (number,) in db.execute("SELECT id FROM frame").fetchall():
-                    self._thin(db, number, used.get(number, np.empty(0, np.int64)))
-                freed = before - self.database.used(db)
-            for id in gone:
-                self._raw.forget(id)
-            self.database.shrink()
-        return freed
+            return self.database.recipe(db, checked(id))
 
     def verify(self, id: str) -> list[str]:
         """Read every page of an image from the disk; what is damaged, in words."""
@@ -208,7 +286,7 @@ class PageStore:
         """
         damage: dict[str, list[str]] = {}
         recipes: dict[str, Recipe] = {}
-        with told("the page store cannot be scrubbed"):
+        with told("the store cannot be scrubbed"):
             self.database.forget()
             for id in ids:
                 try:
@@ -217,26 +295,26 @@ class PageStore:
                     damage[id] = [str(error)]
             frames = sorted({frame for recipe in recipes.values() for frame in recipe.frames()})
             read, wrong = 0, dict[int, tuple[Places, str]]()
-            for number, (size, rows, why) in zip(frames, in_order(self._look, frames, _AHEAD), strict=True):
+            for number, (size, rows, why) in zip(frames, in_order(self._read, frames, _AHEAD), strict=True):
                 read += size
                 if why:
                     wrong[number] = rows, why
-            self._damaged.difference_update(frames)
-            self._damaged |= wrong.keys()
+            self.damaged.difference_update(frames)
+            self.damaged |= wrong.keys()
             if wrong:
                 # where the disk is full, this process remembers it all the same
                 with contextlib.suppress(OSError), self.database.writing() as db:
                     db.executemany("DELETE FROM page WHERE place/?=?", [(FRAME, number) for number in wrong])
             for id, recipe in recipes.items():
-                damage[id] = _hit(recipe, wrong)
+                damage[id] = _damage_of(recipe, wrong)
                 if damage[id]:
-                    self._raw.forget(id)
+                    self._copies.forget(id)
         return Scrubbed(read, damage)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A folder for the time being, on the disk of the store."""
-        with told("the page store has no room to work in"):
+        with told("the store has no room to work in"):
             folder = Path(tempfile.mkdtemp(dir=self._work))
         try:
             yield folder
@@ -257,7 +335,7 @@ class PageStore:
         return found
 
     def _confirm(self, id: str, recipe: Recipe, images: Path) -> None:
-        """Raises StaleCopy when the files of an image that came from the cache are not those kept."""
+        """Raises StaleCopy when the files of an image that came from a copy are not those kept."""
         with contextlib.suppress(ObjectError, OSError, ValueError, IndexError, TypeError):
             if files_in(images) == list(recipe.files):
                 right = self._digests(recipe)
@@ -268,67 +346,43 @@ class PageStore:
                         if not np.array_equal(digests, right[begin + first :][: len(pages)]):
                             raise ObjectError(name)
                 return
-        self._raw.forget(id)
-        raise StaleCopy(f"the copy of image {id} in the cache is damaged")
+        self._copies.forget(id)
+        raise StaleCopy(f"the copy of image {id} is damaged")
 
     def _write_out(self, recipe: Recipe, into: Path) -> None:
-        """Write every file of an image. While some pages are written the next are read."""
-        buffers = [np.empty((min(WINDOW, len(recipe.places)), PAGE), np.uint8) for _ in range(2)]
-        for name, _ in recipe.files:
-            os.close(os.open(into / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        written: list[Future[None]] = []
-        try:
-            for turn, first in enumerate(range(0, len(recipe.places), WINDOW)):
-                places = recipe.places[first : first + WINDOW]
-                pages = buffers[turn % 2][: len(places)]
-                pages[places == 0] = 0
-                reads = [self._jobs.submit(self._fill, *each, places, pages) for each in by_frame(places)]
-                wait(reads)
-                for job in (*reads, *written):
-                    job.result()
-                written = [self._jobs.submit(_spread, recipe, into, first, pages)]
-            for job in written:
-                job.result()
-        finally:
+        """Write every file of an image; pages of zeros are holes."""
+        files: list[tuple[int, int, int]] = []
+        with contextlib.ExitStack() as held:
+            for name, size, first in recipe.begins():
+                file = os.open(into / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                held.callback(os.close, file)
+                os.ftruncate(file, size)
+                files.append((first, size, file))
+            jobs = [
+                self._jobs.submit(self._fill, number, which, recipe.places[which] % FRAME, files)
+                for number, which in by_frame(recipe.places)
+            ]
             # the caller removes the folder after a failure; nothing may write to it then
-            wait(written)
+            wait(jobs)
+            for job in jobs:
+                job.result()
 
-    def _fill(self, number: int, which: NDArray[np.intp], places: Places, pages: Pages) -> None:
-        """Put those of the ``pages`` that lie in a frame where they belong, each checked."""
+    def _fill(
+        self, number: int, which: NDArray[np.intp], rows: Places, files: list[tuple[int, int, int]]
+    ) -> None:
+        """Write the ``rows`` of a frame, each checked, to the pages ``which`` of an image. ``files``: number
+        of the first page, size and descriptor of each."""
         with self.database.reading() as db:
-            held, digests = self._frame(db, number)
-        rows = places[which] % FRAME
+            held, digests = self.database.frame(db, number)
         if rows.max() >= len(held) or (digests_of(held[rows]) != digests[rows]).any():
             raise ObjectError(f"frame {number} of {self.database.path} is damaged")
-        pages[which] = held[rows]
-
-    def _frame(self, db: sqlite3.Connection, number: int) -> tuple[Pages, Digests]:
-        """The pages of a frame, not yet checked against their digests."""
-        row = db.execute("SELECT digests, pages FROM frame WHERE id=?", (number,)).fetchone()
-        if row is None:
-            raise ObjectError(f"frame {number} of {self.database.path} is missing")
-        try:
-            digests = np.frombuffer(row[0], np.uint8).reshape(-1, DIGEST)
-            plain = decompress(row[1], len(digests) * PAGE)
-        except (ValueError, TypeError, zstandard.ZstdError) as error:
-            raise ObjectError(f"frame {number} of {self.database.path} is damaged: {error}") from None
-        return np.frombuffer(plain, np.uint8).reshape(-1, PAGE), digests
-
-    def _in_use(self, db: sqlite3.Connection) -> dict[int, Places]:
-        """Rows of each frame that images take pages from. Raises ObjectError where that cannot be known."""
-        for table in ("image", "manifest"):
-            (said,) = db.execute(f"PRAGMA quick_check({table})").fetchone()
-            if said != "ok":
-                raise ObjectError(f"nothing is collected while {self.database.path} is damaged: {said}")
-        used = np.empty(0, np.int64)
-        for id, data in db.execute("SELECT id, recipe FROM image"):
-            try:
-                used = np.union1d(used, Recipe.unpack(id, data).places)
-            except ObjectError as error:
-                raise ObjectError(
-                    f"nothing is collected while an image that is needed is damaged: {error}"
-                ) from None
-        return {number: used[which] % FRAME for number, which in by_frame(used)}
+        begins = [first for first, _, _ in files]
+        for page, row in zip(which.tolist(), rows.tolist(), strict=True):
+            first, size, file = files[bisect.bisect_right(begins, page) - 1]
+            offset = (page - first) * PAGE
+            piece = held[row].data[: size - offset]
+            if os.pwrite(file, piece, offset) != len(piece):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _thin(self, db: sqlite3.Connection, number: int, used: Places) -> None:
         """Remove a frame of which nothing is used; make one smaller of which less than half is."""
@@ -343,7 +397,7 @@ class PageStore:
         db.executemany("DELETE FROM page WHERE key=? AND place=?", zip(keys, places, strict=True))
         if len(used):
             try:
-                pages, digests = (each.copy() for each in self._frame(db, number))
+                pages, digests = (each.copy() for each in self.database.frame(db, number))
             except ObjectError:
                 return
             pages[gone], digests[gone] = 0, 0
@@ -351,13 +405,13 @@ class PageStore:
             db.execute("UPDATE frame SET digests=?, pages=? WHERE id=?", (digests.tobytes(), packed, number))
         else:
             db.execute("DELETE FROM frame WHERE id=?", (number,))
-            self._damaged.discard(number)
+            self.damaged.discard(number)
 
-    def _look(self, number: int) -> tuple[int, Places, str]:
+    def _read(self, number: int) -> tuple[int, Places, str]:
         """Bytes of a frame, its rows that are damaged, and why."""
         try:
             with self.database.reading() as db:
-                pages, digests = self._frame(db, number)
+                pages, digests = self.database.frame(db, number)
                 (size,) = db.execute("SELECT length(pages) FROM frame WHERE id=?", (number,)).fetchone()
         except (ObjectError, OSError) as error:
             return 0, np.arange(FRAME), str(error)
@@ -366,14 +420,7 @@ class PageStore:
         return int(size) + digests.size, wrong, f"{count} their digests" if len(wrong) else ""
 
 
-def _recipe(db: sqlite3.Connection, id: str) -> Recipe:
-    row = db.execute("SELECT recipe FROM image WHERE id=?", (id,)).fetchone()
-    if row is None:
-        raise ObjectError(f"there is no image {id}")
-    return Recipe.unpack(id, row[0])
-
-
-def _hit(recipe: Recipe, wrong: Mapping[int, tuple[Places, str]]) -> list[str]:
+def _damage_of(recipe: Recipe, wrong: Mapping[int, tuple[Places, str]]) -> list[str]:
     """In words, what an image takes from damaged pages."""
     found = []
     for number in sorted(wrong.keys() & set(recipe.frames())):
@@ -382,14 +429,3 @@ def _hit(recipe: Recipe, wrong: Mapping[int, tuple[Places, str]]) -> list[str]:
         if count := int(np.isin(own, rows).sum()):
             found.append(f"{count} of its pages: {why}")
     return found
-
-
-def _spread(recipe: Recipe, into: Path, first: int, pages: Pages) -> None:
-    """Write some pages of the image, of which the first is number ``first``, to the files they belong to."""
-    for name, size, begin in recipe.begins():
-        low, high = max(begin, first), min(begin + page_count(size), first + len(pages))
-        if low < high:
-            at = (low - begin) * PAGE
-            with open(into / name, "r+b", buffering=0) as file:
-                file.seek(at)
-                write_all(file.fileno(), pages[low - first : high - first].reshape(-1).data[: size - at])
