@@ -15,7 +15,8 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -32,82 +33,62 @@ from windtunnel.linux.network import remove_link
 def leftovers(home: Home, boxes: Iterable[str]) -> list[str]:
     """In words: control groups, network namespaces, /dev and network devices of this home that none of
     ``boxes`` owns."""
-    owned = set(boxes)
-    if os.geteuid() != 0:
-        return [f"processes of sandbox {name}" for name in sorted(_running(home) - owned)]
-    found = [f"control group of sandbox {name}" for name in sorted(_groups(home) - owned)]
-    found += [f"network namespace of sandbox {name}" for name in sorted(_namespaces(home) - owned)]
-    found += [f"/dev of sandbox {name}" for name in sorted(_walls(home) - owned)]
-    found += [f"network device {name}" for name in sorted(_devices(home, owned))]
-    return found
+    return [words for words, _ in _unclaimed(home, set(boxes))]
 
 
 def collect(home: Home, boxes: Iterable[str]) -> list[str]:
-    """Remove what `leftovers` finds, killing what runs in such control groups. Returns what was removed."""
+    """Remove what `leftovers` finds, killing what runs in such control groups. Returns what was removed.
+    Raises MachineError for what does not end."""
     owned = set(boxes)
-    found = leftovers(home, owned)
-    failed: list[str] = []
-    held: list[Cgroup | Group] = [Cgroup(home.tag, name) for name in _groups(home) - owned]
-    held += [Group(home, name) for name in _running(home) - owned]
-    for group in held:
+    found, failed = _unclaimed(home, owned), list[str]()
+    for _, remove in found:
         try:
-            group.kill()
-            group.remove()
+            with contextlib.suppress(OSError):  # gone meanwhile
+                remove()
         except MachineError as error:
             failed.append(str(error))
-    for name in _namespaces(home) - owned:
-        with contextlib.suppress(MachineError, OSError):
-            network.remove(home, name)
-    for name in _walls(home) - owned:
-        with contextlib.suppress(MachineError):
-            walls.release(home, name)
-    for name in _devices(home, owned):
-        with contextlib.suppress(OSError):
-            remove_link(name)
-    still = set(leftovers(home, owned))
     if failed:
         raise MachineError("; ".join(failed))
-    return [line for line in found if line not in still]
+    still = leftovers(home, owned)
+    return [words for words, _ in found if words not in still]
 
 
-def _running(home: Home) -> set[str]:
-    """Sandboxes without root whose init runs."""
-    if os.geteuid() == 0 or not home.boxes.is_dir():
-        return set()
-    return {file.parent.name for file in home.boxes.glob(f"*/{INIT}") if Group(home, file.parent.name).init()}
+def _unclaimed(home: Home, owned: set[str]) -> list[tuple[str, Callable[[], None]]]:
+    """What none of ``owned`` has: in words, and how it is removed."""
+
+    def named(pattern: str, there: Callable[[Path], bool]) -> list[str]:
+        """Sandboxes whose folder has such an entry, which is not only a name."""
+        names = {path.parent.name for path in home.boxes.glob(f"*/{pattern}") if there(path)}
+        return sorted(names - owned)
+
+    def end(group: Cgroup | Group) -> None:
+        group.kill()
+        group.remove()
+
+    if os.geteuid() != 0:
+        running = named(INIT, lambda path: Group(home, path.parent.name).init() != 0)
+        return [(f"processes of sandbox {name}", partial(end, Group(home, name))) for name in running]
+    found: list[tuple[str, Callable[[], None]]] = []
+    for name in sorted(_groups(home) - owned):
+        found.append((f"control group of sandbox {name}", partial(end, Cgroup(home.tag, name))))
+    for name in named("netns", holds_namespace):
+        found.append((f"network namespace of sandbox {name}", partial(network.remove, home, name)))
+    for name in named("dev", lambda path: walls.held(home, path.parent.name)):
+        found.append((f"/dev of sandbox {name}", partial(walls.release, home, name)))
+    devices = {name for name in psutil.net_if_addrs() if name.startswith(f"wt{home.tag[:5]}")}
+    for name in sorted(devices - {network.device_name(home, box) for box in owned}):
+        found.append((f"network device {name}", partial(remove_link, name)))
+    return found
 
 
 def _groups(home: Home) -> set[str]:
-    if os.geteuid() != 0:
-        return set()
     try:
         mounts = cgroup.mounts()
     except LinuxError:
         return set()
-    names: set[str] = set()
-    for point in (mounts.unified, *mounts.v1.values()):
-        folder = point / f"windtunnel-{home.tag}"
-        if folder.is_dir():
-            names |= {entry.name for entry in folder.iterdir() if entry.is_dir()}
-    return names
-
-
-def _namespaces(home: Home) -> set[str]:
-    if not home.boxes.is_dir():
-        return set()
-    return {path.parent.name for path in home.boxes.glob("*/netns") if holds_namespace(Path(path))}
-
-
-def _walls(home: Home) -> set[str]:
-    if not home.boxes.is_dir():
-        return set()
-    return {path.parent.name for path in home.boxes.glob("*/dev") if walls.held(home, path.parent.name)}
-
-
-def _devices(home: Home, boxes: set[str]) -> set[str]:
-    own = {network.device_name(home, name) for name in boxes}
-    prefix = f"wt{home.tag[:5]}"
-    return {name for name in psutil.net_if_addrs() if name.startswith(prefix)} - own
+    folders = [point / f"windtunnel-{home.tag}" for point in (mounts.unified, *mounts.v1.values())]
+    there = [folder for folder in folders if folder.is_dir()]
+    return {entry.name for folder in there for entry in folder.iterdir() if entry.is_dir()}
 
 
 CONTINUE = (
