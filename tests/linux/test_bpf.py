@@ -1,11 +1,10 @@
-"""BPF maps, programs and the kernel's type data, and what is said where the kernel has or allows none."""
+"""BPF maps and programs, and what is said where the kernel has or allows none."""
 
 from __future__ import annotations
 
 import errno
 import os
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -46,23 +45,3 @@ def test_maps_keep_what_is_put_in_and_programs_are_verified() -> None:
     with pytest.raises(LinuxError, match="refused the program for sys_exit") as refused:
         bpf.loaded(bpf.Program("sys_exit", EXIT_ALONE, ()), {})
     assert "R0" in str(refused.value)
-
-
-def test_a_kernel_without_type_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LinuxError, match="no kernel type data"):
-        bpf.kernel_types(tmp_path / "vmlinux")
-    (tmp_path / "short").write_bytes(b"\x9f\xeb\x01")
-    with pytest.raises(LinuxError, match="cut short"):
-        bpf.kernel_types(tmp_path / "short")
-
-
-def test_offsets_are_found_by_name() -> None:
-    if not bpf.VMLINUX.exists():
-        pytest.skip("this kernel carries no type data")
-    types = bpf.kernel_types()
-    assert types.offset("list_head.next") == 0
-    assert types.offset("list_head.nowhere|prev") == 8
-    with pytest.raises(LinuxError, match="no field nowhere"):
-        types.offset("list_head.nowhere")
-    with pytest.raises(LinuxError, match="no struct nothing_of_the_kind"):
-        types.offset("nothing_of_the_kind.next")

@@ -7,7 +7,6 @@ are kept by slot, so that a storm in one sandbox puts no other in doubt.
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import select
@@ -19,22 +18,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windtunnel.agents.sandbox.errors import InspectError
-from windtunnel.agents.sandbox.inspect.syscalls import DOUBTS, rules_of
-from windtunnel.linux import LinuxError, bpf
-from windtunnel.linux.bpf import Ring
+from windtunnel.agents.sandbox.inspect.syscalls import DOUBTS, NUMBERS, rules_of
+from windtunnel.linux import LinuxError, bpf, libbpf
 
-OBJECT = bpf.Object(Path(__file__).parent / "bpf" / "turn.bpf.c", "windtunnel.agents.sandbox.inspect.kernel")
+OBJECT = bpf.Object(
+    Path(__file__).parent / "bpf" / "turn.bpf.c", "windtunnel.agents.sandbox.inspect.kernel", typed=True
+)
+TRACEPOINTS = ("sys_exit", "sched_process_exec", "sched_process_exit", "signal_generate")
+"""Of the kernel; each has the program of its name."""
 SLOTS = 1024
-RING = 1 << 22
 DOUBTS_EACH = 16
 CUT = 1
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 _HEADER = struct.Struct("<IIHHBBxxIIIHHHH")
-_REGISTERS = {
-    "x86_64": ("orig_ax", ("di", "si", "dx", "r10", "r8", "r9")),
-    "aarch64": ("syscallno", ("orig_x0", *(f"regs+{8 * number}" for number in range(1, 6)))),
-}
-_FOREIGN = {"x86_64": ("thread_info.status", 2), "aarch64": ("thread_info.flags", 1 << 22)}
 
 
 class Event(NamedTuple):
@@ -88,40 +84,15 @@ def decoded(record: bytes) -> tuple[int, Event]:
     )
 
 
-@functools.cache
-def _configuration() -> bytes:
-    """``struct config`` of the program, for this kernel."""
-    types, machine = bpf.kernel_types(), platform.machine()
-    number, registers = _REGISTERS[machine]
-    foreign, mask = _FOREIGN[machine]
-
-    def register(name: str) -> int:
-        field, _, plus = name.partition("+")
-        return types.offset(f"pt_regs.{field}") + int(plus or 0)
-
-    fields = (
-        "task_struct.fs", "task_struct.files", "task_struct.signal", "task_struct.tgid",
-        f"task_struct.{foreign}", mask, "fs_struct.root", "fs_struct.pwd", "path.dentry",
-        "files_struct.fdt", "fdtable.max_fds", "fdtable.fd", "file.f_path|__f_path", "file.f_inode",
-        "file.f_mode", "dentry.d_parent", "dentry.d_name|__d_name.name", "dentry.d_sb", "inode.i_mode",
-        "inode.i_sb", "inode.i_ino", "inode.i_nlink|__i_nlink", "super_block.s_dev", "signal_struct.live",
-        "kernel_siginfo.si_code",
-    )  # fmt: skip
-    values = [field if isinstance(field, int) else types.offset(field) for field in fields]
-    values += [register(number), *map(register, registers)]
-    return struct.pack(f"<{len(values)}I", *values)
-
-
 def missing() -> str:
     """Why the programs cannot be used here, in words; empty when they can."""
     if os.geteuid() != 0:
         return "needs root"
-    if platform.machine() not in _REGISTERS:
+    if platform.machine() not in NUMBERS:
         return f"no program for machines of the kind {platform.machine()}"
     if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
         return "this process is not in the machine's first pid namespace"
     try:
-        _configuration()
         kernel = Kernel(lambda slot, event: None)
         try:
             kernel.open()
@@ -141,9 +112,10 @@ class Kernel:
         self._sink = sink
         self._lock = threading.Lock()
         self._open = False
+        self._loaded: libbpf.Loaded | None = None
         self._maps: dict[str, bpf.Map] = {}
         self._links: list[int] = []
-        self._ring: Ring | None = None
+        self._ring: bpf.Ring | None = None
         self._stop = -1
         self._reader: threading.Thread | None = None
         self.broken = ""
@@ -153,29 +125,14 @@ class Kernel:
         """Load and attach (idempotent). Raises InspectError or OSError; then nothing is attached."""
         if self._open:
             return
-        configuration = _configuration()
         try:
-            self._maps = {
-                "config": bpf.Map(bpf.ARRAY, 4, len(configuration), 1),
-                "rules": bpf.Map(bpf.ARRAY, 4, 8, 512),
-                "slots": bpf.Map(bpf.HASH, 8, 8, SLOTS),
-                "counts": bpf.Map(bpf.HASH, 8, 24, 65536),
-                "written": bpf.Map(bpf.LRU_HASH, 24, 4, 65536),
-                "lost": bpf.Map(bpf.ARRAY, 4, 8, SLOTS),
-                "doubts": bpf.Map(bpf.ARRAY, 4, 8, SLOTS * DOUBTS_EACH),
-                "scratch": bpf.Map(bpf.PERCPU_ARRAY, 4, 36 + 16384 + 4096, 1),
-                "ring": bpf.Map(bpf.RINGBUF, 0, 0, RING),
-            }
-            self._maps["config"][bytes(4)] = configuration
+            self._loaded = libbpf.Loaded(OBJECT.locate().read_bytes(), {})
+            self._maps = self._loaded.maps
             for number, rule in rules_of(platform.machine()).items():
                 self._maps["rules"][struct.pack("<I", number)] = rule.packed()
-            self._ring = Ring(self._maps["ring"].fd, RING)
-            for program in OBJECT.programs():
-                code = bpf.loaded(program, self._maps)
-                try:
-                    self._links.append(bpf.attached(code, program.name))
-                finally:
-                    os.close(code)
+            self._ring = bpf.Ring(self._maps["ring"].fd, self._maps["ring"].entries)
+            for name in TRACEPOINTS:
+                self._links.append(bpf.attached(self._loaded.program(name), name))
             self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         except BaseException:
             self._release()
@@ -200,11 +157,11 @@ class Kernel:
             os.close(link)
         if self._ring is not None:
             self._ring.close()
-        for one in self._maps.values():
-            one.close()
+        if self._loaded is not None:
+            self._loaded.close()
         if self._stop >= 0:
             os.close(self._stop)
-        self._links, self._ring, self._maps, self._stop = [], None, {}, -1
+        self._links, self._ring, self._loaded, self._maps, self._stop = [], None, None, {}, -1
 
     def _read(self) -> None:
         assert self._ring is not None

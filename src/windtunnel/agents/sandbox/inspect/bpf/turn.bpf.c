@@ -4,8 +4,8 @@
  * then the cgroup. Arguments are read at the end too: the registers of a call keep them, and by then the
  * kernel has touched the strings, so reading them cannot fault. A path is given as the kernel knows it: the
  * names from the file's (or the directory's) dentry up to the root of its file system, so nothing has to be
- * looked up in /proc of a process that may be gone. Offsets of kernel structures come from the kernel's own
- * type data (BTF) through the map `config`; one object therefore serves every kernel and both machines.
+ * looked up in /proc of a process that may be gone. Fields of the kernel's structures are found by libbpf where
+ * this kernel has them (CO-RE); one object therefore serves every kernel and both machines.
  *
  * Writes send one record for each file and epoch (the epoch moves with each snapshot), so a loop of writes
  * costs lookups only.
@@ -13,6 +13,7 @@
 #include <linux/bpf.h>
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -34,16 +35,6 @@ enum flag { CUT = 1, NO_FILE = 2, MAKES_DIRECTORY = 4 };
 /* Operands are argument numbers; NONE: absent. */
 struct rule { __u8 kind, op, dirfd1, path1, dirfd2, path2, descriptor, doubt; };
 struct slot { __u32 index, epoch; };
-struct config {
-	__u32 task_fs, task_files, task_signal, task_tgid, task_foreign, foreign_mask;
-	__u32 fs_root, fs_pwd, path_dentry;
-	__u32 files_fdt, fdt_max, fdt_fd;
-	__u32 file_path, file_inode, file_mode;
-	__u32 dentry_parent, dentry_name, dentry_sb;
-	__u32 inode_mode, inode_sb, inode_ino, inode_nlink;
-	__u32 sb_dev, signal_live, siginfo_code;
-	__u32 reg_nr, reg[6];
-};
 struct who { __u32 slot, pid; };
 struct count { __u64 inputs, writes, execs; };
 struct file_key { __u64 inode, ino; __u32 slot, pad; };
@@ -59,7 +50,6 @@ struct record {
 
 #define MAP(name, kind, k, v, n) \
 	struct { __uint(type, kind); __uint(max_entries, n); __type(key, k); __type(value, v); } name SEC(".maps")
-MAP(config, BPF_MAP_TYPE_ARRAY, __u32, struct config, 1);
 MAP(rules, BPF_MAP_TYPE_ARRAY, __u32, struct rule, 512);
 MAP(slots, BPF_MAP_TYPE_HASH, __u64, struct slot, 1024);
 MAP(counts, BPF_MAP_TYPE_HASH, struct who, struct count, 65536);
@@ -71,25 +61,35 @@ struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 1 << 22); } rin
 
 #define INLINE static __always_inline
 
-INLINE __u64 read8(__u64 base, __u32 offset)
-{
-	__u64 value = 0;
-	bpf_probe_read_kernel(&value, 8, (void *)(base + offset));
-	return value;
-}
-
-INLINE __u32 read4(__u64 base, __u32 offset)
-{
-	__u32 value = 0;
-	bpf_probe_read_kernel(&value, 4, (void *)(base + offset));
-	return value;
-}
-
-INLINE struct config *configured(void)
-{
-	__u32 zero = 0;
-	return bpf_map_lookup_elem(&config, &zero);
-}
+/* Of the kernel's structures what is read of them; what follows ___ tells apart the machines. */
+#define KERNEL __attribute__((preserve_access_index))
+typedef struct { int counter; } KERNEL atomic_t;
+struct super_block { __u32 s_dev; } KERNEL;
+struct inode { __u16 i_mode; __u32 i_nlink; unsigned long i_ino; struct super_block *i_sb; } KERNEL;
+struct qstr { const unsigned char *name; } KERNEL;
+struct dentry { struct dentry *d_parent; struct qstr d_name; struct super_block *d_sb; } KERNEL;
+struct path { struct dentry *dentry; } KERNEL;
+struct file { struct path f_path; struct inode *f_inode; __u32 f_mode; } KERNEL;
+struct fdtable { __u32 max_fds; struct file **fd; } KERNEL;
+struct files_struct { struct fdtable *fdt; } KERNEL;
+struct fs_struct { struct path root, pwd; } KERNEL;
+struct signal_struct { atomic_t live; } KERNEL;
+struct task_struct {
+	struct fs_struct *fs;
+	struct files_struct *files;
+	struct signal_struct *signal;
+	int tgid;
+} KERNEL;
+struct kernel_siginfo { int si_code; } KERNEL;
+struct thread_info___x86 { __u32 status; } KERNEL;
+struct task_struct___x86 { struct thread_info___x86 thread_info; } KERNEL;
+struct pt_regs___x86 { unsigned long orig_ax, di, si, dx, r10, r8, r9; } KERNEL;
+struct thread_info___arm { unsigned long flags; } KERNEL;
+struct task_struct___arm { struct thread_info___arm thread_info; } KERNEL;
+struct pt_regs___arm { __u64 regs[31]; __u64 orig_x0; __s32 syscallno; } KERNEL;
+#define IS_X86 bpf_core_field_exists(((struct pt_regs___x86 *)0)->orig_ax)
+#define TS_COMPAT 2
+#define TIF_32BIT (1UL << 22)
 
 INLINE struct slot *own_slot(void)
 {
@@ -133,30 +133,30 @@ INLINE void counted(__u32 slot, __u32 pid, __u64 inputs, __u64 writes, __u64 exe
 		__sync_fetch_and_add(&count->execs, execs);
 }
 
-INLINE __u64 file_of(struct config *c, __u64 task, __s32 fd)
+INLINE struct file *file_of(struct task_struct *task, __s32 fd)
 {
-	__u64 table = read8(read8(task, c->task_files), c->files_fdt);
-	if ((__u32)fd >= read4(table, c->fdt_max))
-		return 0;
-	return read8(read8(table, c->fdt_fd) + 8 * (__u64)(__u32)fd, 0);
+	struct fdtable *table = BPF_CORE_READ(task, files, fdt);
+	struct file *file = 0;
+	if ((__u32)fd < BPF_CORE_READ(table, max_fds))
+		bpf_probe_read_kernel(&file, sizeof(file), BPF_CORE_READ(table, fd) + (__u32)fd);
+	return file;
 }
 
-INLINE __u32 device_of(struct config *c, __u64 dentry)
+INLINE __u32 device_of(struct dentry *dentry)
 {
-	return read4(read8(dentry, c->dentry_sb), c->sb_dev);
+	return BPF_CORE_READ(dentry, d_sb, s_dev);
 }
 
 /* The names from a dentry up to the root of its file system, each ended by a zero byte. */
-INLINE __u32 put_names(struct config *c, struct record *record, __u32 at, __u64 dentry)
+INLINE __u32 put_names(struct record *record, __u32 at, struct dentry *dentry)
 {
 	for (int level = 0; level < LEVELS; level++) {
-		__u64 parent = read8(dentry, c->dentry_parent);
+		struct dentry *parent = BPF_CORE_READ(dentry, d_parent);
 		if (parent == dentry || !parent)
 			return at;
 		if (at >= DATA)
 			break;
-		__u64 name = read8(dentry, c->dentry_name);
-		long n = bpf_probe_read_kernel_str(record->data + at, 256, (void *)name);
+		long n = bpf_probe_read_kernel_str(record->data + at, 256, BPF_CORE_READ(dentry, d_name.name));
 		if (n <= 0)
 			break;
 		at += n & 511;
@@ -211,81 +211,115 @@ INLINE struct record *begun(struct slot *slot, __u32 pid, __u32 nr, __u8 op)
 }
 
 /* Something happened to an open file: its own path tells which. */
-INLINE void about_file(struct config *c, struct slot *slot, __u32 pid, __u32 nr, __u8 op, __u64 file)
+INLINE void about_file(struct slot *slot, __u32 pid, __u32 nr, __u8 op, struct file *file)
 {
 	struct record *record = begun(slot, pid, nr, op);
 	if (!record)
 		return;
-	__u64 dentry = read8(file, c->file_path + c->path_dentry);
-	__u64 inode = read8(file, c->file_inode);
-	record->mode = read4(inode, c->inode_mode);
-	record->nlink = read4(inode, c->inode_nlink);
-	record->device1 = device_of(c, dentry);
-	__u32 at = put_names(c, record, 0, dentry);
+	struct dentry *dentry = BPF_CORE_READ(file, f_path.dentry);
+	struct inode *inode = BPF_CORE_READ(file, f_inode);
+	record->mode = BPF_CORE_READ(inode, i_mode);
+	record->nlink = BPF_CORE_READ(inode, i_nlink);
+	record->device1 = device_of(dentry);
+	__u32 at = put_names(record, 0, dentry);
 	record->end_base1 = at;
 	send(record, at);
 }
 
-INLINE void written_to(struct config *c, struct slot *slot, __u32 pid, __u32 nr, __u64 file)
+INLINE void written_to(struct slot *slot, __u32 pid, __u32 nr, struct file *file)
 {
-	__u64 inode = read8(file, c->file_inode);
-	if ((read4(inode, c->inode_mode) & 0170000) != 0100000)
+	struct inode *inode = BPF_CORE_READ(file, f_inode);
+	if ((BPF_CORE_READ(inode, i_mode) & 0170000) != 0100000)
 		return;
-	struct file_key key = { inode, read8(inode, c->inode_ino), slot->index, 0 };
+	struct file_key key = { (__u64)inode, BPF_CORE_READ(inode, i_ino), slot->index, 0 };
 	__u32 epoch = slot->epoch, *seen = bpf_map_lookup_elem(&written, &key);
 	if (seen && *seen == epoch)
 		return;
 	bpf_map_update_elem(&written, &key, &epoch, BPF_ANY);
-	about_file(c, slot, pid, nr, MODIFIED, file);
+	about_file(slot, pid, nr, MODIFIED, file);
 }
 
-INLINE __u64 argument(struct config *c, __u64 regs, __u8 number)
+/* An argument of a system call, of its registers; once for all callers. */
+__noinline __u64 argument(__u64 regs, __u32 number)
 {
-	return number < 6 ? read8(regs, c->reg[number]) : 0;
+	struct pt_regs___x86 *x86 = (void *)regs;
+	struct pt_regs___arm *arm = (void *)regs;
+	if (IS_X86) {
+		switch (number) {
+		case 0: return BPF_CORE_READ(x86, di);
+		case 1: return BPF_CORE_READ(x86, si);
+		case 2: return BPF_CORE_READ(x86, dx);
+		case 3: return BPF_CORE_READ(x86, r10);
+		case 4: return BPF_CORE_READ(x86, r8);
+		case 5: return BPF_CORE_READ(x86, r9);
+		}
+		return 0;
+	}
+	switch (number) {
+	case 0: return BPF_CORE_READ(arm, orig_x0);
+	case 1: return BPF_CORE_READ(arm, regs[1]);
+	case 2: return BPF_CORE_READ(arm, regs[2]);
+	case 3: return BPF_CORE_READ(arm, regs[3]);
+	case 4: return BPF_CORE_READ(arm, regs[4]);
+	case 5: return BPF_CORE_READ(arm, regs[5]);
+	}
+	return 0;
+}
+
+/* The number of a system call; 512: of another table. */
+INLINE __u32 number_of(__u64 regs, struct task_struct *task)
+{
+	if (IS_X86) {
+		if (BPF_CORE_READ((struct task_struct___x86 *)task, thread_info.status) & TS_COMPAT)
+			return 512;
+		return BPF_CORE_READ((struct pt_regs___x86 *)regs, orig_ax);
+	}
+	if (BPF_CORE_READ((struct task_struct___arm *)task, thread_info.flags) & TIF_32BIT)
+		return 512;
+	return BPF_CORE_READ((struct pt_regs___arm *)regs, syscallno);
 }
 
 /* The directory that a path argument starts from: root, working directory, or a descriptor's. */
-INLINE __u64 start_of(struct config *c, __u64 task, __u64 regs, __u8 dirfd, __u64 path)
+INLINE struct dentry *start_of(struct task_struct *task, __u64 regs, __u8 dirfd, __u64 path)
 {
 	char first = 0;
-	__u64 fs = read8(task, c->task_fs);
 	if (path)
 		bpf_probe_read_user(&first, 1, (void *)path);
 	if (first == '/')
-		return read8(fs, c->fs_root + c->path_dentry);
-	__s32 fd = dirfd == NONE ? AT_FDCWD : (__s32)argument(c, regs, dirfd);
+		return BPF_CORE_READ(task, fs, root.dentry);
+	__s32 fd = dirfd == NONE ? AT_FDCWD : (__s32)argument(regs, dirfd);
 	if (fd == AT_FDCWD)
-		return read8(fs, c->fs_pwd + c->path_dentry);
-	__u64 file = file_of(c, task, fd);
-	return file ? read8(file, c->file_path + c->path_dentry) : 0;
+		return BPF_CORE_READ(task, fs, pwd.dentry);
+	struct file *file = file_of(task, fd);
+	return file ? BPF_CORE_READ(file, f_path.dentry) : 0;
 }
 
-INLINE void about_paths(struct config *c, struct slot *slot, struct rule *rule, __u64 task, __u64 regs,
-			__u32 pid, __u32 nr, __u64 path1)
+INLINE void about_paths(struct slot *slot, struct rule *rule, struct task_struct *task, __u64 regs, __u32 pid,
+			__u32 nr, __u64 path1)
 {
 	struct record *record = begun(slot, pid, nr, rule->op);
 	if (!record)
 		return;
-	__u64 dentry = start_of(c, task, regs, rule->dirfd1, path1);
+	struct dentry *dentry = start_of(task, regs, rule->dirfd1, path1);
 	if (!dentry) {
 		in_doubt(slot->index, CLOSED);
 		return;
 	}
-	record->device1 = device_of(c, dentry);
-	__u32 at = put_names(c, record, 0, dentry);
+	record->device1 = device_of(dentry);
+	__u32 at = put_names(record, 0, dentry);
 	record->end_base1 = at;
 	if (path1)
 		at = put_string(record, at, path1);
 	record->end_path1 = at;
 	if (rule->path2 != NONE) {
-		__u64 path2 = argument(c, regs, rule->path2);
-		dentry = start_of(c, task, regs, rule->dirfd2, path2);
+		__u64 path2 = argument(regs, rule->path2);
+		dentry = start_of(task, regs, rule->dirfd2, path2);
 		if (!dentry) {
 			in_doubt(slot->index, CLOSED);
 			return;
 		}
-		record->device2 = device_of(c, dentry);
-		at = put_names(c, record, at, dentry);
+		record->device2 = device_of(dentry);
+		at = put_names(record, at, dentry);
 		record->end_base2 = at;
 		at = put_string(record, at, path2);
 		record->end_path2 = at;
@@ -300,16 +334,12 @@ INLINE int changes_files(__u64 command)
 	       command == 0x40086602 || command == 0x401c5820;
 }
 
-SEC("raw_tracepoint/sys_exit") int on_exit(struct bpf_raw_tracepoint_args *ctx)
+SEC("raw_tracepoint/sys_exit") int sys_exit(struct bpf_raw_tracepoint_args *ctx)
 {
-	struct config *c = configured();
-	if (!c)
-		return 0;
-	__u64 regs = ctx->args[0], task = bpf_get_current_task();
+	struct task_struct *task = (void *)bpf_get_current_task();
+	__u64 regs = ctx->args[0];
 	long ret = ctx->args[1];
-	__u32 nr = read4(regs, c->reg_nr);
-	if (read4(task, c->task_foreign) & c->foreign_mask)
-		nr = 512; /* numbers of another system call table */
+	__u32 nr = number_of(regs, task);
 	struct rule *rule = bpf_map_lookup_elem(&rules, &nr);
 	if (rule && rule->kind == IGNORED)
 		return 0;
@@ -335,9 +365,9 @@ SEC("raw_tracepoint/sys_exit") int on_exit(struct bpf_raw_tracepoint_args *ctx)
 			counted(slot->index, pid, kind == COPY, 1, 0);
 		if (rule->descriptor == NONE)
 			return 0;
-		__u64 file = file_of(c, task, argument(c, regs, rule->descriptor));
+		struct file *file = file_of(task, argument(regs, rule->descriptor));
 		if (file)
-			written_to(c, slot, pid, nr, file);
+			written_to(slot, pid, nr, file);
 		else
 			in_doubt(slot->index, CLOSED);
 		return 0;
@@ -345,48 +375,48 @@ SEC("raw_tracepoint/sys_exit") int on_exit(struct bpf_raw_tracepoint_args *ctx)
 	if (ret < 0)
 		return 0;
 	if (kind == OPEN) {
-		__u64 flags = rule->descriptor == NONE ? O_CREAT | O_TRUNC : argument(c, regs, rule->descriptor);
+		__u64 flags = rule->descriptor == NONE ? O_CREAT | O_TRUNC : argument(regs, rule->descriptor);
 		if (rule->op) /* openat2: the flags lie in memory */
-			if (bpf_probe_read_user(&flags, 8, (void *)argument(c, regs, rule->descriptor)))
+			if (bpf_probe_read_user(&flags, 8, (void *)argument(regs, rule->descriptor)))
 				in_doubt(slot->index, UNREADABLE);
 		if (!(flags & (O_CREAT | O_TRUNC)))
 			return 0;
-		__u64 file = file_of(c, task, ret);
+		struct file *file = file_of(task, ret);
 		if (!file) {
 			in_doubt(slot->index, CLOSED);
 			return 0;
 		}
-		if (read4(file, c->file_mode) & FMODE_CREATED)
-			about_file(c, slot, pid, nr, CREATED, file);
+		if (BPF_CORE_READ(file, f_mode) & FMODE_CREATED)
+			about_file(slot, pid, nr, CREATED, file);
 		else if (flags & O_TRUNC)
-			written_to(c, slot, pid, nr, file);
+			written_to(slot, pid, nr, file);
 		return 0;
 	}
 	if (kind == DESCRIPTOR) {
-		__u64 file = file_of(c, task, argument(c, regs, rule->descriptor));
+		struct file *file = file_of(task, argument(regs, rule->descriptor));
 		if (file)
-			about_file(c, slot, pid, nr, rule->op, file);
+			about_file(slot, pid, nr, rule->op, file);
 		else
 			in_doubt(slot->index, CLOSED);
 		return 0;
 	}
 	if (kind == MMAP) {
-		__u64 flags = argument(c, regs, 3);
+		__u64 flags = argument(regs, 3);
 		if (!(flags & 1) || (flags & 0x20)) /* private, or of no file */
 			return 0;
-		__u64 file = file_of(c, task, argument(c, regs, 4));
+		struct file *file = file_of(task, argument(regs, 4));
 		if (!file)
 			in_doubt(slot->index, CLOSED);
-		else if (read4(file, c->file_mode) & FMODE_WRITE)
-			written_to(c, slot, pid, nr, file);
+		else if (BPF_CORE_READ(file, f_mode) & FMODE_WRITE)
+			written_to(slot, pid, nr, file);
 		return 0;
 	}
 	if (kind == IOCTL) {
-		__u64 command = argument(c, regs, 1) & 0xffffffff;
+		__u64 command = argument(regs, 1) & 0xffffffff;
 		if (changes_files(command)) {
-			__u64 file = file_of(c, task, argument(c, regs, 0));
+			struct file *file = file_of(task, argument(regs, 0));
 			if (file)
-				about_file(c, slot, pid, nr, MODIFIED, file);
+				about_file(slot, pid, nr, MODIFIED, file);
 			else
 				in_doubt(slot->index, CLOSED);
 		} else if (((command >> 8) & 0xff) == 0x94 && (command >> 30) != 2) {
@@ -394,7 +424,7 @@ SEC("raw_tracepoint/sys_exit") int on_exit(struct bpf_raw_tracepoint_args *ctx)
 		}
 		return 0;
 	}
-	__u64 path1 = argument(c, regs, rule->path1);
+	__u64 path1 = argument(regs, rule->path1);
 	if (kind == BIND) {
 		char family[3] = {};
 		bpf_probe_read_user(family, 3, (void *)path1);
@@ -406,11 +436,11 @@ SEC("raw_tracepoint/sys_exit") int on_exit(struct bpf_raw_tracepoint_args *ctx)
 		in_doubt(slot->index, rule->doubt);
 		return 0;
 	}
-	about_paths(c, slot, rule, task, regs, pid, nr, path1);
+	about_paths(slot, rule, task, regs, pid, nr, path1);
 	return 0;
 }
 
-SEC("raw_tracepoint/sched_process_exec") int on_exec(struct bpf_raw_tracepoint_args *ctx)
+SEC("raw_tracepoint/sched_process_exec") int sched_process_exec(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct slot *slot = own_slot();
 	if (slot)
@@ -419,13 +449,11 @@ SEC("raw_tracepoint/sched_process_exec") int on_exec(struct bpf_raw_tracepoint_a
 }
 
 /* The last thread of a process forgets its counts. */
-SEC("raw_tracepoint/sched_process_exit") int on_end(struct bpf_raw_tracepoint_args *ctx)
+SEC("raw_tracepoint/sched_process_exit") int sched_process_exit(struct bpf_raw_tracepoint_args *ctx)
 {
+	struct task_struct *task = (void *)ctx->args[0];
 	struct slot *slot = own_slot();
-	struct config *c = configured();
-	if (!slot || !c)
-		return 0;
-	if (read4(read8(ctx->args[0], c->task_signal), c->signal_live))
+	if (!slot || BPF_CORE_READ(task, signal, live.counter))
 		return 0;
 	struct who who = { slot->index, bpf_get_current_pid_tgid() >> 32 };
 	bpf_map_delete_elem(&counts, &who);
@@ -433,18 +461,17 @@ SEC("raw_tracepoint/sched_process_exit") int on_end(struct bpf_raw_tracepoint_ar
 }
 
 /* A signal that one process of a sandbox sends another is input to it; timers and the kernel's are not. */
-SEC("raw_tracepoint/signal_generate") int on_signal(struct bpf_raw_tracepoint_args *ctx)
+SEC("raw_tracepoint/signal_generate") int signal_generate(struct bpf_raw_tracepoint_args *ctx)
 {
 	__u64 info = ctx->args[1];
 	struct slot *slot = own_slot();
-	struct config *c = configured();
-	if (!slot || !c || info == 1)
+	if (!slot || info == 1)
 		return 0;
 	if (info > 1) {
-		__s32 code = read4(info, c->siginfo_code);
+		__s32 code = BPF_CORE_READ((struct kernel_siginfo *)info, si_code);
 		if (code > 0 || code == -2)
 			return 0;
 	}
-	counted(slot->index, read4(ctx->args[2], c->task_tgid), 1, 0, 0);
+	counted(slot->index, BPF_CORE_READ((struct task_struct *)ctx->args[2], tgid), 1, 0, 0);
 	return 0;
 }
