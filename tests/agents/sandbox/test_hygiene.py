@@ -49,7 +49,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from windtunnel.agents.sandbox import checkpoint, inventory, restore, store
-from windtunnel.agents.sandbox import record as records
+from windtunnel.agents.sandbox import box as boxes
 from windtunnel.agents.sandbox.criu import Criu, run
 from windtunnel.agents.sandbox.host import Host
 from windtunnel.agents.sandbox.store.store import Writing
@@ -103,7 +103,7 @@ CHECKPOINT = "box.checkpoint(full=True)"
         "after 1 Writing keep",
         "before 1 Writing write",
         "after 1 Writing write",
-        "before 1 records write",
+        "before 1 boxes write_record",
     ],
 )
 def test_the_host_is_killed_in_a_checkpoint(lasting: Path, point: str) -> None:
@@ -138,7 +138,7 @@ def test_the_host_is_killed_in_a_checkpoint(lasting: Path, point: str) -> None:
         "before 1 run _ends",
         "after 1 Criu restore",
         "after 1 Machine adopt",
-        "before 2 records write",
+        "before 2 boxes write_record",
     ],
 )
 def test_the_host_is_killed_in_a_restore(lasting: Path, point: str) -> None:
@@ -178,7 +178,7 @@ def test_what_was_not_looked_at_never_runs(lasting: Path, point: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
-    ["after 2 Pool clone", "after 3 Criu restore", "before 6 records write", "before 3 Machine freshen"],
+    ["after 2 Pool clone", "after 3 Criu restore", "before 6 boxes write_record", "before 3 Machine freshen"],
 )
 def test_the_host_is_killed_while_it_forks(lasting: Path, point: str) -> None:
     """Forks that were made are there; of the others only names are left, and these can be used again."""

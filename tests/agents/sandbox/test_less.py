@@ -11,9 +11,9 @@ import pytest
 
 from support.preloaded import SANDBOX, run
 from windtunnel.agents.sandbox.client import connect
+from windtunnel.agents.sandbox.context import SandboxLog
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import Lack, SandboxSpec, TurnClass
-from windtunnel.agents.sandbox.record import SandboxLog
 
 pytestmark = pytest.mark.root
 MAIN = "import sys; from windtunnel.cli.main import main; main()"

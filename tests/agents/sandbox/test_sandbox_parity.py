@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from recorded import Recorded, recorded
 
-from windtunnel.agents.sandbox import record as records
+from windtunnel.agents.sandbox.context import SandboxLog, read_record
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import (
     POLICIES,
@@ -22,7 +22,6 @@ from windtunnel.agents.sandbox.policy import (
     Queued,
     Restore,
 )
-from windtunnel.agents.sandbox.record import SandboxLog
 from windtunnel.agents.sandbox.twin import cost
 from windtunnel.store import eventlog
 
@@ -101,7 +100,7 @@ def test_a_full_disk_fails_no_turn(host: Any, make: Any, monkeypatch: pytest.Mon
     assert len(failed) == 3 and all("No space left on device" in words for words in failed)
     assert box.end_turn().wait(60).number == 3
     assert [turn.number for turn in box.log().turns] == [1, 3]
-    assert records.read(folder).turns == 3
+    assert read_record(folder).turns == 3
 
 
 def test_a_damaged_line_costs_one_turn_and_is_told(

@@ -19,14 +19,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import IO, Any
 
-from windtunnel.agents.sandbox import record as records
 from windtunnel.agents.sandbox.checkpoint import Taking
 from windtunnel.agents.sandbox.checks import checked_label
-from windtunnel.agents.sandbox.context import FAULTS, Context
+from windtunnel.agents.sandbox.context import FAULTS, Context, Record, SandboxLog, write_record
 from windtunnel.agents.sandbox.engine import Pending, settled
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.machine import Machine
@@ -46,26 +45,12 @@ from windtunnel.agents.sandbox.model import (
 from windtunnel.agents.sandbox.observe import observe
 from windtunnel.agents.sandbox.policy import Decision, Keep, Less, Look, Observation, Occasion
 from windtunnel.agents.sandbox.protocol import Log
-from windtunnel.agents.sandbox.record import Record, SandboxLog
 from windtunnel.agents.sandbox.restore import bring_back, refuse_less, rehearse
 from windtunnel.agents.sandbox.store import new_id
 from windtunnel.agents.sandbox.verify import whole_before
 from windtunnel.base import processes
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
-
-
-@dataclass(frozen=True)
-class _Ending:
-    """A turn that ends: its number, what the policy was told and answered, when it began (seconds since
-    1970), and seconds that the decision took."""
-
-    number: int
-    look: Look
-    keep: Keep
-    began: float
-    seconds: float
-    request: str
 
 
 class Box:
@@ -226,55 +211,47 @@ class Box:
             look = observe(self._context, self.name, self.machine(), self._tip, self._doubt, Occasion.TURN)
             keep = self._log.decide(look)
             seconds = time.monotonic() - begin
-            number = self._record.turns + 1
+            number, began = self._record.turns + 1, self._turn_began or time.time()
             try:
                 self._save(turns=number)
             except SandboxError as error:
                 # the number is known here, and the next record that can be written has it
                 self._context.report(Event("failed", self.name, str(error)))
-            ending = _Ending(number, look, keep, self._turn_began or time.time(), seconds, request)
+            turn = Turn(
+                number, TurnClass.NONE, keep.turn_class, keep.reasons[:20], self.tip, began, 0.0, seconds, 0,
+                request,
+            )  # fmt: skip
             self._turn_began = 0.0
             if keep.made is TurnClass.NONE:
-                return settled(self.name, self._ended(ending, None))
-            work = partial(self._cover_turn, ending)
+                return settled(self.name, self._end(turn))
+            work = partial(self._cover_turn, turn, look, keep)
             self._pending = self._context.engine.submit(self.name, work, urgent=urgent)
             return self._pending
 
-    def _cover_turn(self, ending: _Ending) -> Turn:
-        """The turn's checkpoint, made by a worker."""
+    def _cover_turn(self, turn: Turn, look: Look, keep: Keep) -> Turn:
+        """The turn's checkpoint, made by a worker; the turn with what became of it."""
         try:
-            manifest = self._cover(
-                self._allowing(), ending.number, ending.look, ending.keep, request=ending.request
-            )
+            manifest = self._cover(self._allowing(), turn.number, look, keep, request=turn.request)
         except (SandboxError, *FAULTS) as error:
-            why = f"its checkpoint failed: {error}"
-            turn = self._ended(ending, None, (Lack("files", f"turn {ending.number}", why),))
+            lack = Lack("files", f"turn {turn.number}", f"its checkpoint failed: {error}")
+            turn = self._end(replace(turn, lacks=(lack,)))
             if self.passes():
                 return turn
             raise
-        turn = self._ended(ending, manifest)
+        parts = [part for part in (manifest.image, manifest.files) if part and part.id == manifest.id]
+        turn = replace(
+            turn, turn_class=manifest.turn_class, checkpoint=manifest.id, lacks=manifest.lacks,
+            bytes_new=sum(part.bytes_new for part in parts),
+        )  # fmt: skip
+        turn = self._end(turn)
         self._hold(manifest, self._allowing())
         return turn
 
-    def _ended(self, ending: _Ending, manifest: Manifest | None, lacks: tuple[Lack, ...] = ()) -> Turn:
-        """The turn's line of the log, which is written. ``manifest``: its checkpoint."""
-        parts = (manifest.image, manifest.files) if manifest else ()
-        turn = Turn(
-            number=ending.number,
-            turn_class=manifest.turn_class if manifest else TurnClass.NONE,
-            wanted=ending.keep.turn_class,
-            reasons=ending.keep.reasons[:20],
-            checkpoint=self.tip,
-            started=ending.began,
-            seconds=time.time() - ending.began,
-            decide_seconds=ending.seconds,
-            bytes_new=sum(part.bytes_new for part in parts if part and manifest and part.id == manifest.id),
-            request=ending.request,
-            lacks=manifest.lacks if manifest else lacks,
-        )
+    def _end(self, turn: Turn) -> Turn:
+        """Write the turn's line of the log."""
+        turn = replace(turn, seconds=time.time() - turn.started)
         self._log.turn(turn)
-        words = f"{turn.number}: {turn.turn_class.word}"
-        self._context.report(Event("turn", self.name, words, turn.seconds))
+        self._context.report(Event("turn", self.name, f"{turn.number}: {turn.turn_class.word}", turn.seconds))
         return turn
 
     def wait(self, timeout: float | None = None) -> None:
@@ -378,7 +355,7 @@ class Box:
 
     def _back(self, checkpoint: str, *, on_purpose: bool, allow_less: bool) -> RestoreReport:
         inspector = self._context.inspector
-        with self._lock, inspector.kept() if inspector is not None else contextlib.nullcontext():
+        with self._lock, inspector.holding() if inspector is not None else contextlib.nullcontext():
             with contextlib.suppress(Exception):
                 self._gate()
             manifest = self._own(checkpoint) if checkpoint else self._tip
@@ -530,13 +507,13 @@ class Box:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        told = pending.told
+        reported = pending.reported
         pending.promote()
         try:
             pending.wait()
         except (SandboxError, *FAULTS) as error:
             self._context.report(Event("failed", self.name, str(error)))
-            if not told:
+            if not reported:
                 raise
 
     def passes(self) -> bool:
@@ -560,7 +537,7 @@ class Box:
         """Change the record, on the disk too."""
         self._record = replace(self._record, **changes)  # type: ignore[arg-type]
         try:
-            records.write(self._context.home.box(self.name), self._record)
+            write_record(self._context.home.box(self.name), self._record)
         except OSError as error:
             raise SandboxError(
                 f"the record of sandbox {self.name} could not be written: {error.strerror}"

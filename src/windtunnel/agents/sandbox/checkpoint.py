@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 from windtunnel.agents.sandbox import inventory
-from windtunnel.agents.sandbox.context import FAULTS, Context, room_for
+from windtunnel.agents.sandbox.context import FAULTS, Context, SandboxLog, room_for
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxError
 from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Cgroup, Group, Machine
 from windtunnel.agents.sandbox.model import (
@@ -44,7 +44,6 @@ from windtunnel.agents.sandbox.model import (
 from windtunnel.agents.sandbox.observe import alone, alone_beside, because, observe, processes_alone, quiesce
 from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, Settle
 from windtunnel.agents.sandbox.policy.standing import NEVER, beforehand, differences, undumpable
-from windtunnel.agents.sandbox.record import SandboxLog
 from windtunnel.linux.processes import in_vfork, who
 from windtunnel.linux.snapshot import Process, read_snapshot
 

@@ -1,34 +1,219 @@
-"""The parts that a host puts together, and what is weaker of them than it could be, in words.
+"""What every operation on a sandbox needs: the parts that a host puts together, and what it writes down.
 
 Snapshots or copies of files, process images or none, and three ways to look at a turn: whatever is missing to
 root, a host opens with what is next below, and says so once. An ordinary user's host copies, compares, and
 has no process images.
+
+How a sandbox stands is for the next process of the host (``box.json``, written atomically). What happened to
+it is in its event log: its turns, and what the policy was told beside what it answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from shutil import disk_usage
+from typing import Any, Literal, TypeVar, cast
 
+from windtunnel.agents.sandbox import machine
 from windtunnel.agents.sandbox.criu import Criu
 from windtunnel.agents.sandbox.engine import Engine
-from windtunnel.agents.sandbox.errors import PartError, SandboxError
+from windtunnel.agents.sandbox.errors import LessError, PartError, SandboxError
 from windtunnel.agents.sandbox.files import Pool
-from windtunnel.agents.sandbox.inspect import DiffInspector, Inspector
-from windtunnel.agents.sandbox.model import Event, SandboxSpec
+from windtunnel.agents.sandbox.inspect import Inspector
+from windtunnel.agents.sandbox.model import (
+    Asks,
+    Event,
+    Lack,
+    Limits,
+    Manifest,
+    RestoreReport,
+    SandboxSpec,
+    Turn,
+    TurnClass,
+)
 from windtunnel.agents.sandbox.place import Home
-from windtunnel.agents.sandbox.policy import PolicyName, Retention, Room, Rules, disk_limit
+from windtunnel.agents.sandbox.policy import (
+    CAPABILITY,
+    POLICIES,
+    Decision,
+    Less,
+    Observation,
+    PolicyName,
+    Retention,
+    Room,
+    Rules,
+    Settle,
+    disk_limit,
+)
 from windtunnel.agents.sandbox.proxy.attach import HostProxy
-from windtunnel.agents.sandbox.record import SandboxLog
 from windtunnel.agents.sandbox.store import Store
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.base.processes import Identity
+from windtunnel.store import eventlog
 from windtunnel.store.objects import ObjectError
 
 FAULTS = (PartError, ObjectError, OSError)
 """What an operation on a sandbox may meet in its parts."""
 NO_IMAGES = "they are not kept without root"
 """Why an ordinary user's host keeps no processes."""
+D = TypeVar("D")
+Status = Literal["making", "running", "stopped", "dead"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One sandbox. ``pid`` and ``started`` (clock ticks since boot) name its init as long as ``boot`` is the
+    boot id of the host; ``tip`` is its newest checkpoint; ``base`` the checkpoint that it was forked from."""
+
+    spec: SandboxSpec
+    created: float
+    status: Status = "making"
+    pid: int = 0
+    started: int = 0
+    boot: str = ""
+    turns: int = 0
+    tip: str = ""
+    base: str = ""
+    image: str = ""
+
+
+def is_alive(record: Record) -> bool:
+    """Whether the sandbox's init is still the one that the record names."""
+    return Identity(record.pid, record.started, record.boot).lives()
+
+
+def newest(record: Record, sound: Sequence[Manifest]) -> str:
+    """The sandbox's newest checkpoint among those that can be read; empty where there is none."""
+    ids = {manifest.id for manifest in sound}
+    if not record.tip or record.tip in ids:
+        return record.tip
+    own = [manifest for manifest in sound if manifest.box == record.spec.name]
+    if own:
+        return max(own, key=lambda manifest: (manifest.turn, manifest.created)).id
+    return record.base if record.base in ids else ""
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Replace ``box.json``; a crash leaves the old one or the new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.replace(folder / "box.json", json.dumps(asdict(record), indent=1), durable=True)
+
+
+def read_record(folder: Path) -> Record | None:
+    """The record in ``folder``; None where there is none that can be read."""
+    try:
+        plain: dict[str, Any] = json.loads((folder / "box.json").read_text())
+        spec = plain["spec"]
+        return Record(**{**plain, "spec": SandboxSpec(**{**spec, "limits": Limits(**spec["limits"])})})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class SandboxLog:
+    """The event log of sandbox ``box`` in ``folder`` (empty: of the host), and the policy that decides there.
+
+    What cannot be written (the disk is full, say) holds all the same: it is reported as an event of kind
+    failed, and only the log or a replay will miss it.
+    """
+
+    def __init__(self, box: str, policy: PolicyName, folder: Path, report: Callable[[Event], None]) -> None:
+        self._box, self._policy, self._path, self._report = box, policy, folder / eventlog.NAME, report
+        self._allowing = False
+
+    def allowing(self, less: bool) -> SandboxLog:
+        """The same log; with ``less``, whoever decides by it is told that somebody has allowed less."""
+        other = copy(self)
+        other._allowing = self._allowing or less
+        return other
+
+    def decide(self, observation: Asks[D], *, write: bool = True) -> D:
+        """Ask the policy. ``write``: at once; otherwise the caller does (`decided`), or it never mattered."""
+        asked = cast(Observation, observation)
+        if isinstance(asked, Less) and self._allowing:
+            asked = replace(asked, allow_less=True)
+        decision = POLICIES[self._policy](asked)
+        if write:
+            self.decided(asked, decision)
+        return cast(D, decision)
+
+    def settle(
+        self,
+        wanted: TurnClass,
+        kept: TurnClass,
+        lacks: Sequence[Lack],
+        tries: int = 1,
+        *,
+        again: bool = False,
+    ) -> Settle:
+        """What is done about what would be lacking."""
+        kinds = tuple(sorted({lack.kind for lack in lacks}))
+        return self.decide(Less(wanted, kept, kinds, tries, again))
+
+    def hold(
+        self,
+        what: str,
+        lacks: Sequence[Lack],
+        *,
+        wanted: TurnClass,
+        kept: TurnClass,
+        manifest: Manifest | None = None,
+        report: RestoreReport | None = None,
+    ) -> None:
+        """Raises LessError where the policy says that ``what`` must not be taken as it is."""
+        if lacks and self.settle(wanted, kept, lacks).answer == "hold":
+            more = f", and {len(lacks) - 1} more" if len(lacks) > 1 else ""
+            raise LessError(
+                f"{what} lacks {lacks[0].what}{more} ({lacks[0].why}); `allow_less` takes it as it is",
+                lacks,
+                manifest=manifest,
+                report=report,
+            )
+
+    def decided(self, observation: Observation, decision: Decision) -> None:
+        """The policy has answered so."""
+        fields = eventlog.decided(CAPABILITY, self._policy, observation, decision)
+        self._append("a decision", "decision", fields)
+
+    def did(self, **what: Any) -> None:
+        """What became of a decision."""
+        self._append("an effect", "effect", what)
+
+    def turn(self, turn: Turn) -> None:
+        """A turn has ended, and its checkpoint, if any, is safe or has failed."""
+        self._append(f"turn {turn.number}", "turn", {"turn": to_plain(turn)})
+
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns so far, in order; those on damaged lines are reported instead."""
+        found = (event for event in self._events() if event["kind"] == "turn")
+        return tuple(from_plain(Turn, event["turn"]) for event in found)
+
+    def decisions(self) -> list[tuple[Observation, Decision]]:
+        """What was seen and decided so far, in order."""
+        return [
+            (from_plain(Observation, event["observation"]), from_plain(Decision, event["decision"]))
+            for event in self._events()
+            if event["kind"] == "decision"
+        ]
+
+    def _events(self) -> list[eventlog.Event]:
+        return eventlog.read(self._path, damaged=lambda why: self._report(Event("failed", self._box, why)))
+
+    def _append(self, what: str, kind: str, fields: dict[str, Any]) -> None:
+        try:
+            # opened each time: sandboxes are many, and a folder may be removed and made again
+            log = eventlog.EventLog(self._path)
+            try:
+                log.append(kind, **fields)
+            finally:
+                log.close()
+        except eventlog.LogFailed as error:
+            self._report(Event("failed", self._box, f"{what} is not in the log: {error}"))
 
 
 @dataclass(frozen=True)
@@ -39,7 +224,7 @@ class Context:
     pool: Pool
     store: Store
     criu: Criu | None
-    inspector: Inspector | DiffInspector | None
+    inspector: Inspector | None
     engine: Engine
     rules: Rules
     retention: Retention
@@ -80,3 +265,18 @@ def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:
             "leave `disk` away, or say `disk` none"
         )
     return disk_limit(asked, pool.usage()[1], bounded=not why)
+
+
+def leftovers(home: Home) -> list[str]:
+    """What a crash has left, seen without opening the home; in words: groups, namespaces and devices without
+    a sandbox; sandboxes and dumps half made."""
+    if not home.boxes.is_dir():
+        return []
+    records = {folder.name: read_record(folder) for folder in sorted(home.boxes.iterdir())}
+    owned = {name for name, record in records.items() if record is not None and record.status != "making"}
+    found = machine.leftovers(home, owned)
+    found += [f"half-made sandbox {name}" for name in records if name not in owned]
+    dumps = home.path / "dumps"
+    if dumps.is_dir():
+        found += [f"half-stored process image {path.name}" for path in sorted(dumps.iterdir())]
+    return found

@@ -35,8 +35,8 @@ class Pending:
     finished: float = 0.0
     promoted: bool = False
     error: BaseException | None = None
-    told: bool = False
-    """Somebody has been told of the fault."""
+    reported: bool = False
+    """The fault was raised to somebody."""
     _engine: Engine | None = None
     _turn: Turn | None = None
     _done: threading.Event = field(default_factory=threading.Event)
@@ -53,7 +53,7 @@ class Pending:
         if not self._done.wait(timeout):
             raise TimeoutError(f"the checkpoint of sandbox {self.box} is not done after {timeout} s")
         if self.error is not None:
-            self.told = True
+            self.reported = True
             raise self.error
         assert self._turn is not None
         return self._turn

@@ -25,9 +25,19 @@ from pathlib import Path
 from windtunnel.agents.sandbox import checks
 from windtunnel.agents.sandbox import machine as machines
 from windtunnel.agents.sandbox import policy as policies
-from windtunnel.agents.sandbox import record as records
 from windtunnel.agents.sandbox.box import Box
-from windtunnel.agents.sandbox.context import FAULTS, NO_IMAGES, Context, disk_limit_of, room_for
+from windtunnel.agents.sandbox.context import (
+    FAULTS,
+    NO_IMAGES,
+    Context,
+    Record,
+    disk_limit_of,
+    is_alive,
+    newest,
+    read_record,
+    room_for,
+    write_record,
+)
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.criu import Criu, find_criu
 from windtunnel.agents.sandbox.engine import Engine
@@ -62,7 +72,6 @@ from windtunnel.agents.sandbox.policy import (
     Save,
 )  # fmt: skip
 from windtunnel.agents.sandbox.proxy.attach import HostProxy, usable_key, with_address
-from windtunnel.agents.sandbox.record import Record
 from windtunnel.agents.sandbox.restore import bring_back, refuse_less
 from windtunnel.agents.sandbox.side_effects import SideEffectError
 from windtunnel.agents.sandbox.store import (
@@ -109,7 +118,7 @@ class Host:
         self.home.clear_dumps()
         self._on_event = on_event
         with_images = criu and policy not in ("files", "conversation") and not self._rootless
-        inspector: Inspector | DiffInspector | None = None
+        inspector: Inspector | None = None
         try:
             pool, found = open_pool(self.home.pool, size=pool_size), find_criu() if with_images else None
             if policy in READS_EFFECTS:
@@ -431,7 +440,7 @@ class Host:
         image = origin.image if origin is not None else manifest.spec.image
         room_for(context, "", f"sandbox {name}")
         record = Record(spec=spec, created=time.time(), base=manifest.id, turns=manifest.turn, image=image)
-        records.write(context.home.box(name), record)
+        write_record(context.home.box(name), record)
         box, log = None, context.log(name).allowing(allow_less or spec.allow_less)
         try:
             refuse_less(context, log, manifest)
@@ -459,7 +468,7 @@ class Host:
         notes: list[str] = []
         image = context.pool.import_image(spec.image, notes.append)
         record = Record(spec=spec, created=time.time(), image=image)
-        records.write(context.home.box(name), record)
+        write_record(context.home.box(name), record)
         box = None
         try:
             context.pool.create(name, image, limit)
@@ -510,18 +519,18 @@ class Host:
         for problem in problems:
             context.report(Event("failed", "", problem))
         for folder in sorted(context.home.boxes.iterdir()):
-            record = records.read(folder)
+            record = read_record(folder)
             # without a checkpoint it was about to get its first, and nobody was told that it exists
             if record is None or record.status == "making" or not record.tip:
                 Machine.clear(context.home, folder.name)
                 context.pool.unmount(folder.name)
                 continue
-            name, tip = record.spec.name, records.newest(record, sound)
+            name, tip = record.spec.name, newest(record, sound)
             if tip != record.tip:
                 words = f"checkpoint {record.tip} cannot be read; {tip} is"
                 context.report(Event("failed", name, words))
                 record = replace(record, tip=tip)
-            if record.status == "running" and records.is_alive(record):
+            if record.status == "running" and is_alive(record):
                 root = context.pool.mount(name)
                 machine = Machine.adopt(context.home, record.spec, root, record.pid)
                 box = Box(context, record, machine, doubt="nobody watched while the host was away")
@@ -613,7 +622,7 @@ class Host:
 
 
 def _lacking(
-    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | DiffInspector | None, *, images: bool
+    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | None, *, images: bool
 ) -> list[str]:
     """What is weaker here than it could be, and why. ``images``: whether those of
     processes were asked for."""

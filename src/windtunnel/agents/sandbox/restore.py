@@ -27,13 +27,12 @@ from functools import partial
 from pathlib import Path
 
 from windtunnel.agents.sandbox import inventory
-from windtunnel.agents.sandbox.context import FAULTS, Context, disk_limit_of
+from windtunnel.agents.sandbox.context import FAULTS, Context, SandboxLog, disk_limit_of
 from windtunnel.agents.sandbox.errors import CriuError, LessError, MachineError, SandboxError
 from windtunnel.agents.sandbox.machine import CHANNEL_KEPT, Machine, launch, walls
 from windtunnel.agents.sandbox.model import ImagePart, Lack, Manifest, RestoreReport, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.observe import because, service_line
 from windtunnel.agents.sandbox.policy import Restore
-from windtunnel.agents.sandbox.record import SandboxLog
 from windtunnel.agents.sandbox.store import StaleCopy
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -26,11 +26,11 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
 
     Example: windtunnel sandbox doctor
     """
+    from windtunnel.agents.sandbox.context import leftovers
     from windtunnel.agents.sandbox.criu import doctor as examine
     from windtunnel.agents.sandbox.criu import ladder
     from windtunnel.agents.sandbox.place import Home
     from windtunnel.agents.sandbox.policy.standing import LOST, NEVER
-    from windtunnel.agents.sandbox.record import leftovers
 
     facilities = examine()
     left = leftovers(Home(home_of(context))) if "://" not in (context.obj.where or "") else []

@@ -1,10 +1,15 @@
-"""Unpack tarballs that a stranger may have made.
+"""Trees as tar streams: what a stranger may have made is read, and snapshots go to other pools and machines.
 
 No member may be written outside of the target folder: names are taken relative to it, a name with ``..`` is
 refused, and links among the parents of a member are followed as a process inside the sandbox would follow
 them. A hard link may only name what is in the target already.
 
 The compression is told by the first bytes. zstd needs the ``zstandard`` package.
+
+A snapshot is written by GNU tar (pax): kind, mode, owner, times to the nanosecond, extended attributes, hard
+links, device numbers, FIFOs, and holes (GNU sparse format 1.0). Sockets have no place in a tar and mean
+nothing without their process; they are left out. The order of names and the headers depend on the tree alone
+(but for sparse files, where tar puts its pid), so that what two snapshots have in common is the same bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ import gzip
 import io
 import lzma
 import os
+import shutil
 import stat
+import subprocess
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -23,7 +30,8 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import IO, cast
 
-from windtunnel.agents.sandbox.files.tree import remove, set_extended, set_owner
+from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.agents.sandbox.files.tree import OWN, remove, set_extended, set_owner
 from windtunnel.base.errors import UserError
 
 HOLLOW = "WINDTUNNEL.hollow"
@@ -38,6 +46,15 @@ _BROKEN = (
     gzip.BadGzipFile,
 )
 _XATTR = "SCHILY.xattr."
+_USED = "WINDTUNNEL.used"
+_PAX = (
+    f"delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f,globexthdr.name=Pax,globexthdr.mtime=0,{_USED}="
+)
+_TAR = (
+    "tar", "--create", "--format=pax", "--sparse", "--sparse-version=1.0", "--numeric-owner", "--sort=name",
+    "--xattrs", "--xattrs-include=*", *(f"--xattrs-exclude={name}" for name in OWN),
+    "--warning=no-file-ignored",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -264,3 +281,30 @@ def transport(path: Path) -> str:
             if name not in ("", ".") and name.split("/")[0] not in parts:
                 break
     return ""
+
+
+def send(tree: Path, out: IO[bytes], *, used: int = 0) -> None:
+    """Write ``tree`` to ``out``. ``used``: what ``receive`` is to tell. Raises PoolError."""
+    command = [*_TAR, f"--pax-option={_PAX}{used}", f"--directory={tree}", "."]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tar:
+        assert tar.stdout is not None and tar.stderr is not None
+        try:
+            shutil.copyfileobj(tar.stdout, out, 1 << 20)
+        except BaseException:
+            tar.kill()
+            raise
+        words = tar.stderr.read().decode(errors="replace")
+    if tar.returncode:
+        raise PoolError(f"tar cannot read {tree}: {' '.join(words.split())[-300:]}")
+
+
+def receive(target: Path, source: IO[bytes]) -> int:
+    """Read a stream of ``send`` into the empty folder ``target``. Returns the bytes that the tree uses beyond
+    its image, as the sender knew them. Raises PoolError."""
+    try:
+        with opened(source, "the stream of files") as tar:
+            Unpacker(target, "the stream of files").all(tar)
+            used = tar.pax_headers.get(_USED, "0")
+    except UserError as error:
+        raise PoolError(str(error)) from error
+    return int(used) if used.isdigit() else 0

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from windtunnel.agents.sandbox.files import stream
+from windtunnel.agents.sandbox.files import archive
 from windtunnel.agents.sandbox.files.pool import Pool, checked, faults
 from windtunnel.agents.sandbox.files.tree import Comparison, Copier, remove
 from windtunnel.agents.sandbox.model import FileChange
@@ -117,7 +117,7 @@ class CopyPool(Pool):
         there = self._unused(snapshot)
         with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as path:
             self._tree(path).mkdir(mode=0o755)
-            stream.receive(self._tree(path), source)
+            archive.receive(self._tree(path), source)
             os.rename(path, there)
 
     def sync(self, snapshot: str) -> None:

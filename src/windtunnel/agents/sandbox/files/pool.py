@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.files import stream
+from windtunnel.agents.sandbox.files import archive
 from windtunnel.agents.sandbox.files.source import look_at
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.base.errors import UserError
@@ -193,7 +193,7 @@ class Pool(ABC):
     def send(self, snapshot: str, out: IO[bytes]) -> None:
         """Write the snapshot as a tar stream."""
         with faults(f"snapshot {snapshot!r} cannot be sent"):
-            stream.send(self._tree(self._snap(snapshot)), out, used=self._used(snapshot))
+            archive.send(self._tree(self._snap(snapshot)), out, used=self._used(snapshot))
 
     @abstractmethod
     def receive(self, snapshot: str, source: IO[bytes]) -> None:

@@ -35,8 +35,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.files.archive import HOLLOW
-from windtunnel.agents.sandbox.files.stream import receive
+from windtunnel.agents.sandbox.files.archive import HOLLOW, receive
 from windtunnel.agents.sandbox.files.tree import remove
 from windtunnel.agents.sandbox.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.place import CHANNEL
