@@ -171,7 +171,6 @@ class Host:
             launch.check(spec)
         with self._claimed(spec.name):
             box = self._from_image(spec)
-            self._boxes[spec.name] = box
         self.context.report(Event("created", spec.name, box.image))
         return box
 
@@ -440,9 +439,8 @@ class Host:
         image = origin.image if origin is not None else manifest.spec.image
         room_for(context, "", f"sandbox {name}")
         record = Record(spec=spec, created=time.time(), base=manifest.id, turns=manifest.turn, image=image)
-        write_record(context.home.box(name), record)
-        box, log = None, context.log(name).allowing(allow_less or spec.allow_less)
-        try:
+        log = context.log(name).allowing(allow_less or spec.allow_less)
+        with self._making(record) as box:
             refuse_less(context, log, manifest)
             if fresh:
                 context.proxy.forked(manifest.box, spec, manifest.turn)
@@ -450,13 +448,7 @@ class Host:
             if fresh:
                 with context.pool.relaxed(name):
                     machine.freshen(spec.hostname or name)
-            box = Box(context, record, None)
             box.adopt(machine, manifest, lacks=report.lacks)
-        except BaseException:
-            self._forget(name, box)
-            raise
-        with self._lock:
-            self._boxes[name] = box
         context.report(Event("forked", name, manifest.id, time.monotonic() - begin))
         return box
 
@@ -467,40 +459,45 @@ class Host:
         room_for(context, "", f"sandbox {name}")
         notes: list[str] = []
         image = context.pool.import_image(spec.image, notes.append)
-        record = Record(spec=spec, created=time.time(), image=image)
-        write_record(context.home.box(name), record)
-        box = None
-        try:
+        with self._making(Record(spec=spec, created=time.time(), image=image)) as box:
             context.pool.create(name, image, limit)
             root = context.pool.mount(name)
             checks.need_shell(root, spec.image)
             with context.pool.relaxed(name):
                 machine = Machine.start(context.home, spec, root)
-            box = Box(context, record, None)
             box.adopt(machine, None)
             box.checkpoint()
             for service, command in spec.services.items():
                 if box.run(service_line(service, command), timeout=30).exit_code != 0:
                     raise SandboxError(f"service {service} of sandbox {name} did not start: {command!r}")
-        except BaseException as error:
-            self._forget(name, box)
-            if isinstance(error, FAULTS):
-                raise SandboxError(f"sandbox {name} could not be made: {error}") from error
-            raise
         if self._rootless:
             left_out = [note for note in notes if isinstance(note, LeftOut)]
             for words in (*left_out, *machine.limits_missed):
                 context.report(Event("created", name, words))
         return box
 
-    def _forget(self, name: str, box: Box | None) -> None:
+    @contextlib.contextmanager
+    def _making(self, record: Record) -> Iterator[Box]:
+        """A new sandbox, the host's after the block; where that fails, nothing is left of it."""
+        name, box = record.spec.name, Box(self.context, record, None)
+        try:
+            write_record(self.context.home.box(name), record)
+            yield box
+        except BaseException as error:
+            self._forget(name, box)
+            if isinstance(error, FAULTS):
+                raise SandboxError(f"sandbox {name} could not be made: {error}") from error
+            raise
+        with self._lock:
+            self._boxes[name] = box
+
+    def _forget(self, name: str, box: Box) -> None:
         """Remove all of a sandbox but its checkpoints; never raises, what stays is found by ``gc``."""
         home, pool = self.context.home, self.context.pool
         with contextlib.suppress(*FAULTS, SideEffectError, UserError):
             self.context.proxy.forget(name)
         with contextlib.suppress(*FAULTS):
-            if box is not None:
-                box.halt()
+            box.halt()
         with contextlib.suppress(*FAULTS):
             Machine.clear(home, name)
         with contextlib.suppress(*FAULTS):

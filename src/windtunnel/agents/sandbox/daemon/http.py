@@ -5,8 +5,7 @@ The body is a JSON object: ``on`` names the sandbox or the turn, ``with`` holds 
 bytes are base64. The answer is ``{"value": …}``, or ``{"error": class, "text": sentence}`` with another
 status than 200.
 
-May ask whoever knows the token, and only under a name that is this host's: a page in the user's browser can
-make a name of its own mean 127.0.0.1, but its requests then carry that name in ``Host``.
+May ask whoever knows the token, which no browser sends by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import ip_address
 
 import uvicorn
 from starlette.applications import Starlette
@@ -48,7 +46,7 @@ def serving(service: Service, keys: Keys, host: str, port: int) -> Iterator[str]
     files = keys.tls.paths if keys.tls is not None else (None, None)
     server = Server(
         uvicorn.Config(
-            application(service, keys.secret, host), http="h11", lifespan="off", access_log=False,
+            application(service, keys.secret), http="h11", lifespan="off", access_log=False,
             log_config=None, proxy_headers=False, server_header=False,
             timeout_graceful_shutdown=ENDING, ssl_certfile=files[0], ssl_keyfile=files[1],
         )
@@ -63,8 +61,7 @@ def serving(service: Service, keys: Keys, host: str, port: int) -> Iterator[str]
         listener.close()
 
 
-def application(service: Service, token: bytes, host: str) -> Starlette:
-    """For a listener on ``host``."""
+def application(service: Service, token: bytes) -> Starlette:
     expected, threads = b"Bearer " + token, ThreadPoolExecutor(CALLS, thread_name_prefix="sandbox-http")
 
     def perform(message: Message) -> tuple[Message, bytes]:
@@ -72,8 +69,6 @@ def application(service: Service, token: bytes, host: str) -> Starlette:
             return service.perform(message)
 
     async def call(request: Request) -> JSONResponse:
-        if not named_here(request.headers.get("host", ""), host):
-            return _refused(403, f"host name {request.headers.get('host')!r} is not accepted here")
         if not hmac.compare_digest(request.headers.get("authorization", "").encode("latin-1"), expected):
             return _refused(401, "the token is missing or wrong; send 'Authorization: Bearer TOKEN'")
         part, name = request.path_params["part"], request.path_params["method"]
@@ -93,19 +88,6 @@ def application(service: Service, token: bytes, host: str) -> Starlette:
         return JSONResponse(answer, STATUS.get(answer["error"], 500) if "error" in answer else 200)
 
     return Starlette(routes=[Route("/v1/{part}/{method}", call, methods=["POST"])])
-
-
-def named_here(given: str, host: str) -> bool:
-    """Whether a ``Host`` header names an address, localhost, or the name that was bound."""
-    name = given.rsplit("]", 1)[0].removeprefix("[") if given.startswith("[") else given.rsplit(":", 1)[0]
-    name = name.lower().rstrip(".")
-    if name in ("localhost", host.lower()):
-        return True
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _refused(status: int, sentence: str) -> JSONResponse:

@@ -19,7 +19,7 @@ __all__ = ["LeftOut", "Pool", "open_pool"]
 def open_pool(
     folder: Path, *, kind: Literal["auto", "btrfs", "copy"] = "auto", size: int | None = None
 ) -> Pool:
-    """The pool in ``folder``, made when it is absent; several processes may open one.
+    """The pool in ``folder``, made when it is absent.
 
     ``auto``: btrfs where ``folder`` lies on one or a loop file beside it (``folder.img``) can be mounted,
     else copies. What a pool is at first it stays: its kind is not changed behind its snapshots. ``size``:

@@ -7,10 +7,10 @@ A draft is whole before it gets its name. Live roots become visible at mount poi
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import stat
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ from windtunnel.agents.sandbox.files.source import look_at
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.base.errors import UserError
 from windtunnel.linux import mounts
-from windtunnel.linux.system import locked, opened
+from windtunnel.linux.system import opened
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@:-]{0,199}")
 FLAGS = mounts.MS_NOATIME | mounts.MS_NODEV
@@ -55,7 +55,9 @@ def faults(what: str) -> Iterator[None]:
 
 
 class Pool(ABC):
-    """Every method raises ``PoolError`` for a fault of the machine, ``import_image`` also ``UserError`` for a
+    """One process at a time uses a pool; any of its threads may.
+
+    Every method raises ``PoolError`` for a fault of the machine, ``import_image`` also ``UserError`` for a
     source that is no image.
 
     Folders: ``images``, ``live`` and ``snaps`` by name; ``channels``: what each sandbox has beside its root,
@@ -74,6 +76,8 @@ class Pool(ABC):
         folders = [folder / name for name in names]
         self._images, self._lives, self._channels, self._snaps = folders[:4]
         self._points, self._trash, self._notes, self._layers = folders[4:]
+        self._importing, self._mounting = threading.Lock(), threading.Lock()
+        self._drafts: set[Path] = set()
         with faults(f"the pool {folder} cannot be used"):
             for each in folders:
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,7 +89,7 @@ class Pool(ABC):
         if source in self.images():
             return source
         found = look_at(source)
-        with locked(self._images):
+        with self._importing:
             if found.name in self.images():
                 return found.name
             told, chain = progress or (lambda text: None), found.chain()
@@ -308,7 +312,7 @@ class Pool(ABC):
 
     def _discard(self, path: Path) -> None:
         """Take ``path`` out of use in one step, and remove it; absent is fine."""
-        there = self._trash / f"old-{path.name}-{os.getpid()}-{time.monotonic_ns()}"
+        there = self._trash / f"old-{path.name}-{time.monotonic_ns()}"
         try:
             os.rename(path, there)
         except FileNotFoundError:
@@ -317,39 +321,21 @@ class Pool(ABC):
 
     @contextmanager
     def _draft(self, name: str, make: Callable[[Path], None] | None = None) -> Iterator[Path]:
-        """A new entry of the trash, to be filled and renamed; whatever is still there afterwards is removed.
-
-        It is locked while its maker lives, so that a collector can tell it from what a killed one left.
-        """
-        path = self._trash / f"new-{name}-{os.getpid()}-{time.monotonic_ns()}"
-        with locked(self._trash):
-            (make or self._make)(path)
-            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(held, fcntl.LOCK_EX)
+        """A new entry of the trash, to be filled and renamed; whatever is still there afterwards is removed."""
+        path = self._trash / f"new-{name}-{time.monotonic_ns()}"
+        self._drafts.add(path)
         try:
+            (make or self._make)(path)
             yield path
         finally:
-            os.close(held)
             if path.exists():
                 self._remove(path)
-
-    def _abandoned(self) -> list[Path]:
-        """Entries of the trash at which nobody works any more."""
-        paths = []
-        with locked(self._trash):
-            for path in sorted(self._trash.iterdir()):
-                try:
-                    with opened(path) as held:
-                        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        paths.append(path)
-                except (BlockingIOError, FileNotFoundError):
-                    continue
-        return paths
+            self._drafts.discard(path)
 
     def _show(self, box: str, tree: Path) -> Path:
         """The mount point of ``box``, with ``tree`` there."""
         point = self._points / box
-        with locked(self._points):
+        with self._mounting:
             if mounts.is_point(point):
                 if os.path.samefile(point, tree):
                     return point
@@ -384,7 +370,7 @@ class Pool(ABC):
         for path in sorted(self._snaps.iterdir()):
             if snapshots is not None and path.name not in snapshots:
                 found.append((f"snapshot {path.name}", path, lambda path: self.drop_snapshot(path.name)))
-        for path in self._abandoned():
+        for path in sorted(set(self._trash.iterdir()) - self._drafts):
             found.append((f"half-made or discarded {path.name}", path, self._remove))
         return found
 

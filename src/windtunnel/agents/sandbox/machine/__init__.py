@@ -31,7 +31,6 @@ __all__ = [
     "netns_file",
     "shell_effect",
     "socket_inside",
-    "space",
     "wait_for_guard",
     "walls",
 ]  # fmt: skip
