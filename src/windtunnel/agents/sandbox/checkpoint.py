@@ -179,7 +179,7 @@ class Taking:
         with self.context.store.writing() as new:
             if self.image is not None and self.image.id == self.id:
                 last = self.parent.image.id if self.parent and self.parent.image else ""
-                self.image = new.keep(self.image, folder, like=last)
+                self.image = new.add_image(self.image, folder, like=last)
             manifest = Manifest(
                 id=self.id,
                 box=self.spec.name,
@@ -202,7 +202,7 @@ class Taking:
                 label=self.label,
                 pinned=self.pinned,
             )
-            new.write(manifest)
+            new.add_manifest(manifest)
         shutil.rmtree(folder, ignore_errors=True)
         return manifest
 

@@ -134,12 +134,12 @@ class SandboxLog:
 
     def decide(self, observation: Asks[D], *, write: bool = True) -> D:
         """Ask the policy. ``write``: at once; otherwise the caller does (`decided`), or it never mattered."""
-        asked = cast(Observation, observation)
-        if isinstance(asked, Less) and self._allowing:
-            asked = replace(asked, allow_less=True)
-        decision = POLICIES[self._policy](asked)
+        observed = cast(Observation, observation)
+        if isinstance(observed, Less) and self._allowing:
+            observed = replace(observed, allow_less=True)
+        decision = POLICIES[self._policy](observed)
         if write:
-            self.decided(asked, decision)
+            self.decided(observed, decision)
         return cast(D, decision)
 
     def settle(
@@ -190,8 +190,8 @@ class SandboxLog:
 
     def turns(self) -> tuple[Turn, ...]:
         """The turns so far, in order; those on damaged lines are reported instead."""
-        found = (event for event in self._events() if event["kind"] == "turn")
-        return tuple(from_plain(Turn, event["turn"]) for event in found)
+        turns = (event for event in self._events() if event["kind"] == "turn")
+        return tuple(from_plain(Turn, event["turn"]) for event in turns)
 
     def decisions(self) -> list[tuple[Observation, Decision]]:
         """What was seen and decided so far, in order."""

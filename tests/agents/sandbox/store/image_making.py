@@ -37,12 +37,12 @@ def made(folder: Path, files: dict[str, bytes]) -> Path:
 
 def keep(store: Store, id: str, images: Path, *, like: str = "") -> ImagePart:
     with store.writing() as new:
-        return new.keep(ImagePart(id, 7, (), (), ()), images, like=like)
+        return new.add_image(ImagePart(id, 7, (), (), ()), images, like=like)
 
 
 def write(store: Store, one: Manifest) -> None:
     with store.writing() as new:
-        new.write(one)
+        new.add_manifest(one)
 
 
 def stored(store: Store) -> int:

@@ -88,7 +88,7 @@ def test_a_kill_while_a_checkpoint_is_written_costs_only_that_checkpoint(tmp_pat
         one = manifest(id)
         assert one.image is not None
         with store.writing() as new:
-            new.write(replace(one, image=new.keep(one.image, tmp_path / id)))
+            new.add_manifest(replace(one, image=new.add_image(one.image, tmp_path / id)))
         store.close()
 
     there = []

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.files import archive, btrfs
@@ -59,44 +59,36 @@ FRESHENED = 512 << 10
 
 
 @dataclass(frozen=True)
-class Account:
-    """Of a live root. ``since``: the generation up to which everything is the image's; ``offset``: what it
-    uses beyond what the kernel counts; ``limit``: bytes, None for none; ``brought``: bytes that were used
-    when it came from another pool, where they cannot be told from the image any more."""
+class Usage:
+    """What a root uses, in bytes, when the kernel counts ``counted`` for it; of a snapshot, as it was made of
+    the root ``of``, and never less than it uses.
 
-    since: int
-    offset: int = 0
-    limit: int | None = None
-    brought: int = 0
-
-    def hold(self, root: Path, more: int = 0) -> None:
-        """Have the kernel hold it, with so many bytes on top. Raises OSError."""
-        if self.limit is not None:
-            btrfs.limit(root, max(0, self.limit - self.offset) + more)
-
-    def near(self, used: int) -> bool:
-        return self.limit is not None and used > NEAR * self.limit
-
-
-@dataclass(frozen=True)
-class Statement:
-    """Of a snapshot. ``used``: bytes, never less than it uses; ``counted``: what the kernel had counted then
-    for the root that was snapshotted, ``of``; ``brought``: as in `Account`."""
+    ``since``: the generation up to which everything is the image's; ``limit``: None for none; ``brought``: of
+    ``used``, what came from another pool, where it cannot be told from the image any more.
+    """
 
     since: int
     used: int = 0
     counted: int = 0
     of: str = ""
+    limit: int | None = None
     brought: int = 0
 
-    def looked_at(self, snapshot: Path) -> int:
-        """What the snapshot uses, never less; takes as long as it has inodes newer than the image."""
+    def hold(self, root: Path, more: int = 0) -> None:
+        """Have the kernel hold the limit, with so many bytes on top. Raises OSError."""
+        if self.limit is not None:
+            btrfs.limit(root, max(0, self.limit - self.used + self.counted) + more)
+
+    def near(self, used: int) -> bool:
+        return self.limit is not None and used > NEAR * self.limit
+
+    def looked_up(self, snapshot: Path) -> Usage:
+        """That of the snapshot, as its trees tell; takes as long as it has inodes newer than the image."""
         with opened(snapshot) as given:
             data, _, items = btrfs.newer(given, self.since + 1)
-        return min(self.used, self.brought + data + int(items / LEAST_FILL))
+        return replace(self, used=min(self.used, self.brought + data + int(items / LEAST_FILL)))
 
 
-T = TypeVar("T", Account, Statement)
 Chain = list[tuple[str, int]]
 """A subvolume's own identity, then its origins, nearest first."""
 
@@ -135,16 +127,16 @@ class BtrfsPool(Pool):
 
     def create(self, box: str, image: str, limit: int | None = None) -> None:
         origin = self._image(image)
-        self._begin(box, origin, Account(btrfs.subvolume(origin).born, limit=limit))
+        self._begin(box, origin, Usage(btrfs.subvolume(origin).born, limit=limit))
 
     def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
         origin = self._snap(snapshot)
-        stated = self._accounted(origin, Statement)
-        account = Account(stated.since, stated.used, limit, stated.brought)
-        if account.near(stated.used):
-            account = replace(account, offset=stated.looked_at(origin))
+        usage = replace(self._usage(origin), limit=limit)
+        if usage.near(usage.used):
+            usage = usage.looked_up(origin)
+        usage = replace(usage, counted=0, of="")
         try:
-            self._begin(box, origin, account)
+            self._begin(box, origin, usage)
         except PoolError as error:
             cause = error.__cause__
             full = isinstance(cause, OSError) and cause.errno == errno.ENOSPC
@@ -153,17 +145,17 @@ class BtrfsPool(Pool):
             # the root that is given up anyway may hold the room that is missing; its limit is remembered
             super().drop_box(box)
             btrfs.waited_for_room(self._folder)
-            self._begin(box, origin, account)
+            self._begin(box, origin, usage)
 
-    def _begin(self, box: str, origin: Path, account: Account) -> None:
+    def _begin(self, box: str, origin: Path, usage: Usage) -> None:
         """The live root of ``box`` is a writable snapshot of ``origin``, in place of what it was."""
         live = self._lives / checked(box)
         with (
             faults(f"sandbox {box!r} cannot get a root"),
             self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as made,
         ):
-            self._note(made, live, self._chain(origin), account)
-            account.hold(made)
+            self._note(made, live, self._chain(origin), usage)
+            usage.hold(made)
             self.unmount(box)
             self._discard(live)
             os.rename(made, live)
@@ -185,14 +177,14 @@ class BtrfsPool(Pool):
     def snapshot(self, box: str, snapshot: str) -> int:
         live, path = self._live(box), self._unused(snapshot)
         with faults(f"no snapshot of sandbox {box!r}"):
-            chain, account = self._chain(live), self._accounted(live, Account)
+            chain, usage = self._chain(live), self._usage(live)
             btrfs.snapshot(live, path, read_only=True)
             # what was written was counted when the snapshot was made, and the sandbox stands still
             counted = btrfs.counted(live)
-            used = account.offset + counted
-            stated = Statement(account.since, used, counted, chain[0][0], account.brought)
+            used = usage.used - usage.counted + counted
+            usage = replace(usage, used=used, counted=counted, of=chain[0][0])
             with suppress(OSError):  # where the disk is full, what was made is good without its note
-                self._note(path, path, chain, stated)
+                self._note(path, path, chain, usage)
         return 0
 
     def bytes_new(self, snapshot: str, older: str = "") -> int:
@@ -253,38 +245,36 @@ class BtrfsPool(Pool):
 
     def settle(self, box: str, snapshot: str) -> None:
         live, path = self._live(box), self._snap(snapshot)
-        account, stated = self._accounted(live, Account), self._accounted(path, Statement)
-        if not account.near(stated.used) or stated.of != self._chain(live)[0][0]:
+        usage, before = self._usage(live), self._usage(path)
+        if not usage.near(before.used) or before.of != self._chain(live)[0][0]:
             return
         with faults(f"what sandbox {box!r} uses cannot be read"):
-            used = stated.looked_at(path)
-            if used < stated.used:
-                account = replace(account, offset=used - stated.counted)
-                self._write_note(live, {**self._noted(live), "account": asdict(account)})
-                account.hold(live)
+            now = before.looked_up(path)
+            if now.used < before.used:
+                usage = replace(usage, used=now.used, counted=now.counted)
+                self._write_note(live, {**self._noted(live), "usage": asdict(usage)})
+                usage.hold(live)
                 with suppress(OSError):
-                    self._write_note(
-                        path, {**self._noted(path), "account": asdict(replace(stated, used=used))}
-                    )
+                    self._write_note(path, {**self._noted(path), "usage": asdict(now)})
 
     @contextmanager
     def relaxed(self, box: str) -> Iterator[None]:
         live = self._live(box)
-        account = self._accounted(live, Account)
+        usage = self._usage(live)
         with faults(f"the limit of sandbox {box!r} cannot be moved"):
-            account.hold(live, FRESHENED)
+            usage.hold(live, FRESHENED)
         try:
             yield
         finally:
-            account.hold(live)
+            usage.hold(live)
 
     def _used(self, snapshot: str) -> int:
-        return self._accounted(self._snap(snapshot), Statement).used
+        return self._usage(self._snap(snapshot)).used
 
-    def _accounted(self, path: Path, kind: type[T]) -> T:
+    def _usage(self, path: Path) -> Usage:
         # a note that was lost is that of a root that begins now
-        noted = self._noted(path).get("account")
-        return kind(**noted) if noted else kind(btrfs.subvolume(path).born)
+        noted = self._noted(path).get("usage")
+        return Usage(**noted) if noted else Usage(btrfs.subvolume(path).born)
 
     def receive(self, snapshot: str, source: IO[bytes]) -> None:
         made = self._unused(snapshot)
@@ -292,7 +282,7 @@ class BtrfsPool(Pool):
             used = archive.receive(path, source)
             btrfs.snapshot(path, made, read_only=True)
             with suppress(OSError):
-                self._note(made, made, [], Statement(btrfs.subvolume(made).born, used, brought=used))
+                self._note(made, made, [], Usage(btrfs.subvolume(made).born, used, brought=used))
 
     def sync(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):
@@ -318,12 +308,12 @@ class BtrfsPool(Pool):
     def _note_of(self, path: Path) -> Path:
         return self._notes / f"{path.parent.name}-{path.name}"
 
-    def _note(self, path: Path, name: Path, origin: Chain, account: Account | Statement) -> None:
+    def _note(self, path: Path, name: Path, origin: Chain, usage: Usage) -> None:
         """Remember that the subvolume ``made``, which ``name`` will be, was just snapshotted from one whose
         chain is ``origin``, and what it uses. Raises OSError."""
         own = btrfs.subvolume(path)
         chain = [(identity, min(generation, own.born)) for identity, generation in origin][:LONGEST]
-        self._write_note(name, {"of": own.uuid.hex(), "chain": chain, "account": asdict(account)})
+        self._write_note(name, {"of": own.uuid.hex(), "chain": chain, "usage": asdict(usage)})
 
     def _write_note(self, path: Path, note: dict[str, object]) -> None:
         part = self._note_of(path).with_suffix(".part")

@@ -321,7 +321,7 @@ class Pool(ABC):
 
     @contextmanager
     def _draft(self, name: str, make: Callable[[Path], None] | None = None) -> Iterator[Path]:
-        """A new entry of the trash, to be filled and renamed; whatever is still there afterwards is removed."""
+        """A new entry of the trash, to be filled and renamed; what is still there afterwards is removed."""
         path = self._trash / f"new-{name}-{time.monotonic_ns()}"
         self._drafts.add(path)
         try:

@@ -40,8 +40,8 @@ def collect(home: Home, boxes: Iterable[str]) -> list[str]:
     """Remove what `leftovers` finds, killing what runs in such control groups. Returns what was removed.
     Raises MachineError for what does not end."""
     owned = set(boxes)
-    found, failed = _unclaimed(home, owned), list[str]()
-    for _, remove in found:
+    parts, failed = _unclaimed(home, owned), list[str]()
+    for _, remove in parts:
         try:
             with contextlib.suppress(OSError):  # gone meanwhile
                 remove()
@@ -50,7 +50,7 @@ def collect(home: Home, boxes: Iterable[str]) -> list[str]:
     if failed:
         raise MachineError("; ".join(failed))
     still = leftovers(home, owned)
-    return [words for words, _ in found if words not in still]
+    return [words for words, _ in parts if words not in still]
 
 
 def _unclaimed(home: Home, owned: set[str]) -> list[tuple[str, Callable[[], None]]]:
@@ -68,17 +68,17 @@ def _unclaimed(home: Home, owned: set[str]) -> list[tuple[str, Callable[[], None
     if os.geteuid() != 0:
         running = named(INIT, lambda path: Group(home, path.parent.name).init() != 0)
         return [(f"processes of sandbox {name}", partial(end, Group(home, name))) for name in running]
-    found: list[tuple[str, Callable[[], None]]] = []
+    parts: list[tuple[str, Callable[[], None]]] = []
     for name in sorted(_groups(home) - owned):
-        found.append((f"control group of sandbox {name}", partial(end, Cgroup(home.tag, name))))
+        parts.append((f"control group of sandbox {name}", partial(end, Cgroup(home.tag, name))))
     for name in named("netns", holds_namespace):
-        found.append((f"network namespace of sandbox {name}", partial(network.remove, home, name)))
+        parts.append((f"network namespace of sandbox {name}", partial(network.remove, home, name)))
     for name in named("dev", lambda path: walls.held(home, path.parent.name)):
-        found.append((f"/dev of sandbox {name}", partial(walls.release, home, name)))
+        parts.append((f"/dev of sandbox {name}", partial(walls.release, home, name)))
     devices = {name for name in psutil.net_if_addrs() if name.startswith(f"wt{home.tag[:5]}")}
     for name in sorted(devices - {network.device_name(home, box) for box in owned}):
-        found.append((f"network device {name}", partial(remove_link, name)))
-    return found
+        parts.append((f"network device {name}", partial(remove_link, name)))
+    return parts
 
 
 def _groups(home: Home) -> set[str]:

@@ -119,13 +119,13 @@ def import_checkpoint(url: str, *, pool: Pool, store: Store, name: str, key_file
                     pool.receive(files.id, source)
             with store.writing() as new:
                 if image is not None:
-                    image = new.keep(image, work / "images")
+                    image = new.add_image(image, work / "images")
                 # no file of this host is read, and sent to an upstream, because whoever exported it says so
                 spec = replace(old.spec, name=name, proxy_key_file=key_file)
                 manifest = replace(
                     old, id=id, box=name, parent=None, spec=spec, files=files, image=image, pinned=False
                 )
-                new.write(manifest)
+                new.add_manifest(manifest)
         except BaseException:
             with contextlib.suppress(Exception):
                 if files is not None:

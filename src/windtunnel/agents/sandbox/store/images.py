@@ -111,13 +111,13 @@ def page_count(size: int) -> int:
 
 def files_in(folder: Path) -> list[tuple[str, int]]:
     """Names and sizes of the files of an image, sorted by name."""
-    found = []
+    files = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.is_file(follow_symlinks=False):
                 raise ObjectError(f"{entry.path} is no plain file, so it cannot be part of a process image")
-            found.append((entry.name, entry.stat().st_size))
-    return sorted(found)
+            files.append((entry.name, entry.stat().st_size))
+    return sorted(files)
 
 
 def windows(path: Path, size: int) -> Iterator[tuple[int, Pages]]:
@@ -155,10 +155,10 @@ def keys_of(digests: Digests) -> list[int]:
 def zeros(pages: Pages) -> NDArray[np.bool_]:
     """Which pages hold nothing but zeros."""
     words = pages.view(np.uint64)
-    found = np.logical_not(words[:, ::_SAMPLE].any(axis=1))
-    likely = found.nonzero()[0]
-    found[likely] = np.logical_not(words[likely].any(axis=1))
-    return found
+    empty = np.logical_not(words[:, ::_SAMPLE].any(axis=1))
+    likely = empty.nonzero()[0]
+    empty[likely] = np.logical_not(words[likely].any(axis=1))
+    return empty
 
 
 def differing(pages: Pages, others: Pages) -> NDArray[np.bool_]:
@@ -253,7 +253,7 @@ class Writer:
         self._held: dict[int, bytes] = {}
         self._places: list[Places] = []
 
-    def keep(self, id: str, images: Path) -> int:
+    def add(self, id: str, images: Path) -> int:
         """Returns bytes of the image. Raises sqlite3.IntegrityError: there is one of that name."""
         files = files_in(images)
         frames = _in_frames(self._fresh(images, files))
@@ -301,12 +301,12 @@ class Writer:
         """Places of pages that the store has; 0: it has not. A key is only part of a digest, so what it leads
         to is compared."""
         keys = keys_of(digests)
-        found = self._chosen("SELECT key, place FROM page WHERE key IN", keys)
-        wanted = {place // FRAME for place in found.values()} - self._held.keys()
+        by_key = self._chosen("SELECT key, place FROM page WHERE key IN", keys)
+        wanted = {place // FRAME for place in by_key.values()} - self._held.keys()
         self._held |= self._chosen("SELECT id, digests FROM frame WHERE id IN", list(wanted))
         places = []
         for row, key in enumerate(keys):
-            frame, at = divmod(found.get(key, 0), FRAME)
+            frame, at = divmod(by_key.get(key, 0), FRAME)
             held = self._held.get(frame, b"")[at * DIGEST : (at + 1) * DIGEST]
             whole = held == digests[row].tobytes() and frame not in self._damaged
             places.append(frame * FRAME + at if whole else 0)
@@ -352,12 +352,12 @@ class _Earlier:
 
     def same(self, first: int, pages: Pages, damaged: Collection[int]) -> Places:
         """Places of the pages that are as before; ``_UNKNOWN`` for the others."""
-        found = np.full(len(pages), _UNKNOWN)
+        same = np.full(len(pages), _UNKNOWN)
         places = self._places[first : first + len(pages)]
         if self._file < 0 or not len(places):
-            return found
+            return same
         other = np.empty((len(places), PAGE), np.uint8)
         if os.preadv(self._file, [other.reshape(-1).data], first * PAGE) == other.nbytes:
-            found[: len(places)] = np.where(differing(pages[: len(places)], other), _UNKNOWN, places)
-            found[np.isin(found // FRAME, np.array(damaged, np.int64))] = _UNKNOWN
-        return found
+            same[: len(places)] = np.where(differing(pages[: len(places)], other), _UNKNOWN, places)
+            same[np.isin(same // FRAME, np.array(damaged, np.int64))] = _UNKNOWN
+        return same

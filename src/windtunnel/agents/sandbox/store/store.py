@@ -87,20 +87,20 @@ class Writing:
         self._store, self._db = store, db
         self.images: dict[str, Path] = {}
 
-    def keep(self, part: ImagePart, images: Path, *, like: str = "") -> ImagePart:
+    def add_image(self, part: ImagePart, images: Path, *, like: str = "") -> ImagePart:
         """Store the folder ``images``, which stays the caller's; ``part`` with what that takes.
 
         ``like``: an image that is probably much the same, best the one before of the same sandbox.
         """
         used, before = self._store.database.used(self._db), self._store.before(self._db, like)
         try:
-            size = Writer(self._db, self._store.damaged, before).keep(checked(part.id), images)
+            size = Writer(self._db, self._store.damaged, before).add(checked(part.id), images)
         except sqlite3.IntegrityError:
             raise ObjectError(f"there is an image {part.id} already, and one is never replaced") from None
         self.images[part.id] = images
         return replace(part, bytes_raw=size, bytes_new=self._store.database.used(self._db) - used)
 
-    def write(self, manifest: Manifest) -> None:
+    def add_manifest(self, manifest: Manifest) -> None:
         data = compress(seal(KIND, VERSION, manifest), LEVEL)
         try:
             self._db.execute("INSERT INTO manifest VALUES(?,?)", (checked(manifest.id), data))
@@ -194,14 +194,14 @@ class Store:
     def named(self, prefix: str) -> str:
         """The id that is ``prefix``, or the only one that begins with it; readable or not."""
         ids = self.ids()
-        found = [prefix] if prefix in ids else [id for id in ids if prefix and id.startswith(prefix)]
-        if not found:
+        matching = [prefix] if prefix in ids else [id for id in ids if prefix and id.startswith(prefix)]
+        if not matching:
             known = f"the newest are {', '.join(ids[-3:])}" if ids else "there is none yet"
             raise UserError(f"checkpoint {prefix!r} is not known; {known}")
-        if len(found) > 1:
-            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-            raise UserError(f"checkpoint {prefix!r} is ambiguous: {', '.join(found[:5])}{more}")
-        return found[0]
+        if len(matching) > 1:
+            more = f" and {len(matching) - 5} more" if len(matching) > 5 else ""
+            raise UserError(f"checkpoint {prefix!r} is ambiguous: {', '.join(matching[:5])}{more}")
+        return matching[0]
 
     def all(self) -> tuple[list[Manifest], list[str]]:
         """Those that can be read, in the order of their ids, and what is wrong with each of the others."""
@@ -327,12 +327,14 @@ class Store:
 
     def _digests(self, recipe: Recipe) -> Digests:
         """The address of each page of an image, one a row; zeros for a page of zeros."""
-        found = np.zeros((len(recipe.places), DIGEST), np.uint8)
+        digests = np.zeros((len(recipe.places), DIGEST), np.uint8)
         with self.database.reading() as db:
             for number, which in by_frame(recipe.places):
                 (held,) = db.execute("SELECT digests FROM frame WHERE id=?", (number,)).fetchone()
-                found[which] = np.frombuffer(held, np.uint8).reshape(-1, DIGEST)[recipe.places[which] % FRAME]
-        return found
+                digests[which] = np.frombuffer(held, np.uint8).reshape(-1, DIGEST)[
+                    recipe.places[which] % FRAME
+                ]
+        return digests
 
     def _confirm(self, id: str, recipe: Recipe, images: Path) -> None:
         """Raises StaleCopy when the files of an image that came from a copy are not those kept."""
@@ -422,10 +424,10 @@ class Store:
 
 def _damage_of(recipe: Recipe, wrong: Mapping[int, tuple[Places, str]]) -> list[str]:
     """In words, what an image takes from damaged pages."""
-    found = []
+    damage = []
     for number in sorted(wrong.keys() & set(recipe.frames())):
         rows, why = wrong[number]
         own = recipe.places[recipe.places // FRAME == number] % FRAME
         if count := int(np.isin(own, rows).sum()):
-            found.append(f"{count} of its pages: {why}")
-    return found
+            damage.append(f"{count} of its pages: {why}")
+    return damage
