@@ -111,6 +111,14 @@ def _checkpoint_drawn() -> Iterator[checkpoint.Observation]:
         here=[None, 0.01, 0.1], longest=[0.0, 0.1], always=[False, False, True], opened=[True, False],
         endless=[True, False], safety=[0.8], startup=[0.001],
     )  # fmt: skip
+    ranks = [
+        checkpoint.NetworkProfile(spans, nbytes, bandwidth)
+        for spans in ((), (0.01,), (0.2, 0.05)) for nbytes in (64, 10**6) for bandwidth in (None, 1e6, 1e8)
+    ]  # fmt: skip
+    yield from any_of(
+        checkpoint.Profiles, 7, 60, ranks=[*pairwise(ranks)], copies=[2, 3],
+        buffer=[1 << 14, 1 << 20], parts=[1, 4], startup=[0.0, 0.004], safety=[0.8, 1.0],
+    )  # fmt: skip
     for places in (4, 5, 6):
         domains = [(), tuple("aabbcc")[:places], ("a",) * places, ("a", "b")]
         yield from any_of(

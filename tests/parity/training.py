@@ -261,7 +261,7 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
                                 f"step {seen['step']} is saved after {step}, {every} apart is decided"
                             )
                     slot = event
-                case "decision", "StepTimes":
+                case "decision", "StepTimes" | "Profiles":
                     every, slot = answer["every"], None
                 case "decision", "Inventory":
                     plan = answer
@@ -554,6 +554,10 @@ MUTANTS = (
     Mutant(
         "training.checkpoint", "training/checkpoint/policy/pacing.py",
         "left = now.safety * (now.here or 0.0)", "left = (now.here or 0.0)",
+    ),
+    Mutant(
+        "training.checkpoint", "training/checkpoint/policy/spans.py",
+        "Spread(max(steps))", "Spread(min(steps))",
     ),
     Mutant(
         "training.checkpoint", "training/checkpoint/live/checkpointer.py",

@@ -14,7 +14,7 @@ from windtunnel.training.checkpoint.policy.pacing import (
     Sending,
     allowance,
 )
-from windtunnel.training.checkpoint.policy.spans import steps_for
+from windtunnel.training.checkpoint.policy.spans import NetworkProfile, Profiles, spread
 
 MB = 1 << 20
 NEVER = threading.Event()
@@ -79,7 +79,8 @@ def test_in_idle_mode_chunks_end_before_the_window() -> None:
     assert sum(0.001 + size / 100e6 for size in chunks) <= 0.045
     assert p.inside()
     # As much as the policy takes for granted of that span.
-    every = steps_for([0.045], 100 * MB, 2, 4 * MB, 4, 100e6, 0.001, 1.0)
+    profile = NetworkProfile((0.045,), 100 * MB, 100e6)
+    every = spread(Profiles((profile,), 2, 4 * MB, 4, 0.001, 1.0)).every
     assert sum(chunks) * every == pytest.approx(100 * MB, rel=0.05)
 
 

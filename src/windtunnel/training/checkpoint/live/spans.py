@@ -7,8 +7,8 @@ own traffic is in it. From then on each look goes to the policy (`policy.pacing`
 windows for the agent at the places that are in the profile.
 
 Whether a checkpoint fits the spans of a step is the policy's word (`policy.spans`). Where it does not,
-checkpoints are made every so many steps instead, and the run's events say so. The ranks agree on it, now and
-then anew: a step that only some of them save is never committed.
+checkpoints are made every so many steps instead, and the run's events say so. Now and then the ranks tell
+each other their profiles, and all decide alike.
 
 Traffic that is not TCP of this process (NCCL over InfiniBand) is not seen: mark it, see `IdleSender.mark`.
 """
@@ -25,10 +25,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
-from windtunnel.training.checkpoint.policy import Looked, Window, decide
-from windtunnel.training.checkpoint.policy.pacing import LONGEST, OPEN
-from windtunnel.training.checkpoint.policy.spans import steps_for
+from windtunnel.training.checkpoint.policy import Looked, NetworkProfile, Profiles, Spread, Window, decide
+from windtunnel.training.checkpoint.policy.pacing import OPEN
 from windtunnel.training.checkpoint.settings import Settings
 from windtunnel.training.elastic import group_sockets
 
@@ -244,31 +244,26 @@ class IdleSender:
         if not self._nbytes or chosen.copies < 2:
             return
         bandwidth = chosen.bandwidth or max(self._rates, default=None)
-        every = 1
-        if bandwidth is not None:
-            every = steps_for(
-                [span.seconds for span in expected],
-                self._nbytes,
-                chosen.copies,
-                min(chosen.buffer, chosen.parts * max(1, int(LONGEST * bandwidth))),
-                chosen.parts,
-                bandwidth,
-                chosen.startup,
-                chosen.safety,
-            )
+        mine = NetworkProfile(tuple(span.seconds for span in expected), self._nbytes, bandwidth)
         self._plans += 1
-        said = self._job.agree(f"idle/{self._serial}.{self._plans}", every)
-        before = self.every, self._always
-        self._always = 0 in said.values()
-        self.every = 1 if self._always else max(said.values())
-        if bandwidth is None or (self._plans > 1 and before == (self.every, self._always)):
+        said = self._job.agree(f"idle/{self._serial}.{self._plans}", to_plain(mine))
+        ranks = tuple(from_plain(NetworkProfile, said[rank]) for rank in sorted(said))
+        profiles = Profiles(ranks, chosen.copies, chosen.buffer, chosen.parts, chosen.startup, chosen.safety)
+        spread = decide(profiles)
+        assert isinstance(spread, Spread)
+        before, self.every, self._always = (self.every, self._always), spread.every, spread.always
+        if self._plans > 1 and before == (self.every, self._always):
             return
-        idle = sum(span.seconds for span in expected)
-        told = f"{len(expected)} idle spans of {idle:.3g} s a step; {self._nbytes} bytes at {bandwidth:.3g}/s"
+        if self._job.rank == 0:
+            self._job.event("decision", **eventlog.decided("training.checkpoint", "newest", profiles, spread))
+        if bandwidth is None:
+            return
+        told = f"{len(expected)} idle spans of {sum(mine.spans):.3g} s a step; "
+        told += f"{self._nbytes} bytes at {bandwidth:.3g}/s"
         if self._always:
             told += ": no span has room, so checkpoints are sent beside the training's traffic"
         elif self.every > 1:
-            told += f": a checkpoint takes {every} steps, so one is made every {self.every} steps"
+            told += f": one is made every {self.every} steps"
         self._job.event("note", text=f"network profile: {told}")
 
     def _run(self) -> None:

@@ -2,7 +2,7 @@
 
 Observations hold all that the answer depends on; live writes them beside the answers to the run's events.
 How often copies are made (`interval`) is settled before a run begins, unless a bound is set on what they may
-cost: then after some steps (`cadence`).
+cost, or they go in idle spans: then after some steps (`cadence`, `spans`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from windtunnel.training.checkpoint.policy.pacing import (
 )
 from windtunnel.training.checkpoint.policy.restore import BadCopy, plan_restore
 from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
+from windtunnel.training.checkpoint.policy.spans import NetworkProfile, Profiles, Spread, spread
 
 __all__ = [
     "POLICIES",
@@ -34,10 +35,13 @@ __all__ = [
     "Decision",
     "Inventory",
     "Looked",
+    "NetworkProfile",
     "Observation",
+    "Profiles",
     "Sending",
     "Slot",
     "SlotWanted",
+    "Spread",
     "StepTimes",
     "Window",
     "decide",
@@ -96,8 +100,8 @@ class Cadence:
     more: float
 
 
-Observation = Inventory | SlotWanted | StepTimes | CopiesWanted | Sending | Looked
-Decision = RestorePlan | Slot | Cadence | Placement | Allowance | Window
+Observation = Inventory | SlotWanted | StepTimes | CopiesWanted | Sending | Looked | Profiles
+Decision = RestorePlan | Slot | Cadence | Placement | Allowance | Window | Spread
 
 
 def decide(observation: Observation) -> Decision:
@@ -118,6 +122,8 @@ def decide(observation: Observation) -> Decision:
             return allowance(observation)
         case Looked():
             return window(observation)
+        case Profiles():
+            return spread(observation)
 
 
 def _from_storage(observation: Observation) -> Decision:
