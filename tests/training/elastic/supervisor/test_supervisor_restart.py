@@ -132,13 +132,15 @@ def test_what_is_committed_and_stored_is_the_logs_to_say(tmp_path: Path) -> None
             until(lambda k=key: agents[0].of("decided", key=k), key)  # type: ignore[misc]
         for agent in (*agents, agents[0]):  # of place 0 it is believed, once
             agent.say("event", kind="persisted", key="persist/7/1", step=7, course=1, check="c", generation=1)
+        agents[1].say("event", kind="storage.wanted", generation=1, step=8, url="memory://s")
         agree(run, "all is said")
         for epoch in (1, 2):
             agents[1].say("ask", generation=1, key="record/checkpoints")
             (answer,) = until(lambda e=epoch: agents[1].of("answer", epoch=e), "an answer")  # type: ignore[misc]
             known = [{"step": step, "course": 1} for step in (7, 8)]
             stored = [{"step": 7, "course": 1, "check": "c"}]
-            assert answer["values"] == {"0": {"committed": known, "persisted": stored, "newest": 8}}
+            said = {"committed": known, "persisted": stored, "newest": 8, "wanted": 8}
+            assert answer["values"] == {"0": said}
             restart(run)
             back(run, agents)
         assert [event["step"] for event in run.events("committed")] == [7, 8]
