@@ -176,7 +176,7 @@ def pipelines_drawn() -> Iterator[tuple[str, pipelines.Observation]]:
     for _ in range(200):
         n0, count = rng.choice([1, 2, 3]), rng.choice([1, 2, 3, 5])
         made = tuple(_template(rng, n0 + n) for n in range(count))
-        templates, hosts = TemplateSet(n0, rng.choice([1, 2]), made, "drawn"), rng.choice([4, 7, 13, 90, 90])
+        templates, hosts = TemplateSet(n0, rng.choice([1, 2]), made), rng.choice([4, 7, 13, 90, 90])
         first = pipelines.HostsChanged(templates, None, (*range(hosts),), 96, (1.0,) * 8)
         before = pipelines.decide(first)
         assert isinstance(before, Reconfiguration)

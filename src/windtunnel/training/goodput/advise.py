@@ -114,7 +114,7 @@ def _choice(question: Question, copies: int) -> Choice:
     waste += question.horizon / question.mtbf * every * job.step_time / 2
     waste += copy * question.horizon / (every * job.step_time)
     waste += save_stall(job, costs) * question.horizon / (to_storage * job.step_time)
-    pair = float(recovery(placement, 2).value) if job.hosts > 1 else 0.0
+    pair = float(recovery(placement, 2)) if job.hosts > 1 else 0.0
     words = explain(share, held, 2, free=int(question.host_memory))
     return Choice(
         copies,

@@ -53,14 +53,12 @@ class Template:
 class TemplateSet:
     """Templates for ``n0`` .. ``n0 + len(templates) - 1`` hosts, in this order.
 
-    ``failures``: hosts that may be lost at once with a copy of every layer left (f). ``fingerprint``: of
-    the profile and the parameters they were made from.
+    ``failures``: hosts that may be lost at once with a copy of every layer left (f).
     """
 
     n0: int
     failures: int
     templates: tuple[Template, ...]
-    fingerprint: str
 
     def of(self, hosts: int) -> Template:
         """The template for ``hosts`` hosts.

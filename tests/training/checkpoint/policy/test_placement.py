@@ -8,9 +8,8 @@ from fractions import Fraction
 from itertools import combinations
 from math import comb
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
@@ -41,8 +40,8 @@ def closed_form(places: int, copies: int, lost: int) -> Fraction:
 
 
 @st.composite
-def placed(draw: st.DrawFn, most: int = 10) -> tuple[Placement, list[str]]:
-    places = draw(st.integers(1, most))
+def placed(draw: st.DrawFn) -> tuple[Placement, list[str]]:
+    places = draw(st.integers(1, 10))
     copies = draw(st.integers(1, places))
     kind = draw(st.sampled_from(KINDS if places % copies == 0 else KINDS[1:]))
     domains = draw(st.lists(st.sampled_from(["", "a", "b", "c", "d"]), min_size=places, max_size=places))
@@ -109,14 +108,12 @@ def test_every_loss_of_a_few_hosts(places: int, kind: Kind) -> None:
                 assert alive or any(one <= set(gone) for one in sets)
                 assert alive or lost >= copies
                 good[lost] += alive
-        assert probability.survivable(sets, places, places) == tuple(good)
+        assert probability.survivable(placement, places) == tuple(good)
 
 
 def test_figures_of_the_paper() -> None:
     def percent(kind: Kind, copies: int, lost: int) -> float:
-        exact = probability.recovery(place(16, copies, kind), lost).exact
-        assert exact is not None
-        return round(100 * float(exact), 1)
+        return round(100 * float(probability.recovery(place(16, copies, kind), lost)), 1)
 
     assert [percent("group", 2, k) for k in (2, 3, 4)] == [93.3, 80.0, 61.5]
     assert [percent("ring", 2, k) for k in (2, 3, 4)] == [86.7, 62.9, 36.3]
@@ -129,8 +126,7 @@ def test_mixed_is_near_the_bound(places: int, copies: int) -> None:
     fewest = -(-places // copies)
     gap = Fraction(len(copy_sets(mixed)) - fewest, comb(places, copies))
     assert gap <= Fraction(2 * copies - 3, comb(places, copies))
-    lost = probability.recovery(mixed, copies)
-    assert lost.exact == 1 - Fraction(len(copy_sets(mixed)), comb(places, copies))
+    assert probability.recovery(mixed, copies) == 1 - Fraction(len(copy_sets(mixed)), comb(places, copies))
     if (places, copies) == (7, 2):
         assert round(100 * float(gap), 2) == 4.76
 
@@ -140,54 +136,9 @@ def test_recovery_equals_enumeration(both: tuple[Placement, list[str]], data: st
     placement, domains = both
     lost = data.draw(st.integers(0, len(domains)))
     truth = enumerate_recovery(placement, lost)
-    assert probability.recovery(placement, lost).exact == truth
+    assert probability.recovery(placement, lost) == truth
     if placement.kind == "group":
         assert closed_form(len(domains), placement.copies, lost) == truth
-
-
-@given(placed(most=8))
-def test_recovery_of_domains_equals_enumeration(both: tuple[Placement, list[str]]) -> None:
-    placement, domains = both
-    names = sorted(set(domains))
-    by_count = [Fraction(0)] * (len(names) + 1)
-    for lost in range(len(names) + 1):
-        for gone in combinations(names, lost):
-            if survives(placement, [p for p, domain in enumerate(domains) if domain in gone]):
-                by_count[lost] += Fraction(1, comb(len(names), lost))
-    for lost in range(len(names) + 1):
-        assert probability.recovery(placement, lost, domains).exact == by_count[lost]
-
-
-@settings(max_examples=20)
-@given(st.integers(2, 9), st.data())
-def test_placements_of_others_are_counted_too(places: int, data: st.DataObject) -> None:
-    others = [data.draw(st.sets(st.integers(0, places - 1), max_size=2)) for _ in range(places)]
-    holders = tuple((p, *sorted(other - {p})) for p, other in enumerate(others))
-    placement = Placement("theirs", 2, holders)
-    for lost in range(places + 1):
-        truth = enumerate_recovery(placement, lost)
-        assert probability.recovery(placement, lost).exact == truth
-
-
-def test_large_strange_placements_are_sampled_with_their_error() -> None:
-    places = 40
-    placement = Placement("theirs", 3, tuple((p, (p + 1) % places, (p + 7) % places) for p in range(places)))
-    with pytest.raises(ValueError, match="generator"):
-        probability.recovery(placement, 8)
-    told = probability.recovery(placement, 8, rng=np.random.default_rng(1), samples=4000)
-    again = probability.recovery(placement, 8, rng=np.random.default_rng(2), samples=4000)
-    assert told.exact is None
-    assert 0 < told.error < 0.02
-    assert abs(told.value - again.value) < 5 * (told.error + again.error)
-
-
-def test_sampling_agrees_with_counting() -> None:
-    placement = place(24, 3, "ring")
-    sets = copy_sets(placement)
-    told = probability._sampled(24, 9, sets, np.random.default_rng(3), 4000)
-    ways = probability.survivable(sets, 24, 9)
-    assert ways is not None
-    assert abs(told.value - ways[9] / comb(24, 9)) < 5 * told.error
 
 
 @given(placed(), st.fractions(0, 1, max_denominator=30))
@@ -207,12 +158,9 @@ def test_rare_losses_keep_their_digits() -> None:
 
 
 def test_eight_thousand_hosts() -> None:
-    group = probability.recovery(place(8192, 2, "group"), 20).exact
+    group = probability.recovery(place(8192, 2, "group"), 20)
     assert group == closed_form(8192, 2, 20)
-    ring = probability.recovery(place(8192, 2, "ring"), 20).exact
-    assert ring is not None
-    assert group is not None
-    assert ring < group
+    assert probability.recovery(place(8192, 2, "ring"), 20) < group
 
 
 def test_racks() -> None:

@@ -83,7 +83,7 @@ def even_set(n0: int, count: int, failures: int, layers: int = 12) -> TemplateSe
         stages = tuple(Stage(u, v, 1, float(v - u)) for u, v in pairwise(cuts))
         time = iteration_time([s.time for s in stages], 4 * hosts)
         made.append(Template(hosts, stages, tuple(range(hosts)), time, 4 * hosts))
-    return TemplateSet(n0, failures, tuple(made), "even")
+    return TemplateSet(n0, failures, tuple(made))
 
 
 def sums(hosts: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from pipeline_oracles import even_set, layers, sums
 
@@ -12,13 +10,10 @@ from windtunnel.training.pipelines.policy.planner import fits
 from windtunnel.training.pipelines.policy.templates import (
     count_needed,
     covered,
-    fingerprint,
-    from_json,
     guarantee,
     largest_size,
     minimum_hosts,
     template_set,
-    to_json,
 )
 
 
@@ -125,36 +120,3 @@ def test_guarantees_do_not_claim_what_short_sets_lack() -> None:
     assert said.uncovered == (11,)
     assert any("Not with 11 hosts" in sentence for sentence in said.sentences)
     assert any("no template above 5" in sentence for sentence in said.sentences)
-
-
-def test_files_round_trip() -> None:
-    made = template_set(layers([1.5, 2.0, 0.5, 3.0], state=1.0, activation=0.25), 4, 1, 1, 4.0)
-    assert from_json(to_json(made), "templates.json", made.fingerprint) == made
-    again = template_set(layers([1.5, 2.0, 0.5, 3.0], state=1.0, activation=0.25), 4, 1, 1, 4.0)
-    assert to_json(again) == to_json(made)
-
-
-def test_files_that_are_refused() -> None:
-    made = even_set(2, 3, 1)
-    text = to_json(made)
-    for length in range(0, len(text.rstrip()), 7):
-        with pytest.raises(UserError, match="no whole template file"):
-            from_json(text[:length], "t.json")
-    other = json.loads(text)
-    other["version"] = 99
-    with pytest.raises(UserError, match="version 99"):
-        from_json(json.dumps(other), "t.json")
-    other = json.loads(text)
-    other["set"]["templates"][0]["time"] += 1
-    with pytest.raises(UserError, match="altered"):
-        from_json(json.dumps(other), "t.json")
-    with pytest.raises(UserError, match="another model or cluster"):
-        from_json(text, "t.json", "0123456789abcdef")
-    for nonsense in ("[]", "3", '{"version": 1}', "null"):
-        with pytest.raises(UserError, match="no whole template file"):
-            from_json(nonsense, "t.json")
-
-
-def test_fingerprints_tell_profiles_apart() -> None:
-    assert fingerprint(layers([1.0, 2.0])) == fingerprint(layers([1.0, 2.0]))
-    assert len({fingerprint(layers([1.0, 2.0])), fingerprint(layers([2.0, 1.0])), fingerprint([])}) == 3

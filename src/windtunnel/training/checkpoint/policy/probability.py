@@ -1,4 +1,4 @@
-"""How likely a job recovers from memory, exactly where that can be counted.
+"""How likely a job recovers from memory, counted exactly.
 
 Of all ways to lose k hosts at once, those are fatal in which a whole copy set is lost. A placement falls
 into parts that share no host, and the numbers of survivable losses of each size multiply like polynomials:
@@ -6,72 +6,35 @@ what can be lost of the one part times what can be lost of the other. A part is
 
 - one copy set of m hosts: every loss but the whole, ``(1 + x)^m - x^m``;
 - a ring (each m neighbours are a copy set): no m lost in a row, counted with the length of the present run as
-  the state (a transfer matrix), around the circle;
-- anything else: enumerated up to `ENUMERATED` hosts, sampled beyond, and then the error is told.
+  the state (a transfer matrix), around the circle.
 
 For groups alone there is a closed form by inclusion and exclusion, 1 - sum over j >= 1 of
 (-1)^(j+1) C(N/m, j) C(N-jm, k-jm) / C(N, k). The paper (GEMINI, section 4, corollary 1) gives the union
 bound, which is lower and equal to it only for k < 2m.
-
-What fails together: a loss of domains is one of all places in them, so the same is asked of the copy sets
-with domains in the places' stead.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
-
-import numpy as np
 
 from windtunnel.training.checkpoint.model import Placement
 from windtunnel.training.checkpoint.policy.placement import copy_sets
 
-ENUMERATED = 18
-"""A part of at most so many hosts is enumerated (2^18 subsets)."""
-
 Sets = frozenset[frozenset[int]]
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A probability. ``exact`` where it was counted; else ``error`` is the standard error of the sample."""
-
-    value: float
-    error: float = 0.0
-    exact: Fraction | None = None
-
-
-def recovery(
-    placement: Placement,
-    lost: int,
-    domains: Sequence[str] = (),
-    *,
-    rng: np.random.Generator | None = None,
-    samples: int = 20_000,
-) -> Estimate:
+def recovery(placement: Placement, lost: int) -> Fraction:
     """Probability that a loss of ``lost`` hosts at once, each choice equally likely, leaves every shard a
-    copy; with ``domains`` (``domains[p]`` is that of place p) the loss of ``lost`` whole domains.
-
-    Exact for every placement that `placement.place` makes, hosts being lost. ``rng`` and ``samples`` are used
-    only where one part has another shape and more than `ENUMERATED` members.
+    copy.
 
     Raises:
-        ValueError: such a placement without ``rng``.
+        ValueError: a placement that `placement.place` does not make.
     """
-    names = sorted(set(domains)) if domains else [str(place) for place in range(len(placement.holders))]
-    count = len(names)
-    if not 0 <= lost <= count:
-        raise ValueError(f"{lost} of {count} {'domains' if domains else 'hosts'} cannot be lost")
-    sets = _of_domains(placement, domains, names) if domains else copy_sets(placement)
-    ways = survivable(sets, count, lost)
-    if ways is not None:
-        exact = Fraction(ways[lost], math.comb(count, lost))
-        return Estimate(float(exact), exact=exact)
-    return _sampled(count, lost, sets, rng, samples)
+    count = len(placement.holders)
+    return Fraction(survivable(placement, lost)[lost], math.comb(count, lost))
 
 
 def fatal_alike(placement: Placement, chance: float) -> float:
@@ -85,14 +48,7 @@ def fatal_alike(placement: Placement, chance: float) -> float:
         ValueError: a placement that `placement.place` does not make.
     """
     kept = 0.0  # log of the probability that nothing fatal happens
-    shapes: Counter[tuple[int, int]] = Counter()
-    for part in _parts(copy_sets(placement)):
-        members = sorted(set().union(*part))
-        length = len(members) if len(part) == 1 else _ring(part, members)
-        if length is None:
-            raise ValueError("the placement is made of neither groups nor rings")
-        shapes[len(members), length] += 1
-    for (size, length), times in shapes.items():
+    for (size, length), times in _shapes(copy_sets(placement)).items():
         fatal = chance**size if length == size else _ring_fatal(size, length, chance)
         if fatal >= 1.0:
             return 1.0
@@ -114,50 +70,35 @@ def _ring_fatal(size: int, length: int, chance: float) -> float:
     return fatal + chance ** min(length, size)
 
 
-def _of_domains(placement: Placement, domains: Sequence[str], names: Sequence[str]) -> Sets:
-    number = {name: at for at, name in enumerate(names)}
-    return frozenset(frozenset(number[domains[p]] for p in held) for held in copy_sets(placement))
+def survivable(placement: Placement, upto: int) -> tuple[int, ...]:
+    """For k = 0 .. upto, how many choices of k hosts have no whole copy set among them.
 
-
-def survivable(sets: Sets, places: int, upto: int) -> tuple[int, ...] | None:
-    """For k = 0 .. upto, how many choices of k of ``places`` have no whole one of ``sets`` among them.
-
-    None where a part of the placement is neither a group nor a ring and too large to enumerate.
+    Raises:
+        ValueError: a placement that `placement.place` does not make.
     """
-    kinds: Counter[tuple[int, ...]] = Counter()
-    inside = 0
-    for part in _parts(sets):
-        members = sorted(set().union(*part))
-        inside += len(members)
-        counts = _count(part, members, upto)
-        if counts is None:
-            return None
-        kinds[tuple(counts[: upto + 1])] += 1
-    total = [math.comb(places - inside, k) for k in range(upto + 1)]
-    for kind, times in kinds.items():
-        total = _times(total, _power(kind, times, upto), upto)
+    total = [1]
+    for (size, length), times in _shapes(copy_sets(placement)).items():
+        group = [math.comb(size, k) for k in range(size)] + [0]
+        counts = group if length == size else _ring_counts(size, length, upto)
+        total = _times(total, _power(counts, times, upto), upto)
     return tuple(total)
 
 
-def _count(part: list[frozenset[int]], members: list[int], upto: int) -> list[int] | None:
-    size = len(members)
-    if len(part) == 1:
-        return [math.comb(size, k) for k in range(size)] + [0]
-    length = _ring(part, members)
-    if length is not None:
-        return _ring_counts(size, length, upto)
-    if size > ENUMERATED:
-        return None
-    return _enumerated(part, members)
+def _shapes(sets: Sets) -> Counter[tuple[int, int]]:
+    """How many parts have so many hosts, with copy sets of so many: a group where both are equal, else a
+    ring."""
+    shapes: Counter[tuple[int, int]] = Counter()
+    for part in _parts(sets):
+        members = sorted(set().union(*part))
+        length = len(members) if len(part) == 1 else _ring(part, members)
+        if length is None:
+            raise ValueError("the placement is made of neither groups nor rings")
+        shapes[len(members), length] += 1
+    return shapes
 
 
 def _parts(sets: Sets) -> list[list[frozenset[int]]]:
-    """The copy sets in parts that share no member; sets that contain another one decide nothing."""
-    holding: dict[int, list[frozenset[int]]] = {}
-    for one in sets:
-        for member in one:
-            holding.setdefault(member, []).append(one)
-    kept = [one for one in sets if not any(other < one for member in one for other in holding[member])]
+    """The copy sets in parts that share no member."""
     root: dict[int, int] = {}
 
     def find(member: int) -> int:
@@ -166,12 +107,12 @@ def _parts(sets: Sets) -> list[list[frozenset[int]]]:
             member = root[member]
         return member
 
-    for one in kept:
+    for one in sets:
         first, *rest = one
         for other in rest:
             root[find(other)] = find(first)
     parts: dict[int, list[frozenset[int]]] = {}
-    for one in sorted(kept, key=sorted):
+    for one in sorted(sets, key=sorted):
         parts.setdefault(find(next(iter(one))), []).append(one)
     return list(parts.values())
 
@@ -223,22 +164,6 @@ def _ring_counts(size: int, length: int, upto: int) -> list[int]:
     return total
 
 
-def _enumerated(part: Iterable[frozenset[int]], members: list[int]) -> list[int]:
-    """By trying every choice of ``members``."""
-    masks = _masks(part, members)
-    gone = np.arange(1 << len(members), dtype=np.int64)
-    alive = np.ones(len(gone), dtype=bool)
-    for mask in masks:
-        alive &= (gone & mask) != mask
-    sizes = sum((gone >> bit) & 1 for bit in range(len(members)))
-    return np.bincount(np.asarray(sizes)[alive], minlength=len(members) + 1).tolist()
-
-
-def _masks(part: Iterable[frozenset[int]], members: list[int]) -> list[int]:
-    bit = {member: 1 << at for at, member in enumerate(members)}
-    return [sum(bit[member] for member in one) for one in part]
-
-
 def _times(left: Sequence[int], right: Sequence[int], upto: int) -> list[int]:
     out = [0] * (upto + 1)
     for i, a in enumerate(left):
@@ -258,16 +183,3 @@ def _power(base: Sequence[int], times: int, upto: int) -> list[int]:
         if times:
             square = _times(square, square, upto)
     return out
-
-
-def _sampled(count: int, lost: int, sets: Sets, rng: np.random.Generator | None, samples: int) -> Estimate:
-    if rng is None:
-        raise ValueError("a placement of this shape and size can only be sampled; a generator is needed")
-    good = 0
-    for _ in range(samples):
-        gone = set(rng.permutation(count)[:lost].tolist())
-        good += not any(gone.issuperset(one) for one in sets)
-    share = good / samples
-    # Laplace's rule keeps the error above nothing where all samples agree.
-    smooth = (good + 1) / (samples + 2)
-    return Estimate(share, math.sqrt(smooth * (1 - smooth) / samples))

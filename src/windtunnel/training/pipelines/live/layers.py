@@ -19,7 +19,6 @@ from windtunnel.training.checkpoint import Whole
 from windtunnel.training.elastic.determinism import seed_for
 from windtunnel.training.pipelines.model import LayerProfile, TemplateSet
 from windtunnel.training.pipelines.policy.planner import plan
-from windtunnel.training.pipelines.policy.templates import fingerprint
 
 
 @dataclass(frozen=True)
@@ -150,4 +149,4 @@ def even_templates(
     profile = [LayerProfile(layer.name, forward=1.0, backward=2.0) for layer in layers]
     made = [plan(profile, hosts, 1, 1.0) for hosts in range(n0, largest + 1)]
     templates = tuple(template for template in made if template is not None)
-    return TemplateSet(n0, failures, templates, fingerprint(profile, (n0, failures, largest)))
+    return TemplateSet(n0, failures, templates)

@@ -28,7 +28,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,7 +54,6 @@ from windtunnel.training.pipelines.live.team import SCALE, Reduction, Sums, Team
 from windtunnel.training.pipelines.model import Layout, TemplateSet
 from windtunnel.training.pipelines.policy.commit import commit_key
 from windtunnel.training.pipelines.policy.schedule import one_forward_one_backward
-from windtunnel.training.pipelines.policy.templates import to_json
 
 if TYPE_CHECKING:
     from windtunnel.training.elastic import Job
@@ -179,7 +178,7 @@ class PipelineTrainer:
             [
                 self.names, self.reduction, self.scale, self.seed, self.max_norm, self.nonfinite,
                 str(self.autocast), self.order.samples, self.order.microbatches, self.order.size,
-                to_json(self.templates), self.checkpoint, self.checkpoint_every,
+                asdict(self.templates), self.checkpoint, self.checkpoint_every,
             ]
         )  # fmt: skip
         return hashlib.sha256(text.encode()).hexdigest()[:16]

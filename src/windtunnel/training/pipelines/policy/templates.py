@@ -14,16 +14,12 @@ up to ``2 n0 - 1`` are kept in any case: a merge (`reconfigure`) can lead to the
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.pipelines.model import LayerProfile, Stage, Template, TemplateSet
+from windtunnel.training.pipelines.model import LayerProfile, Template, TemplateSet
 from windtunnel.training.pipelines.policy.planner import fits, plan, why_not
-
-VERSION = 1
 
 USUAL_LARGEST = 4
 """Templates are made for up to so many times n0 hosts unless told otherwise: with yet more hosts, more
@@ -91,14 +87,7 @@ def template_set(
         if template is None:  # More stages hold more microbatches; sizes must be successive.
             break
         templates.append(template)
-    parameters = (hosts, failures, devices_per_host, memory, microbatches, largest)
-    return TemplateSet(n0, failures, tuple(templates), fingerprint(profile, parameters))
-
-
-def fingerprint(profile: Sequence[LayerProfile], parameters: Sequence[object] = ()) -> str:
-    """Sixteen digits that tell one profile, and what templates were made for, from another."""
-    text = json.dumps([VERSION, [asdict(layer) for layer in profile], list(parameters)])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return TemplateSet(n0, failures, tuple(templates))
 
 
 def covered(set: TemplateSet, hosts: int, pipelines: int = 1) -> bool:
@@ -163,47 +152,3 @@ def guarantee(set: TemplateSet, hosts: int) -> Guarantee:
     said.append("More losses at once than that may or may not spare a copy of every layer.")
     at_once = f if hosts >= full and hosts not in uncovered else max(0, copies - 1)
     return Guarantee(hosts, copies, at_once, uncovered, tuple(said))
-
-
-def to_json(set: TemplateSet) -> str:
-    """The set as a file's text, with its version and a digest."""
-    body = {"n0": set.n0, "failures": set.failures, "fingerprint": set.fingerprint}
-    body["templates"] = [asdict(template) for template in set.templates]  # type: ignore[assignment]
-    return json.dumps({"version": VERSION, "digest": _digest(body), "set": body}, indent=1) + "\n"
-
-
-def from_json(text: str, source: str, fingerprint: str | None = None) -> TemplateSet:
-    """The set in a file's ``text``. ``source``: the file's name, for messages.
-
-    Raises:
-        UserError: it is torn or altered, of another version, or not made with this ``fingerprint``.
-    """
-    try:
-        whole = json.loads(text)
-        version, digest, body = whole["version"], whole["digest"], whole["set"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{source} is no whole template file ({error}); make it anew") from None
-    if version != VERSION:
-        raise UserError(f"{source} is a template file of version {version}; version {VERSION} is accepted")
-    if digest != _digest(body):
-        raise UserError(f"{source} was altered or cut short: its digest is not {digest}; make it anew")
-    if fingerprint is not None and body["fingerprint"] != fingerprint:
-        raise UserError(
-            f"{source} was made for another model or cluster (fingerprint {body['fingerprint']});"
-            f" {fingerprint} is needed"
-        )
-    templates = tuple(
-        Template(
-            each["hosts"],
-            tuple(Stage(**stage) for stage in each["stages"]),
-            tuple(each["hosts_of_stage"]),
-            each["time"],
-            each["microbatches"],
-        )
-        for each in body["templates"]
-    )
-    return TemplateSet(body["n0"], body["failures"], templates, body["fingerprint"])
-
-
-def _digest(body: object) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
