@@ -139,14 +139,32 @@ def _start_without_peers(world: WorldView, device_type: str) -> None:
 def _list_groups(world: WorldView) -> None:
     original = c10d._new_group_with_tag
 
+    of_others: list[Any] = [None]  # how the last group was made that this rank is not in
+
     def new_group_with_tag(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        group = original(ranks, *args, **kwargs)
+        members = tuple(range(world.size)) if ranks is None else tuple(map(int, ranks))
         description = str(kwargs.get("group_desc") or "")
         label = description.removeprefix("mesh_") if description.startswith("mesh_") else ""
-        members = tuple(int(r) for r in ranks) if ranks is not None else tuple(range(world.size))
+        if of_others[0] == (args, kwargs) and _is_of_others(members):
+            # A large mesh has thousands of them, and PyTorch would check much and then only count.
+            c10d._world.group_count += 1
+            world.add(members, label, None)
+            return dist.GroupMember.NON_GROUP_MEMBER
+        group = original(ranks, *args, **kwargs)
         mine = group if isinstance(group, dist.ProcessGroup) else None
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            of_others[0] = args, kwargs
         world.add(members, label, mine.group_name if mine is not None else None)
         return group
+
+    def _is_of_others(members: tuple[int, ...]) -> bool:
+        different = set(members)
+        return (
+            world.rank not in different
+            and len(different) == len(members)
+            and min(members, default=-1) >= 0
+            and max(members) < world.size
+        )
 
     c10d._new_group_with_tag = new_group_with_tag  # type: ignore[assignment]
 
