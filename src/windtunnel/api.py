@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.base.errors import HangError, UserError, VerdictError
 from windtunnel.cluster.load import load_cluster
@@ -23,12 +23,12 @@ from windtunnel.training.emulate.emulation import CAPABILITY, Progress, no_progr
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.policy.search import parse_ranks
 from windtunnel.training.emulate.program import Module
-from windtunnel.training.emulate.run import Run
+from windtunnel.training.emulate.run import FailOn, Run
 from windtunnel.training.emulate.summary import Summary
-from windtunnel.training.emulate.sweep.execute import run_sweep
-from windtunnel.training.emulate.sweep.plan import Sweep, load_sweep
-from windtunnel.training.emulate.sweep.result import SweepResult, result, write_page
-from windtunnel.training.emulate.verdict import FailOn
+
+if TYPE_CHECKING:
+    from windtunnel.training.emulate.sweep.plan import Sweep
+    from windtunnel.training.emulate.sweep.result import SweepResult
 
 Program = Callable[..., Any] | Path | str
 DEFAULT = Options()
@@ -133,6 +133,8 @@ def sweep(
         UserError: something in the file is wrong, or Ray or the control plane is not there.
         ScriptError: a process ended unexpectedly. Points that fail are in the result, with the reason.
     """
+    from windtunnel.training.emulate.sweep import load_sweep, result, run_sweep, write_page
+
     if on and ray:
         raise UserError(f"sweep: `on` is {hidden(on)!r} and `ray` is {ray!r}, accepted is one of them")
     what, elsewhere = load_sweep(Path(spec)), None

@@ -145,8 +145,8 @@ def main() -> None:
     """The program: see the module."""
     import torch.distributed as dist
 
-    from windtunnel.training.emulate.calibrate import measure_operators, measure_overhead, measure_sharding
-    from windtunnel.training.emulate.calibrate.gloo import measure_calls
+    from benchmarks.training.emulate.beside import measure_calls, measure_sharding
+    from windtunnel.training.emulate.calibrate import measure_operators, measure_overhead
     from windtunnel.training.emulate.twin.costs.profile import save_profile
 
     path, folder, seconds = sys.argv[1:]

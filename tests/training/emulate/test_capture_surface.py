@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from capturing import capture
+from real_names import listed, real
 
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live import names
@@ -61,7 +62,7 @@ def first_thing(name: str) -> str:
 
 @cache
 def table() -> set[str]:
-    return {*names.real(), *names.STOOD_IN, *names.REFUSED}
+    return {*real(), *names.STOOD_IN, *names.REFUSED}
 
 
 def is_module(name: str) -> bool:
@@ -80,7 +81,7 @@ def unknown(sources: list[Path]) -> dict[str, str]:
         if "torch." not in source:
             continue
         for name in touched(source):
-            short = names.listed(first_thing(name))
+            short = listed(first_thing(name))
             # what is private to CUDA's own tools is Python on top of the rest
             of_a_tool = short.startswith(("torch.cuda._memory_viz.", "torch.cuda._pin_memory_utils."))
             if short not in table() and not is_module(short) and not of_a_tool:
@@ -91,10 +92,10 @@ def unknown(sources: list[Path]) -> dict[str, str]:
 @pytest.mark.parametrize("package", STRANGERS)
 def test_what_a_stranger_touches_is_known(package: str) -> None:
     try:
-        listed = files(package) or []
+        installed = files(package) or []
     except PackageNotFoundError:
         pytest.skip(f"needs {package}: pip install windtunnel[strangers]")
-    sources = [Path(str(one.locate())) for one in listed if one.suffix == ".py" and one.parts[0] != "test"]
+    sources = [Path(str(one.locate())) for one in installed if one.suffix == ".py" and one.parts[0] != "test"]
     assert len(sources) > 50
     assert unknown(sources) == {}
 
@@ -116,16 +117,15 @@ def test_what_torch_documents_is_known(module: str) -> None:
     missing = [
         name
         for name in holder.__all__
-        if names.listed(f"{module}.{name}") not in table()
-        and not isinstance(getattr(holder, name), ModuleType)
+        if listed(f"{module}.{name}") not in table() and not isinstance(getattr(holder, name), ModuleType)
     ]
     assert missing == []
 
 
 def test_a_name_is_listed_once() -> None:
-    listed = [*names.real(), *names.STOOD_IN, *names.REFUSED]
-    assert len(listed) == len(set(listed))
-    assert all(names.find(name) for name in listed), "a name that no PyTorch has"
+    known = [*real(), *names.STOOD_IN, *names.REFUSED]
+    assert len(known) == len(set(known))
+    assert all(names.find(name) for name in known), "a name that no PyTorch has"
 
 
 def test_a_stranger_that_touches_something_new_is_told(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.cli.main import main
 from windtunnel.store.eventlog import NAME, decisions
 from windtunnel.store.runs import Store
-from windtunnel.training.emulate.operators import joules
+from windtunnel.training.emulate.exports import joules
 from windtunnel.training.emulate.policy import POLICIES, Capture, Decision, Known, Observation, decide
 from windtunnel.training.emulate.program import Function
 from windtunnel.training.emulate.run import Run, emulate

@@ -13,7 +13,7 @@ import windtunnel as wt
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import main
 from windtunnel.store.runs import Store
-from windtunnel.training.emulate.verdict import FailOn
+from windtunnel.training.emulate.run import FailOn
 
 TINY = (str(SCRIPTS / "tiny.py"), "plain", "sgd")
 

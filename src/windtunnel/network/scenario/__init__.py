@@ -27,8 +27,8 @@ from windtunnel.network.scenario.together import SCHEDULES, SHARINGS, Ran, Tenan
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.emulation import CAPABILITY as EMULATE
 from windtunnel.training.emulate.emulation import Progress, no_progress
+from windtunnel.training.emulate.exports import JOB
 from windtunnel.training.emulate.graph import DTYPE_BYTES, Alternative, Collective, Group
-from windtunnel.training.emulate.joins import NAME as JOB
 from windtunnel.training.emulate.run import emulate
 from windtunnel.training.emulate.twin.costs.collectives import collective_seconds
 from windtunnel.training.emulate.twin.costs.profile import find_profile

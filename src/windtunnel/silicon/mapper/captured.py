@@ -1,6 +1,6 @@
 """The operators of a captured run as loop nests: matrix products, convolutions, attention, their gradients.
 
-What each row of ``operators.json`` holds is told by `windtunnel.training.emulate.operators`. Attention is its
+What each row of ``operators.json`` holds is told by `windtunnel.training.emulate.exports`. Attention is its
 products, not fused, so the scores pass through memory; a causal one takes the share that is computed. In the
 gradient of a convolution batch, channels and sides change places; that of a strided one is taken as dense.
 """

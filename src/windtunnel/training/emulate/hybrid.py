@@ -84,15 +84,14 @@ class HybridFacts:
 
 
 def check_live(options: Options, cluster: Cluster) -> list[int]:
-    """The live ranks that ``options`` name.
+    """The live ranks that ``options`` name, or would stop.
 
     Raises:
-        UserError: one is not of the cluster, the rule is none, or the device is not here.
+        UserError: there is none to stop, one is not of the cluster, the rule is none, or the device is not
+            here.
     """
     if not options.live:
-        if options.attach:
-            raise UserError("`attach` stops a live rank, and `live` names none")
-        return []
+        raise UserError("`attach` stops a live rank, and `live` names none")
     if options.data not in ("uniform", "zeros"):
         raise UserError(f"`data`: {options.data!r} is no rule; accepted are uniform and zeros")
     if options.attach and options.attach < 3:

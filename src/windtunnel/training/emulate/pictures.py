@@ -1,11 +1,4 @@
-"""The files of a run that are looked at: report.html, timeline.json.gz, and graph/ in Chakra's form.
-
-A graph is the steady step of a class of ranks. Every node of the replayed program becomes a node of the
-trace: an operator, a collective, a message, or a wait of the host. Its data dependencies are what the replay
-waits for: the node before it on its queue, and the waits on events. The attributes are those that ASTRA-sim's
-feeder reads (``comm_type``, ``comm_size``, ``pg_name``, ``num_ops``, ``tensor_size``, ``is_cpu_op``,
-``comm_src``, ``comm_dst``, ``comm_tag``). Beside them ``job.json`` is the whole step for a shared network.
-"""
+"""The files of a run that are looked at: report.html, timeline.json.gz, and what ``graph/`` has."""
 
 from __future__ import annotations
 
@@ -21,12 +14,6 @@ from numpy.typing import NDArray
 from windtunnel.base import atomic
 from windtunnel.cluster.draw import picture
 from windtunnel.report.chakra import (
-    COMM_COLL,
-    COMM_RECV,
-    COMM_SEND,
-    COMM_TYPES,
-    COMP,
-    GraphNodes,
     write_graph,
 )
 from windtunnel.report.html import write_report
@@ -40,10 +27,8 @@ from windtunnel.report.timeline import (
     write_trace,
 )
 from windtunnel.training.emulate.emulation import EmulationResult
+from windtunnel.training.emulate.exports import JOB, graph_nodes, joins
 from windtunnel.training.emulate.graph import COMM_STREAM, Category, EventKind, Phase
-from windtunnel.training.emulate.joins import NAME as JOB
-from windtunnel.training.emulate.joins import joins
-from windtunnel.training.emulate.twin.costs.collectives import full_bytes
 from windtunnel.training.emulate.twin.costs.operators import cost_of
 from windtunnel.training.emulate.twin.costs.work import base_name, counted_flops, moved_bytes
 from windtunnel.training.emulate.twin.emulate import Timing
@@ -310,100 +295,3 @@ def heat_map(result: EmulationResult) -> HeatMap:
     cluster = result.cluster
     busy = result.timing.rank_busy_s.reshape(cluster.hosts, cluster.devices_per_host)
     return HeatMap("Compute streams busy in a step", busy, "s")
-
-
-def graph_nodes(result: EmulationResult, row: int) -> GraphNodes:
-    """The nodes of class ``row`` of ``result``; durations are emulated seconds, as replayed."""
-    step = result.timing.job.programs[row]
-    queue = step.program.queue[: step.nodes]
-    events = step.slice.events[step.event]
-    names: dict[str, int] = {}
-    rows: dict[tuple[int, int, int], int] = {}
-    described: list[tuple[int, int, dict[str, Any]]] = []  # name, type, attributes
-    which = np.zeros(step.nodes, np.int64)
-    # What a host waits for (SYNC) is in the dependencies: all such nodes of a queue look alike.
-    refs = np.where(events["kind"] == EventKind.SYNC, -1, events["ref"])
-    for node, key in enumerate(zip(events["kind"].tolist(), refs.tolist(), queue.tolist(), strict=True)):
-        if key not in rows:
-            rows[key] = len(described)
-            text, kind, attributes = _describe(result, row, EventKind(key[0]), key[1])
-            described.append((names.setdefault(text, len(names)), kind, attributes | {"stream": key[2]}))
-        which[node] = rows[key]
-    pointer, dependencies = _dependencies(result, row)
-    cls = result.classes.classes[row]
-    return GraphNodes(
-        id=np.arange(step.nodes, dtype=np.int64),
-        name=np.array([name for name, _, _ in described], np.int32)[which], names=list(names),
-        type=np.array([kind for _, kind, _ in described], np.int32)[which], duration=_durations(result, row),
-        data_ptr=pointer, data_deps=dependencies, ctrl_ptr=np.zeros(step.nodes + 1, np.int64),
-        ctrl_deps=np.zeros(0, np.int64), attribute=which.astype(np.int32),
-        attributes=[attributes for _, _, attributes in described],
-        metadata={
-            "rank_class": cls.name,
-            "ranks": len(cls.members),
-            "first_rank": int(cls.members[0]),
-            "world_size": result.cluster.world_size,
-            "cluster": result.cluster.name,
-            "durations": "emulated",
-        },
-    )  # fmt: skip
-
-
-def _describe(
-    result: EmulationResult, row: int, kind: EventKind, ref: int
-) -> tuple[str, int, dict[str, Any]]:
-    """Name, node type and attributes of a node."""
-    cls = result.classes.classes[row]
-    if kind == EventKind.OP:
-        op = cls.slice.operators[ref]
-        cost = cost_of(op, result.cluster.host.device)
-        on_host = result.cluster.host.device.kind == "cpu"
-        return (
-            op.name,
-            COMP,
-            {"is_cpu_op": on_host, "num_ops": int(cost.flops), "tensor_size": int(cost.bytes)},
-        )
-    if kind != EventKind.COLLECTIVE:
-        return "wait", COMP, {"is_cpu_op": True}
-    call = cls.slice.collectives[ref]
-    group = cls.slice.groups[call.group]
-    size = full_bytes(call, len(group.ranks))
-    common = {
-        "is_cpu_op": call.backend == "gloo", "comm_size": size, "pg_name": group.name, "group": group.label,
-    }  # fmt: skip
-    me = cls.slice.rank
-    if call.kind == "send":
-        return "send", COMM_SEND, common | {"comm_src": me, "comm_dst": call.peer, "comm_tag": 0}
-    if call.kind == "recv":
-        return "recv", COMM_RECV, common | {"comm_src": call.peer, "comm_dst": me, "comm_tag": 0}
-    return call.kind, COMM_COLL, common | {"comm_type": COMM_TYPES.index(call.kind)}
-
-
-def _durations(result: EmulationResult, row: int) -> NDArray[np.float64]:
-    """Seconds of each node in the last step; of collectives the transfer, without waiting for members."""
-    job, replayed = result.timing.job, result.timing.result
-    nodes = job.programs[row].nodes
-    colour = int(job.colour[result.classes.classes[row].members[0]])
-    start, end = replayed.of(colour)
-    seconds: NDArray[np.float64] = (end - start)[-nodes:]
-    host = job.programs[row].program.queue[:nodes] == 0
-    own = job.programs[row].program.duration[:nodes]
-    # A host node's span holds its issue and its waiting; what it does itself is its duration.
-    return np.where(host, own, seconds)
-
-
-def _dependencies(result: EmulationResult, row: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What every node waits for within one step, as (pointer, node ids): its queue, and events."""
-    step = result.timing.job.programs[row]
-    program, nodes = step.program, step.nodes
-    before = step.before_on_queue[:nodes]
-    pointer = np.zeros(nodes + 1, np.int64)
-    found: list[int] = []
-    ptr, deps = program.dep_ptr, program.dep
-    for node in range(nodes):
-        waits = {int(d) for d in deps[ptr[node] : ptr[node + 1]]}
-        if before[node] >= 0:
-            waits.add(int(before[node]))
-        found.extend(sorted(waits))
-        pointer[node + 1] = len(found)
-    return pointer, np.array(found, np.int64)

@@ -20,9 +20,9 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.base.units import size
 from windtunnel.cluster.draw import topology_text
 from windtunnel.training.emulate.emulation import EmulationResult, added_to_copy, utilisation
+from windtunnel.training.emulate.exports import joules
 from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, Slice, sentences
 from windtunnel.training.emulate.hybrid import HybridFacts
-from windtunnel.training.emulate.operators import joules
 from windtunnel.training.emulate.twin.costs.collectives import (
     collective_cost,
     full_bytes,

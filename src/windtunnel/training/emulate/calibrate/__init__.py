@@ -22,13 +22,12 @@ from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.calibrate.gloo import measure_gloo
 from windtunnel.training.emulate.calibrate.measure import measure_operators
 from windtunnel.training.emulate.calibrate.operators import grid
-from windtunnel.training.emulate.calibrate.overhead import measure_overhead, measure_sharding
+from windtunnel.training.emulate.calibrate.overhead import measure_overhead
 from windtunnel.training.emulate.graph import Operator
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, decode, read_profile, save_profile
 
 __all__ = [
-    "calibrate", "measure_gloo", "measure_operators", "measure_overhead", "measure_sharding",
-    "read_operators",
+    "calibrate", "measure_gloo", "measure_operators", "measure_overhead", "read_operators",
 ]  # fmt: skip
 
 # What must agree for measurements to belong together.

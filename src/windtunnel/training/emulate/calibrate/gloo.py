@@ -18,7 +18,6 @@ import torch.distributed as dist
 from windtunnel.base.errors import ScriptError
 
 SIZES = (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
-COLD_BYTES = 16 << 20
 Row = tuple[str, int, int, float]
 
 
@@ -47,38 +46,21 @@ def measure_gloo(world: int = 2, threads: int = 1, *, quick: bool = False) -> li
     return [(str(k), int(w), int(b), float(s)) for k, w, b, s in json.loads(outputs[0][0])]
 
 
-def measure_calls(calls: list[tuple[str, int]], repeats: int = 25) -> list[Row]:
-    """(kind, world, bytes, seconds) of each (kind, bytes) of ``calls`` among the ranks of the default group.
-
-    To be called by all of them, which are otherwise busy as in the job: between two samples each walks
-    through memory larger than its cache, so that buffers are as cold as a job's. Kinds unknown here are left
-    out.
-    """
-    world, rank = dist.get_world_size(), dist.get_rank()
-    other_work = torch.ones(COLD_BYTES // 4)
-    rows: list[Row] = []
-    for kind, nbytes in calls:
-        call = dist.barrier if kind == "barrier" else _calls(max(4 * world, nbytes), world, rank).get(kind)
-        if call is not None:
-            rows.append((kind, world, nbytes, _seconds(call, repeats, lambda: other_work.add_(1.0))))
-    return rows
-
-
 def _work(store: str, world: int, threads: int, rank: int, sizes: list[int]) -> list[Row]:
     """What each process does; all of them return the same kinds and sizes, each with its own times."""
     torch.set_num_threads(threads)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     rows: list[Row] = []
     for nbytes in sizes:
-        for kind, call in _calls(nbytes, world, rank).items():
-            rows.append((kind, world, nbytes, _seconds(call, 12 if nbytes < 1 << 22 else 5)))
-    rows.append(("barrier", world, 0, _seconds(dist.barrier, 20)))
+        for kind, call in calls_of(nbytes, world, rank).items():
+            rows.append((kind, world, nbytes, median_seconds(call, 12 if nbytes < 1 << 22 else 5)))
+    rows.append(("barrier", world, 0, median_seconds(dist.barrier, 20)))
     dist.barrier()
     dist.destroy_process_group()
     return rows
 
 
-def _calls(nbytes: int, world: int, rank: int) -> dict[str, Callable[[], Any]]:
+def calls_of(nbytes: int, world: int, rank: int) -> dict[str, Callable[[], Any]]:
     """One call of each kind over ``nbytes``; a maximum, so that repeated reductions stay the same numbers."""
     whole = torch.ones(nbytes // 4)
     piece = torch.ones(max(1, nbytes // 4 // world))
@@ -101,7 +83,7 @@ def _calls(nbytes: int, world: int, rank: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _seconds(call: Callable[[], Any], repeats: int, before: Callable[[], Any] | None = None) -> float:
+def median_seconds(call: Callable[[], Any], repeats: int, before: Callable[[], Any] | None = None) -> float:
     """Median seconds of ``call`` made by all ranks at about the same time, each after ``before``."""
     samples = []
     for _ in range(repeats):

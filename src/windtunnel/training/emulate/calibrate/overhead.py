@@ -3,24 +3,17 @@
 A small transformer of many little operators is trained for a few steps on one thread. Its operators are
 recorded and measured by themselves in the same order; what the real phases take longer, spread over their
 operators, is the overhead of one operator in that phase.
-
-Sharding a model with FSDP2 costs the host thread hooks around groups, and parameters as DTensors. Two equal
-small transformers are trained, one of them sharded over the process group at hand. What a step of the sharded
-one takes longer, less what its own operators take longer by themselves, is divided by the tensors that pass
-through FSDP's operators. Times are those of the rank's own thread, so that waiting for peers does not count.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from windtunnel.training.emulate.calibrate.measure import measure_operators, on_threads
 from windtunnel.training.emulate.calibrate.operators import Recorder
@@ -53,7 +46,7 @@ def measure_overhead(threads: int = 1, repeats: int = 30) -> dict[str, float]:
     """Host seconds for each operator in ``"forward"``, ``"recompute"``, ``"backward"``, ``"optimizer"`` and
     ``"other"``, beyond the operator itself, and of one ``"view"``, on this machine's CPU."""
     with on_threads(threads):
-        model = _model()
+        model = small_model()
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         x = torch.rand(1, ROWS, WIDTH)
         state: dict[str, Any] = {}
@@ -109,61 +102,6 @@ def _view_seconds() -> float:
     return statistics.median(samples)
 
 
-class _LocalRecorder(Recorder):
-    """Lets DTensors pass, whose operators come again on their local tensors."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-def measure_sharding(threads: int = 1, repeats: int = 20) -> float:
-    """Host seconds that FSDP2 adds for each tensor that is an argument of one of its operators.
-
-    All ranks of the default process group (gloo) call this together.
-    """
-    with on_threads(threads):
-        plain, _ = _beyond_operators(_model(), threads, repeats)
-        model = _model()
-        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-        for block in model:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        sharded, tensors = _beyond_operators(model, threads, repeats)
-    return max(0.0, sharded - plain) / max(1, tensors)
-
-
-def _model() -> nn.Sequential:
+def small_model() -> nn.Sequential:
+    """A transformer whose operators take hardly longer than their dispatch."""
     return nn.Sequential(*[Block() for _ in range(LAYERS)])
-
-
-def _beyond_operators(model: nn.Module, threads: int, repeats: int) -> tuple[float, int]:
-    """Thread seconds of a step beyond its operators, and the tensors that are arguments of FSDP's."""
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    x = torch.rand(1, ROWS, WIDTH)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).sum().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    seconds = []
-    for repeat in range(repeats):
-        begin = thread_time()
-        step()
-        if repeat > 2:
-            seconds.append(thread_time() - begin)
-    with _LocalRecorder() as recorder:
-        step()
-    ops = [
-        op for op in recorder.operators
-        if kind_of(op) != "view" and op.name.partition(".")[0] in ("aten", "fsdp")
-    ]  # fmt: skip
-    profile = measure_operators(ops, "cpu", threads, seconds=1.0)
-    alone = sum(profile.exact(op) or 0.0 for op in ops)
-    tensors = sum(len(op.tensors()) for op in ops if op.name.startswith("fsdp."))
-    return statistics.median(seconds) - alone, tensors

@@ -32,7 +32,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from windtunnel.base import atomic
 from windtunnel.training.emulate.graph import NoteKind, Phase
-from windtunnel.training.emulate.live import likeness
 from windtunnel.training.emulate.live.mailbox import Mailbox
 from windtunnel.training.emulate.live.observe import Observer
 from windtunnel.training.emulate.live.templates import (
@@ -42,9 +41,13 @@ from windtunnel.training.emulate.live.templates import (
     Part,
     Taken,
     Template,
+    host_state,
+    keeps_parameters,
     localised,
     own,
+    signature,
     template,
+    unlike,
     write,
 )
 
@@ -138,7 +141,7 @@ class Chunks:
         def forward_one_chunk(
             self: Any, number: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
         ) -> Any:
-            chunks.begin(self, number, likeness.signature((args, kwargs)))
+            chunks.begin(self, number, signature((args, kwargs)))
             if not chunks.replayed(self, number):
                 call = (self, number, args, kwargs, save_forward_output)
                 return chunks.run(Part.FORWARD, self, number, lambda: forward(*call))
@@ -203,7 +206,7 @@ class Chunks:
         found.forwards += 1
         if position == 0:
             fit = self.replays and of.has_backward and of.dw_builder is None and chunks >= FEWEST
-            fit = fit and not self.native.wt_flow_count() and likeness.keeps_parameters(of.submod)
+            fit = fit and not self.native.wt_flow_count() and keeps_parameters(of.submod)
             turn = found.course.number + 1 if self.updates == found.updates else 0
             found.course = Course(turn, not fit, given)
             found.updates = self.updates
@@ -236,7 +239,7 @@ class Chunks:
         first, begin = self._next(), native.wt_event_count()
         communicated, marked = native.wt_collective_block_count(), set(observer.categories)
         modules, heard = observer.collector.entered, self.mailbox.known
-        kept = likeness.host_state(of.submod) if learns else None
+        kept = host_state(of.submod) if learns else None
         self.mailbox.place = f"{part} {of.stage_index} {number} "
         result = call()
         self.mailbox.place = ""
@@ -259,7 +262,7 @@ class Chunks:
         )  # fmt: skip
         if micro.position == 0:
             course.returned[part] = (metas, tree)
-        if kept != likeness.host_state(of.submod) or heard != self.mailbox.known:
+        if kept != host_state(of.submod) or heard != self.mailbox.known:
             self._doubt(found)
         else:
             self._learn(found, micro, did, of.chunks, last)
@@ -358,7 +361,7 @@ class Chunks:
         if leaf is None or type(leaf) in (bool, int, float, str):
             return leaf
         if type(local) is not torch.Tensor or not local.is_cuda:
-            return f"no tensor {next(likeness.other)}"  # like nothing else
+            return f"no tensor {next(unlike)}"  # like nothing else
         storage = local.untyped_storage()
         spec = leaf._spec if type(leaf) is DTensor else None
         shape, stride, offset = tuple(local.shape), local.stride(), int(local.storage_offset())

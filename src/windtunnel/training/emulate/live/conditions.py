@@ -1,6 +1,6 @@
 """What a program makes of the number of its rank, read from its source.
 
-Starting at the places that were seen to ask for the rank (`windtunnel.training.emulate.live.asked`), what
+Starting at the places that were seen to ask for the rank (`windtunnel.training.emulate.live.machine`), what
 is computed from the answers is followed by name through the user's own files, and wherever it decides
 something (a test, a comparison, a loop, an index, an argument of a collective or of a new tensor) there is a
 `Condition`. An expression of answers and constants is written out, so that the policy can work it out for

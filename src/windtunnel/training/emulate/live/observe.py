@@ -38,7 +38,7 @@ from windtunnel.training.emulate.graph import (
 )
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.collector import Collector
-from windtunnel.training.emulate.live.loops import Loops
+from windtunnel.training.emulate.live.progress import Loops
 from windtunnel.training.emulate.live.world import WorldView
 from windtunnel.training.emulate.policy.alike import only_reads
 

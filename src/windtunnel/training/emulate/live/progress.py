@@ -3,7 +3,7 @@
 A rank *gets on* when it records events (operators, memory, collectives), when it reads or writes files, which
 imports, data sets and checkpoints do, or when it needs more memory than ever before. All else may be a hang:
 a wait that nothing ends, or a loop that nothing leaves; and so may be, whatever it does, a loop that waits
-for a value of the device which never changes (`loops`). It is one when it has lasted for ``timeout`` seconds,
+for a value of the device which never changes (`Loops`). It is one when it has lasted for ``timeout`` seconds,
 of which these are not counted in full:
 
 * those in which the rank could run and another process had the CPU. A busy machine makes nobody hang;
@@ -17,15 +17,21 @@ All of it is of the rank's process and those that it started.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
+import functools
+import linecache
 import mmap
 import os
 import re
 import signal
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 from windtunnel.linux.processes import descendants
@@ -221,3 +227,84 @@ def _most_memory(pid: int) -> int:
         found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
         return int(found[1]) * 1024 if found else 0
     return 0
+
+
+OFTEN = 20
+"""Times that a place reads the same answer, after which its loop is looked at."""
+MOST_READS = 10_000
+"""Different reads that are remembered."""
+
+
+@dataclass
+class Loops:
+    """Loops of the user's program that wait for a value of the device which never changes.
+
+    ``while x.sum().item() < 100`` issues operators, allocates, and may print, for ever: on the absent device
+    the host reads the same stand-in each time. Such a loop does nothing for the first time: the same places
+    read the same answers, no operator or collective comes that was not there before (each row of their tables
+    is distinct), and no optimiser steps. That it is no long evaluation shows in its source: what is in a
+    ``for`` loop ends with what it iterates over. While a ``while`` of the user's files is like that, it does
+    not get on, and its place lies in a file.
+
+    ``waiting``: the file that names the loop while there is one. ``count``: of all that is distinct and
+    was recorded."""
+
+    waiting: Path
+    count: Callable[[], int]
+    _known: set[tuple[CodeType, int, float]] = field(default_factory=set)
+    _again: Counter[tuple[CodeType, int, float]] = field(default_factory=Counter)
+    _counted: int = 0
+    _said: bool = False
+
+    def read(self, frame: FrameType | None, answer: float) -> None:
+        """The host has read ``answer`` of the device, for the user's ``frame``."""
+        if frame is None:
+            return
+        read, counted = (frame.f_code, frame.f_lasti, answer), self.count()
+        if counted != self._counted or read not in self._known:
+            self.anew()
+            self._counted = counted
+            if len(self._known) == MOST_READS:
+                self._known.clear()
+            self._known.add(read)
+        self._again[read] += 1
+        if not self._said and self._again[read] % OFTEN == 0 and (place := _endless(frame)):
+            self._said = True
+            self.waiting.write_text(place)
+
+    def anew(self) -> None:
+        """Something has happened for the first time."""
+        self._again.clear()
+        if self._said:
+            self._said = False
+            self.waiting.unlink()
+
+
+def _endless(frame: FrameType | None) -> str:
+    """The innermost loop of the user's files around ``frame``, if it is a ``while``; else nothing."""
+    while frame is not None:
+        code = frame.f_code
+        loop = innermost(code.co_filename, frame.f_lineno) if failure.is_own(code.co_filename) else None
+        if loop is not None:
+            is_while = isinstance(loop, ast.While)
+            return failure.name_place(code.co_filename, loop.lineno, code.co_name) if is_while else ""
+        frame = frame.f_back
+    return ""
+
+
+def innermost(filename: str, line: int) -> ast.While | ast.For | ast.AsyncFor | None:
+    """The loop of a source around a line, within the function that the line is in."""
+    around = [node for node in _nodes(filename) if node.lineno <= line <= (node.end_lineno or 0)]
+    last = max(around, key=lambda node: node.lineno, default=None)
+    return last if isinstance(last, ast.While | ast.For | ast.AsyncFor) else None
+
+
+@functools.cache
+def _nodes(filename: str) -> list[ast.stmt]:
+    """Loops and functions."""
+    kinds = ast.While | ast.For | ast.AsyncFor | ast.FunctionDef | ast.AsyncFunctionDef
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]

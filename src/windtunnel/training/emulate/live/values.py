@@ -1,12 +1,15 @@
-"""The values of small tensors go from rank to rank.
+"""What ranks say to each other, beside shapes: Python objects, and the values of small tensors.
 
-Sizes, counts, flags and seeds travel in tensors that are broadcast, scattered, sent and gathered. Where the
-sender's host knows what is in such a tensor (it came from the host), the receiver gets just that. On the
-device nothing waits for it: the receiver's tensor holds a promise, and the sender is asked when the host
-reads it. So nobody waits for weights or losses, whose values nobody knows. Tensors on the host (gloo) are
-filled at once.
+*Objects* of object collectives go through the mailbox. Arguments are looked at as PyTorch does, so that the
+script meets the same errors. An object is pickled by the rank that says it: what cannot be pickled fails
+there.
 
-The native library calls in here with the small tensors of c10d's operators (`native/collectives.cpp`).
+*Values*: sizes, counts, flags and seeds travel in tensors that are broadcast, scattered, sent and gathered.
+Where the sender's host knows what is in such a tensor (it came from the host), the receiver gets just that.
+On the device nothing waits for it: the receiver's tensor holds a promise, and the sender is asked when the
+host reads it. So nobody waits for weights or losses, whose values nobody knows. Tensors on the host (gloo)
+are filled at once. The native library calls in here with the small tensors of c10d's operators
+(`native/collectives.cpp`).
 """
 
 from __future__ import annotations
@@ -17,10 +20,160 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch.distributed.distributed_c10d as c10d
+
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live import failure
-from windtunnel.training.emulate.live.world import WorldView
+from windtunnel.training.emulate.live.world import WorldView, replace
 from windtunnel.training.emulate.policy.groups import ranks_words
+
+
+def install_objects(world: WorldView) -> None:
+    """Replace ``torch.distributed``'s object collectives. Call once."""
+    checks: Any = c10d
+    mailbox = world.mailbox
+
+    def members(group: Any) -> list[int]:
+        return list(c10d.get_process_group_ranks(group))
+
+    def root(group: Any, given: Any, group_given: Any) -> int:
+        """The place in the group of a source or destination, as collectives take it: rank 0 by default."""
+        if given is None and group_given is None:
+            given = 0
+        return int(checks._canonicalize_group_rank(group, given, group_given))
+
+    def peer(group: Any, given: Any, group_given: Any, what: str) -> int:
+        place = checks._canonicalize_group_rank(group, given, group_given)
+        checks._check_not_self_rank(group, place, what)
+        return members(group)[place]
+
+    def outside(group: Any, call: str) -> bool:
+        if checks._rank_not_in_group(group):
+            checks._warn_not_in_group(call)
+            return True
+        return False
+
+    def heard(place: int, call: str, group: Any, own: Any) -> Any:
+        """What the rank at ``place`` says to the group in this call; where it cannot be had, what this rank
+        has."""
+        sender = members(group)[place]
+        if sender == world.rank:
+            return own
+        known, content = mailbox.read(sender, topic(call, group))
+        return content if known else assumed(call, [sender], own)
+
+    def everybody(call: str, group: Any, own: Any) -> list[Any]:
+        mailbox.post(topic(call, group), own)
+        said, silent = [], []
+        for rank in members(group):
+            known, content = (
+                (True, own) if rank == world.rank else mailbox.read_earlier(rank, topic(call, group))
+            )
+            silent.extend([] if known else [rank])
+            said.append(content if known else own)
+        return assumed(call, silent, said) if silent else said
+
+    def assumed(call: str, ranks: list[int], value: Any) -> Any:
+        world.note(
+            f"{call}: ranks that have not run are taken to say what the one that asks says itself",
+            NoteKind.APPROXIMATION,
+            f"rank {world.rank} of {ranks_words(ranks)}",
+        )
+        return value
+
+    def topic(call: str, group: Any) -> str:
+        return f"{call} {members(group)}"
+
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        if outside(group, "all_gather_object"):
+            return
+        group = checks._group_or_default_group(group)
+        for index, content in enumerate(everybody("all_gather_object", group, obj)):
+            object_list[index] = content
+
+    def gather_object(
+        obj: Any, object_gather_list: Any = None, dst: Any = None, group: Any = None, group_dst: Any = None
+    ) -> None:
+        group = checks._group_or_default_group(group)
+        receiver = root(group, dst, group_dst)
+        if outside(group, "gather_object"):
+            return
+        checks._validate_output_list_for_rank(group.rank(), receiver, object_gather_list)
+        if receiver != group.rank():
+            mailbox.post(topic("gather_object", group), obj)
+            return
+        for index, content in enumerate(everybody("gather_object", group, obj)):
+            object_gather_list[index] = content
+
+    def broadcast_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
+    ) -> None:
+        group = checks._group_or_default_group(group)
+        sender = root(group, src, group_src)
+        if outside(group, "broadcast_object_list"):
+            return
+        if sender == group.rank():
+            mailbox.post(topic("broadcast_object_list", group), list(object_list))
+            return
+        said = heard(sender, "broadcast_object_list", group, list(object_list))
+        for index, content in zip(range(len(object_list)), said, strict=False):
+            object_list[index] = content
+
+    def scatter_object_list(
+        scatter_object_output_list: list[Any], scatter_object_input_list: Any = None, src: Any = None,
+        group: Any = None, group_src: Any = None,
+    ) -> None:  # fmt: skip
+        output, given = scatter_object_output_list, scatter_object_input_list
+        group = checks._group_or_default_group(group)
+        sender = root(group, src, group_src)
+        if outside(group, "scatter_object_list"):
+            return
+        if not isinstance(output, list) or len(output) < 1:
+            raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
+        if sender == group.rank():
+            if given is None:
+                raise ValueError("source rank must provide non-None scatter_object_input_list")
+            mailbox.post(topic("scatter_object_list", group), list(given))
+        everything = heard(sender, "scatter_object_list", group, given)
+        output[0] = everything[group.rank()] if everything else None
+
+    def send_object_list(
+        object_list: list[Any], dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
+        use_batch: bool = False,
+    ) -> None:  # fmt: skip
+        group = checks._group_or_default_group(group)
+        receiver = peer(group, dst, group_dst, "destination")
+        if outside(group, "send_object_list"):
+            return
+        mailbox.post(f"send_object_list {world.rank} {receiver} {members(group)}", list(object_list))
+
+    def recv_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
+        use_batch: bool = False,
+    ) -> int:  # fmt: skip
+        group = checks._group_or_default_group(group)
+        if src is None and group_src is None:
+            raise NotImplementedError(
+                "windtunnel: recv_object_list from any rank cannot be emulated because which rank sends"
+                " first is a matter of time; name the rank"
+            )
+        sender = peer(group, src, group_src, "source")
+        if outside(group, "recv_object_list"):
+            return -1
+        known, content = mailbox.read(sender, f"send_object_list {sender} {world.rank} {members(group)}")
+        if not known:
+            raise NotImplementedError(
+                f"windtunnel: recv_object_list from rank {sender} cannot be emulated because that rank sends"
+                f" nothing to rank {world.rank} before its capture ends, or too many ranks would have to run"
+            )
+        for index, one in zip(range(len(object_list)), content, strict=False):
+            object_list[index] = one
+        return sender
+
+    objects = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)
+    for function in (*objects, send_object_list, recv_object_list):
+        replace(function)
+
 
 KINDS = ("broadcast", "scatter", "send", "all_gather", "gather")  # as in collectives.cpp
 BROADCAST, SCATTER, SEND, ALL_GATHER, GATHER = range(5)
@@ -35,7 +188,7 @@ Keep = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, Data, ctypes.c_int64)
 _callbacks: list[Any] = []  # the native library holds no reference
 
 
-def install(world: WorldView, native: ctypes.CDLL) -> None:
+def install_values(world: WorldView, native: ctypes.CDLL) -> None:
     """Be called by the native library. Call once."""
     values = Values(world)
     calls = ((Say, values.say), (Promise, values.promise), (Keep, values.keep))

@@ -44,9 +44,8 @@ BEGAN = time.time()
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OF_RANKS = (
-    "ahead", "answers", "asked", "chunks", "collector", "ending", "extensions", "flex", "fused", "host",
-    "kernels", "machine", "mailbox", "names", "objects", "observe", "saving", "shortcuts", "substitutes",
-    "surface", "tritons", "untouched", "values", "world",
+    "answers", "chunks", "collector", "ending", "fused", "host", "kernels", "machine", "mailbox", "names",
+    "observe", "saving", "substitutes", "surface", "untouched", "values", "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
 OPTIONAL = ("numpy.ma", "safetensors.torch", "torch.profiler._cupti_monitor", "triton")
@@ -130,7 +129,7 @@ def _import_torch() -> None:
             importlib.import_module(name)
     for name in OF_RANKS:
         importlib.import_module(f"windtunnel.training.emulate.live.{name}")
-    sys.modules["windtunnel.training.emulate.live.shortcuts"].install()
+    sys.modules["windtunnel.training.emulate.live.substitutes"].install_shortcuts()
 
     torch.set_num_threads(1)
 
@@ -277,29 +276,25 @@ def _prepare(
 
     from windtunnel.training.emulate.live import (
         answers,
-        asked,
         chunks,
         collector,
-        extensions,
-        flex,
         fused,
         host,
         kernels,
         machine,
         names,
-        objects,
         saving,
         substitutes,
         surface,
-        tritons,
         untouched,
         values,
         world,
     )
     from windtunnel.training.emulate.live.ending import Ending
-    from windtunnel.training.emulate.live.loops import Loops
+    from windtunnel.training.emulate.live.fused.attention import install_flex
     from windtunnel.training.emulate.live.mailbox import Mailbox
     from windtunnel.training.emulate.live.observe import Observer
+    from windtunnel.training.emulate.live.progress import Loops
 
     # The fork made torch's pool of threads invalid. Whoever asks for it first makes another, which is safe
     # only while there is one thread: else those of autograd race, and one finds no pool and aborts.
@@ -339,7 +334,7 @@ def _prepare(
     else:
         host.install(native)
         world.install(the_world, native, "cpu")
-    questions = asked.Asked()
+    questions = machine.Asked()
     loops = Loops(failure.loop_file(directory, rank), lambda: native.wt_row_count(0) + native.wt_row_count(1))
     observer = Observer(
         native, the_world, device.name, ending.step, ending.marked, loops, request.settled, request.marked
@@ -349,8 +344,8 @@ def _prepare(
     the_world.note = observer.note
     observer.install()
     chunks.Chunks(observer, mailbox, directory, request.templates and device.kind == "gpu").install()
-    objects.install(the_world)
-    values.install(the_world, native)
+    values.install_objects(the_world)
+    values.install_values(the_world, native)
     if untried := native_library.untried():
         observer.note(untried)
     substitutes.install_compiler(observer)
@@ -359,11 +354,11 @@ def _prepare(
         names.install(observer.note)
         saving.install(native, functools.partial(observer.note, kind=NoteKind.APPROXIMATION), BEGAN)
         launches = kernels.Launches(native)
-        kernels.install(launches)
-        tritons.install(observer, launches)
-        extensions.install(observer, launches)
+        kernels.install_operators(launches)
+        kernels.install_triton(observer, launches)
+        kernels.install_deepspeed(observer, launches)
         fused.install(observer, launches)
-        flex.install(observer)
+        install_flex(observer)
     questions.install()
     native.wt_record_on(1)
     return observer, ending

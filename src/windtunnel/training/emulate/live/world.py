@@ -5,8 +5,8 @@ at c10d's operators by the native library, whoever issues it. What is left for P
 list of all groups of the world, and messages whose data must be real (objects, shapes that pipeline stages
 tell each other).
 
-What one rank says to another goes through a `Mailbox`: Python objects (`objects`), the values of small
-tensors (`values`), and the shapes of pipeline stages.
+What one rank says to another goes through a `Mailbox`: Python objects and the values of
+small tensors (`values`), and the shapes of pipeline stages.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from windtunnel.training.emulate.graph import Note, NoteKind, Slice
 from windtunnel.training.emulate.policy.alike import difference, digest
+from windtunnel.training.emulate.policy.checks import stand_ins
 from windtunnel.training.emulate.policy.groups import (
     Axes,
     Deadlock,
@@ -37,7 +38,6 @@ from windtunnel.training.emulate.policy.observation import (
     Observation,
 )
 from windtunnel.training.emulate.policy.search import decide
-from windtunnel.training.emulate.policy.standing import stand_ins
 
 Longs = NDArray[np.int64]
 

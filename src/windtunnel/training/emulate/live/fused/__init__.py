@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from windtunnel.training.emulate.live.fused import attention, kernel, layers, precision, steps
+from windtunnel.training.emulate.live.fused import attention, kernel, layers
 from windtunnel.training.emulate.live.kernels import Launches
 from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
@@ -46,14 +46,14 @@ def _absent(module: str, names: str) -> dict[str, Any]:
 TE = "transformer_engine.pytorch"
 _MASKS = "AttentionBias LowerTriangularMask"
 _MASKED = _of(attention, f"memory_efficient_attention {_MASKS}")
-_LISTS = _of(steps, "multi_tensor_scale multi_tensor_l2norm")
-_NORMS = {**_of(layers, "FusedLayerNorm FusedRMSNorm"), **_of(steps, "FusedLayerNormAffineFunction")}
+_LISTS = _of(kernel, "multi_tensor_scale multi_tensor_l2norm")
+_NORMS = {**_of(layers, "FusedLayerNorm FusedRMSNorm"), **_of(kernel, "FusedLayerNormAffineFunction")}
 _LAYERS = {
     **_of(layers, "Linear LayerNormLinear LayerNorm RMSNorm"),
     **_absent(TE, "GroupedLinear LayerNormMLP TransformerLayer fp8_model_init"),
 }
-_FP8 = _of(precision, "FP8GlobalStateManager fp8_autocast")
-_ADAM = _of(steps, "FusedAdam FusedSGD")
+_FP8 = _of(kernel, "FP8GlobalStateManager fp8_autocast")
+_ADAM = _of(kernel, "FusedAdam FusedSGD")
 MODULES: dict[str, dict[str, Any]] = {
     "flash_attn": attention.FLASH,
     "flash_attn.flash_attn_interface": attention.FLASH,
@@ -67,28 +67,28 @@ MODULES: dict[str, dict[str, Any]] = {
     "apex": {},
     "apex.normalization": _NORMS,
     "apex.normalization.fused_layer_norm": _NORMS,
-    "apex.multi_tensor_apply": _of(steps, "multi_tensor_applier"),
+    "apex.multi_tensor_apply": _of(kernel, "multi_tensor_applier"),
     "apex.optimizers": _ADAM,
     "amp_C": _LISTS,
-    "fused_weight_gradient_mlp_cuda": _of(steps, "wgrad_gemm_accum_fp32 wgrad_gemm_accum_fp16"),
+    "fused_weight_gradient_mlp_cuda": _of(kernel, "wgrad_gemm_accum_fp32 wgrad_gemm_accum_fp16"),
     "transformer_engine": {},
     "transformer_engine.common": {},
-    "transformer_engine.common.recipe": {**precision.RECIPES, **_of(precision, "Format Recipe")},
+    "transformer_engine.common.recipe": {**kernel.RECIPES, **_of(kernel, "Format Recipe")},
     TE: {
-        **_LAYERS, **_of(attention, "DotProductAttention"), **_of(precision, "fp8_autocast"),
-        **_of(steps, "checkpoint activation_recompute_forward"),
+        **_LAYERS, **_of(attention, "DotProductAttention"), **_of(kernel, "fp8_autocast"),
+        **_of(kernel, "checkpoint activation_recompute_forward"),
     },
     f"{TE}.attention": _of(attention, "DotProductAttention"),
     f"{TE}.attention.rope": _of(attention, "apply_rotary_pos_emb"),
     f"{TE}.distributed": {
         **_absent(f"{TE}.distributed", "CudaRNGStatesTracker"),
-        **_of(steps, "checkpoint activation_recompute_forward"),
+        **_of(kernel, "checkpoint activation_recompute_forward"),
     },
     f"{TE}.fp8": _FP8,
     f"{TE}.module": _LAYERS,
     f"{TE}.module.base": _of(layers, "TransformerEngineBaseModule"),
     f"{TE}.ops": _absent(f"{TE}.ops", "Sequential FusibleOperation"),
-    f"{TE}.optimizers": {**_ADAM, **_LISTS, **_of(steps, "multi_tensor_applier")},
+    f"{TE}.optimizers": {**_ADAM, **_LISTS, **_of(kernel, "multi_tensor_applier")},
     f"{TE}.tensor": _absent(f"{TE}.tensor", "QuantizedTensor"),
 }  # fmt: skip
 """What each module has."""

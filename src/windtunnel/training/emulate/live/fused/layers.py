@@ -16,12 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from windtunnel.training.emulate.live.fused.kernel import TE, begin, note, stands_in
-from windtunnel.training.emulate.live.fused.precision import (
+from windtunnel.training.emulate.live.fused.kernel import (
+    TE,
     FP8GlobalStateManager,
     Quantised,
+    begin,
     multiply,
+    note,
     quantise,
+    stands_in,
 )
 from windtunnel.training.emulate.live.names import refuse
 

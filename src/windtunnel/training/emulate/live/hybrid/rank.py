@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from windtunnel.linux.system import end_with_parent
 from windtunnel.training.emulate import steps
-from windtunnel.training.emulate.live import failure, machine, objects, world
+from windtunnel.training.emulate.live import failure, machine, values, world
 from windtunnel.training.emulate.live.host import Held
 from windtunnel.training.emulate.live.hybrid.group import Group, LiveWorld
 from windtunnel.training.emulate.live.hybrid.link import Clock, Link, cpu_seconds, cuda_seconds
@@ -172,7 +172,7 @@ def _join(request: Request, rank: int, directory: Path, link: Link) -> None:
     live = LiveWorld(frozenset(request.live), request.rule, link, directory)
     native = SimpleNamespace(wt_batch=lambda count: None)
     world.install(view, native, request.device, lambda place, size: Group(live, place, size), Group)
-    objects.install(view)
+    values.install_objects(view)
 
 
 def _run(request: Request, rank: int, directory: Path) -> int:

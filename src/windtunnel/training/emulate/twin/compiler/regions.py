@@ -77,10 +77,8 @@ class Regions:
     segment: np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
-def read_regions(slice_: Slice) -> Regions | None:
-    """The regions of ``slice_``, None where there are none."""
-    if not len(slice_.flow):
-        return None
+def read_regions(slice_: Slice) -> Regions:
+    """The regions of ``slice_``, which has some."""
     return _Reader(slice_).read()
 
 

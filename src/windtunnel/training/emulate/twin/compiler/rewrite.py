@@ -63,9 +63,9 @@ class Kernel:
 def compiled(slice_: Slice) -> Slice:
     """``slice_`` with its regions compiled; itself where it has none. Compiling what came out changes
     nothing."""
-    regions = read_regions(slice_)
-    if regions is None:
+    if not len(slice_.flow):
         return slice_
+    regions = read_regions(slice_)
     merge_equal(regions, slice_.operators)
     mark_live(regions)
     events = slice_.events
