@@ -158,7 +158,7 @@ def _training(
         for at, row in enumerate(rows):
             drawn = seed_of(seed, step, 0, 0 if codec.summable else at)
             code = ranks[at].encode(0, row, codec, drawn) if feedback else codec.encode(row, drawn)
-            codec.add(code, total, drawn, 1 / RANKS)
+            codec.add(code, total, 1 / RANKS)
         for one, part in zip(parameters.values(), total.split(list(sizes.values())), strict=True):
             one.grad = part.view_as(one).clone()
         optimizer.step()

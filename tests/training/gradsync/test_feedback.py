@@ -46,7 +46,7 @@ class Rank:
         for place, group in enumerate(self.layout):
             row = torch.cat([gradients[name] for name in group])
             seed, out = seed_of(1, step, place), torch.zeros(len(row))
-            codec.add(self.feedback.encode(place, row, codec, seed), out, seed)
+            codec.add(self.feedback.encode(place, row, codec, seed), out)
             for name, part in zip(group, out.split(list(group.values())), strict=True):
                 self.sent[name] += part
                 self.made[name] += gradients[name]
@@ -181,7 +181,7 @@ def test_least_squares_reach_the_dense_loss_with_feedback_and_not_without() -> N
                 code = (
                     ranks[rank].encode(0, gradient, codec, seed) if feedback else codec.encode(gradient, seed)
                 )
-                codec.add(code, update, seed)
+                codec.add(code, update)
             x -= (0.1 if step < 270 else 0.01) * update / world
         return loss(x)
 

@@ -54,7 +54,7 @@ class Codec:
     spec: str
     nbytes: Callable[[int], int]
     _encode: Callable[[Tensor, int], Tensor]
-    _add: Callable[[Tensor, Tensor, int, float], None]
+    _add: Callable[[Tensor, Tensor, float], None]
     summable: bool = False
     lossless: bool = False
     feedback: bool = True
@@ -69,26 +69,26 @@ class Codec:
             return row.to(torch.float32 if self.summable else torch.uint8)
         return self._encode(row, seed)
 
-    def add(self, code: Tensor, out: Tensor, seed: int = 0, alpha: float = 1.0) -> None:
+    def add(self, code: Tensor, out: Tensor, alpha: float = 1.0) -> None:
         """``out``, 1-D of any floating dtype, += ``alpha`` x decoded; alpha = -1 leaves the residual."""
         out = out.detach()
         if self.lossless or out.dtype == torch.float32:
             if len(out):
-                self._add(code, out, seed, alpha)
+                self._add(code, out, alpha)
         else:
             total = torch.zeros(out.shape, device=out.device)
-            self.add(code, total, seed, alpha)
+            self.add(code, total, alpha)
             out.add_(total)
 
-    def decode(self, code: Tensor, out: Tensor, seed: int = 0) -> None:
+    def decode(self, code: Tensor, out: Tensor) -> None:
         """``out`` = decoded."""
-        self.add(code, out.zero_(), seed)
+        self.add(code, out.zero_())
 
 
 def seed_of(seed: int, step: int, index: int, rank: int = 0) -> int:
     """Of the ``index``-th tensor or group in a step: 62 bits. ``rank``: 0 on all where codes are summed."""
-    told = hashlib.blake2b(f"{seed} {step} {index} {rank}".encode(), digest_size=8).digest()
-    return int.from_bytes(told, "little") >> 2
+    digest = hashlib.blake2b(f"{seed} {step} {index} {rank}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
 
 
 def find(spec: str) -> Codec:
@@ -114,7 +114,7 @@ def find(spec: str) -> Codec:
 
 
 def _cast(spec: str, dtype: torch.dtype | None) -> Codec:
-    def add(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
+    def add(code: Tensor, out: Tensor, alpha: float) -> None:
         out.add_(code, alpha=alpha)
 
     return Codec(

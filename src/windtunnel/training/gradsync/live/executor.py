@@ -51,8 +51,8 @@ class _Group:
     """One of a plan's, at ``place`` in it. ``peers``: of a scope, for one collective.
     ``seed``: the plan's. ``step``: how often it was synchronised.
 
-    A code comes with the seed of the rank that made it. What the code of a *sum* leaves out waits on the rank
-    that made it, as if it had been that rank's own gradient.
+    What the code of a *sum* leaves out waits on the rank that made it, as if it had been that rank's own
+    gradient.
     """
 
     place: int
@@ -106,11 +106,11 @@ class _Group:
             code = self.feedback.encode(self.place, row, codec, seed, at)
             yield lambda: self.peers(scope).all_reduce(code)
             if code.data_ptr() != row.data_ptr():
-                codec.decode(code, row, seed)
+                codec.decode(code, row)
         elif self.option.scheme == "allgather":
             code = self.feedback.encode(self.place, row, codec, seed_of(seed, 0, 0, peers.rank), at)
             found = yield lambda: self.peers(scope).all_gather(code)
-            self._add_up(found.chunk(peers.size), row.zero_(), seed)
+            self._add_up(found.chunk(peers.size), row.zero_())
         else:
             mine = yield from self._slice(scope, row, at, seed)
             yield from self._spread(scope, row, mine, at, seed + 1)
@@ -126,7 +126,7 @@ class _Group:
         ]
         found = yield lambda: self.peers(scope).all_to_all(codes)
         total = torch.zeros_like(parts[0])
-        self._add_up(found.chunk(peers.size), total, seed)
+        self._add_up(found.chunk(peers.size), total)
         return total
 
     def _spread(
@@ -136,16 +136,16 @@ class _Group:
         ``mine``, this rank's, leaves out waits here."""
         peers, code = self.peers(scope), self.codec.encode(mine, seed)
         begin = at + peers.rank * mine.numel()
-        self.feedback.left_out(self.place, mine, code, self.codec, seed, begin, times)
+        self.feedback.left_out(self.place, mine, code, self.codec, begin, times)
         found = yield lambda: self.peers(scope).all_gather(code)
         whole = row.new_empty(peers.size * mine.numel())
         for one, out in zip(found.chunk(peers.size), whole.chunk(peers.size), strict=True):
-            self.codec.decode(one, out, seed)
+            self.codec.decode(one, out)
         row.copy_(whole[: row.numel()])
 
-    def _add_up(self, codes: Sequence[Tensor], out: Tensor, seed: int) -> None:
-        for rank, code in enumerate(codes):
-            self.codec.add(code, out, seed_of(seed, 0, 0, rank))
+    def _add_up(self, codes: Sequence[Tensor], out: Tensor) -> None:
+        for code in codes:
+            self.codec.add(code, out)
 
 
 def _padded(row: Tensor, parts: int) -> Tensor:

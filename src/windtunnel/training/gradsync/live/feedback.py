@@ -46,7 +46,7 @@ class Feedback:
         corrected = self.corrected(group, gradient, codec, at)
         code = codec.encode(corrected, seed)
         if codec.feedback and corrected is not gradient:
-            codec.add(code, corrected, seed, -1.0)
+            codec.add(code, corrected, -1.0)
         return code
 
     def corrected(self, group: int, gradient: Tensor, codec: Codec, at: int = 0) -> Tensor:
@@ -65,13 +65,13 @@ class Feedback:
         return waits.add_(flat)
 
     def left_out(
-        self, group: int, total: Tensor, code: Tensor, codec: Codec, seed: int, at: int, times: float = 1.0
+        self, group: int, total: Tensor, code: Tensor, codec: Codec, at: int, times: float = 1.0
     ) -> None:
         """What the code of a sum over ranks leaves out of it, ``times`` that, waits as if it were this rank's
         own: it is part of the next sum."""
         if codec.feedback and _finite(total):
             rest = total.detach().float().clone()
-            codec.add(code, rest, seed, -1.0)
+            codec.add(code, rest, -1.0)
             self._part(group, total, at).add_(rest, alpha=times)
 
     def _part(self, group: int, gradient: Tensor, at: int) -> Tensor:

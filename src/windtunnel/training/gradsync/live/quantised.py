@@ -49,7 +49,7 @@ def encode_blocks(row: Tensor, seed: int) -> Tensor:
     return code
 
 
-def add_blocks(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
+def add_blocks(code: Tensor, out: Tensor, alpha: float) -> None:
     """Adds ``alpha`` times what a code of blocks stands for."""
     for part, scale, step in _chunks(out, *_parts(code, len(out))):
         values = _blocks(step.float().sub_(STEPS)).mul_(scale[:, None])
@@ -68,7 +68,7 @@ def encode_signs(row: Tensor, seed: int) -> Tensor:
     return code
 
 
-def add_signs(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
+def add_signs(code: Tensor, out: Tensor, alpha: float) -> None:
     """Adds ``alpha`` times what a code of signs stands for."""
     low, high = code[:8].view(torch.float32)
     bits = torch.arange(256, device=out.device)[:, None] >> torch.arange(8, device=out.device) & 1

@@ -133,7 +133,7 @@ def chosen_by_hash(row: Tensor, room: int, seed: int) -> Tensor:
     return indices
 
 
-def add(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
+def add(code: Tensor, out: Tensor, alpha: float) -> None:
     """Adds ``alpha`` times each value at its index."""
     indices, values = parts(code)
     out.index_add_(0, indices.clamp(min=0), torch.where(indices >= 0, values, 0.0), alpha=alpha)
