@@ -72,6 +72,6 @@ def test_a_uniform_plan_has_one_option_in_the_groups_that_are_asked_for() -> Non
 
 def test_steps_to_a_loss_are_counted_until_it_is_reached() -> None:
     job = accuracy._images(0)
-    steps, loss = accuracy._reached(job, 0, 60)
-    assert accuracy._needed(job, "none", 0, loss, 120) == steps <= 60
-    assert accuracy._needed(job, "none", 0, -1.0, 20) == 20
+    steps, loss = accuracy._reached(job, 0, 20)
+    assert accuracy._needed(job, "none", 0, loss, 30) == steps <= 20
+    assert accuracy._needed(job, "none", 0, -1.0, 10) == 10

@@ -98,7 +98,7 @@ def test_a_codec_that_costs_steps_is_asked_for_and_told_in_seconds_to_a_loss(
         f"{ours.steps:.3g} times the steps, {gain(lossy):+.1%} speed",
     ):
         assert words in " ".join(said.split())
-    with pytest.raises(UserError, match=r"`codecs` dragonn:0\.01: training needs .*; give `lossy`"):
+    with pytest.raises(UserError, match=r"`codecs` dragonn:0\.01: training needs .* which `lossy` allows"):
         plan_run(None, profile=file, codecs=["dragonn:0.01"])
 
 
@@ -122,8 +122,7 @@ def test_bad_input_is_refused(
         kept("last")
 
 
-def test_what_ranks_would_all_say_is_said_once(tmp_path: Path) -> None:
-    """Most of it before any begins."""
+def test_what_ranks_would_all_say_is_said_before_any_begins(tmp_path: Path) -> None:
     made, script, plain = tmp_path / "plan.json", tmp_path / "train.py", tmp_path / "profile.json"
     given = profile([1 << 20] * 2, 1e7)
     found = planned(given)
@@ -141,6 +140,12 @@ def test_what_ranks_would_all_say_is_said_once(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=re.escape(words)):
             CliRunner().invoke(app, ["gradsync", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.conformance
+def test_what_all_ranks_say_is_said_once(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import windtunnel\n")
     done = windtunnel("gradsync", "profile", script)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

@@ -82,13 +82,10 @@ def zipf(rng: np.random.Generator, units: int, draws: int, power: float, mixed: 
 @pytest.mark.parametrize(
     ("world", "width", "mixed"),
     [
-        (2, 1, True),
         (2, 16, False),
-        (3, 16, True),
-        (3, 1, False),
-        (8, 1, True),
-        (8, 16, False),
-        (12, 1, False),
+        (3, 1, True),
+        (8, 1, False),
+        (12, 16, True),
     ],
 )
 def test_estimates_are_near_what_is_sent(world: int, width: int, mixed: bool) -> None:

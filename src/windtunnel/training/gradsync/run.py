@@ -63,22 +63,16 @@ def _wanted(profile: Profile, codecs: Sequence[str], seed: int, lossy: bool) -> 
     """Raises:
     UserError: a codec has no cost in the profile, or may not be used.
     """
-    known = {cost.codec: steps_with(cost, steps()) for cost in profile.codecs}
+    prices = {cost.codec: steps_with(cost, steps()) for cost in profile.codecs}
+    usable = sorted(codec for codec, more in prices.items() if more <= 1 or (lossy and more < math.inf))
     for name in codecs:
-        if name not in known:
-            raise UserError(
-                f"`codecs` {name}: the profile has no cost of it; it has {', '.join(sorted(known))}"
-            )
-        if math.isinf(known[name]):
-            raise UserError(
-                f"`codecs` {name}: how many steps training needs with it is not measured; accepted are "
-                + ", ".join(sorted(codec for codec, more in known.items() if more < math.inf))
-            )
-        if known[name] > 1 and not lossy:
-            raise UserError(
-                f"`codecs` {name}: training needs {known[name]:.2g} times as many steps with it to the same "
-                "loss; give `lossy` where that may be"
-            )
+        if name not in usable:
+            why = "the profile has no cost of it"
+            if math.isinf(more := prices.get(name, 1.0)):
+                why = "how many steps training needs with it is not measured"
+            elif more > 1:
+                why = f"training needs {more:.2g} times as many steps with it to a loss, which `lossy` allows"
+            raise UserError(f"`codecs` {name}: {why}; accepted are {', '.join(usable)}")
     return Wanted(profile, tuple(codecs), seed, steps(), lossy)
 
 
