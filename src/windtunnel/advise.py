@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from windtunnel.training.bottleneck.policy import decide
 from windtunnel.training.bottleneck.run import Analysis, weigh
-from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.gradsync.run import buckets, gain, plan_run, verdict
 
 
@@ -34,9 +33,10 @@ def advise(
         UserError: program or cluster is wrong; the job has one rank, or no gradients of its own (sharding).
         ScriptError: the program failed.
     """
-    seen: list[EmulationResult] = []
-    made = plan_run(program, arguments, cluster=cluster, progress=progress, seen=seen.append)
-    timing = seen[0].timing
+    made = plan_run(program, arguments, cluster=cluster, progress=progress)
+    emulation = made.emulation
+    assert emulation is not None  # a program was given
+    timing = emulation.timing
     waits = {k: one for k, one in timing.critical_path.items() if k.startswith("communication:")}
     share = sum(waits.values()) / timing.iteration_time_s
     whole = f"{timing.iteration_time_s * 1e3:.4g} ms"
@@ -45,8 +45,8 @@ def advise(
         largest = max(waits, key=lambda one: waits[one]).removeprefix("communication:")
         words += f", most of it for those over {largest}"
     again = shlex.join(["windtunnel", "bottleneck", "--cluster", cluster, program, *arguments])
-    if seen[0].cluster.hosts > 1:
-        points, needs, observation = weigh(seen[0])
+    if emulation.cluster.hosts > 1:
+        points, needs, observation = weigh(emulation)
         words = f"{Analysis('', cluster, points, decide(observation), needs).sentence()}; {words}"
     else:
         again = shlex.join(["windtunnel", "emulate", "--cluster", cluster, program, *arguments])

@@ -132,9 +132,9 @@ def explain(
     Example: windtunnel gradsync explain last
     """
     from windtunnel.training.gradsync.report import show
-    from windtunnel.training.gradsync.run import kept
+    from windtunnel.training.gradsync.run import stored
 
-    made = kept(run)
+    made = stored(run)
     if as_json:
         typer.echo(json.dumps(made.plain()))
     else:

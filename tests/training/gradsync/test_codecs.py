@@ -13,7 +13,7 @@ from torch import Tensor
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live import sparsified
 from windtunnel.training.gradsync.live.codecs import Codec, find, seed_of
-from windtunnel.training.gradsync.live.costs import measure
+from windtunnel.training.gradsync.live.profile import codec_costs
 
 SPECS = ("none", "fp16", "bf16", "int8", "sign", "dragonn:0.05")
 
@@ -91,7 +91,7 @@ def test_what_reaches_the_threshold_is_sent_once_in_its_place(
 ) -> None:
     """The compiled pass and the hash keep one contract."""
     gradient = noise(numel, seed % 1000) * (torch.rand(numel) >= zeros)
-    room = sparsified.kept(numel, ratio)
+    room = sparsified.room_of(numel, ratio)
     appended = sparsified.parts(find(f"dragonn:{ratio}").encode(gradient, seed))
     assert torch.equal(appended[1], torch.where(appended[0] < 0, 0.0, gradient[appended[0].clamp(min=0)]))
     for indices in (appended[0], sparsified.chosen_by_hash(gradient, room, seed)):
@@ -174,7 +174,7 @@ def test_nan_and_infinity_of_one_rank_are_seen_by_all(spec: str, bad: float) -> 
         assert not total.isfinite().all(), numel
         if spec not in ("int8", "sign"):
             assert not total[place].isfinite() and int((~total.isfinite()).sum()) == 1
-            assert place in sparsified.chosen_by_hash(gradient, sparsified.kept(numel, 0.05), 3)
+            assert place in sparsified.chosen_by_hash(gradient, sparsified.room_of(numel, 0.05), 3)
         elif spec == "int8":
             block = place // 512 * 512
             assert int((~total.isfinite()).sum()) == len(total[block : block + 512])
@@ -208,7 +208,7 @@ def test_seeds_differ_by_all_that_they_are_made_of() -> None:
 
 
 def test_costs_have_what_a_profile_needs() -> None:
-    costs = measure(("fp16", "dragonn:0.05"), (100, 1000), repeats=1)
+    costs = codec_costs(("fp16", "dragonn:0.05"), (100, 1000), repeats=1)
     assert [(one.codec, one.summable) for one in costs] == [
         ("fp16", True), ("dragonn:0.05", False),
     ]  # fmt: skip

@@ -20,7 +20,7 @@ from windtunnel.cli.main import app
 from windtunnel.training.gradsync.files import read, steps, write
 from windtunnel.training.gradsync.model import Plan, Profile
 from windtunnel.training.gradsync.report import show
-from windtunnel.training.gradsync.run import Planned, gain, kept, plan_run, verdict
+from windtunnel.training.gradsync.run import Planned, gain, plan_run, stored, verdict
 from windtunnel.training.gradsync.run import plan as planned
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "train_resnet.py"
@@ -40,7 +40,7 @@ def test_a_script_is_planned_for_before_it_runs(monkeypatch: pytest.MonkeyPatch,
     arguments = ["--out", str(out), "--json", str(SCRIPT), "--size", "debug"]
     told = json.loads(call("plan", "--cluster", "v100:2x2,nic=ethernet-1", *arguments))
     plan = from_plain(Plan, told["plan"])
-    assert read(out, Plan) == plan == kept("last").plan
+    assert read(out, Plan) == plan == stored("last").plan
     found = read(Path(told["directory"]) / "profile.json", Profile)
     names = [one.name for one in found.tensors]
     assert len(names) == len(set(names)) == 38
@@ -64,7 +64,7 @@ def test_a_script_is_planned_for_before_it_runs(monkeypatch: pytest.MonkeyPatch,
     assert "do not compress" in gradients["finding"] and abs(gradients["gain"]) < 0.2
     own, emulated = re.findall(r"has (\S+) ms for the iteration .* with (\S+) ms", gradients["finding"])[0]
     assert float(own) == pytest.approx(float(emulated), rel=0.05)
-    assert gradients["command"] == f"windtunnel gradsync explain {kept('last').run}"
+    assert gradients["command"] == f"windtunnel gradsync explain {stored('last').run}"
     explained = call("explain", told["run"])
     assert "hidden behind other work" in explained or "longer with" in explained
 
@@ -78,7 +78,7 @@ def test_a_profile_is_planned_for_on_its_own_network_or_on_another(
     slow, fast = plan_run(None, profile=file), plan_run(None, profile=file, cluster="h100-sxm:2x1")
     assert slow.profile.network.world == 8
     assert (fast.profile.network.world, fast.plan.emulated) == (2, "on h100-sxm:2x1")
-    assert kept(slow.run).plan == slow.plan
+    assert stored(slow.run).plan == slow.plan
 
 
 def test_a_codec_that_costs_steps_is_asked_for_and_told_in_seconds_to_a_loss(
@@ -119,7 +119,7 @@ def test_bad_input_is_refused(
     with pytest.raises(UserError, match=message):
         plan_run(**arguments)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no plan yet"):
-        kept("last")
+        stored("last")
 
 
 def test_what_ranks_would_all_say_is_said_before_any_begins(tmp_path: Path) -> None:

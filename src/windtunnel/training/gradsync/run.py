@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +28,13 @@ LITTLE = 0.01
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan that was made, with its profile, and where both are kept."""
+    """A plan with its profile, where both lie, and the emulation that they were made from in this process."""
 
     run: str
     directory: Path
     profile: Profile
     plan: Plan
+    emulation: EmulationResult | None = None
 
     def plain(self) -> dict[str, Any]:
         """As values of JSON."""
@@ -89,9 +90,9 @@ def _on(profile: Profile, cluster: str | None) -> Profile:
 def plan_run(
     program: str | None, arguments: Sequence[str] = (), *, cluster: str | None = None,
     profile: Path | None = None, codecs: Sequence[str] = (), seed: int = 0, lossy: bool = False,
-    progress: Progress = lambda *_: None, seen: Callable[[EmulationResult], object] = lambda _: None,
+    progress: Progress = lambda *_: None,
 ) -> Planned:  # fmt: skip
-    """Plan for ``program`` emulated on ``cluster`` (``seen`` gets the emulation), or for a ``profile`` that
+    """Plan for ``program`` emulated on ``cluster``, or for a ``profile`` that
     was measured (on ``cluster``'s network instead of its own, if that is given).
 
     Raises:
@@ -110,6 +111,7 @@ def plan_run(
     given = _on(read(profile, Profile), cluster) if profile is not None else None
     run = Store.open().begin(CAPABILITY, inputs, seed)
     log = EventLog(run.directory / NAME)
+    emulation = None
     with run.failing(), closing(log):
         if given is None:
             from windtunnel.training.emulate.emulation import simulate
@@ -120,9 +122,8 @@ def plan_run(
             assert program is not None and where is not None
             script = program_of(program, arguments)
             script.check()
-            emulated = simulate(script, where, Options(), progress)
-            seen(emulated)
-            given = profile_of(emulated)
+            emulation = simulate(script, where, Options(), progress)
+            given = profile_of(emulation)
         observation = _wanted(given, codecs, seed, lossy)
         found = decide(observation)
         assert isinstance(found, Plan)
@@ -131,10 +132,10 @@ def plan_run(
         write(run.directory / PLAN, found)
     ours = found.forecasts[0]
     run.finish({"verdict": verdict(found), "iteration_time_s": ours.seconds, "to_loss_s": ours.to_loss})
-    return Planned(run.id, run.directory, given, found)
+    return Planned(run.id, run.directory, given, found, emulation)
 
 
-def kept(name: str) -> Planned:
+def stored(name: str) -> Planned:
     """The plan of a run in the store, by its id, or ``last``.
 
     Raises:

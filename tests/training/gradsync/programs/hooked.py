@@ -258,7 +258,7 @@ def lost() -> None:
     for longer than the deadline, and it dies: the others' backward ends and says so, and its own, if it goes
     on."""
     options = Option("dragonn:0.1", "alltoall"), Option("int8", "allgather"), PLAIN
-    pids = Peers().told(os.getpid())
+    pids = Peers().gather(os.getpid())
 
     def stop() -> None:
         """Once."""

@@ -292,7 +292,6 @@ def drift() -> None:
     slow = replace(fast, collectives=tuple(replace(one, per_byte=1e-6) for one in costs))
     codec = CodecCost(
         "dragonn:0.01",
-        "device",
         (CodecPoint(1, 1e-5, 1e-5, 1e-5, 8), CodecPoint(8192, 1e-4, 1e-4, 1e-4, 6600)),
     )
     profile = Profile(

@@ -127,7 +127,7 @@ def _sparse(spec: str, ratio: float) -> Codec:
     def nbytes(numel: int) -> int:
         if numel >= SPARSE_MOST:
             raise UserError(f"codec {spec}: {numel} elements at once; fewer than 2^31 are accepted")
-        return 8 * sparsified.kept(numel, ratio)
+        return 8 * sparsified.room_of(numel, ratio)
 
     return Codec(spec, nbytes, partial(sparsified.encode, ratio=ratio), sparsified.add)
 

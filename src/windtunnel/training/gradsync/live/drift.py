@@ -17,9 +17,8 @@ import torch.distributed as dist
 from windtunnel.base.errors import UserError
 from windtunnel.store.eventlog import decided
 from windtunnel.training.gradsync.files import steps
-from windtunnel.training.gradsync.live.costs import measure
 from windtunnel.training.gradsync.live.exchange import Peers
-from windtunnel.training.gradsync.live.profile import network
+from windtunnel.training.gradsync.live.profile import codec_costs, network
 from windtunnel.training.gradsync.model import CodecCost, Plan, Profile
 from windtunnel.training.gradsync.policy import PATIENCE, Drift, Keep, Observation, Renewed, Wanted, decide
 from windtunnel.training.gradsync.policy.plan import price
@@ -41,29 +40,28 @@ def check(handle: Handle) -> Keep:
         raise UserError(
             "gradsync check: the plan's profile is needed; give it to apply(ddp, plan, profile=…)"
         )
-    told = Peers(group, handle.deadline).told(
+    ranks = Peers(group, handle.deadline).gather(
         (list(handle.seconds)[-LATEST:], handle.since, handle.pause, handle.micro)
     )
-    _, since, pause, micro = told[0]
+    _, since, pause, micro = ranks[0]
     # the steps of all ranks end together; the slowest rank's time is the iteration's
-    count = min(len(one[0]) for one in told)
-    measured = tuple(
-        max(times) for times in zip(*(one[0][len(one[0]) - count :] for one in told), strict=True)
-    )
+    count = min(len(seconds) for seconds, *_ in ranks)
+    latest = (seconds[len(seconds) - count :] for seconds, *_ in ranks)
+    measured = tuple(max(times) for times in zip(*latest, strict=True))
     # what is predicted is one backward and its synchronisation; those before it only compute
     more = (micro - 1) * (job.forward + sum(tensor.backward for tensor in job.tensors) + job.after)
     drift = Drift(handle.plan.forecasts[0].seconds + more, measured, since, pause)
-    seen = _decided(handle, drift)
-    assert isinstance(seen, Keep)
-    if seen.keep:
-        return seen
+    first = _decided(handle, drift)
+    assert isinstance(first, Keep)
+    if first.keep:
+        return first
     links = network(handle.ddp, job.network.hosts, handle.deadline)
     now = replace(job, network=carried(job, links), codecs=codecs(job))
     made = None
     if dist.get_rank(group) == 0:
         wanted = Wanted(now, handle.codecs, handle.plan.seed, steps(), handle.plan.lossy)
         made = _decided(handle, wanted)
-    handle.profile, made = Peers(group, handle.deadline).told((now, made))[0]
+    handle.profile, made = Peers(group, handle.deadline).gather((now, made))[0]
     assert isinstance(made, Plan)
     expected = price(handle.plan, handle.profile)
     answer = _decided(handle, Renewed(handle.plan, made, expected, mean(measured[-PATIENCE:]) - more, pause))
@@ -80,7 +78,7 @@ def check(handle: Handle) -> Keep:
 def codecs(job: Profile) -> tuple[CodecCost, ...]:
     """What the profile's codecs take now."""
     numels = {min(point.numel, LARGE) for codec in job.codecs for point in codec.points}
-    return measure([codec.codec for codec in job.codecs], sorted(numels), REPEATS)
+    return codec_costs([codec.codec for codec in job.codecs], sorted(numels), REPEATS)
 
 
 def _decided(handle: Handle, observation: Observation) -> Plan | Keep:

@@ -57,12 +57,12 @@ class Peers:
             HostError: a peer is gone, or the deadline is over; so do all methods.
         """
         mine = [message.to(self.device) for message in messages]
-        lengths = self.tell([torch.tensor([tensor.numel()]) for tensor in mine])
+        lengths = self.swap_small([torch.tensor([tensor.numel()]) for tensor in mine])
         tensors = [self._new(int(length)) for length in lengths]
         self._rounds(mine, tensors)
         return [tensor.to(own.device) for tensor, own in zip(tensors, messages, strict=True)]
 
-    def tell(self, messages: Sequence[Tensor]) -> list[Tensor]:
+    def swap_small(self, messages: Sequence[Tensor]) -> list[Tensor]:
         """As `swap`, where all messages have one shape and type and are small: all at once."""
         mine = [message.to(self.device) for message in messages]
         tensors = [torch.empty_like(tensor) for tensor in mine]
@@ -117,7 +117,7 @@ class Peers:
         self._rounds(mine.split(len(tensors[0])), tensor.split(len(tensors[0])))
         return tensor.to(tensors[0].device)
 
-    def told(self, one: Any) -> list[Any]:
+    def gather(self, one: Any) -> list[Any]:
         """What each rank says: anything that can be pickled."""
         mine = torch.frombuffer(bytearray(pickle.dumps(one)), dtype=torch.uint8)
         return [pickle.loads(theirs.numpy().tobytes()) for theirs in self.swap([mine] * self.size)]
@@ -130,7 +130,7 @@ class Peers:
         """
         padded = words.encode()[:WORDS].ljust(WORDS)
         message = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
-        told = [bytes(tensor.tolist()).decode().strip() for tensor in self.tell([message] * self.size)]
+        told = [bytes(tensor.tolist()).decode().strip() for tensor in self.swap_small([message] * self.size)]
         for peer, theirs in enumerate(told):
             if theirs != told[0]:
                 raise UserError(

@@ -1,8 +1,8 @@
 """What a job's synchronisation takes here: gradients, codecs and collectives, measured by all ranks at once.
 
 Gradients are timed in steps whose all-reduces wait until backward is over, so that communication is not taken
-for computing. Codecs are timed by all ranks at the same time, since they share processors as they will when
-they train. Collectives are called back to back, in sizes up to that of all gradients.
+for computing. Codecs are timed by all ranks at the same time, on one thread, since they share processors as
+they will when they train. Collectives are called back to back, in sizes up to that of all gradients.
 """
 
 from __future__ import annotations
@@ -24,12 +24,22 @@ from torch.nn.parallel import DistributedDataParallel
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.fit import least_squares
 from windtunnel.training.gradsync.live import sparse
-from windtunnel.training.gradsync.live.costs import measure
+from windtunnel.training.gradsync.live.codecs import Codec, find
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers, scopes
+from windtunnel.training.gradsync.live.feedback import Feedback
 from windtunnel.training.gradsync.live.hook import apply, named
 from windtunnel.training.gradsync.live.replay import Replay, replay
 from windtunnel.training.gradsync.live.units import units_of
-from windtunnel.training.gradsync.model import CollectiveCost, Kind, Network, Profile, Scope, SumTime
+from windtunnel.training.gradsync.model import (
+    CodecCost,
+    CodecPoint,
+    CollectiveCost,
+    Kind,
+    Network,
+    Profile,
+    Scope,
+    SumTime,
+)
 from windtunnel.training.gradsync.model import Tensor as Gradient
 from windtunnel.training.gradsync.policy.plan import uniform_plan
 
@@ -42,8 +52,10 @@ CALLS, LONG = 4, 0.2
 """Of each size; a larger one than the first four is left out where those of the last took so many seconds: on
 a link that is so slow a call's own time no longer counts."""
 STEPS = 5
-HANDED, LARGE, PAUSE = 16, 1 << 16, 0.01
+HANDED, HANDED_NUMEL, PAUSE = 16, 1 << 16, 0.01
 """Gradients whose handing over is timed, their elements and seconds of backward at most."""
+REPEATS, LARGE, FEW = 7, 1 << 20, 3
+"""Calls of each codec, and how many there are of ``LARGE`` elements and more, whose times vary little."""
 
 
 class Times:
@@ -56,7 +68,7 @@ class Times:
         self._parameters = named(ddp)
         self._cuda = next(iter(self._parameters.values())).is_cuda
         self._steps: list[dict[str, Any]] = []
-        self.kept: dict[str, Tensor] = {}
+        self.sparse: dict[str, Tensor] = {}
         self._ddp, self._ended = ddp, ddp._post_forward
         ddp._post_forward = self._forward  # type: ignore[method-assign]
         self._handles = []
@@ -68,14 +80,14 @@ class Times:
         self._mark("begin")
 
     def _forward(self, output: Any) -> Any:
-        found = self._ended(output)
+        result = self._ended(output)
         self._mark("forward")
-        return found
+        return result
 
     def _made(self, name: str, parameter: Tensor) -> None:
         self._mark(name)
         if parameter.grad is not None and parameter.grad.is_sparse:
-            self.kept[name] = parameter.grad.detach()
+            self.sparse[name] = parameter.grad.detach()
 
     def _mark(self, name: str) -> None:
         if not self._steps:
@@ -144,54 +156,54 @@ def measured(
     before, until = times.end()
     if not until:
         raise UserError("gradsync profile: the steps made no gradients; a step is a forward and a backward")
-    parameters, told = named(ddp), Peers(group, deadline).told((before, until))
+    parameters, ranks = named(ddp), Peers(group, deadline).gather((before, until))
 
     def row(name: str, seconds: float) -> Gradient:
-        one = parameters[name]
-        return Gradient(name, one.numel(), seconds, str(one.dtype).removeprefix("torch."))
+        parameter = parameters[name]
+        return Gradient(name, parameter.numel(), seconds, str(parameter.dtype).removeprefix("torch."))
 
     links, sums = network(ddp, hosts, deadline), list[SumTime]()
     rows, latest = [], 0.0
-    for name in sorted(told[0][1], key=lambda name: told[0][1][name]):
-        mean = sum(until.get(name, 0.0) for _, until in told) / world
+    for name in sorted(ranks[0][1], key=lambda name: ranks[0][1][name]):
+        mean = sum(until.get(name, 0.0) for _, until in ranks) / world
         tensor = row(name, max(0.0, mean - latest))
-        if name in times.kept:
-            of = sparse.measure(Peers(group, deadline), units_of(times.kept[name]))
+        if name in times.sparse:
+            of = sparse.measure(Peers(group, deadline), units_of(times.sparse[name]))
             tensor = replace(tensor, width=of.width, density=of.density, growth=of.growth)
-            enough = sparse.TRIED / len(times.kept)
-            taken = sparse.tried(times.kept[name], of, links, group, deadline, enough)
-            sums += [SumTime(name, *one) for one in taken.items()]
+            enough = sparse.TRIED / len(times.sparse)
+            taken = sparse.tried(times.sparse[name], of, links, group, deadline, enough)
+            sums += [SumTime(name, scheme, seconds) for scheme, seconds in taken.items()]
         rows.append(tensor)
         latest = max(latest, mean)
     # a gradient that not every step makes has no time, and must be synchronised all the same
-    rows += [row(name, 0.0) for name in parameters if name not in told[0][1]]
+    rows += [row(name, 0.0) for name in parameters if name not in ranks[0][1]]
     total = sum(row.numel for row in rows)
     numels = sorted({max(1, total >> shift) for shift in (0, 3, 6, 9, 12)})
-    found = Profile(
-        tuple(rows), measure(codecs, numels), replace(links, sums=tuple(sums)),
-        sum(one[0] for one in told) / world, host={"torch": torch.__version__},
+    job = Profile(
+        tuple(rows), codec_costs(codecs, numels), replace(links, sums=tuple(sums)),
+        sum(before for before, _ in ranks) / world, host={"torch": torch.__version__},
     )  # fmt: skip
     # codecs and the handing over take what they take on rank 0
-    found = Peers(group, deadline).told(found)[0]
-    return Peers(group, deadline).told(replace(found, handing=handing(ddp, found, deadline)))[0]
+    job = Peers(group, deadline).gather(job)[0]
+    return Peers(group, deadline).gather(replace(job, handing=handing(ddp, job, deadline)))[0]
 
 
-def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> float:
+def handing(ddp: DistributedDataParallel, job: Profile, deadline: float) -> float:
     """Seconds that backward stands still for each group beside what encoding takes: the hook is called, and
     the group is handed to other threads. By what a replay of the job (`HANDED` of its gradients) takes until
     its last gradient, with one group for each and without synchronisation."""
-    dense = [tensor for tensor in found.tensors if tensor.numel and not tensor.width]
-    if not dense or not found.codecs:
+    dense = [tensor for tensor in job.tensors if tensor.numel and not tensor.width]
+    if not dense or not job.codecs:
         return 0.0
-    numels = [min(tensor.numel, LARGE) for tensor in (dense * HANDED)[-HANDED:]]
+    numels = [min(tensor.numel, HANDED_NUMEL) for tensor in (dense * HANDED)[-HANDED:]]
     pause = min(PAUSE, sum(tensor.backward for tensor in dense) / len(dense))
     device = next(iter(named(ddp).values())).device
     # of its own, so that what DDP itself waits for ends by the deadline
     group = scopes(1, ddp.process_group, deadline, hierarchical=False)["flat"]
     model = DistributedDataParallel(Replay(numels, [pause] * HANDED, 0.0, device), process_group=group)
     rows = tuple(Gradient(name, tensor.numel(), pause) for name, tensor in named(model).items())[::-1]
-    job = replace(found, tensors=rows)
-    plans = [(codec, uniform_plan(job, codec.codec, 1)) for codec in found.codecs]
+    replayed = replace(job, tensors=rows)
+    plans = [(codec, uniform_plan(replayed, codec.codec, 1)) for codec in job.codecs]
     used, plan = min(plans, key=lambda plan: plan[1].forecasts[0].nbytes)
 
     def until_last() -> float:
@@ -211,6 +223,51 @@ def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> fl
     dist.destroy_process_group(group)
     # the last gradient is made before it is handed over
     return max(0.0, (taken - alone - sum(used.at(numel).encode for numel in numels[1:])) / (HANDED - 1))
+
+
+def codec_costs(specs: Sequence[str], numels: Sequence[int], repeats: int = REPEATS) -> tuple[CodecCost, ...]:
+    """Of each codec at each of ``numels``, ascending, on a GPU where there is one. Encoding is what a step
+    takes: with the residual where the codec needs one.
+
+    Raises:
+        UserError: a spec is unknown.
+    """
+    on = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        costs = []
+        for codec in map(find, specs):
+            points = (_point(codec, n, on, repeats if n < LARGE else min(FEW, repeats)) for n in numels)
+            costs.append(CodecCost(codec.spec, tuple(points), codec.summable, codec.lossless))
+        return tuple(costs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _point(codec: Codec, numel: int, on: torch.device, repeats: int) -> CodecPoint:
+    gradient = torch.randn(numel, generator=torch.Generator(on).manual_seed(numel), device=on)
+    out, feedback = torch.zeros(numel, device=on), Feedback([{"": numel}])
+    code = codec.encode(gradient, 0)
+    return CodecPoint(
+        numel,
+        _seconds(lambda: feedback.encode(0, gradient, codec), on, repeats),
+        _seconds(lambda: codec.decode(code, out), on, repeats),
+        _seconds(lambda: codec.add(code, out), on, repeats),
+        codec.nbytes(numel),
+    )
+
+
+def _seconds(call: Callable[[], object], on: torch.device, repeats: int) -> float:
+    """The median of ``repeats`` calls, after one that compiles and fills caches."""
+    taken = []
+    for _ in range(repeats + 1):
+        begin = time.perf_counter()
+        call()
+        if on.type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - begin)
+    return median(taken[1:])
 
 
 def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Network:
@@ -258,7 +315,7 @@ def _line(
                 torch.cuda.synchronize()
             marks.append(time.perf_counter())
         mine = median(after - before for before, after in pairwise(marks))
-        slowest.append(max(Peers(group, deadline).told(mine)))
+        slowest.append(max(Peers(group, deadline).gather(mine)))
     sizes, seconds = np.array(nbytes[: len(slowest)], float), np.array(slowest)
     fixed = float(seconds[0])
     (per_byte,) = least_squares([sizes[1:]], np.maximum(0.0, seconds[1:] - fixed))

@@ -168,7 +168,7 @@ def measure(peers: Peers, mine: Units, *, seed: int = 0, sample: int = SAMPLE) -
     The density is exact. Overlap is of units that all ranks pick by one hash, about ``sample`` of those of
     each, so that what they have in common is estimated without sending all indices."""
     world = peers.size
-    counts = [int(count) for count in peers.tell([torch.tensor([len(mine.indices)])] * world)]
+    counts = [int(count) for count in peers.swap_small([torch.tensor([len(mine.indices)])] * world)]
     share = min(1.0, sample / max(1, *counts))
     picked = mine.indices[Order(mine.total, seed + 1).places(mine.indices) < mine.total * share]
     sets = [
@@ -206,10 +206,10 @@ def least_times(
         for name, call in calls.items():
             if turn < 2 or spent[name] < enough:
                 peers = Peers(group, deadline)
-                peers.tell([torch.zeros(1)] * peers.size)
+                peers.swap_small([torch.zeros(1)] * peers.size)
                 begin = time.perf_counter()
                 call()
                 mine = torch.tensor([time.perf_counter() - begin])
-                slowest = max(tensor.item() for tensor in peers.tell([mine] * peers.size))
+                slowest = max(tensor.item() for tensor in peers.swap_small([mine] * peers.size))
                 best[name], spent[name] = min(best[name], slowest), spent[name] + slowest
     return best

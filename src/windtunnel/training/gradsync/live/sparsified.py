@@ -35,7 +35,7 @@ BLOCK = 64
 MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
 
 
-def kept(numel: int, ratio: float) -> int:
+def room_of(numel: int, ratio: float) -> int:
     """Elements that a code of ``numel`` has room for."""
     return min(numel, max(1, round(numel * ratio)))
 
@@ -48,7 +48,7 @@ def parts(code: Tensor) -> tuple[Tensor, Tensor]:
 
 def encode(row: Tensor, seed: int, ratio: float) -> Tensor:
     """The code of those that reach the sampled threshold."""
-    code = torch.empty(8 * kept(len(row), ratio), dtype=torch.uint8, device=row.device)
+    code = torch.empty(8 * room_of(len(row), ratio), dtype=torch.uint8, device=row.device)
     indices, values = parts(code)
     if row.is_cpu:
         least = int(_enough(row, len(indices), seed))
