@@ -191,8 +191,6 @@ def test_what_is_wrong_is_said(control: Control, tmp_path: Path) -> None:
     path = spec(tmp_path)
     with pytest.raises(UserError, match=r"--on: sqlite:.*none\.db has no control plane"):
         wt.sweep(path, on=f"sqlite:///{tmp_path}/none.db")
-    with pytest.raises(UserError, match="`ray` is 'auto', accepted is one of them"):
-        wt.sweep(path, on="sqlite://", ray="auto")
 
 
 @pytest.mark.conformance

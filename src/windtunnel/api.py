@@ -16,7 +16,7 @@ from windtunnel.base.errors import HangError, UserError, VerdictError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.fabrics import alternatives
-from windtunnel.store.database import hidden
+from windtunnel.linux.hosts import is_ray
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate import run as emulation
 from windtunnel.training.emulate.emulation import CAPABILITY, Progress, no_progress
@@ -117,7 +117,6 @@ def sweep(
     spec: Path | str,
     *,
     jobs: int = 1,
-    ray: str | None = None,
     on: str | None = None,
     resume: bool = True,
     report: bool = True,
@@ -125,9 +124,9 @@ def sweep(
 ) -> SweepRun:
     """Emulate a script over a grid of clusters and arguments, as the file ``spec`` says (docs/sweep.md).
 
-    ``jobs``: processes, each with a group of points; ``ray``: the address of a Ray cluster instead; ``on``:
-    the URL of a control plane, whose workers have a task for each point; ``resume``: keep what an earlier
-    call has done; ``report``: write the report of each run, too.
+    ``jobs``: processes, each with a group of points; ``on``: a Ray cluster instead (`RayCluster`), or the URL
+    of a control plane, whose workers have a task for each point; ``resume``: keep what an earlier call has
+    done; ``report``: write the report of each run, too.
 
     Raises:
         UserError: something in the file is wrong, or Ray or the control plane is not there.
@@ -135,15 +134,17 @@ def sweep(
     """
     from windtunnel.training.emulate.sweep import load_sweep, result, run_sweep, write_page
 
-    if on and ray:
-        raise UserError(f"sweep: `on` is {hidden(on)!r} and `ray` is {ray!r}, accepted is one of them")
     what, elsewhere = load_sweep(Path(spec)), None
-    if on:
+    if on and is_ray(on):
+        from windtunnel.training.emulate.sweep.execute import emulate_on_ray
+
+        elsewhere = partial(emulate_on_ray, on, report, alternatives)
+    elif on:
         from windtunnel.tasks import emulate_on_control
 
         elsewhere = partial(emulate_on_control, on, Path(spec), what, resume, report)
     folder, rows = run_sweep(
-        what, jobs=jobs, ray=ray, resume=resume, pictures=report, progress=progress, fabrics=alternatives,
+        what, jobs=jobs, resume=resume, pictures=report, progress=progress, fabrics=alternatives,
         elsewhere=elsewhere,
     )  # fmt: skip
     found, page = result(rows), folder / "sweep.html"

@@ -40,9 +40,8 @@ def go(tmp_path: Path) -> Iterator[Launch]:
     def begin(text: str = STAYS, *arguments: str, **options: Any) -> Launched:
         settings: dict[str, Any] = {"hosts": 2, "preload": (), "folder": tmp_path / "run", "lease": 5.0}
         with (tmp_path / "output").open("wb") as output:
-            launched = launch(
-                script(tmp_path, text), arguments, output=output.fileno(), **{**settings, **options}
-            )
+            settings["output"] = output.fileno()
+            launched = launch(script(tmp_path, text), arguments, **{**settings, **options})
         begun.append(launched)
         return launched
 
@@ -413,3 +412,17 @@ def test_strangers_read_forge_and_stop_nothing(go: Launch, tmp_path: Path) -> No
     finish(launched, tmp_path)
     assert [process.wait(30) for process in lent] == [0, 0]
     assert len(kinds(launched.events(), "host.joined")) == 2  # nobody else
+
+
+def test_a_new_host_prints_where_the_first_did(go: Launch, tmp_path: Path) -> None:
+    """Whatever the caller does with the number of the file that it gave."""
+    given, other = (tmp_path / "given").open("wb"), (tmp_path / "other").open("wb")
+    with given, other:
+        launched = go(output=given.fileno())
+        here(launched, 1, 2)
+        os.dup2(other.fileno(), given.fileno())
+        launched.kill_host(1)
+        here(launched, 2, 2)
+        finish(launched, tmp_path)
+    assert '"generation": 2' in (tmp_path / "given").read_text()
+    assert not (tmp_path / "other").read_text()

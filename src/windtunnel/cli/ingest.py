@@ -22,7 +22,7 @@ HERE = Path("ingest")
 Workers = Annotated[str, typer.Option(metavar="auto|N", help="auto: as many as trainers need.")]
 Least = Annotated[int, typer.Option("--min", min=1, help="Workers that there are at least, with auto.")]
 Most = Annotated[int, typer.Option("--max", min=0, help="At most; 0: as many as this host has processors.")]
-Ray = Annotated[str, typer.Option(metavar="ADDRESS", help="Workers on this Ray cluster; auto: the one here.")]
+On = Annotated[str, typer.Option(metavar="ENGINE", help="Workers on ray or ray://HOST:PORT.")]
 SecretFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The session's secret.")]
 Tls = Annotated[Path | None, typer.Option(metavar="FILE", help="Encrypt: certificate, its key, the CA.")]
 
@@ -134,7 +134,7 @@ def demo(
     step: Annotated[float, typer.Option(min=0, help="Seconds of one; 0: by what a worker makes.")] = 0.0,
     kill: Annotated[bool, typer.Option("--kill", help="Kill a worker on the way.")] = False,
     loaders: Annotated[int, typer.Option(min=0, help="Processes of a DataLoader before the service.")] = 0,
-    ray: Ray = "",
+    on: On = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Train a small model on a synthetic table through the service: stalls, ramp, every row once.
@@ -146,7 +146,7 @@ def demo(
     with TemporaryDirectory(prefix="windtunnel-ingest-") as folder:
         told = run(
             Path(folder), _settings(workers, least, most), seconds=seconds, rows=rows, step=step, kill=kill,
-            loaders=loaders, ray=ray,
+            loaders=loaders, on=on,
         )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(told))
@@ -174,7 +174,7 @@ def master(
     tls_cert: Tls = None,
     tls_key: Tls = None,
     tls_ca: Tls = None,
-    ray: Ray = "",
+    on: On = "",
 ) -> None:
     """Serve a session to trainers until interrupted; one that was killed goes on where its log ends.
 
@@ -189,7 +189,7 @@ def master(
     settings = _settings(workers, least, most, host=host, port=port, ends=ends, on_error=on_error)
     serve(
         files.read(session), folder, settings, secret=secret, tls=_tls(tls_cert, tls_key, tls_ca),
-        ray=ray, ready=ready,
+        on=on, ready=ready,
     )  # fmt: skip
 
 

@@ -17,8 +17,10 @@ def register(app: typer.Typer) -> None:
 def sweep(
     spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A sweep file (YAML), see docs/sweep.md.")],
     jobs: Annotated[int, typer.Option(min=1, help="Processes; each captures in one or two more.")] = 1,
-    ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Ray: HOST:PORT, auto, local.")] = None,
-    on: Annotated[str | None, typer.Option(metavar="URL", help="Workers of a control plane.")] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ENGINE", help="ray, ray://HOST:PORT, or the URL of a control plane."),
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Keep the points that an earlier call has done.")] = True,
     report: Annotated[bool, typer.Option(help="Write the report of each run, too.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the points as one JSON object.")] = False,
@@ -38,7 +40,7 @@ def sweep(
     from windtunnel.training.emulate.sweep.result import as_json as json_of
 
     with shown_progress(f"sweep {spec.stem}") as progress:
-        done = api.sweep(spec, jobs=jobs, ray=ray, on=on, resume=resume, report=report, progress=progress)
+        done = api.sweep(spec, jobs=jobs, on=on, resume=resume, report=report, progress=progress)
     what, found = done.sweep, done.result
     if as_json:
         typer.echo(

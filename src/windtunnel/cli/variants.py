@@ -64,9 +64,7 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="Answer gRPC there, too; 0: any free one.")
     ] = None,
     policy: Annotated[str, typer.Option(help="Who answers a query, and what is loaded.")] = "cheapest",
-    ray: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Have replicas on this Ray cluster; auto: the one here.")
-    ] = "",
+    on: Annotated[str, typer.Option(metavar="ENGINE", help="Replicas on ray or ray://HOST:PORT.")] = "",
 ) -> None:
     """Answer requests over the Open Inference Protocol until interrupted.
 
@@ -77,7 +75,7 @@ def serve(
     def ready(number: str, http: str, rpc: str) -> None:
         typer.echo(f"Serving  {http}/v2{f' and grpc {rpc}' if rpc else ''}\nRun      {number}")
 
-    run(home, host, port, grpc_port, policy, ray, ready)
+    run(home, host, port, grpc_port, policy, on, ready)
 
 
 def _show(variants: Sequence[Variant]) -> None:

@@ -33,7 +33,9 @@ from windtunnel.base.processes import Adopted, Identity, boot_id, start_time
 from windtunnel.base.tls import Certificates
 from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient
+from windtunnel.linux.hosts import own_address
 from windtunnel.store import eventlog
+from windtunnel.training import hosts
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.live import forked, rendezvous
 from windtunnel.training.elastic.live.agent.config import AgentConfig
@@ -86,6 +88,11 @@ def resume(
     """
     events = eventlog.read(folder / eventlog.NAME)
     started = [event for event in events if event["kind"] == "started"]
+    described = hosts.described(folder)
+    if not started and described is not None:  # which no launcher has begun
+        job = replace(described, **changes)
+        job.check()
+        return Launched(job, folder, on_event, output)
     if not started:
         raise UserError(f"{folder}: there is no run to resume")
     outcome = Outcome.of(events)
@@ -101,9 +108,13 @@ def resume(
     return Launched(job, folder, on_event, output, resumed=True)
 
 
+class Preempted(KeyboardInterrupt):
+    """An engine ends this launcher, and will start another that goes on with the run."""
+
+
 class Launched:
     """A job that runs. Use it as a context manager, or call `close`. ``resumed``: the run that is in the
-    folder goes on.
+    folder goes on. A run within which `Preempted` is raised is left to the next launcher.
 
     Raises:
         UserError: somebody else leads that run, or it cannot be led from here.
@@ -129,6 +140,7 @@ class Launched:
         self._closing = False
         self._supervisor: Supervisor | None = None
         self._offer: rendezvous.Offer | None = None
+        self._hosts: hosts.Hosts | None = None
         self._leaves = resumed  # what it has not taken over yet
         self._read = 0
         self._due: list[float] = []  # when hosts that were ordered come
@@ -233,7 +245,8 @@ class Launched:
     def __enter__(self) -> Launched:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._leaves = kind is Preempted
         self.close()
 
     # -- beginning ---------------------------------------------------------------------------------------
@@ -266,9 +279,11 @@ class Launched:
         )
         self._supervisor.start()
         if job.external_hosts:
-            self._offer = rendezvous.Offer(
-                job.listen, self.keys, lambda: self._agent_config(len(self._joined))
-            )
+            listen = job.listen or f"{host}:0"
+            self._offer = rendezvous.Offer(listen, self.keys, lambda: self._agent_config(len(self._joined)))
+            if job.on:
+                self._hosts = hosts.begin(job, self._offer.address, self.keys, self.folder, self.site.output)
+                return
             self._note(f"hosts join by `windtunnel host {self._offer.address}`, with the secret in {own}")
             return
         # hosts that were never started, or were on order when the launcher before died
@@ -283,7 +298,9 @@ class Launched:
     def _address(self) -> str:
         if self.network is not None:
             return self.network.address
-        return rendezvous.split(self.job.listen, "--listen")[0] if self.job.listen else "127.0.0.1"
+        if self.job.listen:
+            return rendezvous.split(self.job.listen, "--listen")[0]
+        return own_address() if self.job.on else "127.0.0.1"
 
     def _agent_config(self, number: int) -> AgentConfig:
         assert self._supervisor is not None
@@ -324,6 +341,9 @@ class Launched:
         while self._due and self._due[0] <= now and not self.job.external_hosts:
             self._due.pop(0)
             self._start_host()
+        failure = self._hosts.tend() if self._hosts is not None else None
+        if failure is not None:
+            self.outcome = Outcome(1, failure, {})
         if self.site.forkserver.tend():
             self._note("the fork server was gone; another one was started")
             for place in self.places().values():  # a worker that it had not started yet has no process
@@ -384,6 +404,8 @@ class Launched:
             supervisor.stop("ended by the launcher")  # it tells the agents, and waits until they go
         if supervisor is not None:
             supervisor.wait(PATIENCE)
+        if self._hosts is not None:
+            self._hosts.leave() if self._leaves else self._hosts.close()
         if self._leaves:
             self.site.leave()
         else:

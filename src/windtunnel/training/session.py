@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.base import atomic, keys, tls
 from windtunnel.base.errors import LessError, ScriptError, UserError
 from windtunnel.base.tls import Certificates
+from windtunnel.linux.hosts import KUBERNETES, SLURM, in_allocation
 from windtunnel.linux.system import adopt_orphans
 from windtunnel.store import eventlog
 from windtunnel.store.objects import open_files
-from windtunnel.training import cleanup
+from windtunnel.training import hosts
 from windtunnel.training.elastic import report
 from windtunnel.training.elastic.events import in_short
-from windtunnel.training.elastic.live import rendezvous
 from windtunnel.training.elastic.spec import JobSpec
-from windtunnel.training.launch import Launched, resume
+from windtunnel.training.launch import Launched, Preempted, resume
 
 if TYPE_CHECKING:
     from windtunnel.store.runs import Run
@@ -36,6 +36,7 @@ SUMMARY = "summary.json"
 def train_and_store(job: JobSpec, out: Path | None, *, as_json: bool = False) -> dict[str, Any]:
     """Run ``job``, keep the run in the store (or in ``out`` alone), print its end: the summary.
 
+    Outside of an allocation a job on Slurm is queued, and one on Kubernetes is printed as manifests.
     ``as_json``: the summary, of a job that failed as well, is all that stdout gets; the ranks print to
     stderr.
 
@@ -46,6 +47,9 @@ def train_and_store(job: JobSpec, out: Path | None, *, as_json: bool = False) ->
     job.check()
     if job.persist:
         job = replace(job, persist=own_storage(job.persist))
+    if job.on == KUBERNETES:
+        return _print_manifest(job, as_json)
+    queued = job.on == SLURM and not in_allocation()
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -53,10 +57,15 @@ def train_and_store(job: JobSpec, out: Path | None, *, as_json: bool = False) ->
             raise UserError(f"--out {out}: the folder cannot be made ({error.strerror})") from error
         if (out / eventlog.NAME).exists():
             raise UserError(f"--out {out}: there is a run in it already; give a new folder")
+        if queued:
+            return _queue(job, out, str(out.absolute()), as_json)
         return _launch(partial(Launched, job), out, str(out), as_json)
     from windtunnel.store.runs import Store
 
     run = Store.open().begin(CAPABILITY, job.plain())
+    if queued:
+        with run.failing():
+            return _queue(job, run.directory, run.id, as_json)
     return _stored(run, partial(Launched, job), as_json, mine=True)
 
 
@@ -78,7 +87,7 @@ def resume_and_store(
 
     changes = {**changes, "tls": tls.given(*certificates) or None}
     begin = partial(resume, **{key: value for key, value in changes.items() if value is not None})
-    if (Path(name) / eventlog.NAME).is_file():
+    if any((Path(name) / file).is_file() for file in (eventlog.NAME, hosts.JOB)):
         return _launch(begin, Path(name).absolute(), name, as_json)
     store = Store.open()
     if name == "last":
@@ -87,6 +96,21 @@ def resume_and_store(
     if run.capability != CAPABILITY:
         raise UserError(f"{run.id}: this run is one of {run.capability}, only those of train can be resumed")
     return _stored(run, begin, as_json, mine=False)
+
+
+def _queue(job: JobSpec, folder: Path, name: str, as_json: bool) -> dict[str, Any]:
+    queued = hosts.queue(job, folder, name)
+    told = f"Slurm     job {queued['slurm_job']}\nRun       {name}\nOutput    {folder / 'slurm.log'}"
+    print(json.dumps(queued) if as_json else told)
+    return queued
+
+
+def _print_manifest(job: JobSpec, as_json: bool) -> dict[str, Any]:
+    import yaml
+
+    manifest = hosts.manifest(job)
+    print(json.dumps(manifest) if as_json else yaml.safe_dump(manifest, sort_keys=False), flush=True)
+    return manifest
 
 
 Begin = Callable[[Path, Callable[[dict[str, Any]], None], int | None], Launched]
@@ -106,7 +130,7 @@ def _stored(run: Run, begin: Begin, as_json: bool, *, mine: bool) -> dict[str, A
     try:
         summary = _launch(taken, run.directory, run.id, as_json)
     except BaseException as error:
-        if mine:
+        if mine and not isinstance(error, Preempted):
             told = isinstance(error, UserError | ScriptError | LessError)
             run.fail(str(error) if told else f"{type(error).__name__}: {error}")
         raise
@@ -126,7 +150,12 @@ def _launch(begin: Begin, folder: Path, name: str, as_json: bool) -> dict[str, A
 
     adopt_orphans()
     # stdout is for the one object of JSON alone
-    with _terminable(), begin(folder, narrate, 2 if as_json else None) as launched:
+    own = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    with (
+        own,
+        _terminable(by_engine=(folder / hosts.JOB).is_file()),
+        begin(folder, narrate, 2 if as_json else None) as launched,
+    ):
         wait = f"hosts and trainers wait {launched.job.orphan_after:g} s"
         _say(f"if this launcher dies, {wait} for `windtunnel train --resume {name}`")
         outcome = launched.wait()
@@ -172,8 +201,9 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this launcher as Ctrl-C does; a second one does not disturb the cleaning up."""
+def _terminable(*, by_engine: bool) -> Iterator[None]:
+    """SIGTERM and SIGHUP end this launcher as Ctrl-C does; a second one does not disturb the cleaning up.
+    ``by_engine``: an engine runs this launcher, and may do so again after its SIGTERM."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
         numbers.append(signal.SIGHUP)
@@ -181,6 +211,9 @@ def _terminable() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         for other in numbers:
             signal.signal(other, signal.SIG_IGN)
+        if by_engine and number == signal.SIGTERM:
+            os.write(2, b"windtunnel: stopped by SIGTERM; the run is left to the next launcher\n")
+            raise Preempted
         os.write(2, b"windtunnel: interrupted; every process of the run is ended\n")
         raise KeyboardInterrupt
 
@@ -206,8 +239,6 @@ def lend(
         UserError: there is no secret, or another than the job's, or no certificate that it takes; nobody
             listens there; the script is not on this host.
     """
-    from windtunnel.training.host import serve
-
     secret = keys.Keys.given(secret_file)
     if secret is None:
         raise UserError(
@@ -216,24 +247,9 @@ def lend(
         )
     os.environ.pop(keys.VARIABLE, None)  # the trainers have no use for it
     files = tls.given(*certificates)
-    if files:
-        certificate = Certificates.load(files)
-        certificate.verify()
-        secret = replace(secret, tls=certificate)
-    config = rendezvous.ask(launcher, secret, address, domain)
-    if not Path(config.job.script).is_file():
-        raise UserError(f"{config.job.script}: no such file on this host; the job at {launcher} needs it")
-    Path(config.run).mkdir(parents=True, exist_ok=True)
-    cleanup.sweep()
-    memory = cleanup.claim(f"{Path(config.memory_root).name}-{os.getpid()}")
-    name = f"host-{os.uname().nodename}-{os.getpid()}"
-    os.write(2, f"windtunnel this host is lent to the job at {launcher} until that ends\n".encode())
-    try:
-        secret.write(memory / keys.NAME)
-        own = str(memory / keys.NAME)
-        return serve(replace(config, name=name, memory_root=str(memory), secret=own, tls=files))
-    finally:
-        shutil.rmtree(memory, ignore_errors=True)
+    return hosts.lend(
+        launcher, replace(secret, tls=Certificates.load(files) if files else None), address, domain
+    )
 
 
 def own_storage(url: str) -> str:

@@ -77,6 +77,7 @@ class Site:
         self.folder = folder
         # the caller may close its own, whose number would then be another file's or connection's
         self._output = None if output is None else os.fdopen(os.dup(output), "wb", buffering=0)
+        self.output = None if self._output is None else self._output.fileno()
         self.hosts: list[EmulatedHost] = []
         self.network: network.Network | None = None
         self._agents = folder / "agents"

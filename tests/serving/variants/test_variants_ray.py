@@ -21,15 +21,15 @@ from windtunnel.serving.variants.live.service import Service
 pytestmark = pytest.mark.conformance
 
 
-ray = pytest.importorskip("ray", reason="needs ray (extra control)")
+ray = pytest.importorskip("ray", reason="needs ray (extra ray)")
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with pytest.raises(UserError, match=r"`ray` '127\.0\.0\.1:1': no cluster answers there"):
-        Cluster("127.0.0.1:1")
+    with pytest.raises(UserError, match="no Ray cluster answers there"):
+        Cluster("ray://127.0.0.1:1")
     ray.init(num_cpus=4, include_dashboard=False)
-    yield Cluster("auto")
+    yield Cluster("ray")
     ray.shutdown()
 
 

@@ -6,18 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.waiting import until
-from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import simulate
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Script
+from windtunnel.training.emulate.run import no_fabrics
 from windtunnel.training.emulate.sweep import load_sweep, run_sweep
+from windtunnel.training.emulate.sweep.execute import emulate_on_ray
 
 pytestmark = pytest.mark.conformance
 
@@ -95,22 +97,9 @@ def test_killed_and_resumed_it_gives_the_same_table(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_on_ray_as_here(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs ray (extra ray)")
     sweep = load_sweep(spec(tmp_path, "64,3"))
-    _, remote = run_sweep(sweep, ray="local", pictures=False)
+    _, remote = run_sweep(sweep, elsewhere=partial(emulate_on_ray, "ray", False, no_fabrics))
     _, here = run_sweep(sweep, resume=False, pictures=False)
     assert emulated(remote) == emulated(here)
     assert [row["status"] for row in here] == ["done", "failed"]
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nonsense://x"])
-def test_no_cluster_at_the_address(tmp_path: Path, address: str) -> None:
-    pytest.importorskip("ray")
-    with pytest.raises(UserError, match="no Ray cluster answers there"):
-        run_sweep(load_sweep(spec(tmp_path, "64")), ray=address)
-
-
-def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"pip install 'windtunnel\[ray\]'"):
-        run_sweep(load_sweep(spec(tmp_path, "64")), ray="auto")

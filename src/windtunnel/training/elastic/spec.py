@@ -14,6 +14,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.options import option, options
 from windtunnel.base.plain import from_plain
 from windtunnel.base.tls import Certificates
+from windtunnel.linux.hosts import ENGINES, KUBERNETES, is_engine
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.checkpoint.settings import Settings as Checkpoints
 from windtunnel.training.elastic.deadlines import Who, read, seconds
@@ -45,16 +46,18 @@ class JobSpec:
 
     ``domains``: the failure domain of each host, or the text of the option. ``rate``: bytes/s. ``preload``:
     modules; a text adds to the usual ones. ``deadlines``: seconds by name (`deadlines.WAITS`), or the file.
-    ``listen``: where hosts that are not ours ask for the job; then none are emulated. ``order``: whether
-    hosts can be had for lost ones. ``frozen_after``: seconds until a worker that is stopped is given up, the
-    lease unless given. ``secret_file``: with the secret that the job's processes share; None: that of the
-    environment (`base.keys`), or a new one. ``tls``: the files of the certificates with which connections are
-    encrypted (`tls.OPTIONS`).
+    ``listen``: where hosts that are not ours ask for the job; then none are emulated, nor with ``on``.
+    ``order``: whether hosts can be had for lost ones. ``frozen_after``: seconds until a worker that is
+    stopped is given up, the lease unless given. ``secret_file``: with the secret that the job's processes
+    share; None: that of the environment (`base.keys`), or a new one. ``tls``: the files of the certificates
+    with which connections are encrypted (`tls.OPTIONS`).
     """
 
     script: Path = Path()
     arguments: tuple[str, ...] = ()
     hosts: int = option(1, "Hosts, emulated on this computer.", least=1, flags=("--hosts", "--nodes"))
+    on: str = option("", f"Hosts of an engine instead: {ENGINES}.", metavar="ENGINE")
+    image: str = option("", "With --on kubernetes: the image of the containers.", metavar="IMAGE")
     per_host: int = option(1, "Ranks on each host.", least=1)
     spares: int = option(0, "Further hosts that wait for a loss.", least=0)
     on_loss: str = option(
@@ -129,7 +132,7 @@ class JobSpec:
         held: dict[str, Any] = {"script": Path(self.script).absolute(), "arguments": tuple(self.arguments)}
         held["secret_file"] = self.secret_file and Path(self.secret_file).absolute()
         held |= {"faults": tuple(self.faults or ()), "frozen_after": self.frozen_after or self.lease}
-        held["external_hosts"] = self.external_hosts or bool(self.listen)
+        held["external_hosts"] = self.external_hosts or bool(self.listen or self.on)
         if isinstance(self.domains, str):
             held["domains"] = read_domains(self.domains)
         if isinstance(self.rate, str):
@@ -214,8 +217,9 @@ class JobSpec:
         self._check_times()
         self._check_checkpoints()
         self._check_faults()
-        if self.external_hosts and not self.listen:
+        if self.external_hosts and not (self.listen or self.on):
             raise UserError("`external_hosts`: give `listen` HOST:PORT, where the hosts find this one")
+        self._check_engine()
         for name in self.preload:
             if find_spec(name.partition(".")[0]) is None:
                 raise UserError(f"`preload` {name}: there is no such module installed")
@@ -223,6 +227,14 @@ class JobSpec:
             Certificates.load(self.tls).verify()
         if self.rate is not None and self.network != "netns":
             raise UserError("`rate`: the loopback has no rate to set; give `network` netns as well")
+
+    def _check_engine(self) -> None:
+        if self.on and not is_engine(self.on):
+            raise UserError(f"`on` {self.on}: accepted are {ENGINES}")
+        if bool(self.image) != (self.on == KUBERNETES):
+            raise UserError(f"`image` {self.image or 'is missing'}: it is given with `on` {KUBERNETES} alone")
+        if self.external_hosts and self.network != "loopback":
+            raise UserError(f"`network` {self.network}: emulated hosts alone have one")
 
     def _check_script(self) -> None:
         """What Python itself would refuse is refused once, and not by every rank."""
@@ -254,7 +266,9 @@ class JobSpec:
         if self.domains and len(self.domains) != self.hosts:
             counted = f"{len(self.domains)} domains for {self.hosts} hosts"
             raise UserError(f"`domains` {','.join(self.domains)}: {counted}; give one for each")
-        if self.domains or not self.listen:  # hosts that come by themselves say their domains themselves
+        if (
+            self.domains or not self.external_hosts
+        ):  # hosts that come by themselves say their domains themselves
             told = self.checkpoints
             place(self.hosts, told["copies"], told["placement"], self.domains)
 

@@ -192,7 +192,7 @@ def train(
 
 def demo(
     folder: Path, settings: Settings, *, rows: int = 524_288, seconds: float = 20.0, step: float = 0.0,
-    kill: bool = False, ray: str = "", loaders: int = 0, seed: int = 0,
+    kill: bool = False, on: str = "", loaders: int = 0, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Train on a table of ``rows`` in ``folder`` by a service of its own, for as many epochs as take about
     ``seconds``.
@@ -206,7 +206,7 @@ def demo(
     session = table(folder / "table", rows, seed=seed)
     step = step or step_seconds(session)
     session = replace(session, epochs=max(1, round(seconds / (step * rows / session.batch))))
-    process, address = started(session, folder / "ingest", settings, ray=ray)
+    process, address = started(session, folder / "ingest", settings, on=on)
     training, killed, used = Training(np.zeros(rows, np.int64)), list[str](), time.process_time()
     wrong = 0
     keys = Keys.read(folder / "ingest" / SECRET)

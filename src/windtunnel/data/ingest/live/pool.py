@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -11,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
+from windtunnel.base.tls import Certificates
+from windtunnel.linux.hosts import Actor, Call, RayCluster, host_of_actor
 
 MODULE = "windtunnel.data.ingest.live.worker"
 
@@ -74,58 +74,40 @@ class Local:
 
 
 class OnRay:
-    """Actors of the Ray cluster at ``address`` (auto: the one of this host). They go with the master.
+    """Actors of a Ray cluster (`RayCluster`). They go with the master.
 
     Raises:
         UserError: Ray is not installed, or there is no such cluster.
     """
 
-    def __init__(self, address: str, secret: Path, keys: Keys) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise UserError(
-                f"`ray` {address}: Ray is not installed; pip install 'windtunnel[ray]' has it"
-            ) from None
-        try:
-            ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"`ray` {address}: no cluster answers there: {str(error).splitlines()[0]}"
-            ) from None
-        self._ray, self._secret, self._tls = ray, secret.read_bytes(), keys.files
-        self._actors: dict[str, tuple[Any, Any]] = {}
+    def __init__(self, on: str, secret: Path, keys: Keys) -> None:
+        self._cluster, self._secret, self._tls = RayCluster(on), secret.read_bytes(), keys.files
+        self._running: dict[str, tuple[Actor, Call]] = {}
 
     def start(self, name: str, master: str) -> None:
-        made = self._ray.remote(num_cpus=1)(_Actor).remote()
-        self._actors[name] = (made, made.run.remote(name, master, self._secret, self._tls))
+        actor = self._cluster.actor(_Actor, cpus=1)
+        self._running[name] = actor, actor.call("run", name, master, self._secret, self._tls)
 
     def ended(self, name: str) -> str | None:
-        if name not in self._actors or not self._ray.wait([self._actors[name][1]], timeout=0)[0]:
+        if name not in self._running or not self._running[name][1].done:
             return None
-        _, running = self._actors.pop(name)
+        _, call = self._running.pop(name)
         try:
-            return str(self._ray.get(running))
-        except self._ray.exceptions.RayError as error:
-            return str(error).strip().splitlines()[-1]
+            return str(call.result())
+        except Exception as error:  # of the worker, or of Ray
+            return str(error)
 
     def kill(self, name: str) -> None:
-        if name in self._actors:
-            actor, _ = self._actors.pop(name)
-            with contextlib.suppress(Exception):
-                self._ray.kill(actor)
+        if name in self._running:
+            self._running.pop(name)[0].kill()
 
 
 class _Actor:
     """A worker as an actor: it serves at its host's address in the cluster."""
 
     def run(self, name: str, master: str, secret: bytes, tls: tuple[str, ...]) -> str:
-        import ray
-
-        from windtunnel.base.keys import Keys
-        from windtunnel.base.tls import Certificates
         from windtunnel.data.ingest.live.worker import Worker
 
         keys = Keys(secret.strip(), Certificates.load(tls) if tls else None)
-        Worker(name, master, keys, ray.util.get_node_ip_address()).run()
+        Worker(name, master, keys, host_of_actor()[0]).run()
         return "let go"

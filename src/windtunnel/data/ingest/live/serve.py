@@ -36,10 +36,11 @@ ADDRESS = "address"
 
 def serve(
     session: Session, folder: Path, settings: Settings, *, secret: Path | None = None,
-    tls: tuple[str, ...] = (), ray: str = "", owner: str = "", ready: Callable[[str], None] = lambda _: None,
+    tls: tuple[str, ...] = (), on: str = "", owner: str = "", ready: Callable[[str], None] = lambda _: None,
 ) -> None:  # fmt: skip
     """Be the master until SIGTERM or SIGINT. ``secret``: a file, default the folder's own, made where there
-    is none. ``owner``: a process with which master and workers end. ``ready`` is told the address.
+    is none. ``on``: a Ray cluster for the workers. ``owner``: a process with which master and workers end.
+    ``ready`` gets the address.
 
     Raises:
         UserError, HostError: as `Master`; strangers could come, or workers on Ray could not.
@@ -58,7 +59,7 @@ def serve(
     keys = replace(keys, tls=Certificates.load(tls) if tls else None)
     pool: Pool | None = None
     if settings.workers != 0:
-        pool = OnRay(ray, folder / SECRET, keys) if ray else Local(folder / SECRET, keys, owner)
+        pool = OnRay(on, folder / SECRET, keys) if on else Local(folder / SECRET, keys, owner)
     kept = folder / ADDRESS
     if settings.port == 0 and kept.exists():
         settings = replace(settings, port=int(kept.read_text().rpartition(":")[2]))
@@ -73,7 +74,7 @@ def serve(
 
 
 def started(
-    session: Session, folder: Path, settings: Settings, *, ray: str = ""
+    session: Session, folder: Path, settings: Settings, *, on: str = ""
 ) -> tuple[subprocess.Popen[bytes], str]:
     """A master in a process of its own, which ends with this one, and its address.
 
@@ -81,7 +82,7 @@ def started(
         UserError: it did not start; the message is its own.
     """
     given = {
-        "session": to_plain(session), "folder": str(folder), "settings": to_plain(settings), "ray": ray,
+        "session": to_plain(session), "folder": str(folder), "settings": to_plain(settings), "on": on,
         "owner": str(Identity.own()),
     }  # fmt: skip
     read, write = os.pipe()
@@ -110,7 +111,7 @@ def main() -> None:
     try:
         serve(
             from_plain(Session, given["session"]), Path(given["folder"]),
-            from_plain(Settings, given["settings"]), ray=given["ray"], owner=given["owner"],
+            from_plain(Settings, given["settings"]), on=given["on"], owner=given["owner"],
             ready=lambda address: print(address, flush=True),
         )  # fmt: skip
     except WindtunnelError as error:

@@ -8,7 +8,6 @@ the cluster need windtunnel with its extra ``serve`` installed, not the files: t
 
 from __future__ import annotations
 
-import socket
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from windtunnel.base.errors import UserError
+from windtunnel.linux.hosts import Actor, RayCluster
 from windtunnel.serving.variants.live import replica
 from windtunnel.serving.variants.live.replica import Died, Failed
 from windtunnel.serving.variants.live.tensors import Arrays
@@ -42,9 +41,8 @@ class Held:
 class Remote:
     """An actor, from this side; as `replica.Replica`."""
 
-    def __init__(self, ray: Any, files: Any, threads: int) -> None:
-        self._ray = ray
-        self._actor = ray.remote(num_cpus=threads, max_restarts=0)(Held).remote(files, threads)
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
 
     def loaded(self) -> None:
         """Wait until it can answer.
@@ -52,7 +50,7 @@ class Remote:
         Raises:
             Died: it cannot.
         """
-        self._got(self._actor.ready.remote(), replica.LOADS)
+        self._result("ready", timeout=replica.LOADS)
 
     def ask(self, inputs: Arrays) -> tuple[list[NDArray[Any]], float]:
         """The outputs, and the seconds that they took there.
@@ -61,56 +59,41 @@ class Remote:
             Died: the actor went, or has not answered for `replica.PATIENCE` seconds.
             Failed: the inputs were refused.
         """
-        made, seconds = self._got(self._actor.ask.remote(dict(inputs)), replica.PATIENCE)
-        if isinstance(made, str):
-            raise Failed(made)
-        return made, seconds
+        outputs, seconds = self._result("ask", dict(inputs), timeout=replica.PATIENCE)
+        if isinstance(outputs, str):
+            raise Failed(outputs)
+        return outputs, seconds
 
-    def _got(self, asked: Any, seconds: float) -> Any:
+    def _result(self, method: str, *arguments: Any, timeout: float) -> Any:
         try:
-            return self._ray.get(asked, timeout=seconds)
-        except self._ray.exceptions.RayError as fault:
-            raise Died(str(fault).partition("\n")[0]) from fault
+            return self._actor.call(method, *arguments).result(timeout)
+        except Exception as error:  # of the file that is loaded there, or of Ray
+            raise Died(str(error)) from error
 
     def end(self) -> None:
-        self._ray.kill(self._actor)
+        self._actor.kill()
 
 
 class Cluster:
-    """What is at ``address`` (``auto``: the cluster that this host is in). ``cores`` and `free`: of all its
-    hosts together.
+    """A Ray cluster (`RayCluster`). ``cores`` and `free`: of all its hosts together.
 
     Raises:
         UserError: Ray is not installed here, or nobody answers there.
     """
 
-    def __init__(self, address: str) -> None:
-        try:
-            import ray
-        except ImportError as fault:
-            raise UserError("variants serve: `ray` needs ray; use pip install windtunnel[ray]") from fault
-        try:
-            if ":" in address:  # Ray itself would wait for minutes
-                name, _, port = address.removeprefix("ray://").rpartition(":")
-                socket.create_connection((name, int(port)), timeout=5).close()
-            ray.init(address, ignore_reinit_error=True, log_to_driver=False, configure_logging=False)
-        except Exception as fault:  # Ray's own are no family of exceptions
-            words = str(fault).partition("\n")[0]
-            raise UserError(
-                f"variants serve: `ray` {address!r}: no cluster answers there: {words}"
-            ) from fault
-        self._ray = ray
+    def __init__(self, on: str) -> None:
+        self._ray = RayCluster(on)
         self._files = lru_cache(maxsize=None)(self._sent)
-        self.cores = int(ray.cluster_resources().get("CPU", 0))
+        self.cores = self._ray.cores
 
     def free(self) -> int:
         """Bytes that no actor has asked for."""
-        return int(self._ray.available_resources().get("memory", 0))
+        return self._ray.free
 
     def _sent(self, file: Path) -> Any:
         files = [file, *file.parent.glob(f"{file.stem}.data")]
-        return self._ray.put([(file.name, file.read_bytes()) for file in files])
+        return self._ray.shared([(file.name, file.read_bytes()) for file in files])
 
     def replica(self, file: Path, threads: int) -> Remote:
         """One more, which loads from now on."""
-        return Remote(self._ray, self._files(file), threads)
+        return Remote(self._ray.actor(Held, self._files(file), threads, cpus=threads))

@@ -23,7 +23,7 @@ from windtunnel.store.runs import Store
 
 
 def serve(
-    home: Path, host: str, port: int, rpc: int | None, policy: str, ray: str = "",
+    home: Path, host: str, port: int, rpc: int | None, policy: str, on: str = "",
     ready: Callable[[str, str, str], None] = lambda run, http, rpc: None,
 ) -> None:  # fmt: skip
     """All that is registered in ``home``, until SIGTERM or SIGINT. ``rpc``: the port of gRPC, 0 for any free
@@ -35,9 +35,9 @@ def serve(
     entries = registered(home)
     if not entries:
         raise UserError(f"variants serve: nothing is registered in {home}; use windtunnel variants add")
-    cluster = Cluster(ray) if ray else None
+    cluster = Cluster(on) if on else None
     sock = listen("variants serve", host, port)
-    settings = {"command": "variants serve", "home": str(home), "policy": policy, "ray": ray}
+    settings = {"command": "variants serve", "home": str(home), "policy": policy, "on": on}
     run = Store.open().begin("serving.variants", settings, 0)
     with sock, run.failing(), closing(EventLog(run.directory / NAME)) as log:
         service = Service(entries, policy=policy, log=log, cluster=cluster)

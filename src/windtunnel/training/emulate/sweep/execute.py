@@ -18,10 +18,8 @@ that a kill of this process loses only what was in the air.
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -33,6 +31,7 @@ from typing import Any
 from windtunnel.base import atomic
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.paths import home
+from windtunnel.linux.hosts import Lost, RayCluster
 from windtunnel.training.emulate.emulation import Capturing, Progress, capture, no_progress
 from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.run import Fabrics, emulate, no_fabrics
@@ -47,17 +46,17 @@ CAPTURE_JOBS = 2
 
 
 def run_sweep(
-    sweep: Sweep, *, jobs: int = 1, ray: str | None = None, resume: bool = True, pictures: bool = True,
+    sweep: Sweep, *, jobs: int = 1, resume: bool = True, pictures: bool = True,
     progress: Progress = no_progress, fabrics: Fabrics = no_fabrics, elsewhere: Elsewhere | None = None,
 ) -> tuple[Path, list[Row]]:  # fmt: skip
     """Emulate all points of ``sweep`` that are not done; returns its folder and the outcomes in order.
 
-    ``jobs``: processes, each with one group of points. ``ray``: the address of a Ray cluster to use instead.
-    ``resume``: keep what an earlier call has done. ``pictures``: write the report of each run. ``fabrics``:
-    as in `emulate`, a function that other processes can import. ``elsewhere``: emulates the points instead.
+    ``jobs``: processes, each with one group of points. ``resume``: keep what an earlier call has done.
+    ``pictures``: write the report of each run. ``fabrics``: as in `emulate`, a function that other processes
+    can import. ``elsewhere``: emulates the points instead.
 
     Raises:
-        UserError: Ray is not installed or not at that address, or the home folder cannot be written.
+        UserError: the home folder cannot be written.
         ScriptError: a process ended unexpectedly; the points that ended before are kept.
     """
     folder = sweep_folder(home(), sweep.id)
@@ -70,8 +69,6 @@ def run_sweep(
         for row in elsewhere([point for group in todo for point in group], tell.within):
             write_row(folder, row)
             tell.count()
-    elif ray is not None:
-        emulate_on_ray(ray, todo, folder, CAPTURE_JOBS, pictures, tell.count, fabrics)
     elif jobs == 1 or len(todo) < 2:
         for group in todo:
             for row in emulate_group(group, CAPTURE_JOBS, pictures, tell.within, fabrics):
@@ -260,62 +257,40 @@ def forget_rows(folder: Path) -> None:
 
 
 def emulate_on_ray(
-    address: str, todo: list[list[Point]], folder: Path, capture_jobs: int, pictures: bool,
-    count: Callable[[], None], fabrics: Fabrics = no_fabrics,
-) -> None:  # fmt: skip
-    """Emulate ``todo`` on the Ray cluster at ``address`` (``local``: one of this machine alone).
+    on: str, pictures: bool, fabrics: Fabrics, points: Sequence[Point], progress: Progress
+) -> Iterator[Row]:
+    """Emulate ``points`` on a Ray cluster, as `Elsewhere` does. ``on``: see `RayCluster`.
 
     Raises:
-        UserError: Ray is not installed, or there is no Ray cluster at ``address``.
+        UserError: Ray is not installed, or there is no such cluster.
         ScriptError: Ray lost a process; the points that ended before are kept.
     """
-    try:
-        import ray
-    except ImportError:
-        raise UserError(
-            f"`ray` is {address!r}, but Ray is not installed, get it by: pip install 'windtunnel[ray]'"
-        ) from None
-    shared = {
-        name: os.environ[name] for name in ("WINDTUNNEL_HOME", "WINDTUNNEL_STORE") if name in os.environ
-    }
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here reports to nobody
-    try:
-        _knock(address)
-        ray.init(
-            address=address,
-            runtime_env={"env_vars": shared},
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(
-            f"`ray` is {address!r}, but no Ray cluster answers there ({reason}), accepted is HOST:PORT, "
-            "ray://HOST:PORT, auto or local"
-        ) from None
-    try:
-        # Each outcome is sent as it is yielded, not when the group has ended.
-        remote = ray.remote(num_cpus=1, max_retries=0)(emulate_group).options(num_returns="streaming")
-        waiting: list[Any] = [remote.remote(group, capture_jobs, pictures, fabrics=fabrics) for group in todo]
-        while waiting:
-            ready: list[Any] = ray.wait(waiting, num_returns=1)[0]
+    with RayCluster(on) as cluster:
+        progress("on Ray", 0.0)
+        actors = [
+            cluster.actor(_Group, group, CAPTURE_JOBS, pictures, fabrics, cpus=1) for group in groups(points)
+        ]
+        running = {actor.call("next"): actor for actor in actors}
+        while running:
+            call = cluster.first(running)
+            actor = running.pop(call)
             try:
-                row: Any = ray.get(next(ready[0]))
-                write_row(folder, row)
-                count()
-            except StopIteration:
-                waiting.remove(ready[0])
-    except ray.exceptions.RayError as error:
-        reason = str(error).strip().rpartition("\n")[2]
-        raise ScriptError(
-            f"Ray lost a process of the sweep ({reason}); run the same command again to go on"
-        ) from None
-    finally:
-        ray.shutdown()
+                row: Row | None = call.result()
+            except Lost as error:
+                raise ScriptError(f"{error}; run the same command again to go on with the sweep") from None
+            if row is None:
+                actor.kill()
+            else:
+                running[actor.call("next")] = actor
+                yield row
 
 
-def _knock(address: str) -> None:
-    """Raises OSError when nobody answers: Ray itself would go on trying for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=5.0).close()
+class _Group:
+    """What an actor does: the points of a group, whose outcomes are had one by one."""
+
+    def __init__(self, *arguments: Any) -> None:
+        points, capture_jobs, pictures, fabrics = arguments
+        self._rows = emulate_group(points, capture_jobs, pictures, fabrics=fabrics)
+
+    def next(self) -> Row | None:
+        return next(self._rows, None)

@@ -1,0 +1,247 @@
+"""Hosts of a job that are not emulated: lent by hand, or by an engine that places and restarts them.
+
+Each runs `lend`: it asks the launcher for the job, is the agent of one host until the job ends, and leaves
+nothing behind. By hand that is ``windtunnel host HOST:PORT``. On Ray an actor a host calls it, on Slurm a
+task, on Kubernetes a pod (`linux.hosts`); where one is killed the engine runs it again, and it comes back as
+a new host, of which the policy says what becomes.
+
+Ray's actors outlive a launcher that dies: the next one (`resume`) finds them by their names. Slurm and
+Kubernetes start the launcher itself again, with ``--resume``, of a job that `queue` or `manifest` described.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from windtunnel.base import atomic, keys
+from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.base.keys import Keys
+from windtunnel.base.tls import OPTIONS, Certificates
+from windtunnel.linux import hosts
+from windtunnel.linux.hosts import Actor, Call, Lost, RayCluster
+from windtunnel.store import eventlog
+from windtunnel.training import cleanup
+from windtunnel.training.elastic.live import rendezvous
+from windtunnel.training.elastic.spec import JobSpec
+
+JOB = "job.json"
+"""In the folder of a run that was described and has not begun: its `JobSpec`."""
+PORT = 29400
+FOLDER = "/run/windtunnel"
+NAME = "windtunnel"
+BETWEEN = 0.2  # seconds between looks at Ray's actors
+PATIENCE = 10.0
+COMMAND = (sys.executable, "-c", "from windtunnel.cli.main import main; main()")
+
+
+def lend(launcher: str, secret: Keys, address: str = "", domain: str = "") -> int:
+    """Be a host of the job that the ``launcher`` has begun: the exit status. ``secret``: of the job, with the
+    certificates of this host. ``address``: of this host for its peers, that of the connection unless given.
+
+    Raises:
+        UserError: another secret than the job's, or no certificate that it takes; nobody listens there; the
+            script is not on this host.
+    """
+    from windtunnel.training.host import serve
+
+    if secret.tls:
+        secret.tls.verify()
+    config = rendezvous.ask(launcher, secret, address, domain)
+    if not Path(config.job.script).is_file():
+        raise UserError(f"{config.job.script}: no such file on this host; the job at {launcher} needs it")
+    Path(config.run).mkdir(parents=True, exist_ok=True)
+    cleanup.sweep()
+    memory = cleanup.claim(f"{Path(config.memory_root).name}-{os.getpid()}")
+    name = f"host-{os.uname().nodename}-{os.getpid()}"
+    os.write(2, f"windtunnel this host is lent to the job at {launcher} until that ends\n".encode())
+    try:
+        secret.write(memory / keys.NAME)
+        own = str(memory / keys.NAME)
+        return serve(replace(config, name=name, memory_root=str(memory), secret=own, tls=secret.files))
+    finally:
+        shutil.rmtree(memory, ignore_errors=True)
+
+
+class Hosts(Protocol):
+    """The hosts that an engine gives a job that runs."""
+
+    def tend(self) -> str | None:
+        """Why there will be no hosts; None while there may be."""
+
+    def leave(self) -> None:
+        """Leave them to the next launcher, where they can be."""
+
+    def close(self) -> None:
+        """End them."""
+
+
+def begin(job: JobSpec, launcher: str, secret: Keys, folder: Path, output: int | None) -> Hosts:
+    """Have the engine ``job.on`` run all hosts of the job, spares too. ``launcher``: where they ask for it.
+
+    Raises:
+        UserError: there is no such engine here.
+    """
+    if hosts.is_ray(job.on):
+        return RayHosts(job, launcher, secret, folder)
+    return SlurmHosts(job, launcher, folder, output)
+
+
+class LentHost:
+    """What an actor of Ray is. It runs on the actor's main thread, as `serve` demands."""
+
+    def lend(self, launcher: str, secret: bytes, tls: tuple[str, ...]) -> int:
+        """Be a host of the job; what is on the same host of Ray fails together with it."""
+        known = Keys(secret, Certificates.load(tls) if tls else None)
+        address, domain = hosts.host_of_actor()
+        status = lend(launcher, known, address, domain)
+        if status != 0:  # as an orphan, whom nobody would end
+            hosts.exit_actor()
+        return status
+
+
+class RayHosts:
+    """Actors of a Ray cluster, one a host. The run in ``folder`` has a namespace in which they are named."""
+
+    def __init__(self, job: JobSpec, launcher: str, secret: Keys, folder: Path) -> None:
+        began = eventlog.read(folder / eventlog.NAME)[0]["t"]
+        self._cluster = RayCluster(job.on, namespace=f"windtunnel-{folder.name}-{began}", output=True)
+        self._gpus = job.per_host if self._cluster.gpus else None
+        self._arguments = launcher, secret.secret, job.tls
+        count = job.hosts + job.spares
+        self._places = self._cluster.places(count, self._gpus)
+        self._running = [self._run(number) for number in range(count)]
+        self._next = 0.0
+
+    def _run(self, number: int) -> tuple[Actor, Call]:
+        name, place = f"host-{number}", self._places[number]
+        actor = self._cluster.actor(LentHost, gpus=self._gpus, restarts=True, name=name, place=place)
+        return actor, actor.call("lend", *self._arguments)
+
+    def tend(self) -> str | None:
+        """A host that was killed, or that the supervisor sent away, comes again."""
+        if time.monotonic() < self._next:
+            return None
+        self._next = time.monotonic() + BETWEEN
+        for number, (_, call) in enumerate(self._running):
+            if call.done:
+                try:
+                    call.result()
+                except Lost:
+                    pass
+                except WindtunnelError as error:
+                    return str(error)
+                self._running[number] = self._run(number)
+        return None
+
+    def leave(self) -> None:
+        self._cluster.close()
+
+    def close(self) -> None:
+        last = time.monotonic() + PATIENCE
+        for actor, call in self._running:
+            with contextlib.suppress(WindtunnelError):
+                call.result(max(0.0, last - time.monotonic()))
+            actor.kill()
+        self._cluster.release()
+        self._cluster.close()
+
+
+class SlurmHosts:
+    """Tasks of a Slurm allocation, one a host, by `hosts.srun`."""
+
+    def __init__(self, job: JobSpec, launcher: str, folder: Path, output: int | None) -> None:
+        words = [
+            *COMMAND,
+            "host",
+            launcher,
+            "--secret-file",
+            str(folder / keys.NAME),
+            *_certificates(job.tls),
+        ]
+        command = hosts.srun(job.hosts + job.spares, words)
+        try:
+            self._srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        except FileNotFoundError:
+            raise UserError(f"`on` {job.on}: there is no srun on this host") from None
+
+    def tend(self) -> str | None:
+        status = self._srun.poll()
+        return None if status is None else f"srun ended with status {status} before the job did"
+
+    def leave(self) -> None:
+        """They end with the job of Slurm."""
+
+    def close(self) -> None:
+        try:
+            self._srun.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._srun.terminate()
+            self._srun.wait()
+
+
+# -- a job whose launcher an engine starts ----------------------------------------------------------------
+
+
+def queue(job: JobSpec, folder: Path, name: str) -> dict[str, str]:
+    """Queue ``job`` as one of Slurm: its number, script and folder, which all hosts share. ``name``: by which
+    the run can be resumed.
+
+    Raises:
+        UserError: there is no Slurm here, or it does not accept the job.
+    """
+    folder = folder.absolute()
+    describe(job, folder)
+    keys.of_run(folder, job.secret_file)
+    script = folder / "slurm.sh"
+    command = [*COMMAND, "train", "--resume", name]
+    atomic.replace(script, hosts.batch_script(NAME, job.hosts + job.spares, folder, command))
+    return {"slurm_job": hosts.submit(script), "script": str(script), "directory": str(folder)}
+
+
+def manifest(job: JobSpec) -> dict[str, Any]:
+    """The JobSet that runs ``job``, with what it needs; the script and its folder are in the image.
+
+    Beside it the cluster has to have a PersistentVolumeClaim and a Secret, both called "windtunnel".
+    """
+    address = f"{hosts.leader_address(NAME)}:{PORT}"
+    there = replace(job, on="", image="", external_hosts=True, listen=address, secret_file=None)
+    return hosts.job_set(
+        NAME,
+        job.image,
+        ["windtunnel", "train", "--resume", FOLDER],
+        job.hosts + job.spares,
+        ["windtunnel", "host", address, *_certificates(job.tls)],
+        files={JOB: json.dumps(there.plain())},
+        folder=FOLDER,
+        secret=(keys.VARIABLE, NAME),
+    )
+
+
+def describe(job: JobSpec, folder: Path) -> None:
+    """Write ``job`` down in ``folder``, for the launcher that begins it (`described`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.replace(folder / JOB, json.dumps(job.plain()))
+
+
+def described(folder: Path) -> JobSpec | None:
+    """The job that was written down in ``folder``; None where there is none.
+
+    Raises:
+        UserError: it is one of another version.
+    """
+    path = folder / JOB
+    return JobSpec.of(json.loads(path.read_text())) if path.is_file() else None
+
+
+def _certificates(files: Sequence[str]) -> list[str]:
+    return [word for pair in zip(OPTIONS, files, strict=False) for word in pair]
