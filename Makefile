@@ -66,14 +66,14 @@ native: $(VENV)/ready
 	$(BIN)/python -m benchmarks.network.sharing.packet
 	$(BIN)/python -m windtunnel.network.hostrate.live.native
 
-# Emulates with CUDA builds of PyTorch too, and writes what comes out to docs/frameworks.md. Pulls some 14 GB, once.
+# Emulates with CUDA builds of PyTorch too, and writes what comes out to docs/benchmarks/frameworks.md. Pulls some 14 GB, once.
 matrix: $(VENV)/ready
 	$(BIN)/python tests/training/emulate/matrix/matrix.py --into $(MATRIX)
 
-# Foreign programs in sandboxes: killed in the middle of their work, restored, forked. The table goes to docs/sandbox-reference.md.
+# Foreign programs in sandboxes: killed in the middle of their work, restored, forked. The table goes to docs/benchmarks/sandbox-programs.md.
 matrix-sandbox: $(VENV)/ready
 	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --packages | xargs apt-get install --quiet --yes --no-install-recommends
-	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --into docs/sandbox-reference.md
+	PYTHONPATH=tests:. $(BIN)/python -m conformance.sandbox.matrix --into docs/benchmarks/sandbox-programs.md
 
 # The versions in constraints.txt, which stand for Python 3.11 and all extras but Flower's, which has its own.
 LOCKED := uv pip compile pyproject.toml --upgrade --python-version 3.11 --no-emit-index-url --no-annotate --no-header --quiet

@@ -1,10 +1,11 @@
-"""The site names what there is, builds without a warning, and fetches nothing when it is read."""
+"""The site is complete and in plain words, builds without a warning, and fetches nothing when it is read."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,95 @@ from typing import Any
 import pytest
 import yaml
 
+from support.pages import GUIDE_LINES, anchors, broken_links, problems
+from windtunnel.capabilities import CAPABILITIES
+
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+LONG = {"adding-a-capability.md"}  # a whole capability, whose code has a limit of its own
+README_LINES = 90
+WRITTEN = sorted(DOCS.rglob("*.md"))
 
 
 @pytest.fixture(scope="module")
 def hooks() -> Any:
-    spec = spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
+    spec = spec_from_file_location("docs_hooks", DOCS / "hooks.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_every_page_is_in_the_navigation(hooks: Any) -> None:
-    named = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text()))
-    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= named
-    assert yaml.safe_load((ROOT / "mkdocs.yml").read_text())["strict"] is True
-    for name in ("README.md", "CONTRIBUTING.md"):
-        links = re.findall(r"\]\(([^)#]+)", hooks.of_root(name))
-        assert {link for link in links if link.endswith(".md")} <= named
+@pytest.fixture(scope="module")
+def pages(hooks: Any) -> Mapping[Path, str]:
+    """The text of every page, generated ones too, by its path."""
+    written = {path: path.read_text() for path in WRITTEN}
+    return written | {DOCS / name: text for name, text in hooks.generated().items()}
+
+
+def named(entry: Any) -> Iterator[str]:
+    """The pages of a part of the navigation."""
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for part in entry.values() if isinstance(entry, dict) else entry:
+            yield from named(part)
+
+
+def test_every_page_is_in_the_navigation_once(pages: Mapping[Path, str]) -> None:
+    settings = (ROOT / "mkdocs.yml").read_text()
+    in_navigation = list(named(yaml.safe_load(settings)["nav"]))
+    assert sorted(in_navigation) == sorted(str(path.relative_to(DOCS)) for path in pages)
+    assert yaml.safe_load(settings)["strict"] is True
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(DOCS)))
+def test_a_page_is_short_and_plain(path: Path) -> None:
+    guide = path.parent == DOCS and path.name not in LONG
+    assert problems(path.read_text(), GUIDE_LINES if guide else None) == []
+
+
+def test_the_readme_is_short_and_plain() -> None:
+    assert problems((ROOT / "README.md").read_text(), README_LINES) == []
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda capability: capability.name)
+def test_a_guide_has_its_parts(capability: Any) -> None:
+    """What to run, what comes out, when it helps, and its limits."""
+    titles = anchors((DOCS / f"{capability.page}.md").read_text())
+    assert titles & {"when-it-helps-and-when-not", "when-it-pays-and-when-not"}
+    assert titles & {"what-comes-out", "how-well-it-does"}
+
+
+def test_links_lead_to_a_page_and_a_heading(pages: Mapping[Path, str]) -> None:
+    broken = {str(path): broken_links(path, pages) for path in pages}
+    assert {path: links for path, links in broken.items() if links} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("Short, and plain.", ""),
+        ("It runs.\n" * 121, "the page has 121 lines, 120 are accepted"),
+        ("a " * 41 + "b.", "a sentence has 42 words, 40 are accepted"),
+        (f"- {'a ' * 30}b;\n- {'a ' * 30}b.", ""),
+        ("The host is told so.", "'told' is a private word"),
+        ("Whoever asks gets it.", "a sentence begins with Whoever"),
+        ("Who decides?", ""),
+        ("`told` is code.\n\n```\ntold\n```\n\n| told |\n", ""),
+        ("The [crew](a.md) grows.", "'crew' is a private word"),
+    ],
+)
+def test_a_bad_page_is_found(text: str, wrong: str) -> None:
+    found = problems(text, 120)
+    assert len(found) == bool(wrong) and all(problem.startswith(wrong) for problem in found)
+
+
+def test_a_broken_link_is_found() -> None:
+    here, other = DOCS / "here.md", DOCS / "other.md"
+    text = "[a](other.md#the-title) [b](other.md#gone) [c](lost.md) [d](#own) [e](https://x.org/#y)\n\n## Own"
+    assert broken_links(here, {here: text, other: "# The `title`\n"}) == [
+        "other.md#gone leads to no heading", "lost.md leads to no file",
+    ]  # fmt: skip
 
 
 def test_every_verb_is_listed_with_words_for_each_option(hooks: Any) -> None:
@@ -39,6 +111,13 @@ def test_every_verb_is_listed_with_words_for_each_option(hooks: Any) -> None:
     rows = [line for line in page.splitlines() if line.startswith("| `-")]
     assert len(rows) > 100
     assert [row for row in rows if re.search(r"\|\s*\|$", row)] == []
+
+
+def test_every_field_has_a_meaning(hooks: Any) -> None:
+    rows = [line for page in (hooks.files_page(), hooks.summary_page()) for line in page.splitlines()]
+    fields = [row for row in rows if row.startswith("| `")]
+    assert len(fields) > 200
+    assert [row for row in fields if re.search(r"\|\s*\|$", row)] == []
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from windtunnel.capabilities import CAPABILITIES
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "windtunnel"
-POLICY = {"POLICIES", "Decision", "Observation", "decide"}
 ROOM = re.compile(r"\bwindtunnel(\.\w+){2}\.(live|twin|policy)\b")
 
 
@@ -26,21 +25,16 @@ def exported(package: str) -> set[str]:
 
 
 @pytest.mark.parametrize("package", [capability.package for capability in CAPABILITIES])
-def test_a_package_exports_what_its_stub_and_the_page_name(package: str) -> None:
+def test_a_package_exports_what_its_stub_names(package: str) -> None:
     module, names = import_module(package), exported(package)
     assert names and set(module.__all__) == names
     # a model's runtime, vLLM, and Flower in an environment of its own, are not always there
     if package not in ("windtunnel.serving.variants", "windtunnel.serving.vllm", "windtunnel.edge.federated"):
         assert all(getattr(module, name) is not None for name in names)
-    (row,) = (
-        line for line in (ROOT / "docs" / "api.md").read_text().splitlines() if f"| `{package}` |" in line
-    )
-    assert {f"`{name}`" for name in names - POLICY} <= set(re.findall(r"`\w+`", row))
-    assert ("its policy" in row) == (names >= POLICY)
 
 
 def test_no_page_and_no_example_imports_from_a_room() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
     broken = {
         (page.name, line)
         for page in pages

@@ -21,7 +21,8 @@ ROOMS = ("policy", "twin", "live")
 class Capability:
     """One line of the table.
 
-    ``name``: its package below ``windtunnel``. ``rooms``: which of `ROOMS` it has. ``extra``: what
+    ``name``: its package below ``windtunnel``. ``aim``: what its user wants. ``paper``: the published system
+    that it follows, empty where there is none. ``rooms``: which of `ROOMS` it has. ``extra``: what
     ``pip install 'windtunnel[extra]'`` it needs. ``verbs``: its modules in ``cli``. ``page``: its page in
     ``docs``. ``calibrates``: whether ``windtunnel calibrate`` measures something for it. ``twin_of``: the
     capability in whose twin its decisions are priced, where that is not its own. ``worlds_of``: the
@@ -30,7 +31,8 @@ class Capability:
     """
 
     name: str
-    title: str
+    aim: str
+    paper: str
     rooms: tuple[str, ...]
     extra: str
     verbs: tuple[str, ...]
@@ -64,133 +66,133 @@ class Capability:
 
 CAPABILITIES = (
     Capability(
-        "training.emulate", "A training script on a cluster that is not there",
+        "training.emulate", "Fit a training job on a cluster that I do not have", "PrismLLM",
         ROOMS, "train", ("emulate", "sweep"), "emulate", calibrates=True,
     ),
     Capability(
-        "training.elastic", "A training job that goes on when hosts fail",
+        "training.elastic", "Go on training when hosts fail", "",
         ("policy", "live"), "train", ("train",), "elastic", twin_of="training.goodput",
     ),
     Capability(
-        "training.checkpoint", "Checkpoints of every step in the memory of other hosts (GEMINI)",
-        ("policy", "live"), "train", ("checkpoint",), "elastic", twin_of="training.goodput",
+        "training.checkpoint", "Lose at most one step when a host dies", "GEMINI",
+        ("policy", "live"), "train", ("checkpoint",), "checkpoint", twin_of="training.goodput",
     ),
     Capability(
-        "training.pipelines", "Pipelines that go on with the hosts that are left (Oobleck)",
-        ("policy", "live"), "train", (), "elastic", twin_of="training.goodput",
+        "training.pipelines", "Go on with fewer hosts, without a checkpoint", "Oobleck",
+        ("policy", "live"), "train", (), "pipelines", twin_of="training.goodput",
     ),
     Capability(
-        "training.bottleneck", "Whether the network holds a training job up (NetAI 2020)",
+        "training.bottleneck", "Find out whether a faster network would help my job", "NetAI 2020",
         ("policy", "twin"), "train", ("bottleneck",), "bottleneck",
     ),
     Capability(
-        "training.goodput", "How much work months of failures leave, for each way to go on",
-        ("twin",), "train", ("plan",), "elastic",
+        "training.goodput", "Plan for the failure rate of my cluster", "",
+        ("twin",), "train", ("plan",), "goodput",
     ),
     Capability(
-        "training.gradsync", "Gradients compressed, fused and summed where that pays (Espresso, ZEN)",
+        "training.gradsync", "Compress and fuse gradients where it pays", "Espresso, ZEN",
         ROOMS, "train", ("gradsync",), "gradsync",
     ),
     Capability(
-        "serving.engine", "A language model served over HTTP, batched step by step by a policy",
+        "serving.engine", "Try a serving policy on my traffic", "",
         ROOMS, "serve", ("serve",), "serving", calibrates=True,
     ),
     Capability(
-        "serving.branching", "Branches of an answer side by side, as far as nobody gets late (TAPER-style)",
-        ("policy",), "serve", (), "serving", twin_of="serving.engine",
+        "serving.branching", "Decode branches of an answer without late requests", "TAPER",
+        ("policy",), "serve", (), "branching", twin_of="serving.engine",
         worlds_of="serving.engine",
     ),
     Capability(
-        "serving.prefixcache", "What hybrid models keep of prompts they have read (Marconi)",
-        ("policy",), "serve", (), "serving", worlds_of="serving.engine",
+        "serving.prefixcache", "Cache prefixes of hybrid models", "Marconi",
+        ("policy",), "serve", (), "prefixcache", worlds_of="serving.engine",
     ),
     Capability(
-        "serving.vllm", "The engine's policies in the scheduler of a vLLM server",
+        "serving.vllm", "Use these policies in my vLLM server", "",
         ("live",), "vllm", (), "vllm", calibrates=True, worlds_of="serving.engine", flat=True,
     ),
     Capability(
-        "serving.variants", "Requests say what they need, and variants of models answer (INFaaS)",
-        ROOMS, "serve", ("variants",), "serving",
+        "serving.variants", "Let requests say how accurate and fast an answer must be", "INFaaS",
+        ROOMS, "serve", ("variants",), "variants",
     ),
     Capability(
-        "agents.sandbox", "Agents' sandboxes that are kept, restored, forked and rolled back (Crab)",
+        "agents.sandbox", "Checkpoint, fork and roll back an agent's sandbox", "Crab",
         ROOMS, "agents", ("sandbox",), "sandbox", calibrates=True, flat=True,
     ),
     Capability(
-        "network.sharing", "Bandwidth shares on one queue, whoever sends how (Augmented Queue)",
-        ROOMS, "network", ("network",), "network",
+        "network.sharing", "Share one link between tenants", "Augmented Queue",
+        ROOMS, "network", ("network",), "sharing",
     ),
     Capability(
-        "network.aggregation", "Gradients summed by a switch that jobs share (SwitchML, ATP, ESA)",
-        ROOMS, "network", ("network",), "network",
+        "network.aggregation", "Sum gradients in a switch", "SwitchML, ATP, ESA",
+        ROOMS, "network", ("network",), "aggregation",
     ),
     Capability(
-        "network.multicast", "From one rack to many over passive splitters, relayed by racks (Shufflecast)",
-        ROOMS, "network", ("network",), "network",
+        "network.multicast", "Send from one rack to many over passive splitters", "Shufflecast",
+        ROOMS, "network", ("network",), "multicast",
     ),
     Capability(
-        "network.torus", "An all-to-all in an optical torus: wavelengths, routes, failures (RWA)",
-        ("policy", "twin"), "network", ("network",), "network",
+        "network.torus", "Plan an all-to-all in an optical torus", "RWA",
+        ("policy", "twin"), "network", ("network",), "torus",
     ),
     Capability(
-        "network.dag", "Computing and sending in one order, within jobs and between them (MXDAG)",
-        ROOMS, "network", ("network",), "network",
+        "network.dag", "Order computing and sending in one schedule", "MXDAG",
+        ROOMS, "network", ("network",), "dag",
     ),
     Capability(
-        "network.hostrate", "A host's own queue kept short by windows for its senders (CERA)",
-        ROOMS, "network", ("network",), "network",
+        "network.hostrate", "Keep the queue of a host short", "CERA",
+        ROOMS, "network", ("network",), "hostrate",
     ),
     Capability(
-        "network.mobilerate", "Sending over mobile links at their rate, with a short queue (SIRA-H)",
+        "network.mobilerate", "Send over mobile links with a short queue", "SIRA-H",
         ROOMS, "network", ("network",), "mobilerate",
     ),
     Capability(
-        "data.embeddings", "Embedding tables over fast and slow memory of many devices (RecShard, FlexShard)",
+        "data.embeddings", "Place embedding tables in fast and slow memory", "RecShard, FlexShard",
         ROOMS, "data", ("embeddings",), "embeddings",
     ),
     Capability(
-        "data.ingest", "Samples read, transformed and batched by workers beside trainers (DPP)",
+        "data.ingest", "Feed trainers from workers, every row once", "DPP",
         ROOMS, "data", ("ingest",), "ingest",
     ),
     Capability(
-        "data.group", "One region on several hosts, changed on all by engines of their own (HyperLoop)",
-        ROOMS, "data", (), "files",
+        "data.group", "Change one region on several hosts in one order", "HyperLoop",
+        ROOMS, "data", (), "group",
     ),
     Capability(
-        "data.files", "Files on the disks of several hosts, of which some may fail (LineFS)",
+        "data.files", "Keep files on the disks of several hosts", "LineFS",
         ROOMS, "data", ("files",), "files",
     ),
     Capability(
-        "trust.attest", "A device proves what it runs before it gets a secret (ShEF)",
-        ("policy", "live"), "trust", ("trust",), "trust",
+        "trust.attest", "Give a secret only to a device that proves its program", "ShEF",
+        ("policy", "live"), "trust", ("trust",), "attest",
     ),
     Capability(
-        "trust.shield", "Memory and storage that hold ciphertext, and nothing old unnoticed (ShEF)",
-        ("twin", "live"), "trust", ("trust",), "trust",
+        "trust.shield", "Store data where the owner of the disk cannot lie", "ShEF",
+        ("twin", "live"), "trust", ("trust",), "shield",
     ),
     Capability(
-        "control.database", "A cluster's state as tables: scheduling, messages, files, monitoring (DBOS)",
-        ROOMS, "control", ("control",), "control",
+        "control.database", "Ask in SQL why a task waits", "DBOS",
+        ROOMS, "control", ("control",), "database",
     ),
     Capability(
-        "control.debug", "Past requests replayed, and tried anew with changed code (TROD)",
-        ("policy", "live"), "control", ("debug",), "control",
+        "control.debug", "Replay past requests with changed code", "TROD",
+        ("policy", "live"), "control", ("debug",), "debug",
     ),
     Capability(
-        "control.node", "Agents that learn on a host, and cannot hurt it (SOL)",
-        ROOMS, "control", ("control",), "control",
+        "control.node", "Run a learned policy on a host without harm", "SOL",
+        ROOMS, "control", ("control",), "node",
     ),
     Capability(
-        "silicon.mapper", "What layers and training steps cost on a chip that is a drawing (Interstellar)",
+        "silicon.mapper", "Price a training step on a chip that is a drawing", "Interstellar",
         ("policy", "twin"), "silicon", ("mapper",), "mapper",
     ),
     Capability(
-        "edge.federated", "Federated learning whose groups of devices spare the server's link (FedP2P)",
+        "edge.federated", "Spare the server's link in federated learning", "FedP2P",
         ROOMS, "edge", ("federated",), "federated",
     ),
     Capability(
-        "trust.gpu", "A GPU that belongs to one user at a time, and what that costs a job (HIX)",
-        ROOMS, "trust", (), "trust",
+        "trust.gpu", "Know what a protected GPU costs my job", "HIX",
+        ROOMS, "trust", (), "gpu",
     ),
 )  # fmt: skip
 
@@ -211,16 +213,18 @@ def find(name: str, having: Callable[[Capability], bool] = lambda _: True, *, wh
 
 
 def markdown() -> str:
-    """The README's table of capabilities."""
+    """The README's table of capabilities, by what a user wants."""
     lines = [
-        "| capability | twin | live | command | install | page |",
-        "|---|---|---|---|---|---|",
+        "| I want to | published as | twin | live | command | install | guide |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for one in CAPABILITIES:
-        marks = ["yes" if room in one.rooms or one.worlds_of else "–" for room in ("twin", "live")]
-        verbs = ", ".join(f"`{verb}`" for verb in one.verbs) or "–"
+    for capability in CAPABILITIES:
+        worlds = [
+            "yes" if room in capability.rooms or capability.worlds_of else "–" for room in ("twin", "live")
+        ]
+        verbs = ", ".join(f"`{verb}`" for verb in capability.verbs) or "–"
         lines.append(
-            f"| {one.title} (`{one.name}`) | {' | '.join(marks)} | {verbs} | `windtunnel[{one.extra}]` "
-            f"| [{one.page}](docs/{one.page}.md) |"
+            f"| {capability.aim} | {capability.paper or '–'} | {' | '.join(worlds)} | {verbs} "
+            f"| `windtunnel[{capability.extra}]` | [{capability.page}](docs/{capability.page}.md) |"
         )
     return "\n".join(lines)

@@ -1,37 +1,42 @@
-"""docs/summary.md and what the report reads speak of the same fields."""
+"""The records behind the page of summary.json have the fields of the summary that reports read."""
 
-import re
-from pathlib import Path
+from dataclasses import fields
 
 from report_examples import summary
 
 from windtunnel.base import ranges
+from windtunnel.training.emulate import summary as records
+from windtunnel.training.emulate.twin.findings import Wait
+from windtunnel.training.emulate.twin.memory.profile import OutOfMemory
 
-PAGE = (Path(__file__).parents[2] / "docs" / "summary.md").read_text(encoding="utf-8")
-
-
-def _documented() -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for title, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M):
-        found[title.strip("`")] = set(re.findall(r"^\| `([^`]+)` \|", body, re.M))
-    return found
+ONLY_THEN = {"confidential", "live"}
 
 
-def test_every_field_is_documented_and_no_other() -> None:
-    known, documented = summary(), _documented()
-    assert documented["Top level"] == set(known)
-    for name in ("versions", "command", "cluster", "replay"):
-        assert documented[name] == set(known[name])
-    for name in ("waits", "ranks", "collectives", "operators"):
-        assert documented[name] == set(known[name][0])
-    assert documented["oom"] == next(set(one["oom"]) for one in known["ranks"] if one["oom"])
-    kinds = {re.sub(":.*", ":<label>", key) for key in known["critical_path"]}
-    assert kinds <= documented["critical_path"]
-    assert set(known["provenance"].values()) <= documented["provenance"]
+def names(record: type) -> set[str]:
+    return {field.name for field in fields(record)}
 
 
-def test_the_example_keeps_the_promises_of_the_page() -> None:
-    known = summary()
-    assert abs(sum(known["critical_path"].values()) - known["iteration_time_s"]) < 1e-12
-    members = [rank for one in known["ranks"] for rank in ranges.read(one["members"])]
-    assert sorted(members) == list(range(known["world_size"]))
+def test_the_example_has_every_field_and_no_other() -> None:
+    example = summary()
+    assert set(example) == names(records.Summary) - ONLY_THEN
+    for name, record in (
+        ("command", records.Command),
+        ("cluster", records.ClusterFacts),
+        ("replay", records.ReplayFacts),
+    ):
+        assert set(example[name]) == names(record)
+    for name, record in (
+        ("waits", Wait),
+        ("ranks", records.RankFacts),
+        ("collectives", records.CollectiveFacts),
+        ("operators", records.OperatorFacts),
+    ):
+        assert set(example[name][0]) == names(record)
+    assert next(set(row["oom"]) for row in example["ranks"] if row["oom"]) == names(OutOfMemory)
+
+
+def test_the_example_is_consistent() -> None:
+    example = summary()
+    assert abs(sum(example["critical_path"].values()) - example["iteration_time_s"]) < 1e-12
+    members = [rank for row in example["ranks"] for rank in ranges.read(row["members"])]
+    assert sorted(members) == list(range(example["world_size"]))

@@ -106,10 +106,7 @@ def test_wrong_deadlines(tmp_path: Path, text: str, said: str) -> None:
     assert said in str(found.exception)
 
 
-def test_every_deadline_is_in_the_documentation_as_it_is() -> None:
-    page = (Path(__file__).parents[2] / "docs/elastic.md").read_text()
-    for wait in WAITS:
-        assert f"| `{wait.name}` | {wait.who} | {wait.default:g} | {wait.what} |" in page
+def test_every_deadline_of_the_supervisor_has_a_line() -> None:
     assert {wait.name for wait in WAITS if wait.who == "supervisor"} == {
         one.name for one in fields(Deadlines)
     }

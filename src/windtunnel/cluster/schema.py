@@ -57,28 +57,48 @@ Dtype = Literal[
 
 class LinkSpec(BaseModel, extra="forbid"):
     base: str | None = None
+    """a link of the catalogue, whose other fields hold where none is given here"""
     name: str | None = None
+    """what tables call it"""
     bandwidth: Rate | None = None
+    """the line rate in one direction, of all lanes of one device or of one NIC"""
     latency: Seconds | None = None
+    """seconds of a message without bytes"""
     efficiency: Fraction | None = None
+    """the share of the bandwidth that large messages reach"""
     source: str | None = None
+    """where the figures come from"""
 
 
 class DeviceSpec(BaseModel, extra="forbid"):
     base: str | None = None
+    """a device of the catalogue, whose other fields hold where none is given here"""
     name: str | None = None
+    """what tables call it"""
     vendor: str | None = None
+    """its maker"""
     kind: Literal["gpu", "cpu"] | None = None
+    """`gpu` or `cpu`"""
     torch_name: str | None = None
+    """what `torch.cuda.get_device_name()` says"""
     capability: tuple[int, int] | None = None
+    """compute capability, such as [9, 0]"""
     sm_count: Count | None = None
+    """streaming multiprocessors"""
     memory_bytes: Bytes | None = None
+    """memory, as the driver reports it to PyTorch"""
     memory_bandwidth: Rate | None = None
+    """bytes/s of that memory"""
     l2_bytes: Annotated[int, _in("bytes", zero=True)] | None = None
+    """level 2 cache"""
     power_watts: Watts | None = None
+    """the power limit"""
     sustained: Fraction | None = None
+    """the share of the tensor peak that the clock holds under the power limit"""
     peak_flops: dict[Dtype, Flops] | None = None
+    """dense peak rate by dtype"""
     source: str | None = None
+    """where the figures come from"""
 
 
 AnyLink = Annotated[LinkSpec, BeforeValidator(_named)]
@@ -86,42 +106,70 @@ AnyLink = Annotated[LinkSpec, BeforeValidator(_named)]
 
 class HostSpec(BaseModel, extra="forbid"):
     device: Annotated[DeviceSpec, BeforeValidator(_named)] | None = None
+    """a name from the catalogue, or fields; with `base` inside, only those that differ"""
     devices: Annotated[Count, Field(le=1024)] | None = None
+    """devices in a host"""
     intra: AnyLink | None = None
+    """the link between devices: a name, or fields"""
     intra_switched: bool | None = None
+    """true: any two devices reach each other at the full rate; false: a mesh, lanes split between peers"""
     intra_hosts: Count | None = None
+    """consecutive hosts that one NVLink switch joins"""
     nvls: bool | None = None
+    """whether that switch reduces in the network (NVLink SHARP)"""
     nic: AnyLink | None = None
+    """the network link: a name, or fields"""
     nics: Count | None = None
+    """NICs of a host"""
     pcie: AnyLink | None = None
+    """the link between host and device; a NIC is no faster than it"""
     cpu_cores: Count | None = None
+    """cores of a host"""
     source: str | None = None
+    """where the figures come from"""
 
 
 class TopologySpec(BaseModel, extra="forbid"):
     kind: TopologyKind | None = None
+    """how the hosts are joined"""
     oversubscription: Annotated[float, BeforeValidator(_whole), Field(ge=1, le=1000)] | None = None
+    """capacity into a leaf over capacity out of it, from 1"""
     hosts_per_leaf: Count | None = None
+    """hosts under a leaf switch (rail-optimised: under one set of rail switches)"""
     leaves_per_pod: Count | None = None
+    """leaves (sets of rails) that one layer of spines joins"""
     dims: Annotated[tuple[Count, ...], BeforeValidator(_dims)] | None = None
+    """sizes of a torus, `4x4x4`; their product is `hosts`"""
     hop_latency: Seconds | None = None
+    """seconds for each switch"""
     source: str | None = None
+    """where the figures come from"""
 
 
 class MulticastSpec(BaseModel, extra="forbid"):
     kind: Literal["shufflecast"] | None = None
+    """`shufflecast`: passive splitters beside the network"""
     splitter: Count | None = None
+    """outputs of a splitter"""
     planes: Count | None = None
+    """copies of the splitter network (1)"""
 
 
 class ClusterSpec(BaseModel, extra="forbid"):
     base: str | None = None
+    """a name such as `h100-sxm:16x8`; without it `hosts`, `host.devices` and `host.device` are needed"""
     name: str | None = None
+    """what tables call it"""
     hosts: Annotated[Count, Field(le=MAX_HOSTS)] | None = None
+    """how many hosts"""
     host: HostSpec = HostSpec()
+    """the hosts, which are all alike"""
     topology: TopologySpec = TopologySpec()
+    """the network between hosts"""
     multicast: MulticastSpec = MulticastSpec()
+    """splitters beside the network"""
     price_per_device_hour: Annotated[float, BeforeValidator(_whole), Field(ge=0)] | None = None
+    """in any currency; `sweep` uses it"""
 
 
 MODELS: Mapping[tuple[str, ...], type[BaseModel]] = {

@@ -52,7 +52,7 @@ def write_report(
 ) -> None:  # fmt: skip
     """Write the page of a run to ``path`` (folders are made).
 
-    ``summary`` has the form of docs/summary.md; ``picture`` is the cluster as text. Parts that are not given
+    ``summary`` has the form of ``summary.json``; ``picture`` is the cluster as text. Parts that are not given
     are left out. Beyond a few hundred thousand spans the page shows the first ranks and says so.
     """
     spans, note = pack_timeline(timeline) if timeline else (None, "")

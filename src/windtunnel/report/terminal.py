@@ -26,7 +26,7 @@ _CLASSES = 12  # rank classes that are listed; of more, those with the least hea
 
 
 def print_summary(summary: Summary, console: Console, report: Path | None = None) -> None:
-    """Print ``summary`` (the form of docs/summary.md); ``report`` is where the page lies, if there is one."""
+    """Print ``summary`` (the form of ``summary.json``); ``report`` is the file of the page, if any."""
     width = min(console.width, WIDTH)
 
     def show(item: Any, indent: int = 2) -> None:

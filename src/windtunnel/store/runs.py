@@ -58,8 +58,7 @@ class Run:
         )
 
     def finish(self, summary: Json) -> None:
-        """The run is done; ``summary`` is what it found (see docs/summary.md), its ``wall_time_s`` is kept
-        where it has one."""
+        """The run is done; ``summary`` is its result, whose ``wall_time_s`` is kept where it has one."""
         given = summary.get("wall_time_s")
         wall = float(given) if isinstance(given, int | float) else self._age()
         self._complete(status="done", summary=plain(summary), wall_time_s=wall)

@@ -101,7 +101,7 @@ def test_a_stopped_model_a_damaged_slot_and_harm_each_have_their_guard(tmp_path:
 
 
 def test_the_agent_of_the_page_runs_and_cleans_up_when_its_program_is_killed(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "control.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "node.md").read_text()
     (code,) = (part.split("```")[0] for part in page.split("```python\n") if "class Workers" in part)
     (tmp_path / "agent.py").write_text(code)
     log, workers = tmp_path / "node.jsonl", tmp_path / "workers"

@@ -138,10 +138,9 @@ def test_the_verb_runs_compares_and_logs_what_replay_makes_anew(tmp_path: Path) 
 
 
 def test_the_page_shows_what_the_verb_prints(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "network.md").read_text()
-    section = page.split("## Computing and sending in one order")[1]
-    file, shown = (section.split(f"```{kind}\n")[1].split("```")[0] for kind in ("yaml", "text"))
+    page = (Path(__file__).parents[3] / "docs" / "dag.md").read_text()
+    file, shown = (page.split(f"```{kind}\n")[1].split("```")[0] for kind in ("yaml", "text"))
     (tmp_path / "jobs.yaml").write_text(file)
-    command = next(line for line in section.splitlines() if line.startswith("windtunnel network dag run"))
+    command = next(line for line in page.splitlines() if line.startswith("windtunnel network dag run"))
     words = shlex.split(command.replace("jobs.yaml", str(tmp_path / "jobs.yaml")))[1:]
     assert CliRunner().invoke(app, words).output == shown

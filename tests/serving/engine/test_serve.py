@@ -35,7 +35,7 @@ from windtunnel.store import runs
 
 ENDS = list(range(3, families.VOCABULARY, 5))
 SAID = {"eos_token_id": ENDS, "do_sample": True, "temperature": 0.7, "top_k": 1, "bos_token_id": 1}
-PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "branching.md").read_text()
 OWN = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "# mine.py" in code)
 
 

@@ -14,7 +14,8 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import EmulationResult, capture, simulate
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.program import Function
-from windtunnel.training.emulate.summary import Summary, summarise
+from windtunnel.training.emulate.summarise import summarise
+from windtunnel.training.emulate.summary import Summary
 from windtunnel.trust.gpu import SCHEMES
 from windtunnel.trust.gpu.schemes import messages, scheme_of
 

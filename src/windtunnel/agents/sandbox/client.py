@@ -181,7 +181,8 @@ class Sandbox(_Closing, RemoteBox):
 
     Args:
         spec: its name, or all that it is to be.
-        where, options: as `connect` has them.
+        where: as `connect` has it.
+        **options: as `connect` has them.
 
     Raises:
         UserError: the name is taken, the image cannot be had, or no daemon answers at ``where``.

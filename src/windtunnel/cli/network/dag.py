@@ -30,7 +30,7 @@ def _dag() -> None:
 @group.command("run")
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.yaml", help="Jobs and what they run on: docs/network.md.")
+        Path, typer.Argument(metavar="FILE.yaml", help="Jobs and what they run on: docs/dag.md.")
     ],
     schedule: Annotated[str, typer.Option(help="mxdag, fair, fifo, sebf, cpath, or all.")] = "mxdag",
     what_if: Annotated[

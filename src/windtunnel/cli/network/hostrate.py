@@ -30,7 +30,7 @@ def _hostrate() -> None:
 def run(
     device: Annotated[str, typer.Argument(metavar="IFACE", help="The interface whose queue is kept short.")],
     spec: Annotated[
-        Path, typer.Argument(metavar="SPEC.yaml", help="Whose flows are held back: docs/network.md.")
+        Path, typer.Argument(metavar="SPEC.yaml", help="Whose flows are held back: docs/hostrate.md.")
     ],
     policy: Annotated[
         str, typer.Option(help="weights; published: windows as in the paper; free: nobody is held back.")

@@ -18,7 +18,7 @@ group = typer.Typer(
     cls=Group, no_args_is_help=True, help="Bandwidth shares on an interface of this host (Augmented Queue)."
 )
 Device = Annotated[str, typer.Argument(metavar="IFACE", help="An interface of this host.")]
-File = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="Who shares it, and how: docs/network.md.")]
+File = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="Who shares it, and how: docs/sharing.md.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 Lend = Annotated[
     bool, typer.Option("--lend", help="Stay, and lend what some leave to others until interrupted.")

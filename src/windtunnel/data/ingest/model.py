@@ -14,32 +14,45 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Transform:
-    """``kind``: its name; ``inputs``: the columns it reads; ``output``: the column it makes, which may be
-    one of them; ``options``: its own settings."""
+    """A column that is computed from others."""
 
     kind: str
+    """its name"""
     inputs: tuple[str, ...]
+    """the columns that it reads"""
     output: str
+    """the column that it makes, which may be one of its inputs"""
     options: dict[str, Any] = field(default_factory=dict, hash=False)
+    """its own settings"""
 
 
 @dataclass(frozen=True)
 class Session:
-    """``table``: a URL of fsspec, or a path: a Parquet file, or a folder of them. ``columns``: what batches
-    have, in this order; each is of the table or a transform's output; ``map/key`` and ``struct/field`` are
-    columns of a table that has such a map or struct. ``where``: (column, operator, value),
-    of which a row must meet all. ``batch``: rows of a batch; the last one of a split has the rest.
-    ``shuffle``: splits, and rows in a split, in an order drawn from ``seed`` and the epoch."""
+    """What batches are made of: a table, columns, a filter, transforms, and the size of a batch."""
 
     table: str
+    """a Parquet file or a folder of them, as a path or a URL of fsspec; files in the order of their names,
+    without those that begin with `_` or `.`"""
     columns: tuple[str, ...]
+    """the columns of a batch, in this order; `map/key` is a feature within a map, `struct/field` one within a
+    struct"""
     transforms: tuple[Transform, ...] = ()
+    """a list, applied in order: `kind`, `inputs` (a column or several), `output` (default: the input) or
+    `each` for a list of columns one by one, then the settings of the kind"""
     where: tuple[tuple[str, str, Any], ...] = ()
+    """a list of `[column, operator, value]`, all of which a row must meet: `==`, `!=`, `<`, `<=`, `>`, `>=`,
+    `in`, `not in`; with `null` as value, `==` and `!=` say whether there is one. Row groups that statistics
+    rule out are not read"""
     batch: int = 1024
+    """rows of a batch; the last one of a split has the rest"""
     epochs: int = 1
+    """passes over the table"""
     shuffle: bool = False
+    """rows change places within their split, and splits theirs, by `seed` and epoch"""
     seed: int = 0
+    """of the shuffle"""
     split_rows: int = 65_536
+    """row groups are joined to splits of at least so many rows"""
     storage: dict[str, Any] = field(default_factory=dict, hash=False)
     """Options of the file system, given to fsspec."""
     drift: str = "refuse"

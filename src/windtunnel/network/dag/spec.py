@@ -82,33 +82,52 @@ class Resource(BaseModel, extra="forbid"):
     """A host, or with ``rate`` a link."""
 
     processors: Annotated[Count, Field(le=2**20)] | None = None
+    """computing tasks that the host runs at once"""
     nic: Rate | None = None
+    """rate of the NIC, each way: the links `HOST.out` and `HOST.in`"""
     rate: Rate | None = None
+    """rate of a link that is no NIC"""
 
 
 class TaskSpec(BaseModel, extra="forbid"):
     compute: Annotated[float, BeforeValidator(_positive)] | None = None
+    """seconds of one processor"""
     send: Bytes | None = None
+    """bytes of a flow"""
     host: str | None = None
+    """the host of a computing task"""
     source: Annotated[str | None, Field(alias="from")] = None
+    """the host that sends"""
     to: str | None = None
+    """the host that receives"""
     loads: Annotated[dict[str, Annotated[float, Field(gt=0, le=1e6)]], Field(min_length=1)] | None = None
+    """in place of `from` and `to`: links, with how many times the rate of the flow is on each"""
     after: Names = ()
+    """tasks that end first"""
     pipelined: Names = ()
+    """tasks that have given out one `unit` first"""
     unit: Any = None
+    """bytes or seconds of a pipelined task that are passed on at once"""
     coflow: str = ""
+    """the group of flows that count as one for `sebf`"""
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """with `--live`: the program that the task runs"""
 
 
 class JobSpec(BaseModel, extra="forbid"):
     begins: Seconds = 0.0
+    """seconds until the job is there"""
     tasks: Annotated[dict[Name, TaskSpec], Field(min_length=1, max_length=MOST_TASKS)]
+    """its tasks by name"""
 
 
 class Spec(BaseModel, extra="forbid"):
     version: Literal[1]
+    """of this form"""
     resources: Annotated[dict[Name, Annotated[Resource, BeforeValidator(_rate)]], Field(min_length=1)]
+    """hosts and links by name"""
     jobs: Annotated[dict[Name, JobSpec], Field(min_length=1)]
+    """jobs by name"""
 
 
 Read = tuple[tuple[Job, ...], dict[str, float]]

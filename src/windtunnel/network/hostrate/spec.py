@@ -44,18 +44,28 @@ ACCEPTED = {
 
 class Owner(BaseModel, extra="forbid"):
     match: str | list[str]
+    """a prefix, or the folder of a cgroup, or a list of them"""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """share among the senders that want more"""
 
 
 class Spec(BaseModel, extra="forbid"):
     line: Annotated[Rate, Field(ge=SLOWEST, le=FASTEST)]
+    """rate of the interface, or of what lies behind it"""
     by: Literal["source", "cgroup"]
+    """the field that names the tenant of a flow"""
     entities: Annotated[dict[str, Owner], Field(min_length=1)]
+    """tenants by name"""
     trip: Annotated[Seconds, Field(le=10)] = 200e-6
+    """seconds of a round trip when the queue is empty"""
     upper: Annotated[int, Field(gt=1, lt=2**20)] = Settings.upper
+    """packets of the queue above which windows are cut"""
     lower: Annotated[int, Field(ge=1)] = Settings.lower
+    """packets of the queue that windows leave"""
     packet: Annotated[int, Field(ge=576, le=9000)] = Settings.packet
+    """bytes of a packet"""
     period: Annotated[Seconds, Field(ge=5e-4, le=1)] = PERIOD
+    """seconds between two looks at the queue"""
 
     @property
     def settings(self) -> Settings:

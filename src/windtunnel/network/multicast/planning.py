@@ -52,19 +52,27 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 class Part(BaseModel, extra="forbid"):
     watts: Watts = 0.0
+    """power"""
     price: Amount = 0.0
+    """in any currency"""
 
 
 class Splitter(Part):
     excess_db: Amount
+    """loss beyond 10 log10 p dB"""
 
 
 class Parts(BaseModel, extra="forbid"):
     transmitter: Part
+    """of a rack"""
     receiver: Part
+    """of a rack"""
     splitter: Splitter
+    """passive, of p outputs"""
     port: Part
+    """one end of an electrical link, transceiver included"""
     budget_db: Amount | None = None
+    """a splitter that loses more is refused"""
 
 
 def read_parts(file: Path) -> Parts:

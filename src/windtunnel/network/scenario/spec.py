@@ -44,27 +44,41 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 class Training(BaseModel, extra="forbid"):
     layers: Annotated[Count, Field(le=1000)] = 16
+    """layers, each with an all_reduce during backward"""
     bytes: Bytes
+    """gradients of all layers"""
     seconds: Seconds
+    """of computing in an iteration"""
 
 
 class MapReduce(BaseModel, extra="forbid"):
     bytes: Bytes
+    """that each device sends in the shuffle"""
     seconds: Seconds
+    """of computing, half before and half after the shuffle"""
 
 
 class JobSpec(BaseModel, extra="forbid"):
     """One of `KINDS`. ``flows``: that carry each message, for ``--sharing fifo``."""
 
     script: str | None = None
+    """a training script, emulated at once"""
     args: list[str | int | float] = []
+    """its arguments"""
     run: str | None = None
+    """a run of `windtunnel emulate`, by its id or `last`; its `graph/job.json` is read"""
     chakra: str | None = None
+    """a folder with one MLCommons Chakra trace for each rank (`NAME.RANK.et`), groups in `comm_group.json`"""
     training: Training | None = None
+    """a generated data-parallel training job"""
     mapreduce: MapReduce | None = None
+    """a generated MapReduce"""
     devices: Count | None = None
+    """devices of the job"""
     weight: Positive = 1.0
+    """its share of bandwidth under `--sharing aq`"""
     flows: Positive = 1.0
+    """flows that carry each message, for `--sharing fifo`"""
 
     @property
     def kind(self) -> str:
@@ -73,10 +87,15 @@ class JobSpec(BaseModel, extra="forbid"):
 
 class Spec(BaseModel, extra="forbid"):
     cluster: str
+    """a name or a YAML file"""
     placement: Literal["packed", "spread", "shared"] = "packed"
+    """`shared`: the jobs share all hosts; `packed`: a job after the other; `spread`: hosts far apart"""
     iterations: Annotated[Count, Field(ge=2, le=10_000)] = 10
+    """of the slowest job; the others repeat theirs meanwhile"""
     seed: Annotated[int, Field(ge=0)] = 0
+    """of what is drawn"""
     jobs: Annotated[dict[str, JobSpec], Field(min_length=1)]
+    """jobs by name"""
 
 
 def read_spec(path: Path) -> Spec:

@@ -58,22 +58,33 @@ class Others(BaseModel, extra="forbid"):
     ``mark_at``: from where it is marked, with ``feedback: ecn``."""
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """share of what rates leave of 98.5 % of the line"""
     rate: Annotated[Rate, Field(ge=SLOWEST, le=FASTEST)] | None = None
+    """a rate of its own, in place of a weight"""
     limit: Annotated[Bytes, Field(ge=LEAST_LIMIT, lt=2**32)] | None = None
+    """bytes that a tenant may be ahead of its rate (default: 2 ms of it, at least 512 KiB)"""
     feedback: Literal["drop", "ecn"] = "drop"
+    """`drop` or `ecn`"""
     mark_at: Annotated[Bytes, Field(lt=2**32 - 1)] | None = None
+    """bytes ahead from which packets are marked, with `feedback: ecn`"""
 
 
 class Owner(Others):
     match: str | int | list[str | int]
+    """a prefix, a mark or the folder of a cgroup, or a list of them"""
 
 
 class Spec(BaseModel, extra="forbid"):
     line: Annotated[Rate, Field(ge=SLOWEST, le=FASTEST)]
+    """rate of the interface, or of what lies behind it"""
     by: Literal["source", "destination", "mark", "cgroup"]
+    """the field that names the tenant of a packet"""
     hook: Literal["egress", "ingress"] = "egress"
+    """`egress`: what the interface sends; `ingress`: what it receives"""
     entities: Annotated[dict[str, Owner], Field(min_length=1)]
+    """tenants by name"""
     others: Others | None = None
+    """all other traffic; without this field it is not held back, and must fit beside"""
 
     def parts(self) -> Iterator[tuple[str, Others | None]]:
         """Name and settings by place: first those of all others."""

@@ -15,23 +15,26 @@ KEY = "windtunnel"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``policy``: which branches take part in a step, a name of `branching.policy` or an own FILE.py;
-    ``admission``: what happens to late requests, a name of `engine.policy`. ``ttft`` and ``tpot``: seconds,
-    for requests that say nothing. ``step_time``: as of ``windtunnel serve --step-time``; "" learns it from
-    the steps. ``prefix_cache``: at which depths a hybrid model's states are kept, a name of
-    `prefixcache.policy`; "" leaves it to vLLM. ``chunk``: prompt tokens of a step, 0 for what vLLM's budget
-    leaves beside the rows. ``events``: the event log, "" for one of a run of its own; ``every``: of so many
-    steps one is logged (0: none)."""
+    """A field without a value here leaves the choice to the default that its docstring names."""
 
     policy: str = "taper"
+    """which branches take part in a step: a name of `branching.policy`, or FILE.py"""
     admission: str = "refuse"
+    """late requests: `refuse`, `defer` or `wait` (first come, first served)"""
     ttft: float | None = None
+    """seconds until the first token, for requests without an objective of their own"""
     tpot: float | None = None
+    """seconds for each further token, likewise"""
     step_time: str = ""
+    """as of `windtunnel serve --step-time`; "" learns it from the steps"""
     prefix_cache: str = ""
+    """depths at which states are cached: a name of `prefixcache.policy`; "" leaves it to vLLM"""
     chunk: int = 0
+    """prompt tokens of a step; 0 takes what vLLM's budget leaves beside the decode batch"""
     events: str = ""
+    """the event log; "" is that of a run of its own"""
     every: int = 1
+    """one step of so many is logged; 0 logs none"""
 
     @classmethod
     def read(cls, additional: object) -> Settings:

@@ -40,43 +40,72 @@ Pair = tuple[Count, Count]
 
 class LevelSpec(BaseModel, extra="forbid"):
     energy: Pico | str
+    """pJ of a word, or a table of energies by capacity (`rf`, `sram`, `sram-artefact`)"""
     capacity: Bytes | None = None
+    """bytes; the outermost level may leave it out"""
     bandwidth: Rate | None = None
+    """bytes/s"""
     per_pe: StrictBool = False
+    """each processing element has a memory of its own"""
     holds: Annotated[str, Field(pattern="^[IWO]{1,3}$")] = "IWO"
+    """operands that it keeps: inputs, weights, outputs"""
 
 
 class AcceleratorSpec(BaseModel, extra="forbid"):
     name: Name
+    """what tables call it"""
     array: Pair
+    """processing elements, rows and columns"""
     word: Annotated[Count, Field(le=16)]
+    """bytes of an operand"""
     clock: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Hz"""
     mac_pj: Pico
+    """pJ of a multiply and add"""
     hop_pj: Pico
+    """pJ of a word that goes to a processing element"""
     levels: Annotated[dict[Name, LevelSpec], Field(min_length=2, max_length=6)]
+    """memories, from the processing element outwards"""
     double_buffered: StrictBool = False
+    """tiles take half of a memory, and moving overlaps computing"""
     source: str = ""
+    """where the figures come from"""
 
 
 class LayerSpec(BaseModel, extra="forbid"):
     inputs: Count | None = None
+    """input channels"""
     outputs: Count | None = None
+    """output channels"""
     size: Pair = (1, 1)
+    """output rows and columns"""
     kernel: Pair = (1, 1)
+    """rows and columns of the filter"""
     stride: Count = 1
+    """of the filter"""
     groups: Count = 1
+    """of channels"""
     m: Count | None = None
+    """rows of a matrix product"""
     n: Count | None = None
+    """columns of a matrix product"""
     k: Count | None = None
+    """its inner dimension"""
     heads: Count = 1
+    """of attention"""
     queries: Count | None = None
+    """positions that ask"""
     keys: Count | None = None
+    """positions that are looked up"""
     dimension: Count | None = None
+    """of a head"""
 
 
 class NetworkSpec(BaseModel, extra="forbid"):
     layers: Annotated[dict[Name, LayerSpec], Field(min_length=1)]
+    """layers by name"""
     batch: Count = 1
+    """items that all layers compute at once"""
 
 
 def read_accelerator(name: str) -> Accelerator:

@@ -1,7 +1,7 @@
 """The whole of an emulation: capture, slice, stitch, cost, memory, replay, and how much work a step is.
 
 `simulate` does it for one program on one cluster and returns an `EmulationResult`, all graphs and arrays;
-`windtunnel.training.emulate.summary` puts it into figures, `windtunnel.training.emulate.run` keeps them. A
+`windtunnel.training.emulate.summarise` puts it into figures, `windtunnel.training.emulate.run` keeps them. A
 captured world can be replayed on other costs, which is what a sweep over networks does.
 """
 

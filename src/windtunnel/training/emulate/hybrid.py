@@ -56,15 +56,25 @@ class LiveFacts:
     second step. ``log``: the file with its output."""
 
     rank: int
+    """the rank"""
     iteration_time_s: float | None
+    """virtual seconds of the mean step with the replay in it"""
     own_s: float | None
+    """of it, what the rank ran itself"""
     waited_s: float | None
+    """of it, what the rank waited for"""
     backend_s: float | None
+    """CPU seconds of windtunnel beside a step"""
     peak_tensor_bytes: int
+    """peak bytes of tensors in the second step"""
     calls_per_step: int
+    """collectives and messages of a step"""
     loss: float | None
+    """the last loss, where the program has one"""
     log: str
+    """the file with its output"""
     steps: tuple[LiveStep, ...] = ()
+    """each step"""
 
 
 @dataclass(frozen=True)
@@ -74,13 +84,21 @@ class HybridFacts:
     ``joins_after``: steps before the replay joins in."""
 
     data: str
+    """the rule by which virtual ranks hold data"""
     clock: str
+    """what a live rank's clock counts"""
     pace: float
+    """measured over modelled seconds of what live ranks do themselves"""
     joins_after: int
+    """steps before the replay joins in"""
     virtual_ranks: int
+    """ranks that are replayed"""
     simulated: int
+    """how many of these were simulated for all"""
     ranks: tuple[LiveFacts, ...]
+    """the live ranks"""
     notes: tuple[str, ...] = ()
+    """what a reader must know, a sentence each"""
 
 
 def check_live(options: Options, cluster: Cluster) -> list[int]:

@@ -42,7 +42,8 @@ from windtunnel.training.emulate.hybrid import check_live, run_live
 from windtunnel.training.emulate.options import Options
 from windtunnel.training.emulate.pictures import shown_ranks, timeline, write_pictures
 from windtunnel.training.emulate.program import Function, Module, Program, Script
-from windtunnel.training.emulate.summary import BaselineFacts, Summary, VerdictFacts, summarise
+from windtunnel.training.emulate.summarise import summarise
+from windtunnel.training.emulate.summary import BaselineFacts, Summary, VerdictFacts
 
 TIMELINE = "timeline.json.gz"
 REPORT = "report.html"
@@ -59,7 +60,7 @@ def no_fabrics(cluster: Cluster, options: Options) -> Sequence[Alternative]:
 class Run:
     """An emulation: its figures, and its files in ``directory``. A notebook shows its report.
 
-    ``summary`` has the figures, by the names of docs/summary.md. ``result`` has the graphs and arrays behind
+    ``summary`` has the figures, by the names of `Summary`. ``result`` has the graphs and arrays behind
     them; None for a run that was read from the store.
     """
 

@@ -1,52 +1,28 @@
-"""The summary of an emulation: typed, and as JSON with a stable schema, documented in docs/summary.md."""
+"""The summary of an emulation: typed, and as JSON with a stable schema.
+
+The reference page of ``summary.json`` is made from the docstrings of these fields. Units are SI: seconds,
+bytes, FLOP, bytes/s. Shares are from 0 to 1, and a figure that is not known is None.
+"""
 
 from __future__ import annotations
 
-import platform
-import resource
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
-
-import numpy as np
 
 from windtunnel.base import ranges
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
-from windtunnel.base.units import size
-from windtunnel.cluster.draw import topology_text
-from windtunnel.training.emulate.emulation import EmulationResult, added_to_copy, utilisation
-from windtunnel.training.emulate.exports import joules
-from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, Slice, sentences
+from windtunnel.training.emulate.graph import Category
 from windtunnel.training.emulate.hybrid import HybridFacts
-from windtunnel.training.emulate.twin.costs.collectives import (
-    collective_cost,
-    full_bytes,
-    or_alternative,
-    sharing_of,
-)
-from windtunnel.training.emulate.twin.costs.operators import cost_of
-from windtunnel.training.emulate.twin.findings import CollectiveUse, Wait
+from windtunnel.training.emulate.twin.findings import Wait
 from windtunnel.training.emulate.twin.memory.profile import OutOfMemory, ScopeBytes
-from windtunnel.trust.gpu.schemes import messages
 
 SCHEMA = "windtunnel.emulate/2"
 EARLIER = "windtunnel.emulate/1"
 """Read as well, since stores keep it: there the sets of ranks are lists of numbers."""
-MORE = 4
-"""Calls that are told of a kind of step."""
-HELD = 12
-"""Module paths that are told of what is held at a time."""
 RANKS = ("captured_ranks", "checked_ranks", "assumed_ranks")
 """Fields of a summary that are sets of ranks."""
-EMULATED = (
-    "iteration_time_s", "first_iteration_time_s", "tokens_per_second_per_device", "mfu", "hfu",
-    "critical_path", "ranks", "collectives", "joules_per_iteration",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,8 +30,12 @@ class Command:
     """The user's program (a path, or the name of a function), its arguments, and the emulator's options."""
 
     script: str
+    """path of the script, as it was given"""
     args: tuple[str, ...]
+    """the script's own arguments"""
     options: dict[str, Any]
+    """the emulator's options by name that figures depend on; null for one that was not given; `reserve` in
+    bytes"""
 
 
 @dataclass(frozen=True)
@@ -63,12 +43,19 @@ class ClusterFacts:
     """What the program ran on, in words."""
 
     name: str
+    """the name or file that was given"""
     hosts: int
+    """hosts of the cluster"""
     devices_per_host: int
+    """devices of each"""
     device: str
+    """name of the device in the catalogue"""
     topology: str
+    """how the hosts are joined"""
     nic: str
+    """the link of a host's NICs"""
     intra: str
+    """the link between the devices of a host"""
 
 
 @dataclass(frozen=True)
@@ -76,22 +63,41 @@ class RankFacts:
     """A class of ranks that do the same; bytes are of each of them."""
 
     name: str
+    """the part that the class plays, such as `pp=0`"""
     members: tuple[int, ...]
+    """its ranks; every rank is in one class"""
     count: int
+    """how many they are"""
     captured: tuple[int, ...]
+    """those that were really run"""
     peak_allocated_bytes: int
+    """as `torch.cuda.max_memory_allocated()` would say"""
     peak_reserved_bytes: int
+    """as `torch.cuda.max_memory_reserved()` would say"""
     first_step_peak_allocated_bytes: int
+    """the greatest of the whole run, with set-up and the first step"""
     first_step_peak_reserved_bytes: int
+    """likewise"""
     by_category: dict[Category, int]
+    """bytes at the peak of allocated memory: `parameter`, `gradient`, `optimizer`, `activation`,
+    `communication`, `temporary`"""
     memory_bytes: float
+    """what a device has; a part of it no allocator sees (the CUDA context, kernels)"""
     headroom_bytes: float
+    """what the allocator may have, less `first_step_peak_reserved_bytes`; negative where it does not fit"""
     fits: bool
+    """whether the job runs without running out of memory"""
     fragmentation: float
+    """share of `peak_reserved_bytes` that was never allocated at one time"""
     peak_at: tuple[ScopeBytes, ...]
+    """`{scope, bytes, blocks}`: the module paths, or purposes outside modules, whose blocks are largest at
+    the peak"""
     oom: OutOfMemory | None
+    """the first allocation that is refused, see oom"""
     busy_s: float
+    """time of an iteration in which operators run"""
     iteration_time_s: float
+    """of these ranks"""
 
 
 @dataclass(frozen=True)
@@ -100,19 +106,34 @@ class CollectiveFacts:
     ``count`` in a period."""
 
     kind: str
+    """`all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `reduce`, `gather`, `scatter`, `all_to_all`,
+    `barrier`, `send`, `recv`"""
     group: str
+    """label of the groups"""
     group_size: int
+    """ranks of a group"""
     hosts: int
+    """hosts that a group crosses"""
     backend: str
+    """`nccl` or `gloo`"""
     dtype: str
+    """of the elements"""
     algorithm: str
+    """the one that is chosen for this size and placement"""
     protocol: str
+    """`LL`, `LL128` or `Simple`; empty where there is none"""
     count: int
+    """in an iteration of a rank, or in a period"""
     bytes: float
+    """of the whole buffer, as NCCL's tests count it"""
     seconds_each: float
+    """from the last rank's readiness to the end"""
     seconds_total: float
+    """of an iteration: `count * seconds_each`, over the steps of the period"""
     exposed_seconds: float
+    """of it, on the critical path"""
     bus_bandwidth: float
+    """bytes/s, as NCCL's tests define it"""
 
 
 @dataclass(frozen=True)
@@ -121,12 +142,20 @@ class OperatorFacts:
     ``source``: of their times."""
 
     name: str
+    """with overload, such as `aten.mm.default`"""
     kind: str
+    """what its cost follows: `matmul`, `attention`, `elementwise`, …"""
     count: int
+    """in an iteration of a rank, or in a period"""
     flops: float
+    """of all of them"""
     bytes: float
+    """read and written by all of them"""
     seconds: float
+    """of all of them"""
     source: str
+    """where the time comes from: a measured profile, a modelled one (`windtunnel mapper profile`), or the
+    roofline"""
 
 
 @dataclass(frozen=True)
@@ -134,7 +163,9 @@ class BaselineFacts:
     """What an iteration was compared with: a run of the store or a file, and its time."""
 
     name: str
+    """the id of a run, or a file"""
     iteration_time_s: float
+    """its time of an iteration"""
 
 
 @dataclass(frozen=True)
@@ -142,9 +173,13 @@ class VerdictFacts:
     """What the run was to fail on, as ``--fail-on`` said it, and why it does, a sentence each."""
 
     fail_on: tuple[str, ...]
+    """what was to fail the run: `oom`, `hang`, `slower:10%`"""
     passed: bool
+    """whether none of it is so; else the command ends with status 3"""
     reasons: tuple[str, ...]
+    """what is so, a sentence each"""
     baseline: BaselineFacts | None
+    """what `slower` compared with"""
 
 
 @dataclass(frozen=True)
@@ -153,11 +188,17 @@ class StepFacts:
     needs most. ``more``: collectives and operators that the usual step does not have."""
 
     count: int
+    """steps of this kind"""
     steps: tuple[int, ...]
+    """their places in the period, from 1"""
     iteration_time_s: float
+    """time of one, in the mean"""
     peak_allocated_bytes: int
+    """of the rank that needs most"""
     peak_reserved_bytes: int
+    """of the rank that needs most"""
     more: tuple[str, ...]
+    """collectives and operators that the most frequent kind has not, four at most"""
 
 
 @dataclass(frozen=True)
@@ -166,9 +207,13 @@ class PeriodFacts:
     most frequent first. ``repeats``: it was seen to."""
 
     steps: int
+    """steps in the sequence that repeats"""
     seconds: float
+    """that they take together, `steps * iteration_time_s`"""
     repeats: bool
+    """whether the sequence was seen to come again"""
     kinds: tuple[StepFacts, ...]
+    """steps that are alike, the most frequent first"""
 
 
 @dataclass(frozen=True)
@@ -178,11 +223,17 @@ class ConfidentialFacts:
     ``source``: of the scheme's figures."""
 
     scheme: str
+    """the name of the protection"""
     messages: int
+    """messages between GPUs that it protects, of a step"""
     collective_seconds: float
+    """seconds that it adds to collectives of a step, overlapped or not"""
     copies: int
+    """copies that it protects, of a step"""
     copy_seconds: float
+    """seconds that it adds to copies of a step, overlapped or not"""
     source: str
+    """where its figures come from"""
 
 
 @dataclass(frozen=True)
@@ -190,60 +241,110 @@ class ReplayFacts:
     """Ranks and events that were replayed, and the seed of the jitter."""
 
     simulated_ranks: int
+    """ranks that were replayed; all others do the same as one of these"""
     events: int
+    """operators, collectives and waits that were replayed"""
     seed: int
+    """of the jitter"""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All that is told of one emulation.
-
-    docs/summary.md says what every field means, in which unit, and where it comes from; `to_json` is the
-    ``summary.json`` of that page."""
+    """The result of one emulation. Figures without another statement are of the steady iteration, the last
+    one captured; where steps differ, of the mean one of the period. `to_json` is ``summary.json``."""
 
     schema: str
+    """`windtunnel.emulate/2`: the form of this object"""
     run_id: str
+    """the run's id in the store"""
     created_at: str
+    """when the run began, ISO 8601, UTC"""
     versions: dict[str, str]
+    """versions of `windtunnel`, of `torch` that ran the script, and of `python`"""
     command: Command
+    """the program, its arguments and the emulator's options"""
     cluster: ClusterFacts
+    """what the program ran on"""
     world_size: int
+    """ranks of the job"""
     captured_ranks: tuple[int, ...]
+    """ranks whose program was really run"""
     steps_captured: int
+    """steps of each that were captured, up to the end of the first period"""
     iteration_time_s: float
+    """time of a steady iteration"""
     first_iteration_time_s: float
+    """time of the first one, set-up on the device included"""
     tokens_per_iteration: int | None
+    """tokens of all ranks in an iteration; null for a job without tokens"""
     tokens_per_second_per_device: float | None
+    """`tokens_per_iteration / iteration_time_s / world_size`; null without tokens"""
     model_flops_per_iteration: float
+    """FLOP that the model needs, all ranks, nothing computed twice"""
     hardware_flops_per_iteration: float
+    """FLOP that the devices run, with what is recomputed"""
     flops_dtype: str
+    """the dtype of most matrix products (`float8_e4m3fn` for both formats of float8)"""
     mfu: float
+    """model FLOP utilisation, never above 1: FLOPs of each dtype over the devices' dense peak in that dtype,
+    summed, over the time; so a job of bf16 and fp8 has 1 where every product runs at the peak of its own
+    units"""
     hfu: float
+    """hardware FLOP utilisation, likewise"""
     cost_per_iteration: float | None
+    """price of all devices for an iteration, in the currency of the cluster file; null without a price"""
     critical_rank: int
+    """the rank that ends last, whose time is split in `critical_path`"""
     critical_path: dict[str, float]
+    """seconds by what the slowest rank did or waited for; they add up to `iteration_time_s`. `compute`:
+    operators ran; `communication:<label>`: nothing ran but a collective or message of the groups with that
+    label (`dp`, `tp`, …); `pipeline_bubble`: waiting for another stage to compute; `imbalance`: waiting for a
+    rank with the same part that has more to do or is slower; `launch`: waiting for the host to issue work;
+    `idle`: anything else. A kind that took no time may be left out"""
     waits: tuple[Wait, ...]
+    """the three largest waits, the largest first"""
     ranks: tuple[RankFacts, ...]
+    """classes of ranks that do the same"""
     collectives: tuple[CollectiveFacts, ...]
+    """distinct collectives and messages"""
     operators: tuple[OperatorFacts, ...]
+    """operators by name"""
     provenance: dict[str, str]
+    """for a field's name, how its figures came about: `emulated` (worked out by windtunnel; also the meaning
+    of a field that is not named), `measured` (on a machine, in this run or in a profile), `published` (from a
+    source that the catalogue names) or `declared` (stated by the user or assumed, as a warning says)"""
     approximations: tuple[str, ...]
+    """what is only approximated, a sentence each"""
     warnings: tuple[str, ...]
+    """what a reader must know, a sentence each"""
     replay: ReplayFacts
+    """what was replayed"""
     directory: str
+    """the folder of the run's files"""
     capture_time_s: float
+    """how long the script's ranks ran; measured"""
     wall_time_s: float
+    """how long the emulation itself took; measured"""
     peak_rss_bytes: int
+    """memory that it took, parent and children; measured"""
     verdict: VerdictFacts | None = None
+    """the result of `--fail-on`; null without that option"""
     checked_ranks: tuple[int, ...] = ()
+    """ranks that ran only for their calls to others, which are those of their class"""
     assumed_ranks: tuple[int, ...] = ()
+    """ranks that did not run: they are assumed to do what their class does"""
     period: PeriodFacts | None = None
+    """the steps that repeat; null where all are alike"""
     joules_per_iteration: float | None = None
+    """energy of the operators of all ranks; null unless `windtunnel mapper profile` made the device and its
+    profile has each of them"""
     confidential: ConfidentialFacts | None = None
+    """with `--confidential` only: what the protection added"""
     live: HybridFacts | None = None
+    """with `--live` only: the live ranks beside the virtual ones"""
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of docs/summary.md: sets of ranks are text there, ``0-503,510``."""
+        """The object of ``summary.json``: sets of ranks are text there, ``0-503,510``."""
         content: dict[str, Any] = to_plain(self)
         for name in ("confidential", "live"):  # fields of those who asked for them
             if content[name] is None:
@@ -288,204 +389,3 @@ class Summary:
 
 def _numbers(ranks: str | list[int]) -> list[int]:
     return list(ranges.read(ranks)) if isinstance(ranks, str) else ranks
-
-
-def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
-    """An emulation in figures."""
-    cluster, timing, work = result.cluster, result.timing, result.work
-    world, seconds = cluster.world_size, timing.iteration_time_s
-    device = cluster.host.device
-    used = utilisation(work, seconds, world, device, measured=result.profile is not None)
-    notes = (*result.notes, *used.notes)
-    return Summary(
-        schema=SCHEMA, run_id=run_id, created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={name: version(name) for name in ("windtunnel", "torch")}
-        | {"python": platform.python_version()},
-        command=Command(
-            script=result.program.name,
-            args=tuple(str(argument) for argument in result.program.arguments),
-            options=result.options.deciding(),
-        ),
-        cluster=ClusterFacts(
-            name=cluster.name,
-            hosts=cluster.hosts,
-            devices_per_host=cluster.devices_per_host,
-            device=device.name,
-            topology=topology_text(cluster),
-            nic=cluster.host.nic.name,
-            intra=cluster.host.intra.name,
-        ),
-        world_size=world, captured_ranks=tuple(sorted(result.classes.captured)),
-        steps_captured=len(result.classes.classes[0].slice.steps), iteration_time_s=seconds,
-        first_iteration_time_s=result.first_iteration_s, tokens_per_iteration=work.tokens,
-        tokens_per_second_per_device=work.tokens / seconds / world if work.tokens and seconds > 0 else None,
-        model_flops_per_iteration=work.model_flops, hardware_flops_per_iteration=work.hardware_flops,
-        flops_dtype=work.dtype, mfu=used.mfu, hfu=used.hfu,
-        cost_per_iteration=_price(result), critical_rank=timing.critical_rank,
-        critical_path=_split(timing.critical_path),
-        waits=tuple(timing.waits),
-        ranks=tuple(_rank_class(result, row) for row in range(len(result.classes.classes))),
-        collectives=tuple(_collective(result, use) for use in timing.collectives),
-        operators=tuple(operator_table(result)),
-        provenance=_provenance(result),
-        approximations=tuple(sentences(notes, NoteKind.APPROXIMATION)),
-        warnings=tuple(sentences(notes, NoteKind.WARNING)),
-        replay=ReplayFacts(timing.simulated, timing.events, result.options.seed), directory=str(directory),
-        capture_time_s=result.capture_time_s, wall_time_s=result.wall_time_s, peak_rss_bytes=peak_rss_bytes(),
-        checked_ranks=result.classes.checked, assumed_ranks=tuple(result.classes.unseen),
-        period=_period(result), joules_per_iteration=joules(result), confidential=_confidential(result),
-    )  # fmt: skip
-
-
-def _confidential(result: EmulationResult) -> ConfidentialFacts | None:
-    scheme, steps = result.scheme, len(result.timing.step_s)
-    if scheme is None:
-        return None
-    added, sent = 0.0, 0
-    for use in result.timing.collectives:
-        nbytes = full_bytes(use.call, use.group_size)
-        sent += use.count * messages(use.call.kind, nbytes, use.group_size)[0]
-        added += use.count * scheme.collective(use.call.kind, nbytes, use.group_size)
-    row = int(result.classes.rank_class[result.timing.critical_rank])
-    slice_ = result.classes.classes[row].slice
-    events = slice_.events[slice(*slice_.steady)]
-    count = np.bincount(events["ref"][events["kind"] == EventKind.OP], minlength=len(slice_.operators))
-    each = np.array([added_to_copy(op, scheme) for op in slice_.operators])
-    copies, seconds = int(count[each > 0].sum()) // slice_.period, float(count @ each) / slice_.period
-    return ConfidentialFacts(scheme.name, sent // steps, added / steps, copies, seconds, scheme.source)
-
-
-def _period(result: EmulationResult) -> PeriodFacts | None:
-    """None where every step is like the one before it."""
-    timing, slice_ = result.timing, result.classes.classes[0].slice
-    if slice_.period == 1:
-        return None
-    parts = [Counter(_calls(slice_, *step)) for step in slice_.steps[-slice_.period :]]
-    kinds = Counter(slice_.kinds)  # those that come first of equally frequent ones
-    usual = parts[slice_.kinds.index(kinds.most_common(1)[0][0])]
-
-    def facts(kind: int) -> StepFacts:
-        steps = [place for place, one in enumerate(slice_.kinds) if one == kind]
-        allocated, reserved = zip(*(memory.steps[k] for memory in result.memory for k in steps), strict=True)
-        more = parts[steps[-1]] - usual
-        return StepFacts(
-            len(steps), tuple(k + 1 for k in steps), float(np.mean([timing.step_s[k] for k in steps])),
-            max(allocated), max(reserved), tuple(more)[:MORE],
-        )  # fmt: skip
-
-    return PeriodFacts(
-        slice_.period, timing.window[1] - timing.window[0], slice_.settled,
-        tuple(facts(kind) for kind, _ in kinds.most_common()),
-    )  # fmt: skip
-
-
-def _calls(slice_: Slice, begin: int, end: int) -> Iterator[str]:
-    """What a step calls, in words: collectives before operators."""
-    events = slice_.events[begin:end]
-    for row in events["ref"][events["kind"] == EventKind.COLLECTIVE].tolist():
-        call = slice_.collectives[row]
-        group = slice_.groups[call.group]
-        nbytes = size(full_bytes(call, len(group.ranks)))
-        yield f"{call.kind} of {nbytes} over {group.label or 'unnamed'}"
-    for row in events["ref"][events["kind"] == EventKind.OP].tolist():
-        yield slice_.operators[row].name.removeprefix("aten.").removesuffix(".default")
-
-
-def _provenance(result: EmulationResult) -> dict[str, str]:
-    """How figures came about; nothing is said of those that are not known."""
-    words = dict.fromkeys(EMULATED, "emulated") | {
-        "tokens_per_iteration": "emulated" if result.options.tokens is None else "declared",
-        "cluster": "published", "wall_time_s": "measured", "peak_rss_bytes": "measured",
-    }  # fmt: skip
-    words |= {} if result.scheme is None else {"confidential": "emulated"}
-    unknown = [] if result.work.tokens else ["tokens_per_iteration", "tokens_per_second_per_device"]
-    unknown += [] if joules(result) else ["joules_per_iteration"]
-    return {name: word for name, word in words.items() if name not in unknown}
-
-
-def peak_rss_bytes() -> int:
-    """Peak resident memory of this process plus that of its largest child, bytes."""
-    return 1024 * sum(
-        resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-
-
-def _price(result: EmulationResult) -> float | None:
-    hourly = result.cluster.price_per_device_hour
-    return (
-        None if hourly is None else hourly * result.cluster.world_size * result.timing.iteration_time_s / 3600
-    )
-
-
-def _split(parts: dict[str, float]) -> dict[str, float]:
-    """Every kind that there always is, then exposed communication by group kind; in seconds."""
-    always = {
-        kind: parts.get(kind, 0.0) for kind in ("compute", "pipeline_bubble", "imbalance", "launch", "idle")
-    }
-    return (
-        {"compute": always.pop("compute")}
-        | {k: v for k, v in parts.items() if k.startswith("communication:")}
-        | always
-    )
-
-
-def _rank_class(result: EmulationResult, row: int) -> RankFacts:
-    cls, memory, timing = result.classes.classes[row], result.memory[row], result.timing
-    whole, steady, oom = memory.whole, memory.steady, memory.oom
-    return RankFacts(
-        name=cls.name, members=tuple(cls.members.tolist()), count=len(cls.members),
-        captured=tuple(sorted(cls.captured)),
-        peak_allocated_bytes=steady.allocated_bytes, peak_reserved_bytes=steady.reserved_bytes,
-        first_step_peak_allocated_bytes=whole.allocated_bytes,
-        first_step_peak_reserved_bytes=whole.reserved_bytes,
-        by_category=steady.by_category,
-        memory_bytes=result.cluster.host.device.memory_bytes, headroom_bytes=memory.headroom_bytes,
-        fits=memory.fits, fragmentation=memory.fragmentation,
-        peak_at=steady.held[:HELD], oom=oom and replace(oom, held=oom.held[:HELD]),
-        busy_s=float(timing.rank_busy_s[cls.members].mean()),
-        iteration_time_s=float(timing.rank_iteration_s[cls.members].max()),
-    )  # fmt: skip
-
-
-def _collective(result: EmulationResult, use: CollectiveUse) -> CollectiveFacts:
-    cluster, call = result.cluster, use.call
-    placement = cluster.placement(use.ranks)
-    nbytes = full_bytes(call, use.group_size)
-    cost = collective_cost(
-        call.kind, nbytes, placement, cluster, backend=call.backend, sharing=sharing_of(cluster, placement),
-        profile=result.profile,
-    )  # fmt: skip
-    cost = or_alternative(cost, call, Group("", use.ranks, use.label), result.alternatives)
-    added = result.scheme.collective(call.kind, nbytes, use.group_size) if result.scheme else 0.0
-    return CollectiveFacts(
-        kind=call.kind, group=use.label, group_size=use.group_size, hosts=placement.hosts,
-        backend=call.backend, dtype=call.dtype, algorithm=cost.algorithm, protocol=cost.protocol,
-        count=use.count, bytes=nbytes, seconds_each=use.seconds_each,
-        seconds_total=use.seconds_each * use.count / len(result.timing.step_s),
-        exposed_seconds=use.exposed_seconds,
-        bus_bandwidth=cost.bus_bandwidth * (cost.seconds / (cost.seconds + added) if added else 1.0),
-    )  # fmt: skip
-
-
-def operator_table(result: EmulationResult, most: int = 60) -> list[OperatorFacts]:
-    """Operators of the critical rank's steps, those that take longest first: calls of one name together, in
-    all of the period; their figures are of the mean step."""
-    row = int(result.classes.rank_class[result.timing.critical_rank])
-    slice_ = result.classes.classes[row].slice
-    device = result.cluster.host.device
-    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
-    sources: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for op, times in slice_.calls():
-        cost = cost_of(op, device, result.profile)
-        if cost.source == "free":
-            continue
-        key = op.name, str(cost.kind)
-        each = (cost.flops / slice_.period, cost.bytes / slice_.period, cost.seconds / slice_.period)
-        for place, value in enumerate((1, *each)):
-            totals[key][place] += times * value
-        sources[key].add(cost.source)
-    rows = [
-        OperatorFacts(*key, int(times), flops, nbytes, seconds, "+".join(sorted(sources[key])))
-        for key, (times, flops, nbytes, seconds) in totals.items()
-    ]
-    return sorted(rows, key=lambda row: -row.seconds)[:most]

@@ -90,7 +90,7 @@ def read_allow_list(path: Path) -> AllowList:
     try:
         allow = from_plain(AllowList, read_mapping(path, "allow-list"))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: {error}; accepted is an allow-list as docs/trust.md has it") from None
+        raise UserError(f"{path}: {error}; accepted is an allow-list as docs/attest.md has it") from None
     for text in (*allow.roots, *allow.tpms, *sum(allow.measurements.values(), ())):
         if not re.fullmatch("[0-9a-f]{64}", text):
             raise UserError(f"{path}: {text!r} is no digest or key; accepted are 64 hex digits, 0 to f")

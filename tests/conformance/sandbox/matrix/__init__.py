@@ -1,4 +1,4 @@
 """A matrix of foreign programs: which of them come back as they were, by their own verdict.
 
-``make matrix-sandbox`` installs what it needs, runs it and writes the table into docs/sandbox-reference.md.
+``make matrix-sandbox`` installs what it needs, runs it and writes docs/benchmarks/sandbox-programs.md.
 """

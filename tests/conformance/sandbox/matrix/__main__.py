@@ -3,7 +3,7 @@
     … --list                          the rows, and what of them is not here
     … --packages                      the Debian packages that all rows need, one a line
     … --row NAME [--row NAME]         rows whose names contain this
-    … --into docs/sandbox-reference.md          write the table between its markers
+    … --into docs/benchmarks/sandbox-programs.md          write the table between its markers
 
 Exit status 0: every row is right or refused beforehand; 3: one is not; 2: there is no such row.
 """

@@ -2,7 +2,8 @@
 
 Each build is installed into an environment of its own, which takes gigabytes; what is installed once is found
 again the next time. Then every script is emulated with each of them, and the table goes to
-docs/frameworks.md. A build with CUDA kernels must give every number that the CPU build of its version gives.
+docs/benchmarks/frameworks.md. A build with CUDA kernels must give every number of the CPU build of its
+version.
 
     python tests/training/emulate/matrix/matrix.py                # the builds of the table
     python tests/training/emulate/matrix/matrix.py 2.14.1-cuda    # others: printed, not written
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[4]
-PAGE = ROOT / "docs" / "frameworks.md"
+PAGE = ROOT / "docs" / "benchmarks" / "frameworks.md"
 BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->"
 HEAD = (
     "| script | PyTorch | iteration | peak reserved | equal to the CPU build |",

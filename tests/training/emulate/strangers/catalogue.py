@@ -12,7 +12,7 @@ from windtunnel.base import ranges
 PROGRAMS = Path(__file__).parent / "programs"
 TORCH = "2.13.0"
 """The version of PyTorch that the page's figures are of."""
-PAGE = Path(__file__).parents[4] / "docs" / "frameworks.md"
+PAGE = Path(__file__).parents[4] / "docs" / "benchmarks" / "frameworks.md"
 BEGIN, END = "<!-- strangers -->\n", "<!-- end of strangers -->"
 HEAD = (
     "| trainer | packages | cluster | ranks run | iteration | tokens | MFU | reserved | answered, not done |",

@@ -137,8 +137,7 @@ class TieredEmbeddingBag(torch.nn.Module):
         """The optimizer's step over the rows that have a gradient; without any, nothing.
 
         Raises:
-            windtunnel.HostError: changed rows cannot be written back. The step is done, they are in fast
-            memory;
+            HostError: changed rows cannot be written back. The step is done, they are in fast memory, and
                 the next forward pass, or `flush`, tries again.
         """
         if not self._pending:

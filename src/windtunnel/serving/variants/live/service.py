@@ -165,8 +165,9 @@ class Service:
         """Who answered, and the ``wanted`` outputs (all, where none is). ``inputs``: as `checked` gives them.
 
         Raises:
-            Unknown: no such model. Infeasible: none does what is asked. Unanswered: none could, or not in
-            time.
+            Unknown: no such model.
+            Infeasible: no variant meets the needs.
+            Unanswered: no variant could answer, or not in time.
             UserError: an output is wanted twice, or there is none of that name.
         """
         first = self.named(name)[0]

@@ -201,13 +201,23 @@ OptionsSpec = create_model("OptionsSpec", __config__=ConfigDict(extra="forbid"),
 
 class SweepSpec(BaseModel, extra="forbid"):
     name: str | None = None
+    """a title; the file's name where it is left out"""
     script: str
+    """the path of a script, from this file's folder"""
     args: Annotated[str | list[str], BeforeValidator(_words)] = ""
+    """text, split as a shell does, in which an option may have braces (`--tp {1,2}`); or a list of words, in
+    which nothing is expanded"""
     clusters: Texts
+    """one or a list of names or YAML files, with what-ifs (`,nic=ib-200`) and braces"""
     grid: dict[str, Annotated[list[Value], BeforeValidator(_values)]] = {}
+    """options and their values: numbers, words, true and false for flags, or text such as `"{1,2}"`"""
     where: Annotated[list[str], BeforeValidator(_list)] = []
+    """one condition or a list of them; a point for which one does not hold is left out"""
     options: OptionsSpec = OptionsSpec()  # type: ignore[valid-type]
+    """as in `windtunnel emulate`"""
     price_per_device_hour: Price | dict[str, Price] | None = None
+    """a number, or one for each device; a cluster's own price goes first. Without prices cost is in device
+    hours"""
 
 
 ACCEPTED = {

@@ -107,9 +107,13 @@ class Wait:
     """``seconds`` of the iteration, ``share`` of it, spent on ``what``; ``remedy`` is one sentence."""
 
     what: str
+    """what the slowest rank waits for"""
     seconds: float
+    """of an iteration"""
     share: float
+    """of `iteration_time_s`"""
     remedy: str
+    """what would change it, a sentence"""
 
 
 def largest_waits(

@@ -31,8 +31,11 @@ class ScopeBytes:
     one purpose."""
 
     scope: str
+    """a module path, or a purpose outside modules"""
     bytes: int
+    """bytes of its live blocks"""
     blocks: int = 0
+    """how many blocks these are"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,20 @@ class OutOfMemory:
     for, and what was held then. ``reserved_bytes - allocated_bytes`` is what fragmentation kept."""
 
     scope: str
+    """what the memory is for: a module path, `backward of layers.3.mlp`, `optimizer state of
+    layers.0.wq.weight`, or a line of the script, `train.py:88 in main`"""
     requested_bytes: int
+    """that are asked for"""
     reserved_bytes: int
+    """that the allocator holds already"""
     by_category: dict[Category, int]
+    """of these, as `by_category` of the ranks"""
     held: tuple[ScopeBytes, ...]
+    """`{scope, bytes, blocks}`: what holds most of them, in how many blocks"""
     allocated_bytes: int = 0
+    """that tensors hold then"""
     event: int = -1
+    """its place among the events of the run"""
 
 
 @dataclass(frozen=True, slots=True)
