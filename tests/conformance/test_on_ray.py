@@ -8,28 +8,32 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
 
+from support.ports import free_port
 from support.waiting import until
 from training.host_helpers import STAYS, environment, script
-from windtunnel.linux.hosts import RayCluster
+from windtunnel.linux.hosts import Lost, RayCluster
 from windtunnel.store import eventlog
 from windtunnel.training import launch as training
 from windtunnel.training.launch import Launched
 
 ray = pytest.importorskip("ray", reason="needs ray (extra ray)")
+CLIENTS = free_port()
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
-    """Three nodes of two cores, beside a head that has none."""
+    """Three nodes of two cores, beside a head that has none, with a server for clients."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        head = {"num_cpus": 0, "ray_client_server_port": CLIENTS}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(3):
             cluster.add_node(num_cpus=2)
         patch.setenv("RAY_ADDRESS", cluster.address)
@@ -81,6 +85,7 @@ def test_a_job_outlives_a_node(nodes: Any, tmp_path: Path) -> None:
 LAUNCHER = """
 import sys
 from pathlib import Path
+from string import Template
 from windtunnel.training.launch import launch
 launch(sys.argv[1], hosts=2, preload=("json",), on="ray", folder=Path(sys.argv[2])).wait()
 """
@@ -121,3 +126,23 @@ def test_workers_of_ingest_are_actors(nodes: Any, tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["exactly_once"]
+
+
+def test_a_client_has_actors_on_nodes_of_their_own(nodes: Any) -> None:
+    with RayCluster(f"ray://127.0.0.1:{CLIENTS}", namespace="client") as cluster:
+        assert cluster.total("CPU") >= 4
+        places = cluster.places(2)
+        actors = [
+            cluster.actor(Template, "$x", restarts=True, name=f"actor-{number}", place=place)
+            for number, place in enumerate(places)
+        ]
+        calls = [actor.call("substitute", {"x": number}) for number, actor in enumerate(actors)]
+        assert cluster.first(calls).done
+        assert [call.result(60) for call in calls] == ["0", "1"]
+        with pytest.raises(KeyError):
+            actors[0].call("substitute", {}).result(60)
+        actors[0].kill()
+        with pytest.raises(Lost):
+            actors[0].call("substitute", {"x": 1}).result(60)
+        actors[1].kill()
+        cluster.release()

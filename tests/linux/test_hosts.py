@@ -66,7 +66,7 @@ def test_a_job_set_is_as_its_schema_says() -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api")
     made = job_set(
         "job", "image:1", ["lead", "a"], 3, ["lend", "b"], files={"job.json": "{}"}, folder="/run/job",
-        secret=("WINDTUNNEL_SECRET", "job"),
+        secret="WINDTUNNEL_SECRET",
     )  # fmt: skip
     config, jobs = made["items"]
     assert models.IoK8sApiCoreV1ConfigMap.from_dict(config).to_dict() == config

@@ -97,12 +97,13 @@ def _only(context: typer.Context, *accepted: str) -> None:
     """Raises UserError where another option is given beside --resume, or a script."""
     from windtunnel.base.errors import UserError
 
-    for one in context.command.params:
-        source = context.get_parameter_source(one.name or "")
-        if one.name not in accepted and source is not None and source.name == "COMMANDLINE":
-            told = max(one.opts, key=len) if one.param_type_name == "option" else str(one.name).upper()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in accepted and source is not None and source.name == "COMMANDLINE":
+            flag = max(parameter.opts, key=len) if parameter.param_type_name == "option" else name.upper()
             raise UserError(
-                f"--resume: {told} is that of the run and cannot be given; accepted are --secret-file, "
+                f"--resume: {flag} is that of the run and cannot be given; accepted are --secret-file, "
                 "--tls-cert, --tls-key, --tls-ca and --json"
             )
 

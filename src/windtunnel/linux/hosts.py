@@ -87,32 +87,25 @@ class RayCluster:
             try:
                 address = os.environ.get("RAY_ADDRESS", "") if on == RAY else on
                 if ":" in address:
-                    _knock(address.removeprefix(f"{RAY}://"))
+                    host, _, port = address.removeprefix(f"{RAY}://").rpartition(":")
+                    socket.create_connection((host, int(port)), timeout=PATIENCE).close()
                 ray.init(
                     None if on == RAY else on, namespace=namespace, log_to_driver=output,
                     logging_level=logging.ERROR, include_dashboard=None if address else False,
                 )  # fmt: skip
             except Exception as error:  # Ray's own are no family of exceptions
-                reason = str(error).strip().partition("\n")[0]
                 raise UserError(
-                    f"`on` {on}: no Ray cluster answers there ({reason}); accepted are {RAY} and "
+                    f"`on` {on}: no Ray cluster answers there ({_first_line(error)}); accepted are {RAY} and "
                     f"{RAY}://HOST:PORT"
                 ) from None
 
-    @property
-    def cores(self) -> int:
-        """Of all hosts together."""
-        return int(self._ray.cluster_resources().get("CPU", 0))
+    def total(self, resource: str) -> int:
+        """What all hosts have of it: "CPU" and "GPU" are counted, "memory" is in bytes."""
+        return int(self._ray.cluster_resources().get(resource, 0))
 
-    @property
-    def free(self) -> int:
-        """Bytes of memory of all hosts that no actor has asked for."""
-        return int(self._ray.available_resources().get("memory", 0))
-
-    @property
-    def gpus(self) -> int:
-        """Of all hosts together."""
-        return int(self._ray.cluster_resources().get("GPU", 0))
+    def free(self, resource: str) -> int:
+        """What of `total` no actor has asked for."""
+        return int(self._ray.available_resources().get(resource, 0))
 
     def shared(self, value: Any) -> Any:
         """``value`` for an argument of several actors: it is sent once to each host."""
@@ -225,7 +218,7 @@ class Call:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except self._ray.exceptions.RayError as error:
-            raise Lost(f"Ray lost an actor ({_sentence(error)})") from None
+            raise Lost(f"Ray lost an actor ({_first_line(error)})") from None
 
 
 def exit_actor() -> None:
@@ -242,15 +235,8 @@ def host_of_actor() -> tuple[str, str]:
     return str(ray.util.get_node_ip_address()), str(ray.get_runtime_context().get_node_id())
 
 
-def _sentence(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).strip().splitlines()]
-    return lines[0] if lines else type(error).__name__
-
-
-def _knock(address: str) -> None:
-    """Raises OSError where nobody answers."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 # -- Slurm ------------------------------------------------------------------------------------------------
@@ -317,17 +303,16 @@ def job_set(
     *,
     files: Mapping[str, str],
     folder: str,
-    secret: tuple[str, str],
+    secret: str,
 ) -> dict[str, Any]:
     """A list of manifests: a ConfigMap of ``files``, and a JobSet. One pod of it runs ``leader``; ``hosts``
     others, each on a host of its own, run ``command``. A container that fails is run again, a lost pod made
     anew. The job has ended when the leader has.
 
     ``folder``: where the leader has the ``files``, and keeps its own in a claim called ``name``. ``secret``:
-    a variable of all containers, and the Secret whose key of that name it is.
+    a variable of all containers, which is the key of that name of the Secret ``name``.
     """
-    variable, holder = secret
-    env = [{"name": variable, "valueFrom": {"secretKeyRef": {"name": holder, "key": variable}}}]
+    env = [{"name": secret, "valueFrom": {"secretKeyRef": {"name": name, "key": secret}}}]
     memory = {"name": "memory", "emptyDir": {"medium": "Memory"}}  # else /dev/shm has 64 MiB
     shared = {"name": "memory", "mountPath": "/dev/shm"}
     label = {"windtunnel/hosts-of": name}

@@ -115,7 +115,7 @@ class RayHosts:
     def __init__(self, job: JobSpec, launcher: str, secret: Keys, folder: Path) -> None:
         began = eventlog.read(folder / eventlog.NAME)[0]["t"]
         self._cluster = RayCluster(job.on, namespace=f"windtunnel-{folder.name}-{began}", output=True)
-        self._gpus = job.per_host if self._cluster.gpus else None
+        self._gpus = job.per_host if self._cluster.total("GPU") else None
         self._arguments = launcher, secret.secret, job.tls
         count = job.hosts + job.spares
         self._places = self._cluster.places(count, self._gpus)
@@ -223,7 +223,7 @@ def manifest(job: JobSpec) -> dict[str, Any]:
         ["windtunnel", "host", address, *_certificates(job.tls)],
         files={JOB: json.dumps(there.plain())},
         folder=FOLDER,
-        secret=(keys.VARIABLE, NAME),
+        secret=keys.VARIABLE,
     )
 
 

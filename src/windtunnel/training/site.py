@@ -38,17 +38,17 @@ PATIENCE = 10.0
 def statuses(folder: Path, lives: Callable[[int], bool]) -> dict[int, dict[str, Any]]:
     """What stands at each place of the run in ``folder``: the agent's pid, host id, memory folder and workers
     {rank: pid}. ``lives``: whether the agent with that pid does."""
-    told = []
+    statuses = []
     for path in (folder / "agents").glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
-            told.append(json.loads(path.read_text()))
-    found = {}
+            statuses.append(json.loads(path.read_text()))
+    by_place = {}
     # of two, the older is of a host that was cut off and does not know yet that it was replaced
-    for status in sorted(told, key=lambda one: int(one["generation"])):
+    for status in sorted(statuses, key=lambda status: int(status["generation"])):
         if status["place"] is not None and lives(status["pid"]):
             status["workers"] = {int(rank): pid for rank, pid in status["workers"].items()}
-            found[status["place"]] = status
-    return found
+            by_place[status["place"]] = status
+    return by_place
 
 
 def numbered(folder: Path) -> list[tuple[int, str]]:
@@ -66,7 +66,7 @@ class EmulatedHost:
 
 
 class Site:
-    """Made, or taken up where the run in ``folder`` left one (``found``). ``output``: fd for what the
+    """Begun, or taken up where the run in ``folder`` left one (``taken_up``). ``output``: fd for what the
     trainers print, of which a copy is kept.
 
     Raises:
@@ -84,7 +84,7 @@ class Site:
         self._agents.mkdir(parents=True, exist_ok=True)
         cleanup.sweep()
         before = self._before()
-        self.found = before is not None
+        self.taken_up = before is not None
         self.token = before["token"] if before else f"windtunnel-{folder.name[-20:]}-{secrets.token_hex(3)}"
         self.memory = cleanup.MEMORY / self.token if before else cleanup.claim(self.token)
         try:
@@ -101,17 +101,17 @@ class Site:
         self.forkserver = ForkServerKeeper(self.memory / "forkserver", preload, self.env, AT_END)
         if before:
             self._take_up()
-        told = {"token": self.token, "network": self.network.address if self.network else None}
-        atomic.replace(folder / NAME, json.dumps(told) + "\n")
+        record = {"token": self.token, "network": self.network.address if self.network else None}
+        atomic.replace(folder / NAME, json.dumps(record) + "\n")
 
     def _before(self) -> dict[str, str] | None:
         """What stands of an earlier launcher, with this process for an owner."""
         with contextlib.suppress(OSError, ValueError):
-            told: dict[str, str] = json.loads((self.folder / NAME).read_text())
-            file = cleanup.MEMORY / told["token"] / cleanup.OWNER
+            record: dict[str, str] = json.loads((self.folder / NAME).read_text())
+            file = cleanup.MEMORY / record["token"] / cleanup.OWNER
             if file.exists():
                 add_owner(file, Identity.own())
-                return told
+                return record
         return None
 
     def _take_up(self) -> None:
@@ -182,7 +182,7 @@ class Site:
 
     def leave(self) -> None:
         """Leave what is there to the next launcher."""
-        if self.found:
+        if self.taken_up:
             self.forkserver.leave()
             self._close_output()
         else:

@@ -169,11 +169,11 @@ class JobSpec:
     def checkpoints(self) -> dict[str, Any]:
         """For the `PeerCheckpointer` of each trainer, whose own arguments go before."""
         waits = self.waits("checkpoint")
-        told = {name: getattr(self, name) for name in _OF_CHECKPOINTS}
-        told |= {"copies": self.copies or min(Checkpoints.copies, self.hosts), "domains": self.domains}
-        told |= {"placement": self.placement or ("domains" if self.domains else Checkpoints.placement)}
-        told |= {"patience": waits["commit"], "stored": waits["stored"]}
-        return {name: value for name, value in told.items() if value not in (None, "", ())}
+        settings = {name: getattr(self, name) for name in _OF_CHECKPOINTS}
+        settings |= {"copies": self.copies or min(Checkpoints.copies, self.hosts), "domains": self.domains}
+        settings |= {"placement": self.placement or ("domains" if self.domains else Checkpoints.placement)}
+        settings |= {"patience": waits["commit"], "stored": waits["stored"]}
+        return {name: value for name, value in settings.items() if value not in (None, "", ())}
 
     # -- as a record --------------------------------------------------------------------------------------
 
@@ -204,14 +204,14 @@ class JobSpec:
             UserError: one sentence; options are named in it as ``name``.
         """
         self._check_script()
-        for one in options(JobSpec):
-            value = getattr(self, one.name)
+        for declared in options(JobSpec):
+            value = getattr(self, declared.name)
             if value is None:
                 continue
-            if one.among and value not in one.among:
-                raise UserError(f"`{one.name}` {value}: accepted are {', '.join(one.among)}")
-            if one.least is not None and value < one.least:
-                raise UserError(f"`{one.name}` {value}: at least {one.least} is needed")
+            if declared.among and value not in declared.among:
+                raise UserError(f"`{declared.name}` {value}: accepted are {', '.join(declared.among)}")
+            if declared.least is not None and value < declared.least:
+                raise UserError(f"`{declared.name}` {value}: at least {declared.least} is needed")
         if self.min_hosts > self.hosts:
             raise UserError(f"`min_hosts` {self.min_hosts}: more than `hosts` {self.hosts}")
         self._check_times()
@@ -247,8 +247,8 @@ class JobSpec:
             raise UserError(f"{self.script}: it cannot be read ({error.strerror})") from error
         except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-            told = error.msg if isinstance(error, SyntaxError) else str(error)
-            raise UserError(f"{self.script}{line}: no Python that can be run ({told})") from error
+            reason = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise UserError(f"{self.script}{line}: no Python that can be run ({reason})") from error
 
     def _check_times(self) -> None:
         if self.timeout <= 0:
@@ -269,8 +269,8 @@ class JobSpec:
         if (
             self.domains or not self.external_hosts
         ):  # hosts that come by themselves say their domains themselves
-            told = self.checkpoints
-            place(self.hosts, told["copies"], told["placement"], self.domains)
+            settings = self.checkpoints
+            place(self.hosts, settings["copies"], settings["placement"], self.domains)
 
     def _check_faults(self) -> None:
         for text in self.faults:

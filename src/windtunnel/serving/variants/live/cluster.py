@@ -84,11 +84,11 @@ class Cluster:
     def __init__(self, on: str) -> None:
         self._ray = RayCluster(on)
         self._files = lru_cache(maxsize=None)(self._sent)
-        self.cores = self._ray.cores
+        self.cores = self._ray.total("CPU")
 
     def free(self) -> int:
         """Bytes that no actor has asked for."""
-        return self._ray.free
+        return self._ray.free("memory")
 
     def _sent(self, file: Path) -> Any:
         files = [file, *file.parent.glob(f"{file.stem}.data")]
