@@ -35,8 +35,8 @@ def _by_type(compiled: Any) -> Any:
     of_types = compiled.get_call_template
 
     def of_constants(given: Any, named: Any) -> Any:
-        plain = {name: types.unliteral(one) for name, one in dict(named).items()}
-        return of_types(tuple(types.unliteral(one) for one in given), plain)
+        plain = {name: types.unliteral(constant) for name, constant in dict(named).items()}
+        return of_types(tuple(types.unliteral(constant) for constant in given), plain)
 
     compiled.get_call_template = of_constants
     return compiled

@@ -37,9 +37,9 @@ def end(own: Address, other: Address) -> End | None:
     """The end at ``own`` of the IPv4 connection between both (also where its socket is of IPv6); None where
     there is none."""
     with contextlib.suppress(OSError):
-        found = _asked(own, other)
-        if found is not None:
-            return found
+        address = _asked(own, other)
+        if address is not None:
+            return address
     return _listed(own, other)
 
 

@@ -52,12 +52,12 @@ def _sentence(error: ValidationError, model: type[BaseModel], accepted: Mapping[
     if first["type"] == "extra_forbidden":
         known = [field.alias or name for name, field in holder.model_fields.items()]
         return f"field {field} is unknown{suggest(loc[-1], known)}"
-    told = repr(first["input"])
-    told = told if len(told) <= LONGEST else told[: LONGEST - 1] + "…"
+    text = repr(first["input"])
+    text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
     words = (
         first["ctx"]["error"] if first["type"] == "value_error" else f"accepted is {words or first['msg']}"
     )
-    return f"field {field} is {told}, {words}"
+    return f"field {field} is {text}, {words}"
 
 
 def _followed(model: type[BaseModel], loc: tuple[str, ...]) -> tuple[type[BaseModel], list[str], list[str]]:
@@ -74,8 +74,8 @@ def _followed(model: type[BaseModel], loc: tuple[str, ...]) -> tuple[type[BaseMo
             continue
         holder = at
         names.append(part)
-        found = next((field for name, field in at.model_fields.items() if part in (name, field.alias)), None)
-        at = _holder(found.annotation) if found else None
+        match = next((field for name, field in at.model_fields.items() if part in (name, field.alias)), None)
+        at = _holder(match.annotation) if match else None
     return holder, path, names
 
 
@@ -83,7 +83,7 @@ def _holder(kind: Any) -> Any:
     """The model or the mapping that a type is, or None; None too where it may be several things, whose names
     Pydantic then has among the fields."""
     if get_origin(kind) in (Annotated, Union, UnionType):
-        kinds = [one for one in get_args(kind) if one is not NoneType]
+        kinds = [argument for argument in get_args(kind) if argument is not NoneType]
         return _holder(kinds[0]) if len(kinds) == 1 or get_origin(kind) is Annotated else None
     is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
     return kind if is_model or get_origin(kind) is dict else None

@@ -26,10 +26,10 @@ Build = Callable[[Path], None]
 
 def digest(sources: Iterable[Path], flags: str = "") -> str:
     """Of the content of files and of how they are compiled."""
-    found = hashlib.sha256(flags.encode())
+    sha = hashlib.sha256(flags.encode())
     for path in sources:
-        found.update(path.read_bytes())
-    return found.hexdigest()[:12]
+        sha.update(path.read_bytes())
+    return sha.hexdigest()[:12]
 
 
 def compiler(variable: str, usual: str, other: str, otherwise: str) -> str:
@@ -38,10 +38,10 @@ def compiler(variable: str, usual: str, other: str, otherwise: str) -> str:
     Raises:
         UserError: there is none; says ``otherwise``.
     """
-    found = shutil.which(os.environ.get(variable, usual)) or shutil.which(other)
-    if found is None:
+    program = shutil.which(os.environ.get(variable, usual)) or shutil.which(other)
+    if program is None:
         raise UserError(otherwise)
-    return found
+    return program
 
 
 def compiled(command: list[str], what: str) -> None:
@@ -99,8 +99,8 @@ class Freestanding:
         return self.main.parent
 
     def file_name(self) -> str:
-        found = digest([*sorted(self.folder.glob("*.[ch]")), *self.others], " ".join(self.flags))
-        return f"{self.name}-{platform.machine()}-{found}{self.ending}"
+        sources = digest([*sorted(self.folder.glob("*.[ch]")), *self.others], " ".join(self.flags))
+        return f"{self.name}-{platform.machine()}-{sources}{self.ending}"
 
     def build(self, target: Path) -> None:
         """Compile it for this machine. Raises UserError."""
@@ -108,8 +108,8 @@ class Freestanding:
             f"no {self.what} for {platform.machine()} is shipped and no C compiler was found to build it: "
             "install one (apt-get install gcc)"
         )
-        found = compiler("CC", "gcc", "clang", otherwise)
-        compiled([found, *self.flags, "-o", str(target), str(self.main)], f"the {self.what}")
+        program = compiler("CC", "gcc", "clang", otherwise)
+        compiled([program, *self.flags, "-o", str(target), str(self.main)], f"the {self.what}")
 
     @functools.cache  # noqa: B019 (there are as many as modules that make one)
     def locate(self) -> Path:

@@ -33,9 +33,9 @@ def place() -> None:
 def cache_of(package: Path, folder: Path) -> Path:
     """The cache for the state that ``package`` is in; of older ones in ``folder`` `KEPT` stay."""
     files = [(path.relative_to(package), path.stat()) for path in sorted(package.rglob("*.py"))]
-    told = "".join(f"{name} {found.st_mtime_ns} {found.st_size}\n" for name, found in files)
+    listing = "".join(f"{name} {found.st_mtime_ns} {found.st_size}\n" for name, found in files)
     where = hashlib.sha256(str(package).encode()).hexdigest()[:8]
-    cache = folder / f"{where}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    cache = folder / f"{where}-{hashlib.sha256(listing.encode()).hexdigest()[:16]}"
     if not cache.exists():
         cache.mkdir(parents=True, exist_ok=True)
         states = sorted(folder.glob(f"{where}-*"), key=lambda path: path.stat().st_mtime)

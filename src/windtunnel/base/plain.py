@@ -38,11 +38,11 @@ def to_plain(value: object, *, tag: bool = False) -> Any:
         }
         return {TAG: type(value).__name__, **fields} if tag else fields
     if isinstance(value, tuple | list):
-        return [to_plain(one, tag=tag) for one in value]
+        return [to_plain(item, tag=tag) for item in value]
     if isinstance(value, frozenset | set):
-        return sorted(to_plain(one, tag=tag) for one in value)
+        return sorted(to_plain(item, tag=tag) for item in value)
     if isinstance(value, dict):
-        return {str(to_plain(key)): to_plain(one, tag=tag) for key, one in value.items()}
+        return {str(to_plain(key)): to_plain(item, tag=tag) for key, item in value.items()}
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
@@ -56,8 +56,8 @@ def from_plain(kind: type[T] | types.UnionType, value: Any, *, foreign: bool = F
         TypeError, ValueError, KeyError: an unknown or missing field, or one of another type.
     """
     name = getattr(kind, "__name__", "value")
-    made: T = _read(kind, value, name, foreign)
-    return made
+    result: T = _read(kind, value, name, foreign)
+    return result
 
 
 class _Field(NamedTuple):
@@ -98,14 +98,14 @@ def _read(kind: Any, value: Any, where: str, foreign: bool) -> Any:
         rest = [argument for argument in arguments if argument is not type(None)]
         if len(rest) == 1:
             return _read(rest[0], value, where, foreign)
-        tagged: dict[str, Any] = {one.__name__: one for one in rest if hasattr(one, "__dataclass_fields__")}
+        tagged: dict[str, Any] = {choice.__name__: choice for choice in rest if hasattr(choice, "__dataclass_fields__")}
         if isinstance(value, dict) and value.get(TAG) in tagged:
             return _dataclass(tagged[value[TAG]], value, where, foreign)
-        for one in rest:
-            if isinstance(one, type) and type(value) is one:
+        for choice in rest:
+            if isinstance(choice, type) and type(value) is choice:
                 return value
-            if typing.get_origin(one) in (list, Sequence) and isinstance(value, list):
-                return _read(one, value, where, foreign)
+            if typing.get_origin(choice) in (list, Sequence) and isinstance(value, list):
+                return _read(choice, value, where, foreign)
     elif origin is typing.Literal:
         if value in arguments:
             return value
@@ -113,20 +113,20 @@ def _read(kind: Any, value: Any, where: str, foreign: bool) -> Any:
         raise TypeError(f"{where} is {value!r}, which is not accepted; use {accepted}")
     elif origin is tuple and isinstance(value, list):
         if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return tuple(_read(arguments[0], one, where, foreign) for one in value)
+            return tuple(_read(arguments[0], choice, where, foreign) for choice in value)
         if len(arguments) == len(value):
             pairs = zip(arguments, value, strict=True)
-            return tuple(_read(one, item, where, foreign) for one, item in pairs)
+            return tuple(_read(choice, item, where, foreign) for choice, item in pairs)
     elif origin is frozenset and isinstance(value, list):
-        return frozenset(_read(arguments[0], one, where, foreign) for one in value)
+        return frozenset(_read(arguments[0], choice, where, foreign) for choice in value)
     elif origin in (list, Sequence) and isinstance(value, list):
-        return [_read(arguments[0], one, where, foreign) for one in value]
+        return [_read(arguments[0], choice, where, foreign) for choice in value]
     elif origin is dict and isinstance(value, dict):
-        made = {
-            _key(arguments[0], key): _read(arguments[1], one, f"{where}.{key}", foreign)
-            for key, one in value.items()
+        values = {
+            _key(arguments[0], key): _read(arguments[1], choice, f"{where}.{key}", foreign)
+            for key, choice in value.items()
         }
-        return made
+        return values
     elif isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value) if foreign and not isinstance(value, str) else kind[value.upper()]
     elif kind is bytes and isinstance(value, str):
@@ -142,16 +142,16 @@ def _dataclass(kind: type, value: Any, where: str, foreign: bool) -> Any:
     fields = _fields(kind)
     if not isinstance(value, dict):
         raise TypeError(f"{where} is no object")
-    given = {name: one for name, one in value.items() if name != TAG or TAG in fields}
+    given = {name: item for name, item in value.items() if name != TAG or TAG in fields}
     if foreign:
-        given = {name: one for name, one in given.items() if name in fields}
+        given = {name: item for name, item in given.items() if name in fields}
     odd = sorted(set(given) - set(fields)) + sorted(
         name for name, field in fields.items() if field.needed and name not in given
     )
     if odd:
         raise ValueError(f"{where} has no or an unknown field {odd[0]}")
     return kind(
-        **{name: _read(fields[name].kind, one, f"{where}.{name}", foreign) for name, one in given.items()}
+        **{name: _read(fields[name].kind, item, f"{where}.{name}", foreign) for name, item in given.items()}
     )
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 def spans(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """The stretches without a gap, ascending, each as its first and its last number."""
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for number in sorted(numbers):
-        if found and number <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
+        if pairs and number <= pairs[-1][1] + 1:
+            pairs[-1] = (pairs[-1][0], number)
         else:
-            found.append((number, number))
-    return found
+            pairs.append((number, number))
+    return pairs
 
 
 def words(numbers: Iterable[int]) -> list[str]:
@@ -32,8 +32,8 @@ def read(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: a part is neither a number nor a range of them.
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(",") if text else ():
         first, dash, last = part.partition("-")
-        found.extend(range(int(first), int(last if dash else first) + 1))
-    return tuple(found)
+        numbers.extend(range(int(first), int(last if dash else first) + 1))
+    return tuple(numbers)

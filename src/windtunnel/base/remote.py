@@ -144,15 +144,15 @@ class Link:
         self, declared: Method, message: Message, data: bytes, streams: dict[str, Any]
     ) -> tuple[Message, bytes]:
         """Raises _Unread: the other side closed before it had read the whole call, so it did nothing."""
-        heard: list[bool] = []
+        answered: list[bool] = []
         try:
             with self._connected() as connection:
                 connection.number += 1
                 connection.send(message, data)
-                return self._answer(connection, declared, streams, heard)
+                return self._answer(connection, declared, streams, answered)
         except Lost as error:
             unread = isinstance(error.__cause__, ConnectionResetError | BrokenPipeError)
-            if unread and not heard and self.address.startswith("unix:"):
+            if unread and not answered and self.address.startswith("unix:"):
                 raise _Unread(str(error)) from error
             raise
 
@@ -203,7 +203,7 @@ class Link:
             raise PermissionError(str(error)) from error
 
     def _answer(
-        self, connection: _Connection, declared: Method, streams: dict[str, Any], heard: list[bool]
+        self, connection: _Connection, declared: Method, streams: dict[str, Any], answered: list[bool]
     ) -> tuple[Message, bytes]:
         """What the call comes to, with what it asks for meanwhile. ``heard``: filled by the first message."""
         cancel: threading.Event | None = streams.get(declared.role("cancel"))
@@ -211,13 +211,13 @@ class Link:
         while True:
             while cancel is not None and not connection.readable(_CANCEL):
                 if cancel.is_set():
-                    heard.append(True)
+                    answered.append(True)
                     connection.send({"cancel": True})
                     cancel = None
             message, data = receive(connection.socket)
             if message["id"] != connection.number:
                 continue
-            heard.append(True)
+            answered.append(True)
             if "read" in message:
                 source = streams[message["read"]]
                 source = io.BytesIO(source) if isinstance(source, bytes) else source

@@ -14,15 +14,15 @@ class StrictLoader(yaml.SafeLoader):
     """YAML in which a field given twice is an error: the second would silently win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
-            if key.value in seen:
+            if key.value in keys:
                 raise yaml.MarkedYAMLError(
                     problem=f"field {key.value} is given twice", problem_mark=key.start_mark
                 )
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -38,8 +38,8 @@ def read_yaml(path: Path, what: str, accepted: str) -> Any:
         raise UserError(f"{path}: there is no such file, accepted is {accepted}") from None
     except (OSError, ValueError) as error:
         # any other ValueError: a path with a NUL in it, a date that is none
-        told = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-        reason = error.strerror if isinstance(error, OSError) else told
+        text = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = error.strerror if isinstance(error, OSError) else text
         raise UserError(f"{path}: cannot be read ({reason}), accepted is a readable {what}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark

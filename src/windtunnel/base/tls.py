@@ -135,13 +135,13 @@ class Certificates:
     def _wrapped(self, sock: socket.socket, context: ssl.SSLContext) -> Encrypted:
         server = context is self.server
         try:
-            made = context.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
+            encrypted = context.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
         except BaseException:
             sock.close()
             raise
-        assert isinstance(made, Encrypted)
-        made.own, made.is_server = self.own, server
-        return made
+        assert isinstance(encrypted, Encrypted)
+        encrypted.own, encrypted.is_server = self.own, server
+        return encrypted
 
 
 class Encrypted(ssl.SSLSocket, Secured):

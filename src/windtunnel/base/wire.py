@@ -94,8 +94,8 @@ class Secured(socket.socket):
 
 def session(sock: socket.socket) -> Session | None:
     """The session of a connection, None where it has none."""
-    found: Session | None = getattr(sock, "authentic", None)
-    return found
+    current: Session | None = getattr(sock, "authentic", None)
+    return current
 
 
 def frame(message: dict[str, Any], following: int, sealed: Session | None) -> bytes:

@@ -14,17 +14,17 @@ def least_squares(columns: Sequence[NDArray[np.float64]], values: NDArray[np.flo
     scale = [float(np.max(np.abs(column))) or 1.0 for column in columns]
     weight = 1.0 / np.maximum(np.abs(values), 0.05 * float(np.max(np.abs(values))) + 1e-12)
     used = list(range(len(columns)))
-    found = [0.0] * len(columns)
+    coefficients = [0.0] * len(columns)
     while used:
         matrix = np.column_stack([columns[place] / scale[place] * weight for place in used])
         solution = np.linalg.lstsq(matrix, values * weight, rcond=None)[0]
         worst = int(np.argmin(solution))
         if solution[worst] >= 0:
             for place, value in zip(used, solution, strict=True):
-                found[place] = float(value) / scale[place]
+                coefficients[place] = float(value) / scale[place]
             break
         used.pop(worst)
-    return found
+    return coefficients
 
 
 def quartile(values: Sequence[float]) -> float:

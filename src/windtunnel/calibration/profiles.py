@@ -38,8 +38,8 @@ def own(name: str) -> Path:
 
 def find(name: str, shipped: Path) -> Path | None:
     """The user's own profile of that name, else the one in the folder ``shipped``, else None."""
-    found = (path for path in (own(name), shipped / f"{name}.json") if path.is_file())
-    return next(found, None)
+    files = (path for path in (own(name), shipped / f"{name}.json") if path.is_file())
+    return next(files, None)
 
 
 def read(path: Path, what: str, version: int, make: Callable[[dict[str, Any]], T]) -> T:
@@ -50,14 +50,14 @@ def read(path: Path, what: str, version: int, make: Callable[[dict[str, Any]], T
     """
     try:
         content: dict[str, Any] = json.loads(path.read_text())
-        found = content["version"]
-        if found == version:
+        written = content["version"]
+        if written == version:
             return make(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path}: not {what} ({error}), accepted is a file that 'windtunnel calibrate' wrote"
         ) from error
-    raise UserError(f"{path}: field version is {found}, accepted is {version}; calibrate again")
+    raise UserError(f"{path}: field version is {written}, accepted is {version}; calibrate again")
 
 
 def save(

@@ -212,11 +212,11 @@ class Fabric:
                 for a, b in permutations(ranks, 2):
                     if kind not in ("gather", "scatter") or root == (b if kind == "gather" else a):
                         loads[a, b] += part
-        found: defaultdict[int, float] = defaultdict(float)
+        summed: defaultdict[int, float] = defaultdict(float)
         for (a, b), size in loads.items():
             for link in self.path(a, b, flow):
-                found[link] += size
-        return dict(found)
+                summed[link] += size
+        return dict(summed)
 
     def _hosts(self, ranks: Sequence[int]) -> list[list[int]]:
         """The ranks by host (or what one NVLink switch joins), in the group's order."""
@@ -292,8 +292,8 @@ def placements(cluster: Cluster, jobs: Sequence[int], how: str = "packed") -> li
     order = list(range(hosts))
     if how == "spread" and cluster.leaves > 1:
         order.sort(key=lambda host: (host % cluster.topology.hosts_per_leaf, host))
-    free, found = iter(order), []
+    free, groups = iter(order), []
     for size in jobs:
         mine = sorted(next(free) for _ in range(-(-size // devices)))
-        found.append(tuple(host * devices + local for host in mine for local in range(devices))[:size])
-    return found
+        groups.append(tuple(host * devices + local for host in mine for local in range(devices))[:size])
+    return groups

@@ -196,9 +196,9 @@ def _device(given: DeviceSpec | None, usual: Device | None, where: str) -> Devic
             raise UserError(f"{where}: host.device is missing, accepted are {known}, or a mapping of fields")
         return usual
     changes = _changes(given)
-    told = changes.pop("source", where)
+    origin = changes.pop("source", where)
     flops: dict[str, float] = changes.pop("peak_flops", {})
-    sources = dict.fromkeys(changes, told) | {f"peak_flops.{dtype}": told for dtype in flops}
+    sources = dict.fromkeys(changes, origin) | {f"peak_flops.{dtype}": origin for dtype in flops}
     if usual is not None:
         return replace(usual, **changes, peak_flops=usual.peak_flops | flops, sources=usual.sources | sources)
     changes = {

@@ -575,12 +575,12 @@ class World:
     def bottleneck(self, flow: int) -> int | None:
         """The link that holds a flow back, None where it is the flow's own cap (or it waits)."""
         self._solve()
-        one = self._state.flows[self._slot(flow)]
-        return int(one["bottleneck"]) if one["bottleneck"] >= 0 and one["state"] == _ACTIVE else None
+        record = self._state.flows[self._slot(flow)]
+        return int(record["bottleneck"]) if record["bottleneck"] >= 0 and record["state"] == _ACTIVE else None
 
     def left(self, flow: int) -> float:
         """Bytes that a flow still has to send."""
-        return float((one := self._state.flows[self._slot(flow)])["size"] - self._sent(one))
+        return float((record := self._state.flows[self._slot(flow)])["size"] - self._sent(record))
 
     def loads(self) -> Floats:
         """Bytes/s on each link now."""

@@ -64,16 +64,16 @@ class Map:
     @classmethod
     def opened(cls, number: int) -> tuple[str, Map]:
         """A map that stands already, by its number, and its name."""
-        found = cls.held(bpf(_MAP_BY_ID, struct.pack("I", number)))
-        return _information(found.fd, 96)[24:40].rstrip(b"\0").decode(), found
+        map_ = cls.held(bpf(_MAP_BY_ID, struct.pack("I", number)))
+        return _information(map_.fd, 96)[24:40].rstrip(b"\0").decode(), map_
 
     @classmethod
     def held(cls, descriptor: int) -> Map:
         """A map whose descriptor is there already."""
-        found = cls.__new__(cls)
-        found.fd = descriptor
-        _, _, found.key, found.value, found.entries = struct.unpack_from("5I", _information(descriptor, 96))
-        return found
+        map_ = cls.__new__(cls)
+        map_.fd = descriptor
+        _, _, map_.key, map_.value, map_.entries = struct.unpack_from("5I", _information(descriptor, 96))
+        return map_
 
     @property
     def memory(self) -> int:
@@ -97,10 +97,10 @@ class Map:
     def _batch(self, command: int, keys: bytes, values: bytes, count: int, flags: int) -> bytes:
         given, out = ctypes.create_string_buffer(keys, max(len(keys), 8)), ctypes.create_string_buffer(8)
         # an update takes its keys where a lookup puts those that it found
-        found = given if command == _UPDATE_BATCH else ctypes.create_string_buffer(count * self.key)
+        key_buffer = given if command == _UPDATE_BATCH else ctypes.create_string_buffer(count * self.key)
         held = ctypes.create_string_buffer(values, count * self.value)
         begin = ctypes.addressof(given) if keys and command == _LOOKUP_BATCH else 0
-        at = (begin, ctypes.addressof(out), ctypes.addressof(found), ctypes.addressof(held))
+        at = (begin, ctypes.addressof(out), ctypes.addressof(key_buffer), ctypes.addressof(held))
         try:
             bpf(command, struct.pack("QQQQIIQQ", *at, count, self.fd, flags, 0))
         except OSError as error:
@@ -134,14 +134,14 @@ class Map:
     def __iter__(self) -> Iterator[bytes]:
         key: bytes | None = None
         while True:
-            found = ctypes.create_string_buffer(self.key)
+            following = ctypes.create_string_buffer(self.key)
             old = ctypes.create_string_buffer(key, self.key) if key is not None else None
             at = ctypes.addressof(old) if old is not None else 0
             try:
-                bpf(_NEXT, struct.pack("IIQQ", self.fd, 0, at, ctypes.addressof(found)))
+                bpf(_NEXT, struct.pack("IIQQ", self.fd, 0, at, ctypes.addressof(following)))
             except OSError:
                 return
-            key = found.raw
+            key = following.raw
             yield key
 
     def close(self) -> None:
@@ -174,9 +174,9 @@ def _lock_types(size: int) -> int:
 
 
 def _information(descriptor: int, size: int) -> bytes:
-    told = ctypes.create_string_buffer(size)
-    bpf(_INFO, struct.pack("IIQ", descriptor, size, ctypes.addressof(told)))
-    return told.raw
+    information = ctypes.create_string_buffer(size)
+    bpf(_INFO, struct.pack("IIQ", descriptor, size, ctypes.addressof(information)))
+    return information.raw
 
 
 def number_of(descriptor: int) -> int:
@@ -228,7 +228,7 @@ def programs(elf: bytes) -> list[Program]:
             strings = headers[header[6]][4]
             for offset in range(header[4], header[4] + header[5], 24):
                 symbols.append(text(strings, struct.unpack_from("<I", elf, offset)[0]))
-    found = []
+    sections = []
     for number, header in enumerate(headers):
         kind, _, name = text(headers[names_at][4], header[0]).partition("/")
         if header[1] != 1 or kind not in _KINDS:
@@ -240,8 +240,8 @@ def programs(elf: bytes) -> list[Program]:
                     offset, info = struct.unpack_from("<QQ", elf, entry)
                     uses.append((offset, symbols[info >> 32]))
         code = elf[header[4] : header[4] + header[5]]
-        found.append(Program(name, code, tuple(uses), kind))
-    return found
+        sections.append(Program(name, code, tuple(uses), kind))
+    return sections
 
 
 def loaded(program: Program, maps: Mapping[str, Map]) -> int:
@@ -257,9 +257,9 @@ def loaded(program: Program, maps: Mapping[str, Map]) -> int:
     what = (_KINDS[program.kind], len(code) // 8, ctypes.addressof(instructions))
 
     def load(level: int) -> int:
-        told = (level, len(log), ctypes.addressof(log)) if level else (0, 0, 0)
+        logging = (level, len(log), ctypes.addressof(log)) if level else (0, 0, 0)
         return bpf(
-            _LOAD, struct.pack("<IIQQIIQII16s", *what, ctypes.addressof(license_name), *told, 0, 0, called)
+            _LOAD, struct.pack("<IIQQIIQII16s", *what, ctypes.addressof(license_name), *logging, 0, 0, called)
         )
 
     try:
@@ -305,13 +305,13 @@ def tried(program: int, packet: Packet, repeat: int = 1) -> tuple[int, int]:
     context = ctypes.create_string_buffer(192)
     struct.pack_into("I", context, 8, packet.mark)
     struct.pack_into("QI", context, 152, packet.time, packet.length)
-    asked = bytearray(80)
+    attributes = bytearray(80)
     struct.pack_into(
-        "IIIIQQIIII", asked, 0, program, 0, len(data), 0, ctypes.addressof(data), 0, repeat, 0, 192, 0
+        "IIIIQQIIII", attributes, 0, program, 0, len(data), 0, ctypes.addressof(data), 0, repeat, 0, 192, 0
     )
-    struct.pack_into("Q", asked, 48, ctypes.addressof(context))
-    bpf(_TEST_RUN, asked)
-    return struct.unpack_from("i", asked, 4)[0], struct.unpack_from("I", asked, 36)[0]
+    struct.pack_into("Q", attributes, 48, ctypes.addressof(context))
+    bpf(_TEST_RUN, attributes)
+    return struct.unpack_from("i", attributes, 4)[0], struct.unpack_from("I", attributes, 36)[0]
 
 
 @dataclass(frozen=True)
@@ -355,11 +355,11 @@ class Object:
         includes = [f"-I{path}" for path in sorted(Path("/usr/include").glob("*-linux-gnu"))]
         options = ["-O2", *["-g"] * self.typed, "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror", *includes]
         with tempfile.TemporaryDirectory() as scratch:
-            made = f"{scratch}/{self._stem}.o"
-            native.compiled([clang, *options, "-c", str(self.source), "-o", made], self.source.name)
+            compiled = f"{scratch}/{self._stem}.o"
+            native.compiled([clang, *options, "-c", str(self.source), "-o", compiled], self.source.name)
             sections = [] if self.typed else ["--remove-section=.BTF", "--remove-section=.BTF.ext"]
-            native.compiled([strip, "-g", *sections, made], self.source.name)
-            shutil.copyfile(made, target)
+            native.compiled([strip, "-g", *sections, compiled], self.source.name)
+            shutil.copyfile(compiled, target)
 
     def rebuild(self) -> None:
         """Build what is shipped anew, and remove older builds."""

@@ -77,9 +77,9 @@ class Cgroup:
     Methods raise LinuxError for what cannot be done."""
 
     def __init__(self, below: Path) -> None:
-        found = mounts()
-        self.path = found.unified / below
-        self.v1 = {name: point / below for name, point in found.v1.items()}
+        hierarchies = mounts()
+        self.path = hierarchies.unified / below
+        self.v1 = {name: point / below for name, point in hierarchies.v1.items()}
 
     @property
     def procs(self) -> tuple[Path, ...]:

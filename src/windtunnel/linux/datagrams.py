@@ -50,16 +50,16 @@ class Batch(NamedTuple):
 
 def batch(count: int, packets: Array | None = None) -> Batch:
     """For ``count`` datagrams; with ``packets`` (as many records) they are received into these."""
-    found = Batch(
+    buffers = Batch(
         np.zeros(count, MESSAGE), np.zeros(count, VECTOR), np.zeros(count, ADDRESS), np.zeros(4, np.int64)
     )
-    found.messages["vector"] = found.vectors.ctypes.data + VECTOR.itemsize * np.arange(count)
-    found.messages["vectors"] = 1
+    buffers.messages["vector"] = buffers.vectors.ctypes.data + VECTOR.itemsize * np.arange(count)
+    buffers.messages["vectors"] = 1
     if packets is not None:
-        found.messages["name"] = found.addresses.ctypes.data + ADDRESS.itemsize * np.arange(count)
-        found.vectors["base"] = packets.ctypes.data + packets.dtype.itemsize * np.arange(count)
-        found.vectors["size"] = packets.dtype.itemsize
-    return found
+        buffers.messages["name"] = buffers.addresses.ctypes.data + ADDRESS.itemsize * np.arange(count)
+        buffers.vectors["base"] = packets.ctypes.data + packets.dtype.itemsize * np.arange(count)
+        buffers.vectors["size"] = packets.dtype.itemsize
+    return buffers
 
 
 def word(address: tuple[str, int]) -> int:
@@ -93,19 +93,19 @@ def receive(own: Batch, fd: int) -> int:
     """How many datagrams there were; minus errno for none."""
     for place in range(len(own.messages)):
         own.messages[place].name_size = 16
-    found = _receive(
+    received = _receive(
         np.int32(fd), np.uint64(own.messages.ctypes.data), np.uint32(len(own.messages)), np.int32(_AT_ONCE),
         np.uint64(0),
     )  # fmt: skip
-    return found if found >= 0 else -carray(_errno(), 1)[0]  # type: ignore[no-any-return]
+    return received if received >= 0 else -carray(_errno(), 1)[0]  # type: ignore[no-any-return]
 
 
 @jit
 def send(own: Batch, fd: int, first: int, last: int) -> int:
     """Send those from ``first`` to before ``last``: how many were sent at once; minus errno for none."""
     where = own.messages.ctypes.data + first * 64
-    found = _send(np.int32(fd), np.uint64(where), np.uint32(last - first), np.int32(_AT_ONCE))
-    return found if found >= 0 else -carray(_errno(), 1)[0]  # type: ignore[no-any-return]
+    count = _send(np.int32(fd), np.uint64(where), np.uint32(last - first), np.int32(_AT_ONCE))
+    return count if count >= 0 else -carray(_errno(), 1)[0]  # type: ignore[no-any-return]
 
 
 @jit
@@ -124,10 +124,10 @@ def send_all(own: Batch, fd: int, count: int) -> None:
     is there for, is lost, as datagrams are."""
     first, tries = 0, 0
     while first < count:
-        found = send(own, fd, first, min(count, first + 512))
-        if found > 0:
-            first, tries = first + found, 0
-        elif found == -_AGAIN and tries < 10:
+        sent = send(own, fd, first, min(count, first + 512))
+        if sent > 0:
+            first, tries = first + sent, 0
+        elif sent == -_AGAIN and tries < 10:
             wait(own, fd, True, 10)
             tries += 1
         else:

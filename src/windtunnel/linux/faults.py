@@ -37,17 +37,17 @@ def fields(
     action, _, rest = text.strip().partition(":")
     if action not in accepted:
         raise refused(text, f"unknown action {action!r}", "one of " + ", ".join(accepted))
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for part in rest.split(",") if rest else []:
         name, equals, value = part.partition("=")
         name = (aliases or {}).get(name, name)
         if not equals or name not in accepted[action]:
             names = "name=value with one of " + ", ".join(accepted[action])
             raise refused(text, f"unknown field {part!r}", names)
-        if name in found:
+        if name in values:
             raise refused(text, f"{name} is given twice", "one value for each field")
-        found[name] = value
-    return action, found
+        values[name] = value
+    return action, values
 
 
 def refused(text: str, what: str, accepted: str) -> UserError:

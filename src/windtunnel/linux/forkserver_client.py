@@ -220,13 +220,13 @@ class ForkServerClient:
                 self._exited(message)
                 continue
             with self._lock:
-                asked = self._answers.pop(message["id"], None)
-            if asked is not None:
-                asked[1](message)
+                request = self._answers.pop(message["id"], None)
+            if request is not None:
+                request[1](message)
         with self._lock:
             if self._sock is sock:
                 self._sock = None
-            unanswered = [number for number, (asked, _) in self._answers.items() if asked is sock]
+            unanswered = [number for number, (request, _) in self._answers.items() if request is sock]
             answers = [self._answers.pop(number)[1] for number in unanswered]
         sock.close()
         for answer in answers:

@@ -80,10 +80,10 @@ class Stopped:
         """The event and the signal of the next stop."""
         pause = 2e-5
         while True:
-            found = os.waitid(os.P_PID, self.thread, os.WSTOPPED | os.WNOHANG | _WALL)
-            if found is not None:
+            event = os.waitid(os.P_PID, self.thread, os.WSTOPPED | os.WNOHANG | _WALL)
+            if event is not None:
                 self._halted = True
-                return found.si_status >> 8, found.si_status & 0x7F
+                return event.si_status >> 8, event.si_status & 0x7F
             if time.monotonic() > self._deadline:
                 raise LinuxError("it did not stop in time")
             time.sleep(pause)

@@ -52,9 +52,9 @@ class Loaded:
                 self._checked(self._library.bpf_map__set_max_entries(self._map(name), count))
             self._controls = self._prepared()
             self._checked(self._library.bpf_object__load(ctypes.c_void_p(self._object)))
-            for name, found in self._each():
+            for name, map_ in self._each():
                 if name not in self._controls:
-                    self.maps[name] = bpf.Map.held(os.dup(self._library.bpf_map__fd(found)))
+                    self.maps[name] = bpf.Map.held(os.dup(self._library.bpf_map__fd(map_)))
         except LinuxError:  # of no such map: no kernel was asked
             self.close()
             raise
@@ -67,14 +67,14 @@ class Loaded:
         of this process. Raises LinuxError: there is no such map (ENOENT), one of its name is there already
         (EEXIST), or the kernel refused.
         """
-        found = self._map(name)
+        map_ = self._map(name)
         try:
-            link = self._library.bpf_map__attach_struct_ops(found)
+            link = self._library.bpf_map__attach_struct_ops(map_)
             if not link:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            made = int(self._library.bpf_link__fd(ctypes.c_void_p(link)))
-            table = int(self._library.bpf_map__fd(found))
-            if made == table:  # libbpf before 1.2 has given it its values only
+            link_fd = int(self._library.bpf_link__fd(ctypes.c_void_p(link)))
+            table = int(self._library.bpf_map__fd(map_))
+            if link_fd == table:  # libbpf before 1.2 has given it its values only
                 self._links.append(_link(table, 0, _STRUCT_OPS))
         except OSError as error:
             raise self._refused(f"the congestion control {name}", error) from None
@@ -93,16 +93,16 @@ class Loaded:
 
     def program(self, name: str) -> int:
         """The descriptor of a program, which is closed with this."""
-        found = self._library.bpf_object__find_program_by_name(ctypes.c_void_p(self._object), name.encode())
-        return int(self._library.bpf_program__fd(ctypes.c_void_p(found)))
+        program = self._library.bpf_object__find_program_by_name(ctypes.c_void_p(self._object), name.encode())
+        return int(self._library.bpf_program__fd(ctypes.c_void_p(program)))
 
     def close(self) -> None:
         """Detach what is attached, and let go of all."""
         for descriptor in self._links:
             os.close(descriptor)
         self._links.clear()
-        for one in self.maps.values():
-            one.close()
+        for map_ in self.maps.values():
+            map_.close()
         self.maps.clear()
         if self._object:
             self._library.bpf_object__close(ctypes.c_void_p(self._object))
@@ -110,27 +110,27 @@ class Loaded:
 
     def _prepared(self) -> list[str]:
         """The maps that are congestion controls (or other tables of functions): they are to be linked."""
-        found = []
-        for name, one in self._each():
-            if self._library.bpf_map__type(one) == bpf.STRUCT_OPS:
-                self._checked(self._library.bpf_map__set_map_flags(one, _LINK_FLAG))
-                found.append(name)
-        return found
+        names = []
+        for name, map_ in self._each():
+            if self._library.bpf_map__type(map_) == bpf.STRUCT_OPS:
+                self._checked(self._library.bpf_map__set_map_flags(map_, _LINK_FLAG))
+                names.append(name)
+        return names
 
     def _each(self) -> list[tuple[str, ctypes.c_void_p]]:
-        found, last = [], None
+        maps, last = [], None
         while last := self._library.bpf_object__next_map(
             ctypes.c_void_p(self._object), ctypes.c_void_p(last)
         ):
             name = ctypes.string_at(self._library.bpf_map__name(ctypes.c_void_p(last))).decode()
-            found.append((name, ctypes.c_void_p(last)))
-        return found
+            maps.append((name, ctypes.c_void_p(last)))
+        return maps
 
     def _map(self, name: str) -> ctypes.c_void_p:
-        found = self._library.bpf_object__find_map_by_name(ctypes.c_void_p(self._object), name.encode())
-        if not found:
+        map_ = self._library.bpf_object__find_map_by_name(ctypes.c_void_p(self._object), name.encode())
+        if not map_:
             raise LinuxError(f"the program has no map {name}", errno.ENOENT)
-        return ctypes.c_void_p(found)
+        return ctypes.c_void_p(map_)
 
     def _checked(self, result: int) -> None:
         if result < 0:
@@ -156,11 +156,11 @@ def _link(what: int, where: int, kind: int) -> int:
 
 def _library() -> ctypes.CDLL:
     try:
-        found = ctypes.CDLL("libbpf.so.1", use_errno=True)
+        library = ctypes.CDLL("libbpf.so.1", use_errno=True)
     except OSError:
         raise LinuxError("libbpf.so.1 is not installed: apt-get install libbpf1") from None
     for name in _POINTERS:
-        getattr(found, name).restype = ctypes.c_void_p
+        getattr(library, name).restype = ctypes.c_void_p
     for name, kind in _COUNTS.items():
-        getattr(found, name).argtypes = (ctypes.c_void_p, kind)
-    return found
+        getattr(library, name).argtypes = (ctypes.c_void_p, kind)
+    return library

@@ -112,7 +112,7 @@ def at(point: Path) -> list[Mount]:
 
 def _plain(field: str) -> str:
     """Octal escapes of ``mountinfo`` (space, tab, newline, backslash) undone."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field) if "\\" in field else field
+    return re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), field) if "\\" in field else field
 
 
 def loop_of(image: Path) -> tuple[int, str] | None:

@@ -120,24 +120,24 @@ def start_in_own_network(work: Callable[[], object]) -> int:
 
     Raises OSError: there is no such network for this process.
     """
-    heard, told = os.pipe()
+    reader, writer = os.pipe()
     own, child = os.getpid(), os.fork()
     if child == 0:
         status = 1
         try:
-            os.close(heard)
+            os.close(reader)
             checked(libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0), "prctl")
             if os.getppid() == own:  # else it has ended before that was said
                 failed = libc.unshare(KINDS["net"])
-                os.write(told, (ctypes.get_errno() if failed else 0).to_bytes(4, "little"))
-                os.close(told)
+                os.write(writer, (ctypes.get_errno() if failed else 0).to_bytes(4, "little"))
+                os.close(writer)
                 if not failed:
                     work()
                     status = 0
         finally:
             os._exit(status)
-    os.close(told)
-    with open(heard, "rb") as answer:
+    os.close(writer)
+    with open(reader, "rb") as answer:
         code = int.from_bytes(answer.read(4), "little")
     if code:
         os.waitpid(child, 0)

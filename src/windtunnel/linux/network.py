@@ -165,9 +165,9 @@ class Network:
         """And carries again."""
         set_link(self._end(name), up=True)
 
-    def part(self, one: str, other: str, *, apart: bool) -> None:
+    def part(self, first: str, other: str, *, apart: bool) -> None:
         """Let two hosts not reach each other, or reach each other again; all others do throughout."""
-        for name, to in ((one, other), (other, one)):
+        for name, to in ((first, other), (other, first)):
             self._refuse(name, f"{self._net}.{self._numbers[to] + 2}/32", "add" if apart else "del")
 
     def _refuse(self, name: str, address: str, work: str) -> None:
@@ -240,4 +240,4 @@ def ask(work: Callable[[Any], T], namespace: Path | None = None) -> T:
         except NetlinkError as error:
             raise LinuxError(os.strerror(error.code), error.code) from error
 
-    return namespaces.within(namespace, asked)
+    return namespaces.within(namespace, question)

@@ -57,19 +57,19 @@ def probed() -> list[Found]:
     """All of them; what cannot even be tried says why."""
     root = "" if os.geteuid() == 0 else "this process is not root"
     links = network.missing() or _failed(lambda: namespaces.apart(["net"], _pair))
-    found = [
+    rows = [
         Found("root", "all that changes a network; without it the twins only", root),
         Found("namespaces", "hosts of their own on this machine, for benches and emulated jobs", links or ""),
     ]
     for kind, gives in QUEUES.items():
         why = links or _failed(lambda kind=kind: namespaces.apart(["net"], lambda: _queue(kind)))  # type: ignore[misc]
-        found.append(Found(f"queue {kind}", gives, why))
+        rows.append(Found(f"queue {kind}", gives, why))
     program = root or _failed(_program)
     lock = root or _failed(lambda: os.close(bpf.Map(bpf.ARRAY, 4, 16, 1, lock=True).fd))
     trie = root or _failed(lambda: os.close(bpf.Map(bpf.LPM_TRIE, 20, 4, 1).fd))
     types = _failed(lambda: bpf.VMLINUX.read_bytes())
     return [
-        *found,
+        *rows,
         Found(
             "BPF programs on packets",
             "network.sharing live, and the trial of it on recorded packets",

@@ -88,33 +88,33 @@ def in_vfork(pid: int) -> bool:
 def capable(capability: int) -> bool:
     """Whether this process has that capability in force (capabilities(7) has the numbers)."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        found = next(line for line in file if line.startswith("CapEff:"))
-    return bool(int(found.split()[1], 16) >> capability & 1)
+        capabilities = next(line for line in file if line.startswith("CapEff:"))
+    return bool(int(capabilities.split()[1], 16) >> capability & 1)
 
 
 def descendants(pid: int) -> list[int]:
     """All that a process has started, and what these have, as long as their parents live."""
-    found, asked = [], [pid]
-    for one in asked:
+    pids, parents = [], [pid]
+    for parent in parents:
         with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{one}/task"):
-                with open(f"/proc/{one}/task/{thread}/children", "rb") as file:
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{thread}/children", "rb") as file:
                     children = [int(word) for word in file.read().split()]
-                found += children
-                asked += children
-    return found
+                pids += children
+                parents += children
+    return pids
 
 
 def carrying(variable: str) -> list[int]:
     """Process ids of all, but for this one, that were started with ``NAME=value`` in their environment."""
     wanted = variable.encode()
-    found = []
+    pids = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
                 if wanted in file.read().split(b"\0"):
-                    found.append(int(entry))
-    return found
+                    pids.append(int(entry))
+    return pids
 
 
 def inner_pid(pid: int) -> int:
@@ -175,24 +175,24 @@ def mappings(pid: int) -> Iterator[Mapping]:
 
 def descriptors(pid: int) -> dict[int, str]:
     """Number and target of every open descriptor."""
-    found = {}
+    targets = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
-    return found
+                targets[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
+    return targets
 
 
 def inherited_descriptors(pid: int) -> dict[int, str]:
     """Of `descriptors`, those that a program started by the process would inherit: what a shell's user
     opened, without what the shell keeps for itself."""
-    found = {}
+    targets = {}
     for number, target in descriptors(pid).items():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{number}", "rb") as file:
             flags = next((line for line in file if line.startswith(b"flags:")), b"flags: 0")
             if not int(flags.split()[1], 8) & os.O_CLOEXEC:
-                found[number] = target
-    return found
+                targets[number] = target
+    return targets
 
 
 def started_by(shell: int, pids: set[int], before: set[int], since: float) -> set[int]:
@@ -245,13 +245,13 @@ def kill_carrying(variable: str, timeout: float = 5.0) -> int:
     killed: set[int] = set()
     last = time.monotonic() + timeout
     while time.monotonic() < last:
-        found = carrying(variable)
-        if not found:
+        pids = carrying(variable)
+        if not pids:
             break
-        for pid in found:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        killed.update(found)
+        killed.update(pids)
         time.sleep(0.01)
     reap(killed)
     return len(killed)

@@ -45,10 +45,10 @@ def queues(device: str, namespace: Path | None = None) -> dict[str, str]:
     """The kinds of an interface's queueing disciplines by their handles, such as ``{"1:": "htb"}``."""
 
     def listed(route: Any) -> dict[str, str]:
-        found = {}
+        kinds = {}
         for qdisc in route.get_qdiscs(index=socket.if_nametoindex(device)):
-            found[f"{qdisc['handle'] >> 16:x}:"] = dict(qdisc["attrs"])["TCA_KIND"]
-        return found
+            kinds[f"{qdisc['handle'] >> 16:x}:"] = dict(qdisc["attrs"])["TCA_KIND"]
+        return kinds
 
     return ask(listed, namespace)
 
@@ -69,19 +69,19 @@ class Backlog:
     def look(self) -> tuple[str, int]:
         """The queue's kind ("noqueue" where there is none), and bytes."""
         self._socket.send(struct.pack("IHHIIBxxxiIII", 36, 38, 0x301, 0, 0, 0, 0, 0, 0, 0))  # RTM_GETQDISC
-        found, waits = "noqueue", 0
+        kind_name, waits = "noqueue", 0
         while True:
-            told, at = self._socket.recv(1 << 16), 0
-            while at < len(told):
-                size, kind = struct.unpack_from("IH", told, at)
+            response, at = self._socket.recv(1 << 16), 0
+            while at < len(response):
+                size, kind = struct.unpack_from("IH", response, at)
                 if kind == 3:  # NLMSG_DONE
-                    if found == "noqueue" and _index(self._device) != self._index:
+                    if kind_name == "noqueue" and _index(self._device) != self._index:
                         raise LinuxError(f"there is no interface {self._device}", errno.ENODEV)
-                    return found, waits
-                index, _, parent = struct.unpack_from("iII", told, at + 20)
+                    return kind_name, waits
+                index, _, parent = struct.unpack_from("iII", response, at + 20)
                 if index == self._index and parent == _ROOT:
-                    told_of = _attributes(told[at + 36 : at + size])
-                    found = told_of[1].rstrip(b"\0").decode()
+                    told_of = _attributes(response[at + 36 : at + size])
+                    kind_name = told_of[1].rstrip(b"\0").decode()
                     waits = struct.unpack_from("II", _attributes(told_of[7])[3])[1]
                 at += size + 3 & ~3
 
@@ -97,28 +97,28 @@ def _index(device: str) -> int:
 
 
 def _attributes(data: bytes) -> dict[int, bytes]:
-    found, at = {}, 0
+    values, at = {}, 0
     while at + 4 <= len(data):
         size, kind = struct.unpack_from("HH", data, at)
-        found[kind & 0x3FFF] = data[at + 4 : at + size]
+        values[kind & 0x3FFF] = data[at + 4 : at + size]
         at += max(4, size + 3 & ~3)
-    return found
+    return values
 
 
 def filters(device: str, namespace: Path | None = None) -> list[Filter]:
     """All filters on an interface's clsact."""
 
     def listed(route: Any) -> list[Filter]:
-        index, found = socket.if_nametoindex(device), []
+        index, rows = socket.if_nametoindex(device), []
         for hook, parent in _PARENTS.items():
-            for one in route.get_filters(index=index, parent=parent):
-                told = dict(one["attrs"])
-                options = told.get("TCA_OPTIONS")
-                if options is None or not one["handle"]:  # the head of a priority, not a filter
+            for message in route.get_filters(index=index, parent=parent):
+                attributes = dict(message["attrs"])
+                options = attributes.get("TCA_OPTIONS")
+                if options is None or not message["handle"]:  # the head of a priority, not a filter
                     continue
                 name = dict(options["attrs"]).get("TCA_BPF_NAME", "")
-                found.append(Filter(hook, told["TCA_KIND"], name, one["info"] >> 16, one["handle"]))  # type: ignore[arg-type]
-        return found
+                rows.append(Filter(hook, attributes["TCA_KIND"], name, message["info"] >> 16, message["handle"]))  # type: ignore[arg-type]
+        return rows
 
     return [] if queues(device, namespace).get("ffff:") != "clsact" else ask(listed, namespace)
 
@@ -178,12 +178,12 @@ def split(device: str, outputs: Sequence[str], namespace: Path | None = None) ->
     ask(add, namespace)
 
 
-def detach(device: str, found: Filter, namespace: Path | None = None) -> None:
+def detach(device: str, attached: Filter, namespace: Path | None = None) -> None:
     """Remove one filter."""
 
     def remove(route: Any) -> None:
-        index, info = socket.if_nametoindex(device), found.priority << 16 | _ALL
-        route.tc("del-filter", found.kind, index, found.handle, parent=_PARENTS[found.hook], info=info)
+        index, info = socket.if_nametoindex(device), attached.priority << 16 | _ALL
+        route.tc("del-filter", attached.kind, index, attached.handle, parent=_PARENTS[attached.hook], info=info)
 
     ask(remove, namespace)
 
@@ -258,23 +258,23 @@ class Classes:
             self._socket.send(b"".join(self._message(number, *shape) for number, shape in part))
             answers = 0
             while answers < len(part):
-                told, at = self._socket.recv(1 << 16), 0
-                while at < len(told):
-                    size, _, _, _, _, code = struct.unpack_from("IHHIIi", told, at)
+                response, at = self._socket.recv(1 << 16), 0
+                while at < len(response):
+                    size, _, _, _, _, code = struct.unpack_from("IHHIIi", response, at)
                     if code:
                         raise LinuxError(os.strerror(-code), -code)
                     answers, at = answers + 1, at + (size + 3 & ~3)
 
     def _message(self, number: int, rate: float, ceiling: float, quantum: int) -> bytes:
-        rates = [max(1, min(int(one), 2**32 - 1)) for one in (rate, ceiling)]
+        rates = [max(1, min(int(limit), 2**32 - 1)) for limit in (rate, ceiling)]
         # what is saved up: 4 ms, and whole packets; in units of 64 ns
         saved = [int(max(_PACKET, 0.004 * rate) / rate * 1e9 / 64) for rate in rates]
-        told = b"".join(struct.pack("BBHhHI", 0, 1, 0, 0, 0, rate) for rate in rates)  # linklayer Ethernet
-        told += struct.pack("5I", *(min(one, 2**32 - 1) for one in saved), quantum, 0, 0)
-        told = struct.pack("HH4sHHHH", 8, 1, b"htb", 8 + len(told), 2, 4 + len(told), 1) + told
+        body = b"".join(struct.pack("BBHhHI", 0, 1, 0, 0, 0, rate) for rate in rates)  # linklayer Ethernet
+        body += struct.pack("5I", *(min(limit, 2**32 - 1) for limit in saved), quantum, 0, 0)
+        body = struct.pack("HH4sHHHH", 8, 1, b"htb", 8 + len(body), 2, 4 + len(body), 1) + body
         parent = 0x10000 if number == 1 else 0x10001
-        told = struct.pack("BxxxiIII", 0, self._index, 0x10000 | number, parent, 0) + told
-        return struct.pack("IHHII", 16 + len(told), 40, 0x405, 0, 0) + told  # RTM_NEWTCLASS, made if need be
+        body = struct.pack("BxxxiIII", 0, self._index, 0x10000 | number, parent, 0) + body
+        return struct.pack("IHHII", 16 + len(body), 40, 0x405, 0, 0) + body  # RTM_NEWTCLASS, made if need be
 
     def close(self) -> None:
         self._socket.close()

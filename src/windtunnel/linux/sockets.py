@@ -26,13 +26,13 @@ _RECUT = 0.002  # seconds between two cuts of a library that goes on connecting
 
 def sockets_now() -> dict[int, int]:
     """All sockets of this process: descriptor to inode."""
-    found = {}
+    inodes = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
-                found[int(name)] = status.st_ino
-    return found
+                inodes[int(name)] = status.st_ino
+    return inodes
 
 
 def shut(fd: int, inode: int) -> bool:

@@ -259,8 +259,8 @@ def _head(path: Path, message: bytes) -> dict[str, Any]:
     known.DiscardUnknownFields()
     if known.ByteSize() != len(message) or not message:
         raise wrong
-    found = {attribute.name: _value(attribute) for attribute in head.attr}
-    return {"version": head.version, **found} if head.version != VERSION else found
+    attributes = {attribute.name: _value(attribute) for attribute in head.attr}
+    return {"version": head.version, **attributes} if head.version != VERSION else attributes
 
 
 def _longs(path: Path, values: list[int]) -> Longs:

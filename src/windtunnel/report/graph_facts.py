@@ -75,10 +75,10 @@ def facts(path: Path, nodes: GraphNodes) -> GraphFacts:
 
 def attributes(nodes: GraphNodes, node: int) -> dict[str, Any]:
     """The attributes of a node, ``comm_type`` as a word."""
-    found = dict(nodes.attributes[int(nodes.attribute[node])])
-    if "comm_type" in found and nodes.type[node] == COMM_COLL:
-        found["comm_type"] = _collective(found["comm_type"])
-    return found
+    facts = dict(nodes.attributes[int(nodes.attribute[node])])
+    if "comm_type" in facts and nodes.type[node] == COMM_COLL:
+        facts["comm_type"] = _collective(facts["comm_type"])
+    return facts
 
 
 def dependencies(nodes: GraphNodes, node: int) -> list[int]:

@@ -50,7 +50,7 @@ def page(
 {f'<p class="alarm" role="alert">{escape(alarm)}</p>' if alarm else ""}
 <div class="brand">windtunnel</div>
 <h1{' class="code"' if code else ""}>{escape(title)}</h1>
-{"".join(f"<p>{escape(one)}</p>" for one in lead)}
+{"".join(f"<p>{escape(paragraph)}</p>" for paragraph in lead)}
 {f'<p class="note">{escape(note)}</p>' if note else ""}
 </div></header>
 {nav}
@@ -74,20 +74,20 @@ def figure(x: str, y: str, *, height: int = 380, **layout: Any) -> Any:
     import plotly.graph_objects as plotly
 
     axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID}
-    made = plotly.Figure()
-    made.update_layout(
+    chart = plotly.Figure()
+    chart.update_layout(
         height=height, margin={"l": 70, "r": 20, "t": 30, "b": 50}, paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)", font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
         xaxis={"title": {"text": x}, **axis}, yaxis={"title": {"text": y}, **axis},
         legend={"orientation": "h", "y": 1.08, "x": 0},
     )  # fmt: skip
-    made.update_layout(**layout)
-    return made
+    chart.update_layout(**layout)
+    return chart
 
 
-def plot(made: Any) -> str:
+def plot(chart: Any) -> str:
     """A figure as HTML for a page with ``plots``."""
-    return str(made.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
+    return str(chart.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
 
 
 def resource(name: str) -> str:

@@ -25,21 +25,21 @@ _PATH_COLOURS = {"pipeline_bubble": "bubble", "compute": "compute", "imbalance":
 
 def cards(summary: Summary) -> str:
     """The headline figures; each says whether it is emulated, measured or published."""
-    found = [_card(*row) for row in text.headline(summary)]
+    rows = [_card(*row) for row in text.headline(summary)]
     classes = summary.get("ranks") or ()
     if classes:
-        worst = min(classes, key=lambda one: one.get("headroom_bytes", 0))
+        worst = min(classes, key=lambda group: group.get("headroom_bytes", 0))
         word = text.verdict(worst)
         of = f"of {units.size(worst.get('memory_bytes'))}, ranks {worst['name']}"
         verdict = f'<span class="verdict {VERDICT_STYLES[word]}">{word}</span> {escape(of)}'
         peak = units.size(worst.get("peak_reserved_bytes"))
         origin = text.provenance(summary, "peak_reserved_bytes")
-        found.append(_card("Peak memory reserved", peak, origin, verdict, True))
+        rows.append(_card("Peak memory reserved", peak, origin, verdict, True))
     if wall := summary.get("wall_time_s"):
         rss = summary.get("peak_rss_bytes")
         note = f"{units.size(rss)} of memory" if rss else ""
-        found.append(_card("This run took", units.seconds(wall), "measured", note))
-    return f'<dl class="cards">{"".join(found)}</dl>'
+        rows.append(_card("This run took", units.seconds(wall), "measured", note))
+    return f'<dl class="cards">{"".join(rows)}</dl>'
 
 
 def _card(name: str, value: str, origin: str, about_it: str, is_html: bool = False) -> str:
@@ -231,30 +231,30 @@ def memory(summary: Summary, curves: Sequence[Mapping[str, Any]]) -> str:
 
 def _classes(classes: Sequence[Mapping[str, Any]]) -> str:
     rows = []
-    has_first = any(text.first_step(one) for one in classes)
-    for one in classes:
-        word = text.verdict(one)
-        oom = one.get("oom")
+    has_first = any(text.first_step(group) for group in classes)
+    for group in classes:
+        word = text.verdict(group)
+        oom = group.get("oom")
         peak_at = "".join(
             f"<li>{units.size(item['bytes'])} <code>{escape(str(item['scope']))}</code></li>"
-            for item in one.get("peak_at") or ()
+            for item in group.get("peak_at") or ()
         )
         where = (
             f'<details><summary>at the peak</summary><ul class="plain">{peak_at}</ul></details>'
             if peak_at
             else ""
         )
-        said = f'<div class="bad">{escape(text.out_of_memory(oom))}</div>' if oom else ""
-        who = f'{escape(text.ranks(one.get("members", "")))}<div class="note">{one["count"]:,} ranks</div>'
+        oom_text = f'<div class="bad">{escape(text.out_of_memory(oom))}</div>' if oom else ""
+        who = f'{escape(text.ranks(group.get("members", "")))}<div class="note">{group["count"]:,} ranks</div>'
         cells = (
-            f"<td>{escape(str(one['name']))}{where}{said}</td>",
+            f"<td>{escape(str(group['name']))}{where}{oom_text}</td>",
             f"<td>{who}</td>",
-            f'<td class="number">{units.size(one.get("peak_allocated_bytes"))}</td>',
-            f'<td class="number"><b>{units.size(one.get("peak_reserved_bytes"))}</b></td>',
-            *((f'<td class="number">{units.size(text.first_step(one))}</td>',) if has_first else ()),
-            f"<td>{_stack(one.get('by_category') or {})}</td>",
-            f'<td class="number">{units.size(one.get("memory_bytes"))}</td>',
-            f'<td class="number">{units.size(one.get("headroom_bytes"))}</td>',
+            f'<td class="number">{units.size(group.get("peak_allocated_bytes"))}</td>',
+            f'<td class="number"><b>{units.size(group.get("peak_reserved_bytes"))}</b></td>',
+            *((f'<td class="number">{units.size(text.first_step(group))}</td>',) if has_first else ()),
+            f"<td>{_stack(group.get('by_category') or {})}</td>",
+            f'<td class="number">{units.size(group.get("memory_bytes"))}</td>',
+            f'<td class="number">{units.size(group.get("headroom_bytes"))}</td>',
             f'<td class="verdict {VERDICT_STYLES[word]}">{word}</td>',
         )
         rows.append(f"<tr>{''.join(cells)}</tr>")

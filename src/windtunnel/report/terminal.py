@@ -52,13 +52,13 @@ def print_summary(summary: Summary, console: Console, report: Path | None = None
             show(body)
     for note in (summary.get("live") or {}).get("notes", ()):
         show(Text(f"! {note}", "yellow"))
-    lacking = [one for one in summary.get("ranks") or () if one.get("oom")]
-    for one in lacking[:_CLASSES] if len(lacking) > 1 else ():
-        show(Text(f"✗ ranks {one['name']}: {text.out_of_memory(one['oom'])}", "red"))
-    asked = text.asked(summary)
-    if asked:
+    lacking = [group for group in summary.get("ranks") or () if group.get("oom")]
+    for group in lacking[:_CLASSES] if len(lacking) > 1 else ():
+        show(Text(f"✗ ranks {group['name']}: {text.out_of_memory(group['oom'])}", "red"))
+    verdict_text = text.asked(summary)
+    if verdict_text:
         console.print()
-        show(Text(asked, "green" if summary["verdict"]["passed"] else "bold red"))
+        show(Text(verdict_text, "green" if summary["verdict"]["passed"] else "bold red"))
     waits = (summary.get("waits") or ())[:3]
     if waits:
         _title(console, "What it waits for")
@@ -141,20 +141,20 @@ def _memory(summary: Summary) -> Table:
     classes = list(summary.get("ranks") or ())
     shown = classes
     if len(classes) > _CLASSES:
-        shown = sorted(classes, key=lambda one: one.get("headroom_bytes", 0))[:_CLASSES]
-    has_first = any(text.first_step(one) for one in shown)
+        shown = sorted(classes, key=lambda group: group.get("headroom_bytes", 0))[:_CLASSES]
+    has_first = any(text.first_step(group) for group in shown)
     first = ("first step",) if has_first else ()
     for name in ("allocated", "reserved", *first, "device", "headroom", ""):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for one in shown:
-        word = text.verdict(one)
+    for group in shown:
+        word = text.verdict(group)
         table.add_row(
-            Text.assemble(str(one["name"]), (f" ({one['count']:,})", "dim")),
-            units.size(one.get("peak_allocated_bytes")),
-            Text(units.size(one.get("peak_reserved_bytes")), "bold"),
-            *((units.size(text.first_step(one)),) if has_first else ()),
-            units.size(one.get("memory_bytes")),
-            units.size(one.get("headroom_bytes")),
+            Text.assemble(str(group["name"]), (f" ({group['count']:,})", "dim")),
+            units.size(group.get("peak_allocated_bytes")),
+            Text(units.size(group.get("peak_reserved_bytes")), "bold"),
+            *((units.size(text.first_step(group)),) if has_first else ()),
+            units.size(group.get("memory_bytes")),
+            units.size(group.get("headroom_bytes")),
             Text(word, _VERDICTS[word]),
         )
     if len(classes) > len(shown):
@@ -167,10 +167,10 @@ def _live(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("rank", "step", "itself", "waits", "calls", "peak", "loss"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in (summary.get("live") or {}).get("ranks", ()):
-        times = [one[name] for name in ("iteration_time_s", "own_s", "waited_s")]
-        loss = "" if one["loss"] is None else f"{one['loss']:.4f}"
-        told = ["" if time is None else units.seconds(time) for time in times]
-        row = [str(one["rank"]), *told, str(one["calls_per_step"])]
-        table.add_row(*row, units.size(one["peak_tensor_bytes"]), loss)
+    for rank in (summary.get("live") or {}).get("ranks", ()):
+        times = [rank[name] for name in ("iteration_time_s", "own_s", "waited_s")]
+        loss = "" if rank["loss"] is None else f"{rank['loss']:.4f}"
+        shown = ["" if time is None else units.seconds(time) for time in times]
+        row = [str(rank["rank"]), *shown, str(rank["calls_per_step"])]
+        table.add_row(*row, units.size(rank["peak_tensor_bytes"]), loss)
     return table

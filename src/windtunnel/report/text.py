@@ -80,13 +80,13 @@ def out_of_memory(oom: Any) -> str:
 def worst_out_of_memory(summary: Summary) -> str:
     """In one sentence: of the ranks that lack most memory, what runs out of it where, and what holds most of
     it; nothing where all ranks fit."""
-    lacking = [one for one in summary.get("ranks") or () if one.get("oom")]
+    lacking = [group for group in summary.get("ranks") or () if group.get("oom")]
     if not lacking:
         return ""
-    one = min(lacking, key=lambda row: row.get("headroom_bytes", 0))
-    oom = one["oom"]
-    who = f"rank{'s' * (one['count'] > 1)} {ranks(one.get('members', ''))}"
-    words = f"{out_of_memory(oom)}, on {who} ({one['name']})"
+    group = min(lacking, key=lambda row: row.get("headroom_bytes", 0))
+    oom = group["oom"]
+    who = f"rank{'s' * (group['count'] > 1)} {ranks(group.get('members', ''))}"
+    words = f"{out_of_memory(oom)}, on {who} ({group['name']})"
     held = sorted((oom.get("by_category") or {}).items(), key=lambda item: -item[1])[:2]
     most = [f"{_HELD.get(name, name)} {units.size(size)}" for name, size in held if size]
     if most:
@@ -94,7 +94,7 @@ def worst_out_of_memory(summary: Summary) -> str:
     largest = (oom.get("held") or ())[:1]
     if largest:
         words += f", the largest part for {largest[0]['scope']} ({units.size(largest[0]['bytes'])})"
-    others = sum(row["count"] for row in lacking) - one["count"]
+    others = sum(row["count"] for row in lacking) - group["count"]
     return words + (f"; {others:,} more rank{'s' * (others > 1)} run out, too" if others else "")
 
 
@@ -104,10 +104,10 @@ def asked(summary: Summary) -> str:
     if not verdict:
         return ""
     baseline = verdict.get("baseline")
-    said = "; ".join(verdict["reasons"]) or "passed"
+    reasons = "; ".join(verdict["reasons"]) or "passed"
     if verdict["passed"] and baseline:
-        said += f", an iteration of {baseline['name']} takes {units.seconds(baseline['iteration_time_s'])}"
-    return f"--fail-on {','.join(verdict['fail_on'])}: {said}"
+        reasons += f", an iteration of {baseline['name']} takes {units.seconds(baseline['iteration_time_s'])}"
+    return f"--fail-on {','.join(verdict['fail_on'])}: {reasons}"
 
 
 def first_step(rank_class: Mapping[str, Any]) -> float | None:
@@ -150,14 +150,14 @@ def headline(summary: Summary) -> list[tuple[str, str, str, str]]:
 
 def period(summary: Summary) -> list[dict[str, str]]:
     """The kinds of steps that repeat, as a table's rows; nothing where every step is alike."""
-    found = summary.get("period") or {}
+    facts = summary.get("period") or {}
     return [
         {
-            "steps": f"{kind['count']} of {found['steps']}", "time": units.seconds(kind["iteration_time_s"]),
+            "steps": f"{kind['count']} of {facts['steps']}", "time": units.seconds(kind["iteration_time_s"]),
             "allocated": units.size(kind["peak_allocated_bytes"]),
             "reserved": units.size(kind["peak_reserved_bytes"]), "more than usual": ", ".join(kind["more"]),
         }
-        for kind in found.get("kinds") or ()
+        for kind in facts.get("kinds") or ()
     ]  # fmt: skip
 
 

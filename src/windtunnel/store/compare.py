@@ -48,41 +48,41 @@ def compare(runs: Sequence[Run]) -> Comparison:
     differing = {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
     summaries = [run.summary or {} for run in runs]
     columns = [figures(summary) for summary in summaries]
-    found = {name: unit for column in columns for name, (unit, _) in column.items()}
+    units = {name: unit for column in columns for name, (unit, _) in column.items()}
     return Comparison(
         inputs=differing,
         figures=tuple(
             Figure(name, unit, tuple(column[name][1] if name in column else None for column in columns))
-            for name, unit in found.items()
+            for name, unit in units.items()
         ),
     )
 
 
 def figures(summary: Json) -> dict[str, tuple[str, float]]:
     """The figures of one summary: name to (unit, value). Seconds; bytes of the worst rank."""
-    found: dict[str, tuple[str, float]] = {}
+    values: dict[str, tuple[str, float]] = {}
     for name, unit in _TOP:
-        _put(found, name, unit, summary.get(name))
+        _put(values, name, unit, summary.get(name))
     parts = summary.get("critical_path")
     for kind, seconds in (parts if isinstance(parts, dict) else {}).items():
-        _put(found, f"critical_path.{kind}", "s", seconds)
+        _put(values, f"critical_path.{kind}", "s", seconds)
     classes = summary.get("ranks")
     ranks = [rank for rank in (classes if isinstance(classes, list) else []) if isinstance(rank, dict)]
     for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
         _put(
-            found, name, "bytes", max((rank[name] for rank in ranks if _number(rank.get(name))), default=None)
+            values, name, "bytes", max((rank[name] for rank in ranks if _number(rank.get(name))), default=None)
         )
-    _put(found, "wall_time_s", "s", summary.get("wall_time_s"))
-    return found
+    _put(values, "wall_time_s", "s", summary.get("wall_time_s"))
+    return values
 
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _put(found: dict[str, tuple[str, float]], name: str, unit: str, value: Any) -> None:
+def _put(values: dict[str, tuple[str, float]], name: str, unit: str, value: Any) -> None:
     if _number(value):
-        found[name] = (unit, float(value))
+        values[name] = (unit, float(value))
 
 
 def _flatten(inputs: Json, prefix: str = "") -> Json:

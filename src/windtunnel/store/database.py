@@ -74,13 +74,13 @@ def plain(value: Any) -> Any:
 
 def versions() -> Json:
     """Versions of what a result depends on; packages that are not installed are left out."""
-    found: Json = {"python": platform.python_version(), "platform": sys.platform}
+    installed: Json = {"python": platform.python_version(), "platform": sys.platform}
     for package in ("windtunnel", "torch", "numpy", "numba"):
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def this_process() -> Json:

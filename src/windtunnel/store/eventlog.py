@@ -86,8 +86,8 @@ class EventLog:
 
 def decided(capability: str, policy: str, observation: object, decision: object) -> dict[str, Any]:
     """The fields of a decision, for who hands his events to another process that writes the log."""
-    seen, answer = to_plain(observation, tag=True), to_plain(decision, tag=True)
-    return {"capability": capability, "policy": policy, "observation": seen, "decision": answer}
+    inputs, answer = to_plain(observation, tag=True), to_plain(decision, tag=True)
+    return {"capability": capability, "policy": policy, "observation": inputs, "decision": answer}
 
 
 def read(path: Path, *, damaged: Callable[[str], object] | None = None) -> list[Event]:

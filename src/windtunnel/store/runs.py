@@ -93,8 +93,8 @@ class Run:
 
     def as_dict(self) -> Json:
         """All but the connection, for JSON."""
-        found = {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
-        return found | {"created_at": self.created_at.isoformat(), "directory": str(self.directory)}
+        fields = {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
+        return fields | {"created_at": self.created_at.isoformat(), "directory": str(self.directory)}
 
 
 def _settle(rows: Iterable[Row]) -> None:

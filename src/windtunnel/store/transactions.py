@@ -58,8 +58,8 @@ class Call:
             SQLAlchemyError: as `Connection.exec_driver_sql` does.
         """
         connection = self.connection
-        heard, engine = connection.dialect.dispatch, connection.engine.dispatch
-        if not (connection.dialect.name != "sqlite" or heard.do_execute
+        listeners, engine = connection.dialect.dispatch, connection.engine.dispatch
+        if not (connection.dialect.name != "sqlite" or listeners.do_execute
                 or engine.before_cursor_execute or engine.after_cursor_execute):  # fmt: skip
             return direct(connection, sql, parameters).fetchall()
         result = connection.exec_driver_sql(sql, parameters)

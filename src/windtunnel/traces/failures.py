@@ -419,7 +419,7 @@ def seated(changes: Sequence[Change], hosts: int) -> tuple[Change, ...]:
         return ()
     begin = changes[0].time
     seats: dict[int, int] = {}
-    found = []
+    changes_ = []
     for change in changes:
         lost = tuple(sorted(seats.pop(host) for host in change.lost if host in seats))
         joined = []
@@ -432,7 +432,7 @@ def seated(changes: Sequence[Change], hosts: int) -> tuple[Change, ...]:
         if time == 0:
             empty = tuple(sorted(set(range(hosts)) - set(joined)))
             if empty:
-                found.append(Change(0.0, empty, cause="not there yet"))
+                changes_.append(Change(0.0, empty, cause="not there yet"))
         elif lost or joined:
-            found.append(Change(time, lost, tuple(joined), change.software, change.cause))
-    return tuple(found)
+            changes_.append(Change(time, lost, tuple(joined), change.software, change.cause))
+    return tuple(changes_)

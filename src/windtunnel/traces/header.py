@@ -78,9 +78,9 @@ def read(path: Path, kind: str, version: int) -> tuple[Header, Fields, list[Fiel
         raise UserError(f"{path}: the file is empty; a trace starts with a header line")
     own = Fields(path, *lines[0])
     for name, wanted in (("kind", kind), ("version", version)):
-        found = own.take(name, type(wanted))
-        if found != wanted:
-            raise own.wrong(name, found, json.dumps(wanted))
+        value = own.take(name, type(wanted))
+        if value != wanted:
+            raise own.wrong(name, value, json.dumps(wanted))
     header = Header(kind, version, own.take("source", str), own.take("licence", str))
     return header, own, [Fields(path, *line) for line in lines[1:]]
 
@@ -133,7 +133,7 @@ class Fields:
     def hosts(self, name: str, count: int) -> frozenset[int]:
         """Which of so many hosts, none by default."""
         values = self._fields.pop(name, [])
-        if not isinstance(values, list) or not all(type(one) is int and 0 <= one < count for one in values):
+        if not isinstance(values, list) or not all(type(host) is int and 0 <= host < count for host in values):
             raise self.wrong(name, values, f"a list of hosts from 0 to {count - 1}")
         return frozenset(values)
 

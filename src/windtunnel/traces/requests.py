@@ -109,21 +109,21 @@ def load(path: Path, blocks: bool = False) -> Requests:
     if blocks and not form.unit:
         raise UserError(
             f"{path}: a trace of {form.name} does not tell what prompts share; accepted are"
-            f" {' and '.join(one for one in FORMS if FORMS[one].unit)}"
+            f" {' and '.join(form_name for form_name in FORMS if FORMS[form_name].unit)}"
         )
     arrival, prompt, output, ids, left_out, last = [], [], [], [], 0, -1.0
-    for where, when, asked, answered, held in rows:
+    for where, when, prompt_tokens, answered, held in rows:
         if when < last:
             raise UserError(
                 f"{where}: field {form.time}: it is {last - when:.6g} s earlier than the line before;"
                 " accepted are lines in the order of their times"
             )
         last = when
-        if answered == 0 or asked == 0:
+        if answered == 0 or prompt_tokens == 0:
             left_out += 1
             continue
         arrival.append(when)
-        prompt.append(asked)
+        prompt.append(prompt_tokens)
         output.append(answered)
         if form.unit:
             ids.append(np.array(held, np.int64))
@@ -167,7 +167,7 @@ Rows = Iterator[Any]
 
 
 def _csv_rows(path: Path, numbered: list[tuple[int, str]]) -> Rows:
-    head = [one.strip() for one in _split(f"{path}, line {numbered[0][0]}", numbered[0][1])]
+    head = [cell.strip() for cell in _split(f"{path}, line {numbered[0][0]}", numbered[0][1])]
     form = _recognised(path, set(head), [form for form in FORMS.values() if not form.unit])
     yield form
     time, prompt, output = (head.index(name) for name in (form.time, form.prompt, form.output))
@@ -180,8 +180,8 @@ def _csv_rows(path: Path, numbered: list[tuple[int, str]]) -> Rows:
                 f"{where}: it has {len(row)} fields; accepted are {len(head)}, as in the first line"
             )
         when = _instant(where, form.time, row[time]) if dated else _seconds(where, form.time, row[time])
-        asked = _tokens(where, form.prompt, row[prompt])
-        yield where, when, asked, _tokens(where, form.output, row[output]), ()
+        prompt_tokens = _tokens(where, form.prompt, row[prompt])
+        yield where, when, prompt_tokens, _tokens(where, form.output, row[output]), ()
 
 
 def _split(where: str, line: str) -> list[str]:
@@ -199,19 +199,19 @@ def _json_rows(path: Path, numbered: list[tuple[int, str]]) -> Rows:
             form = FORMS["Qwen-Bailian" if '"chat_id"' in line else "Mooncake"]
             yield form
         when = fields.number(form.time, None, least=0.0) * form.scale
-        asked, answered = (fields.take(name, int) for name in (form.prompt, form.output))
-        for name, value in ((form.prompt, asked), (form.output, answered)):
+        prompt_tokens, answered = (fields.take(name, int) for name in (form.prompt, form.output))
+        for name, value in ((form.prompt, prompt_tokens), (form.output, answered)):
             if not 0 <= value < MOST_TOKENS:
                 raise fields.wrong(name, value, "a number of tokens, not negative")
         blocks = fields.take("hash_ids", list)
         if not all(type(block) is int and abs(block) < 1 << 63 for block in blocks):
             raise fields.wrong("hash_ids", blocks, "a list of whole numbers")
-        if len(blocks) != -(-asked // form.unit):
+        if len(blocks) != -(-prompt_tokens // form.unit):
             raise fields.wrong(
                 "hash_ids", f"{len(blocks)} numbers",
-                f"{-(-asked // form.unit)}, one for every {form.unit} of {asked} tokens",
+                f"{-(-prompt_tokens // form.unit)}, one for every {form.unit} of {prompt_tokens} tokens",
             )  # fmt: skip
-        yield where, when, asked, answered, blocks
+        yield where, when, prompt_tokens, answered, blocks
 
 
 def _recognised(path: Path, head: set[str], forms: list[_Form]) -> _Form:
@@ -223,7 +223,7 @@ def _recognised(path: Path, head: set[str], forms: list[_Form]) -> _Form:
         shown = ", ".join(sorted(head))
         raise UserError(
             f"{path}, line 1: columns {shown if len(shown) < 80 else shown[:79] + '…'} are of no known trace;"
-            f" accepted are {known}, or JSON lines of {' or '.join(one for one in FORMS if FORMS[one].unit)}"
+            f" accepted are {known}, or JSON lines of {' or '.join(kind for kind in FORMS if FORMS[kind].unit)}"
         )
     if missing:
         raise UserError(
@@ -255,11 +255,11 @@ def _seconds(where: str, field: str, value: str) -> float:
 
 def _instant(where: str, field: str, value: str) -> float:
     """Seconds; Azure's have seven places, more than `datetime` keeps."""
-    found = DATE.fullmatch(value.strip())
+    match = DATE.fullmatch(value.strip())
     try:
-        if found is None or not value.isascii():
+        if match is None or not value.isascii():
             raise ValueError
-        day, hours, minutes, rest = found.groups()
+        day, hours, minutes, rest = match.groups()
         begin = datetime.strptime(f"{day} {hours}:{minutes}", "%Y-%m-%d %H:%M").replace(tzinfo=UTC)
         if (more := float(rest)) >= 60:
             raise ValueError
@@ -285,14 +285,14 @@ def branched(
         )
     deviation = 0.5
     middle = np.log(tokens) - deviation**2 / 2
-    made = []
+    counts = []
     for _ in range(len(trace)):
         if random.random() >= share:
-            made.append(())
+            counts.append(())
             continue
         drawn = random.lognormal(middle, deviation, int(random.integers(count[0], count[1] + 1)))
-        made.append(tuple(np.maximum(1, np.round(drawn)).astype(int).tolist()))
+        counts.append(tuple(np.maximum(1, np.round(drawn)).astype(int).tolist()))
     return replace(
-        trace, branches=tuple(made),
+        trace, branches=tuple(counts),
         source=f"{trace.source}, with synthetic branches ({share:.0%}, {count[0]}-{count[1]} of {tokens:g})",
     )  # fmt: skip

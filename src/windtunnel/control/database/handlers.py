@@ -85,8 +85,8 @@ def _run(call: Call, sql: str, rows: Sequence[Sequence[Any]] | None = None, **pa
         parameters |= {f"r{at}": value for at, value in enumerate(rows[0])}
     elif rows is not None:
         parameters["rows"] = json.dumps(rows, separators=(",", ":"))
-    found = call.rows(_statement(dialect, sql, alone), parameters)
-    return sorted(found) if len(found) > 1 and "RETURNING" in sql else found
+    result = call.rows(_statement(dialect, sql, alone), parameters)
+    return sorted(result) if len(result) > 1 and "RETURNING" in sql else result
 
 
 # --- tasks
@@ -278,10 +278,10 @@ def write_file(call: Call, path: str, data: bytes) -> None:
 @readonly
 def read_file(call: Call, path: str) -> bytes | None:
     """The bytes of a file; None where there is none."""
-    found = _run(call, "SELECT id FROM file WHERE path = :path", path=path)
+    ids = _run(call, "SELECT id FROM file WHERE path = :path", path=path)
     rows = _run(call, "SELECT data FROM file_block WHERE file IN (SELECT id FROM file WHERE path = :path)"
                 " ORDER BY number", path=path)  # fmt: skip
-    return b"".join(bytes(data) for (data,) in rows) if found else None
+    return b"".join(bytes(data) for (data,) in rows) if ids else None
 
 
 @readonly

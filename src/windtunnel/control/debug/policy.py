@@ -88,10 +88,10 @@ def _by_snapshot(transactions: Sequence[Transaction]) -> tuple[Step, ...]:
     rank = [(shown[k], transaction.id > 0) for k, transaction in enumerate(transactions)]
     steps, uncommitted = list[Step](), list[int]()
     for k in sorted(range(len(rank)), key=rank.__getitem__):
-        one, ids_of = transactions[k], {c: transactions[c].id for c in uncommitted}
-        due = tuple(c for c in uncommitted if ids_of[c] < one.xmax and ids_of[c] not in one.active)
+        reader, ids_of = transactions[k], {c: transactions[c].id for c in uncommitted}
+        due = tuple(c for c in uncommitted if ids_of[c] < reader.xmax and ids_of[c] not in reader.active)
         steps.append(Step(k, due))
-        uncommitted = [c for c in uncommitted if c not in due] + [k] * (one.id > 0)
+        uncommitted = [c for c in uncommitted if c not in due] + [k] * (reader.id > 0)
     return tuple(steps)
 
 

@@ -70,15 +70,15 @@ def sift_down(heap: int, count: int, time: int, order: int, who: int) -> None:
     place = 0
     below = 1
     while below < count:
-        one = entry_at(heap, below)
+        child = entry_at(heap, below)
         if below + 1 < count:
             other = entry_at(heap, below + 1)
-            if other.time < one.time or (other.time == one.time and other.order < one.order):
+            if other.time < child.time or (other.time == child.time and other.order < child.order):
                 below += 1
-                one = other
-        if time < one.time or (time == one.time and order < one.order):
+                child = other
+        if time < child.time or (time == child.time and order < child.order):
             break
-        write(heap, place, one.time, one.order, one.who)
+        write(heap, place, child.time, child.order, child.who)
         place = below
         below = 2 * place + 1
     write(heap, place, time, order, who)

@@ -167,17 +167,17 @@ def pace(rate: float, size: int, what: str) -> float:
 
 def per_byte(rate: float, most: int, limit: int, where: str) -> float:
     """Picoseconds a byte takes, when a queue holds up to ``most`` bytes by packets and ``limit`` by bytes."""
-    found = pace(rate, 1, f"{where}: its rate")
-    if min(most, limit) * found > NEVER / 16:
+    ns = pace(rate, 1, f"{where}: its rate")
+    if min(most, limit) * ns > NEVER / 16:
         raise ValueError(f"{where}: a full queue of it lasts longer than a run can; lower its queue")
-    return found
+    return ns
 
 
 def pack_links(links: Sequence[Link], seed: int, largest: int) -> tuple[Records, Records]:
     """The records of links and of their bands."""
-    found = np.zeros(len(links), layout.LINK)
+    records = np.zeros(len(links), layout.LINK)
     counts = [0] * len(links)
-    for index, (link, record) in enumerate(zip(links, found, strict=True)):
+    for index, (link, record) in enumerate(zip(links, records, strict=True)):
         queue, where = link.queue, f"link {index}"
         if queue.kind not in QUEUES:
             raise ValueError(f"{where}: queue {queue.kind!r} is unknown; accepted are {', '.join(QUEUES)}")
@@ -201,22 +201,22 @@ def pack_links(links: Sequence[Link], seed: int, largest: int) -> tuple[Records,
         record["random"] = (np.uint64(seed) << np.uint64(32)) + np.uint64(index)
         record["bands"] = counts[index]
     for name in ("head", "tail", "first", "serving", "new_head", "new_tail", "old_head", "old_tail"):
-        found[name] = -1
+        records[name] = -1
     begins = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    found["bands_begin"] = begins[:-1]
+    records["bands_begin"] = begins[:-1]
     bands = np.zeros(int(begins[-1]), layout.BAND)
     bands["head"] = bands["tail"] = bands["next"] = -1
     for link, begin, count in zip(links, begins, counts, strict=False):
         if count:
             quanta = np.broadcast_to(np.asarray(link.queue.quantum), (max(link.queue.bands, 1),))
             bands["quantum"][begin : begin + count] = quanta[:count]
-    return found, bands
+    return records, bands
 
 
 def pack_flows(flows: Sequence[Flow], routes: Routes, links: int, nodes: int) -> Records:
     """The records of flows; their routes are added to ``routes``."""
-    found = np.zeros(len(flows), layout.FLOW)
-    for index, (flow, record) in enumerate(zip(flows, found, strict=True)):
+    records = np.zeros(len(flows), layout.FLOW)
+    for index, (flow, record) in enumerate(zip(flows, records, strict=True)):
         where = f"flow {index}"
         if flow.sender not in SENDERS:
             raise ValueError(f"{where}: sender {flow.sender!r} is unknown; accepted are {', '.join(SENDERS)}")
@@ -253,20 +253,20 @@ def pack_flows(flows: Sequence[Flow], routes: Routes, links: int, nodes: int) ->
         record["window_cap"] = np.inf if flow.window is None else max(flow.window, 1.0)
         if flow.rate is not None:
             record["cap_gap"] = pace(flow.rate, flow.packet, f"{where}: its rate")
-    found["cwnd"], found["ssthresh"] = FIRST_WINDOW, np.inf
-    found["cwnd"][found["kind"] == layout.UDP] = np.inf
-    found["rto"], found["armed"] = FIRST_RTO, NEVER
-    found["base_rtt"], found["seen"] = NEVER, np.where(found["kind"] == layout.VEGAS, NEVER, 0)
-    found["epoch"] = found["finished"] = found["acked_at"] = -1
-    found["alpha"] = 1.0
-    return found
+    records["cwnd"], records["ssthresh"] = FIRST_WINDOW, np.inf
+    records["cwnd"][records["kind"] == layout.UDP] = np.inf
+    records["rto"], records["armed"] = FIRST_RTO, NEVER
+    records["base_rtt"], records["seen"] = NEVER, np.where(records["kind"] == layout.VEGAS, NEVER, 0)
+    records["epoch"] = records["finished"] = records["acked_at"] = -1
+    records["alpha"] = 1.0
+    return records
 
 
 def pack_nodes(nodes: Sequence[tuple[Any, NDArray[Any]]]) -> Records:
     """The records of nodes: compiled functions, each with the array that is its state."""
-    found = np.zeros(len(nodes), layout.NODES)
-    for record, (function, state) in zip(found, nodes, strict=True):
+    records = np.zeros(len(nodes), layout.NODES)
+    for record, (function, state) in zip(records, nodes, strict=True):
         record["function"] = function.address
         record["state"] = state.ctypes.data
-    found["armed"] = found["deadline"] = NEVER
-    return found
+    records["armed"] = records["deadline"] = NEVER
+    return records

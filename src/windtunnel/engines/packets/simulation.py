@@ -264,17 +264,17 @@ class Simulation:
 
 def _longer(records: Records, more: int) -> Records:
     """The same records and ``more`` behind them (concatenation would lay out the fields anew)."""
-    found = np.zeros(len(records) + more, records.dtype)
-    found[: len(records)] = records
-    return found
+    grown = np.zeros(len(records) + more, records.dtype)
+    grown[: len(records)] = records
+    return grown
 
 
 def _links(route: Route) -> list[int]:
     """All links of a route, those of every branch of a fork too."""
-    found: list[int] = []
+    indices: list[int] = []
     for place in route:
         if isinstance(place, int | np.integer):
-            found.append(int(place))
+            indices.append(int(place))
         elif isinstance(place, Fork):
-            found += [link for branch in place.branches for link in _links(branch)]
-    return found
+            indices += [link for branch in place.branches for link in _links(branch)]
+    return indices

@@ -52,8 +52,8 @@ class Skeleton:
             ends.append([])
             for mark in self.marks:
                 ready = [
-                    (ends[step - back][one] if back <= step else 0.0) + delay
-                    for one, back, delay in mark.after
+                    (ends[step - back][term] if back <= step else 0.0) + delay
+                    for term, back, delay in mark.after
                 ]
                 ends[step].append(max(ready, default=0.0) + seconds.get(mark.join, 0.0))
         return ends
@@ -69,12 +69,12 @@ def skeleton(
     Raises:
         ValueError: joins wait for each other in a circle.
     """
-    made = _Made()
+    builder = _Made()
     runs = [_Runs(program, copies) for program in job.programs]
     ends = tuple(
-        _walk(made, job, rank, runs[job.rank_program[rank]], barrier, receives) for rank in range(job.ranks)
+        _walk(builder, job, rank, runs[job.rank_program[rank]], barrier, receives) for rank in range(job.ranks)
     )
-    return made.skeleton(ends)
+    return builder.skeleton(ends)
 
 
 class _Runs:
@@ -94,10 +94,10 @@ class _Runs:
         sources: set[int] = set()
         self.carried: set[int] = set()
         for node in np.flatnonzero(np.diff(ptr[first:])).tolist():
-            found = self.deps[node] = []
+            earlier = self.deps[node] = []
             for dep in program.dep[ptr[first + node] : ptr[first + node + 1]].tolist():
                 back = copies - 1 - dep // n
-                found.append((dep % n, back))
+                earlier.append((dep % n, back))
                 (self.carried if back else sources).add(dep % n)
         self.sources = sources | self.carried
         alone = (self.queue == 0) | (self.join >= 0)
@@ -159,46 +159,46 @@ class _Made:
         """Without marks that only stand for another one, or that nobody waits for."""
 
         def resolved(terms: Terms) -> Terms:
-            found: Terms = {}
+            delays: Terms = {}
             for (mark, back), delay in terms.items():
                 while not back and mark not in keep and len(after := self.marks[mark][1]) == 1:
                     ((other, more), seconds) = next(iter(after.items()))
                     mark, back, delay = other, back + more, delay + seconds
                 if self.marks[mark][1] != {(mark, 1): 0.0} or mark in keep:
-                    found[mark, back] = max(delay, found.get((mark, back), 0.0))
-            return found
+                    delays[mark, back] = max(delay, delays.get((mark, back), 0.0))
+            return delays
 
         keep = {*ends, *self.joins.values()}
         terms = {mark: resolved(after) for mark, (_, after) in enumerate(self.marks)}
         wanted = sorted(keep)
-        seen = set(wanted)
+        reachable = set(wanted)
         for mark in wanted:  # grows while it is read
-            new = {one for one, _ in terms[mark]} - seen
-            seen |= new
+            new = {term for term, _ in terms[mark]} - reachable
+            reachable |= new
             wanted += sorted(new)
-        graph = {mark: {one for one, back in terms[mark] if not back} for mark in sorted(seen)}
+        graph = {mark: {term for term, back in terms[mark] if not back} for mark in sorted(reachable)}
         try:
             order = [*TopologicalSorter(graph).static_order()]
         except CycleError:
             raise ValueError("joins wait for each other in a circle") from None
         place = {mark: number for number, mark in enumerate(order)}
         marks = tuple(
-            Mark(self.marks[mark][0], tuple((place[one], back, d) for (one, back), d in terms[mark].items()))
+            Mark(self.marks[mark][0], tuple((place[term], back, d) for (term, back), d in terms[mark].items()))
             for mark in order
         )
         return Skeleton(marks, tuple(place[mark] for mark in ends))
 
 
 def _walk(
-    made: _Made, job: ReplayJob, rank: int, runs: _Runs, barrier: bool, receives: Container[tuple[int, int]]
+    builder: _Made, job: ReplayJob, rank: int, runs: _Runs, barrier: bool, receives: Container[tuple[int, int]]
 ) -> int:
     """Add the marks of a rank; the one of its end."""
     compute, host_scale = float(job.compute_scale[rank]), float(job.issue_scale[rank])
     joins = job.rank_join[job.rank_join_ptr[rank] : job.rank_join_ptr[rank + 1]]
-    known = made.joins
-    over = made.add()
-    cuts = [over if barrier else made.add() for _ in range(runs.queues)]
-    carried = {node: made.add() for node in sorted(runs.carried)}
+    known = builder.joins
+    over = builder.add()
+    cuts = [over if barrier else builder.add() for _ in range(runs.queues)]
+    carried = {node: builder.add() for node in sorted(runs.carried)}
     tails: list[Terms] = [{(cut, 1): 0.0} for cut in cuts]
     ends: dict[int, Terms] = {}
     longest = runs.scaled(compute, host_scale).tolist()
@@ -209,33 +209,33 @@ def _walk(
         queue, join = int(runs.queue[first]), int(runs.join[first])
         waits = [{(carried[d], b): 0.0} if b else ends[d] for d, b in runs.deps.get(first, ())]
         if queue == 0:
-            begun = _later(made.merged(tails[0], *waits), issue)
+            begun = _later(builder.merged(tails[0], *waits), issue)
             ended = _later(begun, work * host_scale)
         else:
-            begun = made.merged(tails[queue], _later(tails[0], issue), *waits)
-            behind = made.merged(tails[queue], *waits)
-            ended = made.merged(_later(behind, work * compute), _later(tails[0], longest[run]))
+            begun = builder.merged(tails[queue], _later(tails[0], issue), *waits)
+            behind = builder.merged(tails[queue], *waits)
+            ended = builder.merged(_later(behind, work * compute), _later(tails[0], longest[run]))
             tails[0] = _later(tails[0], issue)
         if join >= 0:
             number = int(joins[join])
             if number not in known:
-                known[number] = made.add(number)
+                known[number] = builder.add(number)
             mark = known[number]
             if (rank, join) in receives:
-                ended = made.merged(begun, {(mark, 0): 0.0})
+                ended = builder.merged(begun, {(mark, 0): 0.0})
             else:
                 for name, delay in begun.items():
-                    made.marks[mark][1][name] = max(delay, made.marks[mark][1].get(name, 0.0))
+                    builder.marks[mark][1][name] = max(delay, builder.marks[mark][1].get(name, 0.0))
                 ended = {(mark, 0): 0.0}
         if last in carried:
-            made.marks[carried[last]][1].update(ended)
+            builder.marks[carried[last]][1].update(ended)
         tails[queue] = ended
         if last in runs.sources:
             ends[last] = ended
     if not barrier:
         for cut, tail in zip(cuts, tails, strict=True):
-            made.marks[cut][1].update(tail)
-    made.marks[over][1].update(made.merged(*tails))
+            builder.marks[cut][1].update(tail)
+    builder.marks[over][1].update(builder.merged(*tails))
     return over
 
 

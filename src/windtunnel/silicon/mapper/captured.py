@@ -71,5 +71,5 @@ def _convolution(name: str, arguments: Sequence[Any], outputs: Sequence[str]) ->
 
 
 def _shape(text: str) -> list[int]:
-    found = re.search(r"\[([\d,]*)\]", text)
-    return [int(part) for part in found[1].split(",") if part] if found else []
+    match = re.search(r"\[([\d,]*)\]", text)
+    return [int(part) for part in match[1].split(",") if part] if match else []

@@ -85,9 +85,9 @@ def allocate(layers: Sequence[Layer], accelerator: Accelerator, dataflow: str = 
     """Size the memories for all layers together. Raises as `search`, or since no level can be resized."""
     names = [layer.name for layer in layers]
     with _kept("energy", layers=names, accelerator=accelerator.name, dataflow=dataflow) as (run, decide):
-        made = allocation.allocate(layers, accelerator, dataflow, decide)
-        run.finish({"energy_gain": made.gain, "joules": made.best.energy})
-    return made
+        result = allocation.allocate(layers, accelerator, dataflow, decide)
+        run.finish({"energy_gain": result.gain, "joules": result.best.energy})
+    return result
 
 
 def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fastest") -> Device:

@@ -123,7 +123,7 @@ def accelerator(document: Mapping[str, Any], where: str) -> Accelerator:
     last, levels = len(spec.levels) - 1, []
     inner = max(1, min(last, sum(level.per_pe for level in spec.levels.values())))
     for place, (name, level) in enumerate(spec.levels.items()):
-        wrong, holds = "", "".join(one for one in OPERANDS if one in level.holds)
+        wrong, holds = "", "".join(operand for operand in OPERANDS if operand in level.holds)
         if level.per_pe != (place < inner):
             wrong = f"per_pe {level.per_pe}, accepted are levels of each PE first, then shared ones"
         elif (level.per_pe or place == last) and holds != "IWO":
@@ -134,13 +134,13 @@ def accelerator(document: Mapping[str, Any], where: str) -> Accelerator:
             wrong = f"energy {level.energy!r}, accepted is {ACCEPTED['energy']}"
         if wrong:
             raise UserError(f"{where}: level {name} has {wrong}")
-        found = Level(name, level.capacity, 0.0, level.bandwidth, level.per_pe, tuple(holds))
+        unscaled = Level(name, level.capacity, 0.0, level.bandwidth, level.per_pe, tuple(holds))
         if isinstance(level.energy, str):
             table, factor = shipped("energies")[level.energy]["at"], PICO * spec.word / TABLE_WORD
-            found = replace(found, scale=tuple((float(size), pico * factor) for size, pico in table.items()))
-            levels.append(found.sized(level.capacity or 0.0))
+            unscaled = replace(unscaled, scale=tuple((float(size), pico * factor) for size, pico in table.items()))
+            levels.append(unscaled.sized(level.capacity or 0.0))
         else:
-            levels.append(replace(found, energy=level.energy * PICO))
+            levels.append(replace(unscaled, energy=level.energy * PICO))
     rates = spec.clock, spec.mac_pj * PICO, spec.hop_pj * PICO
     return Accelerator(spec.name, spec.array, tuple(levels), spec.word, *rates, spec.double_buffered)
 
@@ -153,17 +153,17 @@ def read_layers(what: str) -> list[Layer]:
     name, _, part = what.partition(".")
     if name not in shipped("networks"):
         raise UserError(f"`layer`: {what!r} is unknown{suggest(name, shipped('networks'))}, or a YAML file")
-    found = layers(shipped("networks")[name], name)
-    chosen = [layer for layer in found if part in ("", layer.name)]
+    network = layers(shipped("networks")[name], name)
+    chosen = [layer for layer in network if part in ("", layer.name)]
     if not chosen:
-        raise UserError(f"`layer`: {name} has no {part!r}{suggest(part, [layer.name for layer in found])}")
+        raise UserError(f"`layer`: {name} has no {part!r}{suggest(part, [layer.name for layer in network])}")
     return chosen
 
 
 def layers(document: Mapping[str, Any], where: str) -> list[Layer]:
     """The nests of all layers in ``document``; an attention is two, not fused. Raises `UserError`."""
     spec = fitted(NetworkSpec, document, where, ACCEPTED)
-    found = []
+    shapes = []
     for name, layer in spec.layers.items():
         groups = spec.batch * layer.heads
         if layer.inputs and layer.outputs:
@@ -172,18 +172,18 @@ def layers(document: Mapping[str, Any], where: str) -> list[Layer]:
                 numbers = f"{layer.inputs} inputs and {layer.outputs} outputs in {layer.groups} groups"
                 raise UserError(f"{where}: layer {name} has {numbers}, accepted are multiples")
             bounds = (*reversed(layer.kernel), *reversed(layer.size), inputs, outputs, spec.batch)
-            found.append(Layer(name, bounds, layer.stride, layer.groups))
+            shapes.append(Layer(name, bounds, layer.stride, layer.groups))
         elif layer.n and layer.k:
-            found.append(gemm(name, layer.m or spec.batch, layer.n, layer.k))
+            shapes.append(gemm(name, layer.m or spec.batch, layer.n, layer.k))
         elif layer.queries and layer.keys and layer.dimension:
-            found.append(gemm(f"{name}.scores", layer.queries, layer.keys, layer.dimension, groups))
-            found.append(gemm(f"{name}.context", layer.queries, layer.dimension, layer.keys, groups))
+            shapes.append(gemm(f"{name}.scores", layer.queries, layer.keys, layer.dimension, groups))
+            shapes.append(gemm(f"{name}.context", layer.queries, layer.dimension, layer.keys, groups))
         else:
             raise UserError(
                 f"{where}: layer {name} is of no kind, accepted are inputs and outputs (a convolution), "
                 "n and k (a matrix product), or queries, keys and dimension (an attention)"
             )
-    return found
+    return shapes
 
 
 def gemm(name: str, m: int, n: int, k: int, groups: int = 1) -> Layer:

@@ -26,12 +26,12 @@ class Cost:
 
     def times(self, factor: float) -> Cost:
         """So many times, one after another."""
-        return Cost(self.seconds * factor, self.joules * factor, tuple(one * factor for one in self.bytes))
+        return Cost(self.seconds * factor, self.joules * factor, tuple(count * factor for count in self.bytes))
 
 
 def total(costs: Iterable[Cost]) -> Cost:
     """One after another."""
-    rows = [(one.seconds, one.joules, *one.bytes) for one in costs]
+    rows = [(cost.seconds, cost.joules, *cost.bytes) for cost in costs]
     seconds, joules_, *nbytes = map(math.fsum, zip(*rows, strict=True))
     return Cost(seconds, joules_, tuple(nbytes))
 

@@ -186,10 +186,10 @@ class LocalFiles:
 
     def size(self, name: str) -> int | None:
         try:
-            found = self._os.stat(self._path(name))
+            status = self._os.stat(self._path(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def names(self, folder: str) -> list[str]:
         return [name for name in self._list(folder) if not name.startswith(PART)]
@@ -316,20 +316,20 @@ class RemoteFiles:
         with self._told(name):
             self._fs.invalidate_cache(self._path(name).rpartition("/")[0])
             try:
-                found = self._fs.info(self._path(name))
+                info = self._fs.info(self._path(name))
             except FileNotFoundError:
                 return None
-            return int(found["size"]) if found["type"] == "file" else None
+            return int(info["size"]) if info["type"] == "file" else None
 
     def names(self, folder: str) -> list[str]:
         path = self._path(folder)
         with self._told(folder):
             self._fs.invalidate_cache(path)
             try:
-                found = self._fs.ls(path, detail=False)
+                paths = self._fs.ls(path, detail=False)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-        return sorted(str(one).rstrip("/").rpartition("/")[2] for one in found)
+        return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in paths)
 
     def remove(self, name: str) -> None:
         with self._told(name), contextlib.suppress(FileNotFoundError):

@@ -32,7 +32,7 @@ def seal(kind: str, version: int, value: object) -> bytes:
     return canonical({**whole, "check": checksum(canonical(whole))}) + b"\n"
 
 
-def unseal(made: type[T], kind: str, version: int, data: bytes, where: str) -> T:
+def unseal(record: type[T], kind: str, version: int, data: bytes, where: str) -> T:
     """The dataclass ``made`` that `seal` was given; ``where`` names the file in errors.
 
     Raises:
@@ -54,6 +54,6 @@ def unseal(made: type[T], kind: str, version: int, data: bytes, where: str) -> T
     if not intact:
         raise ObjectError(f"{where} is damaged: it does not match its checksum")
     try:
-        return from_plain(made, whole["value"])
+        return from_plain(record, whole["value"])
     except (TypeError, ValueError, KeyError) as error:
         raise ObjectError(f"{where} is no {kind} of this version: {error}") from None

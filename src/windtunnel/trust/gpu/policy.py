@@ -112,10 +112,10 @@ POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"exclusive": decide
 
 def merged(ranges: Sequence[Range]) -> tuple[Range, ...]:
     """The same pages, sorted, in as few ranges as there can be."""
-    found: list[Range] = []
+    joined: list[Range] = []
     for first, end in sorted(ranges):
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
         else:
-            found.append((first, end))
-    return tuple(found)
+            joined.append((first, end))
+    return tuple(joined)

@@ -35,10 +35,10 @@ class Region:
     @property
     def levels(self) -> list[tuple[int, int]]:
         """Of the tree, by level: nodes and their bytes. First blocks of 16 versions, then 16 digests each."""
-        found = [(-(-self.chunks // ARITY), VERSION * ARITY)] if self.mode == "tree" else []
-        while found and found[-1][0] > 1:
-            found.append((-(-found[-1][0] // ARITY), DIGEST * ARITY))
-        return found
+        levels = [(-(-self.chunks // ARITY), VERSION * ARITY)] if self.mode == "tree" else []
+        while levels and levels[-1][0] > 1:
+            levels.append((-(-levels[-1][0] // ARITY), DIGEST * ARITY))
+        return levels
 
     @property
     def stride(self) -> int:

@@ -125,10 +125,10 @@ def demo(
                 if time.time() - began > limit:
                     raise HostError(f"demo: {done} of {tasks} tasks are done after {limit:g} s")
         finally:
-            for one in running.values():
-                one.terminate()
-            for one in running.values():
-                one.join()
+            for child in running.values():
+                child.terminate()
+            for child in running.values():
+                child.join()
         runs = Path(folder, "runs").read_text().split()
         effects = len(list(Path(folder).glob("effect-*")))
     if not wrap:  # one that ended before it could say so holds a lease, and the next demo would be refused

@@ -43,22 +43,22 @@ class ControlFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        found = super()._strip_protocol(path)
-        return found.strip("/") if isinstance(found, str) else found
+        stripped = super()._strip_protocol(path)
+        return stripped.strip("/") if isinstance(stripped, str) else stripped
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         path = self._strip_protocol(path)
-        found: dict[str, dict[str, Any]] = {}
+        entries: dict[str, dict[str, Any]] = {}
         for name, size, modified in self.control.run("list_files", prefix=path):
             if not path or name == path or name.startswith(f"{path}/"):
                 first = name[len(path) :].strip("/").partition("/")[0]
                 inner = name if name == path else f"{path}/{first}".strip("/")
                 kind = "file" if inner == name else "directory"
-                found[inner] = {"name": inner, "size": size if kind == "file" else 0, "type": kind,
+                entries[inner] = {"name": inner, "size": size if kind == "file" else 0, "type": kind,
                                 "modified": modified}  # fmt: skip
-        if path and not found:
+        if path and not entries:
             raise FileNotFoundError(path)
-        return list(found.values()) if detail else list(found)
+        return list(entries.values()) if detail else list(entries)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         data: bytes | None = self.control.run("read_file", path=self._strip_protocol(path))

@@ -204,7 +204,7 @@ class Recorder:
             raise HostError(f"{folder}: the trace cannot be begun ({error.strerror})") from error
         self._write(encode({
             "kind": "header", "version": VERSION, "engine": service.engine.dialect.name, "checkpoint": copied,
-            "handlers": handlers, "path": [one for one in sys.path if one],
+            "handlers": handlers, "path": [entry for entry in sys.path if entry],
             "codes": {name: code_digest(handler) for name, handler in service.handlers.items()},
         }))  # fmt: skip
         self._capture = Capture(service.engine)
@@ -303,7 +303,7 @@ class Recorder:
         if answer.ntuples != 1:
             raise HostError(f"{self.path}: no snapshot of Postgres ({answer.error_message.decode().strip()})")
         _, xmax, active = answer.get_value(0, 0).decode().split(":")
-        return int(answer.get_value(0, 1)), int(xmax), [int(one) for one in active.split(",") if one]
+        return int(answer.get_value(0, 1)), int(xmax), [int(number) for number in active.split(",") if number]
 
     def _settle(self, cursor: Any, statement: str, parameters: Any) -> None:
         """A reader's first statement in SQLite took its snapshot: if that may show a commit of just then, or

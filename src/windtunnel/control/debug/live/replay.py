@@ -56,7 +56,7 @@ def replayed(
     order = _decided(Observation(_transactions(trace)), log).orders[0]
     world = _did(log, make_again(trace, handlers, order, database, check, noting, stop))
     again = {execution.recorded.n: execution for execution in world.executions if execution.recorded}
-    found = [
+    results = [
         (
             transaction.n,
             transaction.request,
@@ -72,7 +72,7 @@ def replayed(
     ]
     other = [name for name, code in trace.header["codes"].items() if code_digest(handlers.get(name)) != code]
     return {
-        "transactions": len(found), "divergences": [one for one in (*found, *more) if one[3]],
+        "transactions": len(results), "divergences": [row for row in (*results, *more) if row[3]],
         "reads": sum(bool(st[3]) for transaction in trace.transactions for st in transaction.did[0]),
         "state": digest(world.rows),
         "notes": [*trace.notes, *(f"the code of {name} is not the recorded one" for name in other)],
@@ -131,9 +131,9 @@ def sql(trace: Trace, query: str, **options: Any) -> tuple[list[str], list[tuple
     """
     import duckdb
 
-    said, world = replayed(trace, noting=True, **options)
+    report, world = replayed(trace, noting=True, **options)
     with TemporaryDirectory(prefix="windtunnel-debug-") as folder, duckdb.connect() as connection:
-        for name, lines in _views(trace, world, {n for n, *_ in said["divergences"]}).items():
+        for name, lines in _views(trace, world, {n for n, *_ in report["divergences"]}).items():
             path = Path(folder) / f"{name}.jsonl"
             path.write_text("".join(f"{encode(line)}\n" for line in lines))
             columns = dict(column.split(" ") for column in VIEWS[name].split(", "))
@@ -143,7 +143,7 @@ def sql(trace: Trace, query: str, **options: Any) -> tuple[list[str], list[tuple
             )
         try:
             answer = connection.execute(AS_OF).execute(query)
-            return [column[0] for column in answer.description or ()], answer.fetchall(), said
+            return [column[0] for column in answer.description or ()], answer.fetchall(), report
         except duckdb.Error as error:
             raise UserError(f"debug sql: {str(error).partition(chr(10))[0]}") from error
 
@@ -236,13 +236,13 @@ def _transactions(trace: Trace, tables: Mapping[int, Any] | None = None) -> tupl
 
 def tables_of(statements: Sequence[Any], names: list[str]) -> tuple[set[str], set[str]]:
     """Tables among ``names`` that statements read, and write, by the words of their SQL: rather too many."""
-    found: tuple[set[str], set[str]] = set(), set()
+    tables: tuple[set[str], set[str]] = set(), set()
     verbs = r"(insert\s+(?:or\s+\w+\s+)?into\s+|replace\s+into\s+|update\s+|delete\s+from\s+)?"
     pattern = rf'{verbs}(?<!\w)"?({"|".join(map(re.escape, names)) or "(?!)"})(?!\w)'
     for sql, *_ in statements:
         for verb, name in re.findall(pattern, sql, re.IGNORECASE):
-            found[bool(verb)].add(name.lower())
-    return found
+            tables[bool(verb)].add(name.lower())
+    return tables
 
 
 def _answers(before: World, after: World) -> list[list[Any]]:
@@ -262,7 +262,7 @@ def _answers(before: World, after: World) -> list[list[Any]]:
         ]
         for key, execution in {**now, **then}.items()
     ]
-    return sorted((answer for answer in answers if answer[2] != answer[3]), key=lambda one: one[0])
+    return sorted((answer for answer in answers if answer[2] != answer[3]), key=lambda row: row[0])
 
 
 def _otherwise(then: Recorded, now: Execution | None) -> str:
@@ -272,9 +272,9 @@ def _otherwise(then: Recorded, now: Execution | None) -> str:
     if (now.handler, encode(now.args)) != (then.handler, encode(then.args)):
         return f"is called as {now.handler}({now.args}), recorded is {then.handler}({then.args})"
     statements, draws, result, error = then.did
-    for place, (old, made) in enumerate(zip(statements, now.did[0], strict=False), 1):
+    for place, (old, redone) in enumerate(zip(statements, now.did[0], strict=False), 1):
         where = f"statement {place} ({' '.join(old[0].split()):.80})"
-        new = decode(encode(made[:4]))  # as a trace gives it back
+        new = decode(encode(redone[:4]))  # as a trace gives it back
         if old[0] != new[0]:
             return f"{where} is now {' '.join(new[0].split()):.80}"
         if old[1] != new[1]:

@@ -73,10 +73,10 @@ class Redrawing(Drawing):
     def _drawn(self, kind: str) -> Any:
         more, place = (
             random.Random(f"{self.seed} {len(self.draws)}"),
-            [one for one, _ in self.draws].count(kind),
+            [draw for draw, _ in self.draws].count(kind),
         )
         fresh = {"now": self.t, "random": more.random(), "uuid": str(UUID(int=more.getrandbits(128)))}[kind]
-        value = [*[one for name, one in self.known if name == kind][place:], fresh][0]
+        value = [*[draw for name, draw in self.known if name == kind][place:], fresh][0]
         self.draws.append((kind, value))
         return value
 
@@ -223,10 +223,10 @@ def make_again(
         world.run(order)
         try:
             with engine.connect() as connection:
-                found = connection.exec_driver_sql(check).mappings().all() if check else []
+                rows = connection.exec_driver_sql(check).mappings().all() if check else []
         except SQLAlchemyError as error:
             raise UserError(f"`check`: {str(error).partition(chr(10))[0]}") from error
-        world.violations = [dict(row) for row in found]
+        world.violations = [dict(row) for row in rows]
     return world
 
 

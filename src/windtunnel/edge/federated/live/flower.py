@@ -147,7 +147,7 @@ class FedP2P(Strategy):
         that have said so. The others are told of, and train in no group."""
         nodes = [message.metadata.dst_node_id for message in messages]
         new = [node for node in nodes if node not in self._known]
-        asked = [
+        queries = [
             Message(
                 RecordDict({KEY: ConfigRecord({"ask": "where"})}),
                 dst_node_id=node,
@@ -155,7 +155,7 @@ class FedP2P(Strategy):
             )
             for node in new
         ]
-        for reply in grid.send_and_receive(asked, timeout=WHERE_SECONDS) if asked else ():
+        for reply in grid.send_and_receive(queries, timeout=WHERE_SECONDS) if queries else ():
             if not reply.has_error():
                 self._known[reply.metadata.src_node_id] = dict(reply.content[KEY])
         for node in new:

@@ -55,7 +55,7 @@ def traffic_of(layer: Layer, accelerator: Accelerator, mapping: Mapping, operand
         copies = mapping.pes * tile_words(operand, extents, layer.stride)
         source = copies if above < accelerator.inner else whole
         target = copies if below < accelerator.inner else whole
-        total, distinct = visits(operand, (one for level in mapping.loops[below + 1 :] for one in level))
+        total, distinct = visits(operand, (loop for level in mapping.loops[below + 1 :] for loop in level))
         again = total - distinct if operand == "O" else total
         written = total if operand == "O" else 0
         words = again * source, written * source, (again + written) * target

@@ -13,23 +13,23 @@ def lines(layer: Layer, accelerator: Accelerator, mapping: Mapping) -> Iterator[
     is that over the PEs."""
     inner = [dict(level) for level in mapping.loops]
     for dim in range(len(DIMS)):
-        bounds = [(f"{LETTERS[dim].lower()}{n}", one[dim]) for n, one in enumerate(inner) if dim in one]
+        bounds = [(f"{LETTERS[dim].lower()}{n}", loop_[dim]) for n, loop_ in enumerate(inner) if dim in loop_]
         if mapping.unroll[dim] > 1:
             at = sum(int(name[-1]) < accelerator.inner for name, _ in bounds)
             bounds.insert(at, (LETTERS[dim].lower(), mapping.unroll[dim]))
         if len(bounds) > 1:
             yield f"O.split({', '.join(f'{name}:{bound}' for name, bound in reversed(bounds))})"
     order = [_loops(level, number) for number, level in enumerate(mapping.loops)]
-    yield f"O.reorder({', '.join(one for level in order for one in level)})"
+    yield f"O.reorder({', '.join(loop_ for level in order for loop_ in level)})"
     spread = [LETTERS[dim].lower() for dim in range(len(DIMS)) if mapping.unroll[dim] > 1]
-    yield "O" + "".join(f".unroll({one})" for one in spread) + f"  # {mapping.dataflow} on the array"
+    yield "O" + "".join(f".unroll({loop_})" for loop_ in spread) + f"  # {mapping.dataflow} on the array"
     extents = [1] * len(DIMS)
     for number, level in enumerate(accelerator.levels[:-1]):
         for dim, bound in mapping.loops[number]:
             extents[dim] *= bound
         along = [1] * len(DIMS) if level.per_pe else mapping.unroll
         tile = [a * b for a, b in zip(extents, along, strict=True)]
-        loop = next((one for above in order[number + 1 :] for one in above), "root")
+        loop = next((loop_ for above in order[number + 1 :] for loop_ in above), "root")
         for operand in OPERANDS:
             if operand in level.holds:
                 held = size(tile_words(operand, tile, layer.stride) * accelerator.word)

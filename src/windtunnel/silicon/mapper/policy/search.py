@@ -72,7 +72,7 @@ def _tables(layer: Layer, accelerator: Accelerator, unroll: Sequence[int]) -> Ta
     for row, each in zip(table, lists, strict=True):
         row[: len(each)] = each
     levels, inner, pes = accelerator.levels, accelerator.inner, math.prod(unroll)
-    found: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     rest_whole, rest_copies = np.zeros(3), np.zeros(3)
     for below, level in enumerate(levels[:-1]):
         whole, copies = np.zeros(3), np.zeros(3)
@@ -85,9 +85,9 @@ def _tables(layer: Layer, accelerator: Accelerator, unroll: Sequence[int]) -> Ta
                 )
                 copies[place] += pes * accelerator.hop * (below < inner <= above)
         held = np.array([operand in level.holds for operand in OPERANDS])
-        found.append((held, below < inner, whole, copies, rest_whole, rest_copies, accelerator.room(below)))
+        rows.append((held, below < inner, whole, copies, rest_whole, rest_copies, accelerator.room(below)))
         rest_whole, rest_copies = rest_whole + whole + copies / pes, rest_copies + copies
-    return bounds, (np.array(unroll, np.int64), layer.stride, table), found
+    return bounds, (np.array(unroll, np.int64), layer.stride, table), rows
 
 
 Choice = tuple[tuple[int, ...], int]  # a tile, and the operand that stays in it
@@ -114,7 +114,7 @@ def _run(
             return None, left_out
         left_out |= over and number > 0
         order = np.argsort(totals[:states], kind="stable")
-        tiles, run, sums = (one[order] for one in following)
+        tiles, run, sums = (array[order] for array in following)
         trail.append((tiles, parents[order], classes[order]))
     choices, place = [], 0
     for tiles, parents, classes in reversed(trail):
@@ -172,9 +172,9 @@ def _expand(
             _words(tile, unroll, stride, False, words)
             _words(tile, unroll, stride, True, spread)
             need = 0.0
-            for one in range(3):
-                if held[one]:
-                    need += words[one] if own else spread[one]
+            for operand in range(3):
+                if held[operand]:
+                    need += words[operand] if own else spread[operand]
             fits = need <= room
             if fits:
                 group[:] = 1.0
@@ -187,18 +187,18 @@ def _expand(
                     if group[still] == 1.0 and (between > 1.0 or still > 0):
                         continue  # another order is as good
                     cost, bound = sums[parent, 2], 0.0
-                    for one in range(3):
-                        reuse[one] = group[still] if one == still else 1.0
-                        if reuse[one] == between:
-                            reuse[one] *= run[parent, one]
-                        times = above / reuse[one]
-                        if one == 2:
+                    for operand in range(3):
+                        reuse[operand] = group[still] if operand == still else 1.0
+                        if reuse[operand] == between:
+                            reuse[operand] *= run[parent, operand]
+                        times = above / reuse[operand]
+                        if operand == 2:
                             times = 2.0 * times - above / untouched
-                        cost += times * (whole[one] * spread[one] + copies[one] * words[one])
+                        cost += times * (whole[operand] * spread[operand] + copies[operand] * words[operand])
                         if own:
-                            bound += times * rest_copies[one] * words[one]
+                            bound += times * rest_copies[operand] * words[operand]
                         else:
-                            bound += times * rest_whole[one] * spread[one]
+                            bound += times * rest_whole[operand] * spread[operand]
                     if cost + bound >= beat:
                         continue
                     at = number

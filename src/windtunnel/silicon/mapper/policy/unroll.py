@@ -29,7 +29,7 @@ def unrollings(layer: Layer, array: tuple[int, int], dataflow: str = "") -> list
 
     ``dataflow``: only that one, such as C|K, replicated in whatever way; its axes may change places.
     """
-    found: dict[tuple[int, ...], Unrolling] = {}
+    by_sizes: dict[tuple[int, ...], Unrolling] = {}
     axes = set(dataflow.split("|")) if dataflow else set()
     if dataflow and (len(axes) != 2 or not axes <= set(LETTERS)):
         words = f"accepted are two of {', '.join(LETTERS)}, such as C|K"
@@ -45,8 +45,8 @@ def unrollings(layer: Layer, array: tuple[int, int], dataflow: str = "") -> list
         steps = math.prod(math.ceil(b / along) for b, along in zip(layer.bounds, unroll, strict=True))
         utilisation = math.prod(layer.bounds) / steps / math.prod(array)
         name = "|".join("+".join(LETTERS[dim] for dim, _ in axis) or "-" for axis in (first, second))
-        found.setdefault(tuple(unroll), Unrolling(name, tuple(unroll), utilisation))
-    return sorted(found.values(), key=lambda unrolling: -unrolling.utilisation)
+        by_sizes.setdefault(tuple(unroll), Unrolling(name, tuple(unroll), utilisation))
+    return sorted(by_sizes.values(), key=lambda unrolling: -unrolling.utilisation)
 
 
 def _along(layer: Layer, pes: int) -> Iterator[Along]:
@@ -56,8 +56,8 @@ def _along(layer: Layer, pes: int) -> Iterator[Along]:
     sizes = {dim: _share(layer.bounds[dim], pes) for dim in range(len(DIMS)) if layer.bounds[dim] > 1}
     for dim, along in sizes.items():
         yield ((dim, along),)
-    for one, other in combinations(sizes, 2):
-        for first, second in ((one, other), (other, one)):
+    for size, other in combinations(sizes, 2):
+        for first, second in ((size, other), (other, size)):
             rest = _share(layer.bounds[second], pes // sizes[first])
             if rest > 1:
                 yield ((first, sizes[first]), (second, rest))

@@ -88,13 +88,13 @@ def demonstrate(folder: Path, log: EventLog | None = None, tier: str = "simulato
             (maker.root,), {name: (measure(part),) for name, part in {**LAYERS, **LOADS}.items()},
             least={"tier": len(tpms[:1])}, tpms=tuple(tpm.key for tpm in tpms[:1]),
         )  # fmt: skip
-        found = stack.enter_context(machine(maker.fuse(), folder / "carried", tpms))
+        attacked = stack.enter_context(machine(maker.fuse(), folder / "carried", tpms))
         for attack in TIERS[tier]:
-            found.call(b"A", attack.encode())
+            attacked.call(b"A", attack.encode())
             rows.append({"attack": attack, "refused": False, "failing": (), "sum": None})
             try:
-                session = found.attest(Verifier(allow, {"data": os.urandom(32)}, log=log))
-                answer = session.open(found.call(b"R", session.seal("numbers", b"[1, 2, 3]")), "sum")
+                session = attacked.attest(Verifier(allow, {"data": os.urandom(32)}, log=log))
+                answer = session.open(attacked.call(b"R", session.seal("numbers", b"[1, 2, 3]")), "sum")
                 rows[-1]["sum"] = int(answer)
             except Refused as error:
                 rows[-1] |= {"refused": True, "failing": error.failing}

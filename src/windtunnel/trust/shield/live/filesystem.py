@@ -121,9 +121,9 @@ class ShieldFileSystem(AbstractFileSystem):  # type: ignore[misc]
             self._files.remove(self._blob(*old))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        if "" not in (found := self._find(path)):
+        if "" not in (blocks := self._find(path)):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        version, size = found[""]
+        version, size = blocks[""]
         first, last, _step = slice(start, end).indices(size)
         chunks, whole = range(first // CHUNK, -(-max(first, last) // CHUNK)), CHUNK + TAG
         try:

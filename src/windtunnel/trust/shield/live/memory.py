@@ -206,7 +206,7 @@ def attack(mode: str, folder: Path) -> dict[str, bool]:
     """By the name of each of `ATTACKS`, whether a shield of that mode detects it. Each strikes between two
     openings of a shield of its own, which wrote everything twice (its state lies in ``folder``). ``honest``:
     whether what nobody touched is as it was written. Raises UserError: there is no such mode."""
-    regions, found = [Region(base, SIZE, CHUNK, mode) for base in (0, SIZE)], dict[str, bool]()
+    regions, results = [Region(base, SIZE, CHUNK, mode) for base in (0, SIZE)], dict[str, bool]()
     for name, strike in ATTACKS.items():
         memory, state = bytearray(2 * regions[0].room), folder / f"{mode} {name}"
         shield = Shield(memory, regions, state)
@@ -219,7 +219,7 @@ def attack(mode: str, folder: Path) -> dict[str, bool]:
         try:
             shield = Shield(memory, regions, state)
             read = {shield.read(region.base, SIZE) for region in regions}
-            found[name] = name == "honest" and read == {b"new" * (SIZE // 3)}
+            results[name] = name == "honest" and read == {b"new" * (SIZE // 3)}
         except Tampered:
-            found[name] = name != "honest"
-    return found
+            results[name] = name != "honest"
+    return results
