@@ -163,7 +163,7 @@ def ingest_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
         scaler.settings = seen.settings
         scaler.period(
             event["now"], seen.period, consumed=seen.consumed, stalled=seen.stalled, buffered=seen.buffered,
-            made=seen.made, busy=seen.busy, ready=seen.ready,
+            produced=seen.made, busy=seen.busy, ready=seen.ready,
         )  # fmt: skip
         pairs.append((event["decision"], to_plain(made.pop(), tag=True)))
     return pairs

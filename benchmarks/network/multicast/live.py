@@ -27,7 +27,7 @@ from windtunnel.linux import network
 from windtunnel.network.multicast.live.rack import PAYLOAD, serve
 from windtunnel.network.multicast.live.racks import Message, Racks, address
 from windtunnel.network.multicast.live.send import send
-from windtunnel.network.multicast.planning import asked
+from windtunnel.network.multicast.planning import fabric_of
 from windtunnel.network.multicast.policy import decide
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 from windtunnel.network.multicast.twin import World, splitters
@@ -84,7 +84,7 @@ def _compared(racks: Racks, folder: Path, name: str, size: int, repeats: int) ->
     found = in_turn(arms, repeats)
     busy = psutil.cpu_percent() / 100
     short = f"; SHORT OF CPU ({busy:.0%} busy): not counted" if busy > SHORT else f"; CPUs {busy:.0%} busy"
-    seen = asked(SHUFFLE, [0], size)
+    seen = fabric_of(SHUFFLE, [0], size)
     own = spread(seconds for seconds, _ in found["splitters"])
     emulated = splitters(seen, decide(seen), World(RATE, 0.0, PAYLOAD)).seconds
     yield figure(

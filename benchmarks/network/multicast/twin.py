@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.figures import figure
 from benchmarks.harness.measure import spread
 from benchmarks.harness.rows import Row
-from windtunnel.network.multicast.planning import asked
+from windtunnel.network.multicast.planning import fabric_of
 from windtunnel.network.multicast.policy import Rounds, decide
 from windtunnel.network.multicast.policy.shuffle import Shuffle
 from windtunnel.network.multicast.twin import BASELINES, World, electrical, packets, pipelined, splitters
@@ -21,7 +21,7 @@ SIZES = ((2, 2), (2, 3), (4, 2), (3, 3), (8, 2))
 def twin_rows(quick: bool) -> Iterator[Row]:
     """One source by size of the fabric, 1 to 2p sources, losses."""
     for p, k in SIZES[: 2 if quick else None]:
-        seen = asked(Shuffle(p, k), [0], SIZE)
+        seen = fabric_of(Shuffle(p, k), [0], SIZE)
         found = splitters(seen, decide(seen), WORLD)
         racks, ideal = Shuffle(p, k).racks, SIZE / WORLD.rate + pipelined(2 * k - 1, WORLD)
         arms = {arm: electrical(seen.requests, racks, WORLD, arm) for arm in BASELINES}
@@ -38,7 +38,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     yield from _sources(Shuffle(2, 3), 1 if quick else SEEDS)
     for loss in (0.0, 0.01, 0.05, 0.2):
         world, size = World(loss=loss), 20e6
-        seen = asked(Shuffle(2, 2), [0], size)
+        seen = fabric_of(Shuffle(2, 2), [0], size)
         (tree,) = decide(seen).rounds[0]
         runs = [packets(seen, tree, world, seed) for seed in range(SEEDS)]
         taken = spread(one.seconds * 1e3 for one in runs)
@@ -53,7 +53,7 @@ def _sources(shuffle: Shuffle, seeds: int) -> Iterator[Row]:
         rounds = []
         for seed in range(seeds):
             sources = np.random.default_rng(seed).choice(shuffle.racks, count, replace=False).tolist()
-            seen = asked(shuffle, sources, SIZE)
+            seen = fabric_of(shuffle, sources, SIZE)
             made = decide(seen)
             alone = Rounds(tuple((tree,) for trees in made.rounds for tree in trees))
             own = {

@@ -65,4 +65,6 @@ def options(kind: type) -> Iterator[Option]:
 
 def settled(kind: type, written: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of ``kind`` that were written."""
-    return {option.name: option.value(written[option.name]) for option in options(kind) if option.name in written}
+    return {
+        option.name: option.value(written[option.name]) for option in options(kind) if option.name in written
+    }

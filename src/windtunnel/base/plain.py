@@ -98,7 +98,9 @@ def _read(kind: Any, value: Any, where: str, foreign: bool) -> Any:
         rest = [argument for argument in arguments if argument is not type(None)]
         if len(rest) == 1:
             return _read(rest[0], value, where, foreign)
-        tagged: dict[str, Any] = {choice.__name__: choice for choice in rest if hasattr(choice, "__dataclass_fields__")}
+        tagged: dict[str, Any] = {
+            choice.__name__: choice for choice in rest if hasattr(choice, "__dataclass_fields__")
+        }
         if isinstance(value, dict) and value.get(TAG) in tagged:
             return _dataclass(tagged[value[TAG]], value, where, foreign)
         for choice in rest:

@@ -240,4 +240,4 @@ def ask(work: Callable[[Any], T], namespace: Path | None = None) -> T:
         except NetlinkError as error:
             raise LinuxError(os.strerror(error.code), error.code) from error
 
-    return namespaces.within(namespace, question)
+    return namespaces.within(namespace, asked)

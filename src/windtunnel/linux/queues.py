@@ -80,9 +80,9 @@ class Backlog:
                     return kind_name, waits
                 index, _, parent = struct.unpack_from("iII", response, at + 20)
                 if index == self._index and parent == _ROOT:
-                    told_of = _attributes(response[at + 36 : at + size])
-                    kind_name = told_of[1].rstrip(b"\0").decode()
-                    waits = struct.unpack_from("II", _attributes(told_of[7])[3])[1]
+                    options = _attributes(response[at + 36 : at + size])
+                    kind_name = options[1].rstrip(b"\0").decode()
+                    waits = struct.unpack_from("II", _attributes(options[7])[3])[1]
                 at += size + 3 & ~3
 
     def close(self) -> None:
@@ -117,7 +117,8 @@ def filters(device: str, namespace: Path | None = None) -> list[Filter]:
                 if options is None or not message["handle"]:  # the head of a priority, not a filter
                     continue
                 name = dict(options["attrs"]).get("TCA_BPF_NAME", "")
-                rows.append(Filter(hook, attributes["TCA_KIND"], name, message["info"] >> 16, message["handle"]))  # type: ignore[arg-type]
+                kind, priority = attributes["TCA_KIND"], message["info"] >> 16
+                rows.append(Filter(hook, kind, name, priority, message["handle"]))  # type: ignore[arg-type]
         return rows
 
     return [] if queues(device, namespace).get("ffff:") != "clsact" else ask(listed, namespace)
@@ -183,7 +184,9 @@ def detach(device: str, attached: Filter, namespace: Path | None = None) -> None
 
     def remove(route: Any) -> None:
         index, info = socket.if_nametoindex(device), attached.priority << 16 | _ALL
-        route.tc("del-filter", attached.kind, index, attached.handle, parent=_PARENTS[attached.hook], info=info)
+        route.tc(
+            "del-filter", attached.kind, index, attached.handle, parent=_PARENTS[attached.hook], info=info
+        )
 
     ask(remove, namespace)
 

@@ -245,7 +245,9 @@ def _classes(classes: Sequence[Mapping[str, Any]]) -> str:
             else ""
         )
         oom_text = f'<div class="bad">{escape(text.out_of_memory(oom))}</div>' if oom else ""
-        who = f'{escape(text.ranks(group.get("members", "")))}<div class="note">{group["count"]:,} ranks</div>'
+        who = (
+            f'{escape(text.ranks(group.get("members", "")))}<div class="note">{group["count"]:,} ranks</div>'
+        )
         cells = (
             f"<td>{escape(str(group['name']))}{where}{oom_text}</td>",
             f"<td>{who}</td>",

@@ -70,7 +70,10 @@ def figures(summary: Json) -> dict[str, tuple[str, float]]:
     ranks = [rank for rank in (classes if isinstance(classes, list) else []) if isinstance(rank, dict)]
     for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
         _put(
-            values, name, "bytes", max((rank[name] for rank in ranks if _number(rank.get(name))), default=None)
+            values,
+            name,
+            "bytes",
+            max((rank[name] for rank in ranks if _number(rank.get(name))), default=None),
         )
     _put(values, "wall_time_s", "s", summary.get("wall_time_s"))
     return values

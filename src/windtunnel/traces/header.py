@@ -133,7 +133,9 @@ class Fields:
     def hosts(self, name: str, count: int) -> frozenset[int]:
         """Which of so many hosts, none by default."""
         values = self._fields.pop(name, [])
-        if not isinstance(values, list) or not all(type(host) is int and 0 <= host < count for host in values):
+        if not isinstance(values, list) or not all(
+            type(host) is int and 0 <= host < count for host in values
+        ):
             raise self.wrong(name, values, f"a list of hosts from 0 to {count - 1}")
         return frozenset(values)
 

@@ -223,7 +223,7 @@ def _recognised(path: Path, head: set[str], forms: list[_Form]) -> _Form:
         shown = ", ".join(sorted(head))
         raise UserError(
             f"{path}, line 1: columns {shown if len(shown) < 80 else shown[:79] + '…'} are of no known trace;"
-            f" accepted are {known}, or JSON lines of {' or '.join(kind for kind in FORMS if FORMS[kind].unit)}"
+            f" accepted are {known}, or JSON lines of {' or '.join(key for key in FORMS if FORMS[key].unit)}"
         )
     if missing:
         raise UserError(

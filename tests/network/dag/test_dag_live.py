@@ -78,7 +78,7 @@ def tried(*words: Any, **more: Any) -> Outcome:
 @real
 def test_the_worked_example_runs_in_its_order_and_its_log_decides_the_same(tmp_path: Path) -> None:
     job, log = sleeps(example(0.03)), EventLog(tmp_path / "log")
-    made = tried([job], RESOURCES, "mxdag", told=partial(log.decision, "network.dag", "mxdag"))
+    made = tried([job], RESOURCES, "mxdag", decided=partial(log.decision, "network.dag", "mxdag"))
     log.close()
     ends = {name: end for (_, name), (_, end) in made.tasks.items()}
     begins = {name: begin for (_, name), (begin, _) in made.tasks.items()}
@@ -192,7 +192,7 @@ def test_a_host_that_is_killed_ends_the_run(place: int) -> None:
 def test_a_full_disk_ends_the_run() -> None:
     log = EventLog(Path("/dev/full"))
     with pytest.raises(LogFailed, match="No space left"):
-        tried([LONG], RESOURCES, "fair", told=partial(log.decision, "network.dag", "fair"))
+        tried([LONG], RESOURCES, "fair", decided=partial(log.decision, "network.dag", "fair"))
     log.close()
     assert agents() == []
 

@@ -63,7 +63,7 @@ def test_order_and_capacity_hold_and_nothing_is_idle_that_could_work(seed: int, 
             )  # fmt: skip
             assert taken == min(len(on), seen.resources[host])
 
-    done = emulate(jobs, RESOURCES, schedule, told=look)
+    done = emulate(jobs, RESOURCES, schedule, decided=look)
     for job in jobs:
         for task in job.tasks:
             begin, end = done.tasks[job.name, task.name]
@@ -149,7 +149,7 @@ def test_tasks_without_slack_go_before_those_of_their_job_that_have_some(seed: i
             assert all(priority[job, one] < priority[job, other] for one in urgent for other in easy)
         assert made.until > seen.now
 
-    emulate(drawn(seed), RESOURCES, "mxdag", told=look)
+    emulate(drawn(seed), RESOURCES, "mxdag", decided=look)
 
 
 @given(st.integers(0, 10**6), st.sampled_from(SCHEDULES))
@@ -194,7 +194,7 @@ def test_a_wrong_size_is_put_right_as_it_is_seen() -> None:
     job = drawn(3, 1)[0]
     seen: list[Observation] = []
     wrong = {(job.name, task.name): 0.5 for task in job.tasks}
-    done = emulate([job], RESOURCES, "mxdag", believed=wrong, told=lambda one, _: seen.append(one))
+    done = emulate([job], RESOURCES, "mxdag", believed=wrong, decided=lambda one, _: seen.append(one))
     assert set(done.tasks) == {(job.name, task.name) for task in job.tasks}
     assert seen[0].pending[0].task.size == pytest.approx(0.5 * job.tasks[0].size)
     assert all(one.left > 0 for look in seen for one in look.pending)
@@ -277,7 +277,7 @@ def test_a_policy_that_leaves_tasks_standing_is_told_of() -> None:
 def test_slack_yields_a_processor_only_for_less_than_there_is_of_it(size: float, first: str) -> None:
     short = Job("short", (replace(GOOD, size=0.5), replace(GOOD, name="b", loads=(("h1", 1.0),))))
     long, made = Job("long", (replace(GOOD, size=size),)), list[Decision]()
-    emulate([long, short], RESOURCES, "mxdag", told=lambda _, one: made.append(one))
+    emulate([long, short], RESOURCES, "mxdag", decided=lambda _, one: made.append(one))
     assert (first, "a") in made[0].begin
 
 

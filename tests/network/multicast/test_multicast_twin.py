@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.cli.main import main
-from windtunnel.network.multicast.planning import Parts, asked, plan, totals
+from windtunnel.network.multicast.planning import Parts, fabric_of, plan, totals
 from windtunnel.network.multicast.policy import decide
 from windtunnel.network.multicast.policy.repair import GIVE_UP, MOST, TRIES, WAIT, Lacking, Repair, repair
 from windtunnel.network.multicast.policy.shuffle import Shuffle
@@ -38,7 +38,7 @@ budget_db: 7.1
 @pytest.mark.parametrize(("p", "k"), [(2, 2), (2, 3), (4, 2)])
 def test_a_broadcast_takes_its_size_over_the_rate_and_2k_less_1_hops(p: int, k: int) -> None:
     shuffle = Shuffle(p, k)
-    seen = asked(shuffle, [1], SIZE)
+    seen = fabric_of(shuffle, [1], SIZE)
     made = decide(seen)
     found = splitters(seen, made, WORLD)
     hops = 2 * k - 1
@@ -51,7 +51,7 @@ def test_a_broadcast_takes_its_size_over_the_rate_and_2k_less_1_hops(p: int, k: 
 
 
 def test_baselines_take_what_they_take_on_paper() -> None:
-    seen = asked(Shuffle(2, 2), [3], SIZE)
+    seen = fabric_of(Shuffle(2, 2), [3], SIZE)
     found = {arm: electrical(seen.requests, 8, WORLD, arm) for arm in ("unicast", "binomial", "chain", "ip")}
     once = SIZE / WORLD.rate
     assert found["unicast"].seconds == pytest.approx(7 * once + WORLD.hop)
@@ -66,14 +66,14 @@ def test_baselines_take_what_they_take_on_paper() -> None:
 def test_unicasts_of_several_sources_do_not_meet_at_a_rack() -> None:
     """Each source needs its own port alone, so that several take as long as one."""
     for sources in ([4], [0, 5], [1, 2, 3, 23]):
-        found = electrical(asked(Shuffle(2, 3), sources, SIZE).requests, 24, WORLD, "unicast")
+        found = electrical(fabric_of(Shuffle(2, 3), sources, SIZE).requests, 24, WORLD, "unicast")
         assert found.seconds == pytest.approx(23 * SIZE / WORLD.rate + WORLD.hop)
 
 
 def test_packed_sources_go_at_once_and_others_share_time() -> None:
     shuffle, once = Shuffle(2, 2), SIZE / WORLD.rate
     for sources, rounds in (([0, 1], None), ([0, 3, 5], 2)):
-        seen = asked(shuffle, sources, SIZE)
+        seen = fabric_of(shuffle, sources, SIZE)
         made = decide(seen)
         assert rounds is None or len(made.rounds) >= rounds
         found = splitters(seen, made, WORLD)
@@ -83,7 +83,7 @@ def test_packed_sources_go_at_once_and_others_share_time() -> None:
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from([(2, 2), (3, 2)]), st.floats(0, 0.2), st.integers(0, 99))
 def test_losses_are_repaired_and_only_told_once(size: tuple[int, int], loss: float, seed: int) -> None:
-    seen = asked(Shuffle(*size), [0], 1e5)
+    seen = fabric_of(Shuffle(*size), [0], 1e5)
     (tree,) = decide(seen).rounds[0]
     world = World(1e9, 2e-6, 1000, loss)
     found, clean = packets(seen, tree, world, seed), packets(seen, tree, WORLD)

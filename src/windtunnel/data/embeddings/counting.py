@@ -41,11 +41,11 @@ class Counts:
     def add(self, ids: Ints) -> None:
         """Count ``ids``, each of which is a row of the table."""
         noted = np.empty(len(ids), np.int64)
-        found = _count(ids, self.cells, noted)
+        fresh = _count(ids, self.cells, noted)
         self.total += len(ids)
-        if found:
-            self._noted.append(noted[:found].copy())
-            self._pending += found
+        if fresh:
+            self._noted.append(noted[:fresh].copy())
+            self._pending += fresh
             if self._pending > PENDING + len(self._round):
                 self._settle()
 
@@ -88,20 +88,20 @@ class Counts:
     def of(self, ids: Ints) -> Ints:
         """How often these rows were asked for."""
         rows, counts = self.hottest()
-        found = self.cells[ids].astype(np.int64)
+        counted = self.cells[ids].astype(np.int64)
         if len(rows):
             at = np.minimum(np.searchsorted(rows, ids), len(rows) - 1)
             hot = rows[at] == ids
-            found[hot] = counts[at[hot]]
-        return found
+            counted[hot] = counts[at[hot]]
+        return counted
 
     def span(self, first: int, last: int) -> Ints:
         """How often the rows from ``first`` on, before ``last``, were asked for."""
         rows, counts = self.hottest()
-        found = self.cells[first:last].astype(np.int64)
+        counted = self.cells[first:last].astype(np.int64)
         hot = slice(*np.searchsorted(rows, (first, last)))
-        found[rows[hot] - first] = counts[hot]
-        return found
+        counted[rows[hot] - first] = counts[hot]
+        return counted
 
     def histogram(self) -> tuple[Ints, Ints]:
         """The different counts there are, largest first, and how many rows have each. The last is 0 where
@@ -157,17 +157,17 @@ class Counts:
         upto = np.cumsum(rows)
         last = min(int(np.searchsorted(upto, count)), len(values) - 1)  # the count of the last row taken
         least, ties = int(values[last]), count - int(upto[last] - rows[last])
-        found = [hot]
+        ids = [hot]
         for first in range(0, len(self.cells), CHUNK):
             cells = self.cells[first : first + CHUNK].copy()
             here = hot[np.searchsorted(hot, first) : np.searchsorted(hot, first + CHUNK)] - first
             cells[here] = 0
-            found.append(np.flatnonzero(cells > least) + first)
+            ids.append(np.flatnonzero(cells > least) + first)
             if least and ties:
                 equal = np.flatnonzero(cells == least)[:ties]
                 ties -= len(equal)
-                found.append(equal + first)
-        return np.sort(np.concatenate(found))
+                ids.append(equal + first)
+        return np.sort(np.concatenate(ids))
 
     def _settle(self) -> None:
         if self._pending:
@@ -185,14 +185,14 @@ class Counts:
 @jit
 def _count(ids: Ints, cells: NDArray[np.uint8], noted: Ints) -> int:
     """Count ``ids`` in ``cells``; those whose cell came round go into ``noted``, their number is returned."""
-    found = 0
+    zeros = 0
     for at in range(len(ids)):
         row = ids[at]
         value = np.uint8(cells[row] + 1)
         cells[row] = value
-        noted[found] = row
-        found += value == 0
-    return found
+        noted[zeros] = row
+        zeros += value == 0
+    return zeros
 
 
 def curve(values: Ints, rows: Ints) -> tuple[tuple[int, ...], tuple[float, ...], float]:
@@ -233,7 +233,7 @@ def held_out(counts: Counts, held: Counts, samples: int) -> HeldOut | None:
     groups.append(np.stack((known, *few[:, known])))
     values, *sums = np.concatenate(groups, 1)
     known, at = np.unique(values, return_inverse=True)
-    rows, lookups = (np.bincount(at, one, len(known)).astype(np.int64)[::-1] for one in sums)
+    rows, lookups = (np.bincount(at, weights, len(known)).astype(np.int64)[::-1] for weights in sums)
     ranks = np.concatenate(([0], np.cumsum(rows)))
     shares = np.concatenate(([0], np.cumsum(lookups))) / held.total
     counted, ends = int(ranks[-1]), {0, len(ranks) - 1}

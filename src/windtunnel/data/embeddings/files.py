@@ -67,18 +67,18 @@ class Statistics:
         entry, rows = self._orders[name], next(table.rows for table in self.tables if table.name == name)
         path = self.folder / entry.file
         try:
-            made = np.load(path, mmap_mode="r", allow_pickle=False)
+            ranking = np.load(path, mmap_mode="r", allow_pickle=False)
             check = _digest(path)
         except (OSError, ValueError, EOFError) as fault:
             raise UserError(f"{path}: the order of table {name} is damaged or missing ({fault})") from None
-        if made.shape != (rows,) or made.dtype != id_type(rows):
+        if ranking.shape != (rows,) or ranking.dtype != id_type(rows):
             raise UserError(
-                f"{path}: the order of table {name} is {made.dtype} of shape {made.shape},"
+                f"{path}: the order of table {name} is {ranking.dtype} of shape {ranking.shape},"
                 f" accepted is {np.dtype(id_type(rows))} of shape ({rows},)"
             )
         if check != entry.check:
             raise UserError(f"{path}: the order of table {name} is damaged: it does not match its checksum")
-        return made
+        return ranking
 
 
 def read_statistics(folder: Path) -> Statistics:
@@ -201,14 +201,16 @@ def read_plan(path: Path, tables: Sequence[Table]) -> Placed:
     planned, here = ({shape.name: shape for shape in some} for some in (content.tables, _shapes(tables)))
     for name in (*here, *planned):
         if planned.get(name) != here.get(name):
-            told, found = (some.get(name, "no table") for some in (planned, here))
-            raise UserError(f"plan {path} is for other tables: it has {name} as {told}, here it is {found}")
+            expected, actual = (some.get(name, "no table") for some in (planned, here))
+            raise UserError(
+                f"plan {path} is for other tables: it has {name} as {expected}, here it is {actual}"
+            )
     return content.plan
 
 
-def _unsealed(made: type[T], kind: str, version: int, path: Path, accepted: str) -> T:
+def _unsealed(record: type[T], kind: str, version: int, path: Path, accepted: str) -> T:
     try:
-        return unseal(made, kind, version, path.read_bytes(), str(path))
+        return unseal(record, kind, version, path.read_bytes(), str(path))
     except OSError as fault:
         raise UserError(f"{path}: cannot be read ({fault.strerror}), accepted is {accepted}") from None
     except ObjectError as fault:

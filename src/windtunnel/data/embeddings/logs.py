@@ -68,12 +68,12 @@ def files(logs: Sequence[str]) -> list[str]:
     """
     import fsspec
 
-    found: list[str] = []
+    paths: list[str] = []
     for log in logs:
         try:
             system, path = fsspec.core.url_to_fs(log)
             if system.isdir(path):
-                names = [one for one in system.find(path) if not hidden(one[len(path.rstrip("/")) :])]
+                names = [entry for entry in system.find(path) if not hidden(entry[len(path.rstrip("/")) :])]
             else:
                 names = system.glob(path) if glob.has_magic(path) else [path] * system.exists(path)
         except (OSError, ValueError, ImportError) as fault:
@@ -82,8 +82,8 @@ def files(logs: Sequence[str]) -> list[str]:
             raise UserError(
                 f"{log}: there is no such log, accepted are files, folders and globs of {FORMATS}"
             )
-        found += [system.unstrip_protocol(name) if "://" in log else name for name in sorted(names)]
-    return found
+        paths += [system.unstrip_protocol(name) if "://" in log else name for name in sorted(names)]
+    return paths
 
 
 def parts(file: str) -> Iterator[Part]:
@@ -104,7 +104,7 @@ def parts(file: str) -> Iterator[Part]:
         elif start == b"ARROW1":
             reader = pa.ipc.open_file(opened)
             yield from _ipc(
-                file, reader.schema, (reader.get_batch(one) for one in range(reader.num_record_batches))
+                file, reader.schema, (reader.get_batch(number) for number in range(reader.num_record_batches))
             )
         elif start[:4] == b"\xff\xff\xff\xff":
             stream = pa.ipc.open_stream(opened)
@@ -179,11 +179,11 @@ def _ipc(file: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Ite
 
 def _features(schema: pa.Schema) -> tuple[str, ...]:
     """The columns that are integers or lists of them."""
-    names = [one.name for one in schema]
+    names = [field.name for field in schema]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"there are several columns {twice}")
-    return tuple(one.name for one in schema if pa.types.is_integer(_inner(one.type)))
+    return tuple(field.name for field in schema if pa.types.is_integer(_inner(field.type)))
 
 
 def _inner(kind: pa.DataType) -> pa.DataType:
@@ -221,10 +221,10 @@ def _npz(file: str, opened: IO[bytes]) -> Part:
         with _Array(archive, f"{name}.{'offsets' if f'{name}.offsets' in members else 'ids'}") as array:
             samples[name] = array.rows - (f"{name}.offsets" in members)
     if not features or len(set(samples.values())) > 1:
-        found = (
+        lacking = (
             f"features of so many samples {samples}" if features else f"arrays {', '.join(sorted(members))}"
         )
-        raise UserError(f"{file}: has {found}, accepted are NAME.ids and NAME.offsets, of the same samples")
+        raise UserError(f"{file}: has {lacking}, accepted are NAME.ids and NAME.offsets, of the same samples")
 
     def pieces(feature: str) -> Iterator[Piece]:
         with _told(f"{file}: column {feature}"), _Array(archive, f"{feature}.ids") as ids:
@@ -241,10 +241,10 @@ def _npz(file: str, opened: IO[bytes]) -> Part:
                     lengths[0] -= int(last[0])
                     last = block[-1:]
                     wanted = int(lengths.sum())
-                    found = ids.read(wanted) if (lengths >= 0).all() else lengths[:0]
-                    ragged = len(found) != wanted
+                    flat = ids.read(wanted) if (lengths >= 0).all() else lengths[:0]
+                    ragged = len(flat) != wanted
                     if not ragged:
-                        yield Piece(lengths, found)
+                        yield Piece(lengths, flat)
                 if ragged or ids.left:
                     raise ValueError(f"offsets do not rise from 0 to the {ids.rows} ids there are")
 
@@ -280,5 +280,5 @@ class _Array:
         if len(data) != size:
             raise EOFError("the array is cut off")
         self.left -= rows
-        found = np.frombuffer(data, self._kind)
-        return found if self.width == 1 else found.reshape(rows, self.width)
+        values = np.frombuffer(data, self._kind)
+        return values if self.width == 1 else values.reshape(rows, self.width)

@@ -102,36 +102,36 @@ def checked(tables: tuple[Table, ...], where: str) -> None:
     Raises:
         UserError: the first field that is wrong.
     """
-    seen: set[str] = set()
-    for one in tables:
+    names: set[str] = set()
+    for entry in tables:
 
-        def wrong(name: str, value: object, accepted: str, table: str = one.name) -> UserError:
+        def wrong(name: str, value: object, accepted: str, table: str = entry.name) -> UserError:
             return UserError(f"{where}: table {table}: {name} is {value!r}, accepted is {accepted}")
 
-        if not one.name or one.name in seen:
-            raise wrong("name", one.name, "a name that no other table has")
-        seen.add(one.name)
-        for name, value in (("rows", one.rows), ("dim", one.dim)):
+        if not entry.name or entry.name in names:
+            raise wrong("name", entry.name, "a name that no other table has")
+        names.add(entry.name)
+        for name, value in (("rows", entry.rows), ("dim", entry.dim)):
             if value < 1:
                 raise wrong(name, value, "a whole number from 1")
-        if one.dtype not in ITEM_BYTES:
-            raise wrong("dtype", one.dtype, ", ".join(ITEM_BYTES))
-        if not 0 <= one.pooling < np.inf:
-            raise wrong("pooling", one.pooling, "a finite number from 0")
-        if not 0 <= one.coverage <= 1:
-            raise wrong("coverage", one.coverage, "a number from 0 to 1")
-        if one.state_bytes < 0:
-            raise wrong("state_bytes", one.state_bytes, "a whole number of bytes from 0")
-        if not one.ranks and not one.shares:
+        if entry.dtype not in ITEM_BYTES:
+            raise wrong("dtype", entry.dtype, ", ".join(ITEM_BYTES))
+        if not 0 <= entry.pooling < np.inf:
+            raise wrong("pooling", entry.pooling, "a finite number from 0")
+        if not 0 <= entry.coverage <= 1:
+            raise wrong("coverage", entry.coverage, "a number from 0 to 1")
+        if entry.state_bytes < 0:
+            raise wrong("state_bytes", entry.state_bytes, "a whole number of bytes from 0")
+        if not entry.ranks and not entry.shares:
             continue
-        ranks, shares = np.array(one.ranks, float), np.array(one.shares)
-        ends = len(ranks) >= 2 and (ranks[0], ranks[-1]) == (0, one.rows)
+        ranks, shares = np.array(entry.ranks, float), np.array(entry.shares)
+        ends = len(ranks) >= 2 and (ranks[0], ranks[-1]) == (0, entry.rows)
         if len(ranks) != len(shares) or not ends or (np.diff(ranks) <= 0).any():
-            raise wrong("ranks", one.ranks[-3:], f"whole numbers that rise from 0 to rows, {one.rows}")
+            raise wrong("ranks", entry.ranks[-3:], f"whole numbers that rise from 0 to rows, {entry.rows}")
         slopes = np.diff(shares) / np.diff(ranks)
         rising = shares[0] == 0 and shares[-1] == 1 and (slopes >= 0).all()
         if not rising or (np.diff(slopes) > 1e-9 * slopes[:-1] + 1e-15).any():
-            raise wrong("shares", one.shares[-3:], "a concave curve from 0 to 1")
+            raise wrong("shares", entry.shares[-3:], "a concave curve from 0 to 1")
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,12 @@ class _Feature:
     def add(self, piece: logs.Piece, where: str) -> None:
         ids = piece.ids
         self.nulls += piece.nulls
-        found = np.bincount(piece.lengths)
-        if len(found) > len(self.lengths):
-            self.lengths = np.concatenate((self.lengths, np.zeros(len(found) - len(self.lengths), np.int64)))
-        self.lengths[: len(found)] += found
+        histogram = np.bincount(piece.lengths)
+        if len(histogram) > len(self.lengths):
+            self.lengths = np.concatenate(
+                (self.lengths, np.zeros(len(histogram) - len(self.lengths), np.int64))
+            )
+        self.lengths[: len(histogram)] += histogram
         before = self.cut - self.at
         self.at += len(piece.lengths)
         if not len(ids):
@@ -186,7 +188,7 @@ class _Feature:
         used = rows - (int(many[-1]) if values[-1] == 0 else 0)
         present = samples - int(self.lengths[0])
         lookups = self.counts.total
-        made = replace(
+        result = replace(
             like, name=self.name, rows=rows, pooling=lookups / present if present else 0.0,
             coverage=present / samples if samples else 0.0, ranks=ranks, shares=shares,
             held_out=held_out(self.counts, self.held, samples - self.cut),
@@ -200,7 +202,7 @@ class _Feature:
             None if load is None else load * rows, spread,
             min(MOST_HOT, max(1, round(HOT * rows / self.stride))), self.stride, tuple(self.windows),
         )  # fmt: skip
-        return made, facts
+        return result, facts
 
 
 @dataclass(frozen=True)
@@ -255,14 +257,14 @@ def profile(
                 windowed = window is not None or len(files) > 1
                 cut = total - total // HELD_OUT
                 chosen = [_feature(name, rows, hashes, windowed, cut) for name in names]
-            for one in chosen:
-                if one.name not in part.features:
+            for entry in chosen:
+                if entry.name not in part.features:
                     raise UserError(
-                        f"{file}: has no feature {one.name}{suggest(one.name, part.features)}; a feature is a"
-                        " column of integers or of lists of them"
+                        f"{file}: has no feature {entry.name}{suggest(entry.name, part.features)}"
+                        "; a feature is a column of integers or of lists of them"
                     )
-                for piece in part.pieces(one.name):
-                    one.add(piece, part.where)
+                for piece in part.pieces(entry.name):
+                    entry.add(piece, part.where)
             samples += part.samples
             if window is not None and samples - begun >= window:
                 begun = _end(chosen, begun, samples)
@@ -273,13 +275,13 @@ def profile(
         raise UserError(f"{', '.join(named)}: has no samples, accepted are logs that have some")
     if not chosen:
         raise UserError(f"{files[0]}: has no feature, accepted are columns of integers or of lists of them")
-    found = {}
-    for one in chosen:
-        form = like.get(one.name, like.get("*", Table(one.name, 1, 64)))
-        found[one.name] = one.table(samples, form)
+    results = {}
+    for entry in chosen:
+        form = like.get(entry.name, like.get("*", Table(entry.name, 1, 64)))
+        results[entry.name] = entry.table(samples, form)
     return Profile(
-        tuple(table for table, _ in found.values()),
-        {name: facts for name, (_, facts) in found.items()},
+        tuple(table for table, _ in results.values()),
+        {name: facts for name, (_, facts) in results.items()},
         {feature.name: feature.counts for feature in chosen},
     )
 

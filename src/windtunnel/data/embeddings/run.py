@@ -58,12 +58,12 @@ class Planned:
 
     def summary(self) -> dict[str, Any]:
         """The figures that runs are compared by."""
-        found = self.emulated
-        worst, mean = found.balance
+        emulated = self.emulated
+        worst, mean = emulated.balance
         return {
-            "iteration_time_s": found.seconds, "samples_per_s": found.throughput, "gap": self.plan.gap,
-            "slow_accesses": found.raw[1], "slow_rows": found.distinct[1], "slowest_over_fastest": worst,
-            "slowest_over_mean": mean, "solver": self.plan.solver,
+            "iteration_time_s": emulated.seconds, "samples_per_s": emulated.throughput, "gap": self.plan.gap,
+            "slow_accesses": emulated.raw[1], "slow_rows": emulated.distinct[1],
+            "slowest_over_fastest": worst, "slowest_over_mean": mean, "solver": self.plan.solver,
         }  # fmt: skip
 
 
@@ -121,20 +121,20 @@ def show(planned: Planned) -> None:
     from rich.markup import escape
     from rich.table import Table as Shown
 
-    console, plan, found = Console(highlight=False), planned.plan, planned.emulated
+    console, plan, emulated = Console(highlight=False), planned.plan, planned.emulated
     total = float(sum(table.total_bytes for table in planned.wanted.tables))
     split = len(plan.shards) - len(planned.wanted.tables)
     cut = f" ({split} more shards than tables: some are cut into columns)" if split else ""
     console.print(
         f"[bold]{len(planned.wanted.tables)} tables, {units.size(total)}, on {plan.devices} devices of"
-        f" {escape(planned.cluster)}: {units.seconds(found.seconds)} an iteration (emulated),"
-        f" {units.decimal(found.throughput)}samples/s[/]{cut}"
+        f" {escape(planned.cluster)}: {units.seconds(emulated.seconds)} an iteration (emulated),"
+        f" {units.decimal(emulated.throughput)}samples/s[/]{cut}"
     )
     console.print(
-        f"lookups {units.seconds(found.lookups)}, updates {units.seconds(found.updates)}, exchange"
-        f" {units.seconds(found.exchange)} ({units.amount(sum(found.sent))} sent); slow accesses"
-        f" {units.count(found.raw[1])} of {units.count(sum(found.raw))}, distinct rows"
-        f" {units.count(found.distinct[1])} of {units.count(sum(found.distinct))}"
+        f"lookups {units.seconds(emulated.lookups)}, updates {units.seconds(emulated.updates)}, exchange"
+        f" {units.seconds(emulated.exchange)} ({units.amount(sum(emulated.sent))} sent); slow accesses"
+        f" {units.count(emulated.raw[1])} of {units.count(sum(emulated.raw))}, distinct rows"
+        f" {units.count(emulated.distinct[1])} of {units.count(sum(emulated.distinct))}"
     )
     basis = planned.forecast()
     more = {
@@ -154,7 +154,7 @@ def show(planned: Planned) -> None:
     console.print(f"bounds: {words}", style="dim")
     shown = Shown("device", "shards", "fast", "slow", "reading (emulated)", title_justify="left")
     held = Counter(shard.device for shard in plan.shards)
-    order = sorted(range(plan.devices), key=lambda one: (-plan.seconds[one], one))
+    order = sorted(range(plan.devices), key=lambda number: (-plan.seconds[number], number))
     for device in sorted(order[:SHOWN]):
         shown.add_row(
             str(device), str(held[device]), units.size(float(plan.fast_bytes[device])),

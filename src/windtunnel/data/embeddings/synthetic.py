@@ -87,16 +87,16 @@ def tables(
     pooling = np.clip(pooling * POOLING / np.exp(0.72), 1.0, 200.0)
     shape = 0.6
     covered = np.clip(rng.beta(shape, shape * (1 / min(coverage, 0.999) - 1), count), 0.005, 1.0)
-    made = []
-    for one in range(count):
-        ranks, shares = zipf(int(rows[one]), float(exponents[one]), int(used[one]))
-        made.append(
+    drawn_tables = []
+    for number in range(count):
+        ranks, shares = zipf(int(rows[number]), float(exponents[number]), int(used[number]))
+        drawn_tables.append(
             Table(
-                f"f{one:03d}", int(rows[one]), DIM, pooling=float(pooling[one]), coverage=float(covered[one]),
-                ranks=ranks, shares=shares,
+                f"f{number:03d}", int(rows[number]), DIM, pooling=float(pooling[number]),
+                coverage=float(covered[number]), ranks=ranks, shares=shares,
             )
         )  # fmt: skip
-    return tuple(made)
+    return tuple(drawn_tables)
 
 
 def _sizes(spread: NDArray[np.float64], total: int) -> NDArray[np.int64]:
@@ -109,19 +109,19 @@ def _sizes(spread: NDArray[np.float64], total: int) -> NDArray[np.int64]:
 
 
 def _dlrm2021(rng: np.random.Generator, scale: float) -> tuple[Table, ...]:
-    made: list[Table] = []
+    drawn_tables: list[Table] = []
     for count, rows, exponent, lookups in MIXTURE_2021:
         size = max(1, round(rows * scale))
         ranks, shares = zipf(size, exponent)
         for covered in rng.uniform(0.25, 1.0, count):
             pooling = max(1.0, lookups / covered)
-            made.append(
+            drawn_tables.append(
                 Table(
-                    f"t{len(made):03d}", size, DIM, pooling=pooling, coverage=lookups / pooling,
+                    f"t{len(drawn_tables):03d}", size, DIM, pooling=pooling, coverage=lookups / pooling,
                     ranks=ranks, shares=shares,
                 )
             )  # fmt: skip
-    return tuple(made)
+    return tuple(drawn_tables)
 
 
 def zipf(
@@ -149,12 +149,12 @@ def order(rows: int, seed: int, *, day: int = 0, drift: float = 0.0) -> Order:
     ``drift``: the share of all ranks, hot and cold alike, that change places among each other every day, so
     that of yesterday's hot rows about that share is no longer hot today. Days build on each other.
     """
-    made = np.random.default_rng([seed, 0]).permutation(np.arange(rows, dtype=id_type(rows)))
-    for one in range(1, day + 1):
-        rng = np.random.default_rng([seed, one])
+    ranking = np.random.default_rng([seed, 0]).permutation(np.arange(rows, dtype=id_type(rows)))
+    for passed in range(1, day + 1):
+        rng = np.random.default_rng([seed, passed])
         moved = rng.choice(rows, round(rows * drift), replace=False)
-        made[moved] = made[np.roll(moved, 1)]
-    return made
+        ranking[moved] = ranking[np.roll(moved, 1)]
+    return ranking
 
 
 def draw(

@@ -47,7 +47,7 @@ def shardings(tables: Sequence[Table], plan: Placed, device: Accelerator = "cuda
     mine: dict[str, list[Shard]] = {table.name: [] for table in tables}
     for shard in plan.shards:
         mine[shard.table].append(shard)
-    found = {}
+    by_table = {}
     for table in tables:
         widths: dict[int, int] = {}
         for shard in mine[table.name]:
@@ -55,11 +55,11 @@ def shardings(tables: Sequence[Table], plan: Placed, device: Accelerator = "cuda
         fast = sum(shard.fast_rows * (shard.last - shard.first) for shard in mine[table.name])
         share = fast / (table.rows * table.dim)
         kernel = "fused" if share == 1 or device == "cpu" else "fused_uvm_caching" if share else "fused_uvm"
-        found[table.name] = Sharding(
+        by_table[table.name] = Sharding(
             table.rows, table.dim, "table_wise" if len(widths) == 1 else "column_wise", kernel,
             tuple(widths), tuple(widths.values()), share if kernel == "fused_uvm_caching" else None,
         )  # fmt: skip
-    return found
+    return by_table
 
 
 def write_sharding(path: Path, tables: Sequence[Table], plan: Placed) -> None:
@@ -68,9 +68,9 @@ def write_sharding(path: Path, tables: Sequence[Table], plan: Placed) -> None:
     Raises:
         HostError: it cannot be written.
     """
-    found = {name: to_plain(sharding) for name, sharding in shardings(tables, plan).items()}
+    plain = {name: to_plain(sharding) for name, sharding in shardings(tables, plan).items()}
     try:
-        atomic.replace(path, json.dumps(found, indent=1) + "\n")
+        atomic.replace(path, json.dumps(plain, indent=1) + "\n")
     except OSError as fault:
         raise HostError(f"{path} cannot be written: {fault.strerror}") from fault
 
@@ -92,7 +92,7 @@ def read_sharding(path: Path) -> dict[str, Sharding]:
 
 
 def sharding_plan(
-    found: Mapping[str, Sharding], device: Accelerator = "cuda", devices_per_host: int | None = None
+    planned: Mapping[str, Sharding], device: Accelerator = "cuda", devices_per_host: int | None = None
 ) -> Any:
     """TorchRec's ``EmbeddingModuleShardingPlan`` for an ``EmbeddingBagCollection`` of these tables.
     ``devices_per_host``: of ``cuda``; one host unless given."""
@@ -100,8 +100,8 @@ def sharding_plan(
     from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
     from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
 
-    made = EmbeddingModuleShardingPlan()
-    for name, sharding in found.items():
+    plan = EmbeddingModuleShardingPlan()
+    for name, sharding in planned.items():
         begins = np.cumsum([0, *sharding.widths])
         shards = [
             ShardMetadata(
@@ -111,7 +111,7 @@ def sharding_plan(
             )
             for begin, width, rank in zip(begins, sharding.widths, sharding.ranks, strict=False)
         ]  # fmt: skip
-        made[name] = ParameterSharding(
+        plan[name] = ParameterSharding(
             sharding_type=sharding.sharding_type,
             compute_kernel=sharding.compute_kernel,
             ranks=[*sharding.ranks],
@@ -120,7 +120,7 @@ def sharding_plan(
             if sharding.load_factor is None
             else CacheParams(load_factor=sharding.load_factor),
         )
-    return made
+    return plan
 
 
 def cache_statistics(table: Table, batch: int) -> Any:
@@ -131,21 +131,21 @@ def cache_statistics(table: Table, batch: int) -> Any:
     ranks, shares = table.curve()
     rows = np.diff(ranks)
     counts = batch * table.lookups * np.diff(shares)
-    asked = np.concatenate([[0.0], np.cumsum(rows * -np.expm1(-counts / rows))])
+    expected = np.concatenate([[0.0], np.cumsum(rows * -np.expm1(-counts / rows))])
 
     class Curve(CacheStatistics):  # type: ignore[misc]
         @property
         def expected_lookups(self) -> float:
-            return float(asked[-1])
+            return float(expected[-1])
 
         def expected_miss_rate(self, clf: float) -> float:
-            if clf >= 1 or not asked[-1]:
+            if clf >= 1 or not expected[-1]:
                 return 0.0 if clf > 0 else 1.0
-            return float(1 - np.interp(clf * table.rows, ranks, asked) / asked[-1])
+            return float(1 - np.interp(clf * table.rows, ranks, expected) / expected[-1])
 
         @property
         def cacheability(self) -> float:
             grid = np.linspace(0, 1, 101)
-            return float(np.trapezoid([self.expected_miss_rate(float(one)) for one in grid], grid))
+            return float(np.trapezoid([self.expected_miss_rate(float(part)) for part in grid], grid))
 
     return Curve()

@@ -48,36 +48,38 @@ def exchange(cluster: Cluster, tables: tuple[Table, ...], samples: float, **more
 
 
 def exact(
-    seen: Exchange, decision: Replication, batches: Sequence[Mapping[str, NDArray[np.int64]]],
+    exchange: Exchange, decision: Replication, batches: Sequence[Mapping[str, NDArray[np.int64]]],
     offsets: Sequence[Mapping[str, NDArray[np.int64]]] = (),
 ) -> Sent:  # fmt: skip
     """Bytes that every device sends in one iteration. ``batches``: of each device the ranks that it looks
     up, by table; one that is absent is empty. ``offsets``: likewise where bags begin, of tables of which sums
     cross."""
-    sent = {phase: np.zeros((seen.world, 2), np.int64) for phase in PHASES}
-    everyone = np.arange(seen.world)
-    host = everyone // seen.devices
-    where = layouts(decision.tables, [table.rows for table in seen.tables], seen.hosts, seen.devices)
-    for table, layout in zip(seen.tables, where, strict=True):
-        by_host = [np.empty(0, np.int64)] * seen.hosts
+    sent = {phase: np.zeros((exchange.world, 2), np.int64) for phase in PHASES}
+    everyone = np.arange(exchange.world)
+    host = everyone // exchange.devices
+    where = layouts(
+        decision.tables, [table.rows for table in exchange.tables], exchange.hosts, exchange.devices
+    )
+    for table, layout in zip(exchange.tables, where, strict=True):
+        by_host = [np.empty(0, np.int64)] * exchange.hosts
         for device, batch in enumerate(batches):
             ranks = np.asarray(batch.get(table.name, ()), np.int64)
             once = np.unique(ranks)
-            asked = once if seen.distinct else ranks
-            asked = asked[asked >= layout.hot]
+            requested = once if exchange.distinct else ranks
+            requested = requested[requested >= layout.hot]
             by_host[host[device]] = np.union1d(by_host[host[device]], once[once < layout.warm])
             to_all, hot = (
-                np.bincount(layout.destination(some, int(host[device])), minlength=seen.world)
-                for some in (asked, once[once < layout.hot])
+                np.bincount(layout.destination(some, int(host[device])), minlength=exchange.world)
+                for some in (requested, once[once < layout.hot])
             )
             requests, answers, gradients = to_all, to_all, to_all + hot
-            if seen.sums(table):
+            if exchange.sums(table):
                 to = layout.destination(ranks, int(host[device]))
                 bags = np.searchsorted(offsets[device].get(table.name, ()), np.arange(len(ranks)), "right")
-                requests = np.bincount(to, minlength=seen.world)
+                requests = np.bincount(to, minlength=exchange.world)
                 parts = np.unique(np.stack([to, bags]), axis=1)[0]
-                answers = gradients = np.bincount(parts, minlength=seen.world)
-            for peer in range(seen.world):
+                answers = gradients = np.bincount(parts, minlength=exchange.world)
+            for peer in range(exchange.world):
                 if peer != device:
                     link = int(host[peer] != host[device])
                     sent["ids"][device, link] += requests[peer] * INDEX_BYTES
@@ -89,41 +91,43 @@ def exact(
         forth = []
         for rows in by_host:
             known = np.union1d(known, rows)
-            forth.append(np.bincount((known + layout.number) % seen.devices, minlength=seen.devices))
-        hot = np.bincount((known[known < layout.hot] + layout.number) % seen.devices, minlength=seen.devices)
+            forth.append(np.bincount((known + layout.number) % exchange.devices, minlength=exchange.devices))
+        hot = np.bincount(
+            (known[known < layout.hot] + layout.number) % exchange.devices, minlength=exchange.devices
+        )
         vector = table.row_bytes + INDEX_BYTES
-        for number in range(seen.hosts):
-            own = slice(number * seen.devices, (number + 1) * seen.devices)
-            sent["sums"][own, 1] += vector * forth[number] * (number < seen.hosts - 1)
+        for number in range(exchange.hosts):
+            own = slice(number * exchange.devices, (number + 1) * exchange.devices)
+            sent["sums"][own, 1] += vector * forth[number] * (number < exchange.hosts - 1)
             sent["sums"][own, 1] += vector * forth[-1] * (number > 0)
-            sent["copies"][own, 0] += vector * hot * (seen.devices - 1)
-    _count(seen, decision, sent["counts"])
+            sent["copies"][own, 0] += vector * hot * (exchange.devices - 1)
+    _count(exchange, decision, sent["counts"])
     return sent
 
 
-def _count(seen: Exchange, decision: Replication, counts: NDArray[np.int64]) -> None:
+def _count(exchange: Exchange, decision: Replication, counts: NDArray[np.int64]) -> None:
     """Bytes of the counts, which depend on no batch."""
-    of_tables = COUNT_BYTES * len(seen.tables)
+    of_tables = COUNT_BYTES * len(exchange.tables)
     both = 3 * of_tables + HEAD * COUNT_BYTES  # of requests; of gradients, with which tables step
-    counts += both * np.array([seen.devices - 1, seen.world - seen.devices])
+    counts += both * np.array([exchange.devices - 1, exchange.world - exchange.devices])
     if any(table.warm for table in decision.tables):
-        host = np.arange(seen.world) // seen.devices
-        counts[:, 1] += of_tables * seen.stripes * ((host > 0).astype(int) + (host < seen.hosts - 1))
+        host = np.arange(exchange.world) // exchange.devices
+        counts[:, 1] += of_tables * exchange.stripes * ((host > 0).astype(int) + (host < exchange.hosts - 1))
     if any(table.hot for table in decision.tables):
-        counts[:, 0] += of_tables * (seen.devices - 1)
+        counts[:, 0] += of_tables * (exchange.devices - 1)
 
 
-def expected(seen: Exchange, decision: Replication) -> Sent:
+def expected(exchange: Exchange, decision: Replication) -> Sent:
     """Bytes that a device sends on average, if every lookup is drawn for itself."""
     sent = {phase: np.zeros(2) for phase in PHASES}
-    for table, cuts in zip(seen.tables, decision.tables, strict=True):
+    for table, cuts in zip(exchange.tables, decision.tables, strict=True):
         rows, p = segments(table)
-        crosses, tiers = crossing(seen, table, p), tiers_of(rows, cuts)[:, None]
+        crosses, tiers = crossing(exchange, table, p), tiers_of(rows, cuts)[:, None]
         vector = table.row_bytes + INDEX_BYTES
-        if seen.sums(table):  # bags of ``pooling`` rows, which every device has alike
-            peers = seen.samples * np.array([seen.devices - 1, seen.world - seen.devices])
-            parts = table.coverage * (1 - (1 - 1 / seen.world) ** table.pooling) * peers
-            sent["ids"] += INDEX_BYTES * table.lookups / seen.world * peers
+        if exchange.sums(table):  # bags of ``pooling`` rows, which every device has alike
+            peers = exchange.samples * np.array([exchange.devices - 1, exchange.world - exchange.devices])
+            parts = table.coverage * (1 - (1 - 1 / exchange.world) ** table.pooling) * peers
+            sent["ids"] += INDEX_BYTES * table.lookups / exchange.world * peers
             sent["vectors"] += table.row_bytes * parts
             sent["gradients"] += vector * parts
             continue
@@ -133,34 +137,34 @@ def expected(seen: Exchange, decision: Replication) -> Sent:
             ("copies", crosses.copies, vector),
         ):  # fmt: skip
             sent[phase] += size * (kind * tiers).sum((0, 2))
-    counts = np.zeros((seen.world, 2), np.int64)
-    _count(seen, decision, counts)
+    counts = np.zeros((exchange.world, 2), np.int64)
+    _count(exchange, decision, counts)
     sent["counts"] += counts.mean(0)
     return sent
 
 
-def seconds(seen: Exchange, sent: Sent, latency: tuple[float, float] = (0.0, 0.0)) -> float:
+def seconds(exchange: Exchange, sent: Sent, latency: tuple[float, float] = (0.0, 0.0)) -> float:
     """Modelled time of an iteration's exchange, the links of the busiest device being busy all the time.
     ``latency``: of a message inside a host, and between hosts. Sums wait for the first parts of them; what
     devices compute is not counted."""
-    pace = np.array([1 / seen.intra, 1 / seen.inter])
+    pace = np.array([1 / exchange.intra, 1 / exchange.inter])
     total = 0.0
-    for phase, found in sent.items():
-        if not np.any(found):
+    for phase, amounts in sent.items():
+        if not np.any(amounts):
             continue
-        busiest = float((np.atleast_2d(found) * pace).sum(1).max())
+        busiest = float((np.atleast_2d(amounts) * pace).sum(1).max())
         if phase == "sums":
-            filling = (seen.stripes + max(0, seen.hosts - 2)) / seen.stripes
-            total += busiest * filling + 2 * (seen.hosts - 1) * latency[1]
+            filling = (exchange.stripes + max(0, exchange.hosts - 2)) / exchange.stripes
+            total += busiest * filling + 2 * (exchange.hosts - 1) * latency[1]
         elif phase != "counts":  # they go with the latency of what they count
-            total += busiest + max(latency[0] * (seen.devices > 1), latency[1] * (seen.hosts > 1)) * 2
+            total += busiest + max(latency[0] * (exchange.devices > 1), latency[1] * (exchange.hosts > 1)) * 2
     return total
 
 
 def cost(observation: Exchange, decision: Replication) -> dict[str, float]:
     """What is expected of an iteration: modelled seconds, bytes of all devices, memory of one."""
     sent = expected(observation, decision)
-    inside, between = (float(sum(found[link] for found in sent.values())) for link in (0, 1))
+    inside, between = (float(sum(amounts[link] for amounts in sent.values())) for link in (0, 1))
     return {
         "seconds": seconds(observation, sent),
         "bytes_inside_hosts": inside * observation.world,

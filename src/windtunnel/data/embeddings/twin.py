@@ -72,10 +72,10 @@ def accesses(tables: Sequence[Table], shards: Sequence[Shard], batch: int) -> Ac
         fast = np.clip((fast_rows - ranks[:-1]) / rows, 0, 1)
         part = (shard.last - shard.first) / table.dim
         # of rows wanted alike, each stays unasked with the same probability
-        asked = rows * -np.expm1(-counts / rows)
+        expected = rows * -np.expm1(-counts / rows)
         for tier, share in enumerate((fast, 1 - fast)):
             raw[place, tier] = part * (counts * share).sum()
-            distinct[place, tier] = part * (asked * share).sum()
+            distinct[place, tier] = part * (expected * share).sum()
     return Accesses(raw, distinct)
 
 
@@ -115,28 +115,28 @@ def iteration(cluster: Cluster, wanted: Wanted, plan: Placed) -> Iteration:
     """An average one on ``cluster``, whose devices are the plan's."""
     shards, named = plan.shards, {table.name: table for table in wanted.tables}
     mine = [named[shard.table] for shard in shards]
-    found = accesses(wanted.tables, shards, wanted.batch)
+    touched = accesses(wanted.tables, shards, wanted.batch)
     device = np.array([shard.device for shard in shards])
     width = np.array([shard.last - shard.first for shard in shards])
     item = np.array([ITEM_BYTES[table.dtype] for table in mine])
     stored = np.array([stored_bytes(table, int(some)) for table, some in zip(mine, width, strict=True)])
     # accesses count parts of rows: back to reads of the shard
     part = (width / np.array([table.dim for table in mine]))[:, None]
-    reads, rows = found.raw / part, found.distinct / part
+    reads, rows = touched.raw / part, touched.distinct / part
     pace = 1 / np.array([wanted.fast.bandwidth, wanted.slow.bandwidth])
     lookups = (reads * (width * item)[:, None]) @ pace
     updates = (rows * 2 * stored[:, None]) @ pace + reads.sum(1) * width * item * pace[0]
     ahead, back = (np.bincount(device, some, plan.devices) for some in (lookups, updates))
     samples = wanted.batch / plan.devices
-    asked = np.bincount(device, reads.sum(1) * ID_BYTES / plan.devices, plan.devices)
+    requests = np.bincount(device, reads.sum(1) * ID_BYTES / plan.devices, plan.devices)
     pooled = ~np.array([table.sequence for table in mine])
     vectors = np.where(pooled, samples, reads.sum(1) / plan.devices) * width * item
     answers = np.bincount(device, vectors, plan.devices)
-    (of_ids, ids), (of_sums, sums) = (_exchange(cluster, some) for some in (asked, answers))
+    (of_ids, ids), (of_sums, sums) = (_exchange(cluster, some) for some in (requests, answers))
     return Iteration(
         wanted.batch, float(ahead.max()), float(back.max()), of_ids + 2 * of_sums,
         tuple(map(float, ahead + back)),
-        _pair(found.raw.sum(0)), _pair(found.distinct.sum(0)), _pair(ids + 2 * sums),
+        _pair(touched.raw.sum(0)), _pair(touched.distinct.sum(0)), _pair(ids + 2 * sums),
     )  # fmt: skip
 
 
@@ -170,11 +170,11 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
         assert isinstance(decision, Replication)
         return traffic.cost(observation, decision)
     assert isinstance(decision, Placed)
-    found = accesses(observation.tables, decision.shards, observation.batch)
+    touched = accesses(observation.tables, decision.shards, observation.batch)
     times = np.array(decision.seconds)
     return {
         "seconds": decision.slowest,
-        "slow_accesses": float(found.raw[:, 1].sum()),
-        "slow_rows": float(found.distinct[:, 1].sum()),
+        "slow_accesses": float(touched.raw[:, 1].sum()),
+        "slow_rows": float(touched.distinct[:, 1].sum()),
         "slowest_over_mean": float(times.max() / times.mean()) if times.any() else 1.0,
     }

@@ -139,7 +139,7 @@ def by_domain(members: Sequence[Standing], coordinator: str) -> tuple[str, ...]:
         if not chain and left[coordinator]:
             domain = coordinator
         else:
-            domain = max(+left, key=lambda one: (one != last, left[one], -rank[one]))
+            domain = max(+left, key=lambda candidate: (candidate != last, left[candidate], -rank[candidate]))
         chain.append(next(member for member in members if member.domain == domain and member not in chain))
         left[domain] -= 1
     return tuple(standing.name for standing in chain)

@@ -77,9 +77,9 @@ def lives(
         now = epoch + len(decisions) - 1
         member = {standing.name: standing for standing in here}
         here[:] = [
-            replace(member[one], fenced=now, epoch=now, sequence=last, steady=True)
-            for one in decisions[-1].chain
-            if one != name
+            replace(member[survivor], fenced=now, epoch=now, sequence=last, steady=True)
+            for survivor in decisions[-1].chain
+            if survivor != name
         ]
         form(1)
     return decisions
@@ -90,8 +90,8 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     have to come before a payload is in two domains (all, where it never is); bytes to be compared."""
     domain = {member.name: member.domain for member in observation.members}
     way = [observation.coordinator, *(domain[name] for name in decision.chain)]
-    leaves = [one != other for one, other in pairwise(way)]
-    second = next((at for at, one in enumerate(way[1:], 1) if one != way[1]), len(decision.chain))
+    leaves = [place != other for place, other in pairwise(way)]
+    second = next((at for at, place in enumerate(way[1:], 1) if place != way[1]), len(decision.chain))
     size = max((member.size for member in observation.members), default=0)
     return {
         "copies between domains": float(sum(leaves)), "copies until two domains": float(second),

@@ -16,12 +16,12 @@ from windtunnel.store.columns import is_list
 def lengths_of(column: pa.Array) -> NDArray[np.int64]:
     """Of the lists of a column; of null, 0."""
     if pa.types.is_fixed_size_list(column.type):
-        made = np.full(len(column), column.type.list_size, np.int64)
+        lengths = np.full(len(column), column.type.list_size, np.int64)
     else:
-        made = np.diff(np.from_dlpack(column.offsets)).astype(np.int64)
+        lengths = np.diff(np.from_dlpack(column.offsets)).astype(np.int64)
     if column.null_count:
-        made[null(column)] = 0
-    return made
+        lengths[null(column)] = 0
+    return lengths
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -60,9 +60,9 @@ def real(x: NDArray[Any]) -> NDArray[Any]:
     return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else x.astype(np.float32)
 
 
-def kept(values: pa.Array, made: NDArray[Any]) -> pa.Array:
+def kept(values: pa.Array, filled_: NDArray[Any]) -> pa.Array:
     """``made``, with the nulls of ``values``."""
-    return pa.array(made, mask=null(values) if values.null_count else None)
+    return pa.array(filled_, mask=null(values) if values.null_count else None)
 
 
 def numbers(column: pa.Array, function: Callable[[NDArray[Any]], NDArray[Any]]) -> pa.Array:

@@ -108,7 +108,7 @@ def characterise(
             counts[_word(kind)] += count
     footers = reader.files.footers()
     groups = {
-        split.file: {group for one in known if one.file == split.file for group in one.groups}
+        split.file: {group for entry in known if entry.file == split.file for group in entry.groups}
         for split in known
     }
     session_bytes = sum(
@@ -142,7 +142,7 @@ def characterise(
 def lines(character: Character) -> list[tuple[str, str, str]]:
     """What, how much, and how it is known, for a table on the terminal."""
     stored = character.dense + character.sparse + character.other
-    told = [
+    rows_ = [
         ("table", f"{units.size(character.stored_bytes)}, {character.table_rows:,} rows", "from footers"),
         ("of it for the session", units.size(character.session_bytes), "from footers"),
         (
@@ -180,8 +180,8 @@ def lines(character: Character) -> list[tuple[str, str, str]]:
     ]
     if character.demand is not None and character.stall is not None:
         words = f"{units.share(character.stall)} with one worker, {character.workers:,} workers for none"
-        told.append((f"stall at {units.count(character.demand)} rows/s", words, "derived from the rate"))
-    return told
+        rows_.append((f"stall at {units.count(character.demand)} rows/s", words, "derived from the rate"))
+    return rows_
 
 
 def _features(files: Files, column: pa.Field) -> list[tuple[pa.DataType, int]]:
@@ -189,7 +189,7 @@ def _features(files: Files, column: pa.Field) -> list[tuple[pa.DataType, int]]:
     if pa.types.is_map(column.type):
         return [(column.type.item_type, len(keys(files, column.name)))]
     if pa.types.is_struct(column.type):
-        return [(one.type, 1) for one in column.type]
+        return [(field.type, 1) for field in column.type]
     return [(column.type, 1)]
 
 

@@ -24,35 +24,35 @@ def mask(columns: dict[str, pa.Array], session: Session, count: int) -> pa.Boole
         column = columns[name]
         try:
             if value is None:
-                one = column.is_null() if operator == "==" else column.is_valid()
+                result = column.is_null() if operator == "==" else column.is_valid()
             elif operator in COMPARE:
-                one = COMPARE[operator](column, _literal(value, column.type))
+                result = COMPARE[operator](column, _literal(value, column.type))
             else:
-                one = pc.is_in(
+                result = pc.is_in(
                     column, pa.array([_literal(each, column.type).as_py() for each in value], column.type)
                 )
-                one = pc.and_(pc.invert(one), column.is_valid()) if operator == "not in" else one
+                result = pc.and_(pc.invert(result), column.is_valid()) if operator == "not in" else result
         except (pa.ArrowException, TypeError):
             raise UserError(
                 f"{session.table}: where compares column {name} of {column.type} by {operator} with"
                 f" {value!r}, accepted is a value of that type"
             ) from None
-        one = pc.fill_null(one, False)
-        met = one if met is None else pc.and_(met, one)
+        result = pc.fill_null(result, False)
+        met = result if met is None else pc.and_(met, result)
     return met
 
 
 def _literal(value: Any, kind: pa.DataType) -> pa.Scalar:
-    made = pa.scalar(value)
+    scalar = pa.scalar(value)
     if isinstance(value, str):
         if pa.types.is_temporal(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind):
-            return made.cast(kind)
+            return scalar.cast(kind)
         raise TypeError
     if isinstance(value, bool) != pa.types.is_boolean(kind):
         raise TypeError
     if pa.types.is_integer(kind) and isinstance(value, int):
-        return made.cast(kind)
-    return made
+        return scalar.cast(kind)
+    return scalar
 
 
 def outside(operator: str, value: Any, least: Any, most: Any, kind: pa.DataType) -> bool:

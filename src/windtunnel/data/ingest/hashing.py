@@ -15,12 +15,12 @@ from windtunnel.data.ingest import arrays
 
 def xxh64(words: NDArray[np.uint64], seed: np.uint64 | NDArray[np.uint64]) -> NDArray[np.uint64]:
     """XXH64 of the 8 bytes of each word, [n]; a ``seed`` for all, or one each."""
-    made, spare = np.empty(len(words), np.uint64), np.empty(min(len(words), _CHUNK), np.uint64)
+    hashes, spare = np.empty(len(words), np.uint64), np.empty(min(len(words), _CHUNK), np.uint64)
     with np.errstate(over="ignore"):
         begin: Any = seed + _P5 + np.uint64(8)
         for start in range(0, len(words), _CHUNK):
             part = slice(start, start + _CHUNK)
-            x = made[part]
+            x = hashes[part]
             np.multiply(words[part], _P2, out=x)
             _turn(x, spare, 31)
             x *= _P1
@@ -32,7 +32,7 @@ def xxh64(words: NDArray[np.uint64], seed: np.uint64 | NDArray[np.uint64]) -> ND
                 x ^= np.right_shift(x, np.uint64(bits), out=spare[: len(x)])
                 if factor is not None:
                     x *= factor
-    return made
+    return hashes
 
 
 _CHUNK = 16_384
@@ -57,30 +57,30 @@ def hashed(ids: pa.Array, seed: np.uint64 | NDArray[np.uint64]) -> NDArray[np.ui
 
     if np.ndim(seed):
         seeds: Any = seed
-        told = [
-            xxhash.xxh64_intdigest(one, int(own))
-            for one, own in zip(pc.fill_null(ids.cast(pa.binary()), b"").to_pylist(), seeds, strict=True)
+        hashes = [
+            xxhash.xxh64_intdigest(value, int(own))
+            for value, own in zip(pc.fill_null(ids.cast(pa.binary()), b"").to_pylist(), seeds, strict=True)
         ]
-        return np.array(told, np.uint64)
+        return np.array(hashes, np.uint64)
     # text repeats: each is hashed once
     coded = ids.cast(pa.binary()).dictionary_encode()
-    told = [xxhash.xxh64_intdigest(one, int(seed)) for one in coded.dictionary.to_pylist()]
-    if not told:
+    hashes = [xxhash.xxh64_intdigest(value, int(seed)) for value in coded.dictionary.to_pylist()]
+    if not hashes:
         return np.zeros(len(ids), np.uint64)
-    return np.array(told, np.uint64)[pc.fill_null(coded.indices, 0).to_numpy()]
+    return np.array(hashes, np.uint64)[pc.fill_null(coded.indices, 0).to_numpy()]
 
 
 def chained(ids: Sequence[pa.Array], rows: int | None, seed: int) -> pa.Array:
     """Hashes of several ids each, int64; null where one of them is."""
-    made: Any = np.uint64(seed)
-    for one in ids:
-        made = hashed(one, made)
-    made = below(made, rows) if rows else made.view(np.int64)
-    null = np.zeros(len(made), bool)
-    for one in ids:
-        if one.null_count:
-            null |= arrays.null(one)
-    return pa.array(made, mask=null if null.any() else None)
+    hashes: Any = np.uint64(seed)
+    for array in ids:
+        hashes = hashed(array, hashes)
+    hashes = below(hashes, rows) if rows else hashes.view(np.int64)
+    null = np.zeros(len(hashes), bool)
+    for array in ids:
+        if array.null_count:
+            null |= arrays.null(array)
+    return pa.array(hashes, mask=null if null.any() else None)
 
 
 def below(hashes: NDArray[np.uint64], rows: int) -> NDArray[np.int64]:

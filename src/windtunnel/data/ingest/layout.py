@@ -216,7 +216,7 @@ def best_order(
     rest = sorted(set(signatures.values()), key=lambda signature: (-len(signature), sorted(signature)))
     at = rest[0]
     while rest:
-        at = max(rest, key=lambda one: (len(one & at) / max(1, len(one | at)), len(one)))
+        at = max(rest, key=lambda group: (len(group & at) / max(1, len(group | at)), len(group)))
         rest.remove(at)
         chain += [name for name in names if signatures[name] == at]
 
@@ -236,26 +236,26 @@ def best_order(
 def _features(files: Files, sessions: Sequence[Session]) -> list[str]:
     """The columns that the new table has, in the old one's order."""
     wanted = {name for session in sessions for name in needed(session)}
-    found: list[str] = []
+    names: list[str] = []
     for column in files.footer(files.names[0]).schema:
         parts = column.name in wanted or not any(name.startswith(f"{column.name}/") for name in wanted)
         if pa.types.is_struct(column.type) and not parts:
-            found += [f"{column.name}/{one.name}" for one in column.type]
+            names += [f"{column.name}/{field.name}" for field in column.type]
         elif pa.types.is_map(column.type) and not parts:
-            found += [f"{column.name}/{key}" for key in keys(files, column.name)]
+            names += [f"{column.name}/{key}" for key in keys(files, column.name)]
         else:
-            found.append(column.name)
-    twice = next((name for name in found if found.count(name) > 1), None)
+            names.append(column.name)
+    twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise UserError(
             f"{files.table}: a column {twice} is there beside the feature, accepted are names once"
         )
-    return found
+    return names
 
 
 def keys(files: Files, column: str) -> list[Any]:
     """All keys that a map has in any row, sorted; only they are read."""
-    found: set[Any] = set()
+    values: set[Any] = set()
     for name in files.names:
         footer = files.footer(name)
         if column not in footer.leaves:
@@ -264,12 +264,12 @@ def keys(files: Files, column: str) -> list[Any]:
         for group in range(footer.metadata.num_row_groups):
             held = files.open(name, [footer.chunk(group, path)])
             file = pq.ParquetFile(held, metadata=footer.metadata, pre_buffer=False)
-            made = file.read_row_group(group, [path], use_threads=False)
-            inner: Any = made.column(0).combine_chunks()
+            column_ = file.read_row_group(group, [path], use_threads=False)
+            inner: Any = column_.column(0).combine_chunks()
             while not pa.types.is_primitive(inner.type) and inner.type.num_fields:
                 inner = inner.flatten() if isinstance(inner, pa.ListArray) else inner.field(0)
-            found |= set(inner.unique().to_pylist())
-    return sorted(found - {None})
+            values |= set(inner.unique().to_pylist())
+    return sorted(values - {None})
 
 
 def _write(path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], rows: int, codec: str) -> None:
@@ -293,8 +293,8 @@ def _codec(files: Files) -> str:
     footer = files.footer(files.names[0])
     if not footer.metadata.num_row_groups or not footer.metadata.num_columns:
         return "zstd"
-    told = footer.metadata.row_group(0).column(0).compression
-    return CODECS.get(told, told.lower())
+    name = footer.metadata.row_group(0).column(0).compression
+    return CODECS.get(name, name.lower())
 
 
 def _bits(kind: pa.DataType) -> pa.DataType:

@@ -64,7 +64,7 @@ def order(session: Session, count: int, epoch: int) -> list[int]:
     """The numbers of a session's ``count`` splits, in the order in which the epoch has them."""
     if not session.shuffle:
         return list(range(count))
-    return [int(one) for one in np.random.default_rng([session.seed, epoch]).permutation(count)]
+    return [int(number) for number in np.random.default_rng([session.seed, epoch]).permutation(count)]
 
 
 _opened: Reader | None = None
@@ -108,15 +108,15 @@ class Reader:
         """Of the batches."""
         empty = {name: pa.array([], source.kind) for name, source in self.sources.items()}
         filters.mask(empty, self.session, 0)
-        made = transforms.apply(self._steps, empty, Rows(0, 0, np.zeros(0, np.int64)), self.session.table)
-        return pa.schema([(name, made[name].type) for name in self.session.columns])
+        outputs = transforms.apply(self._steps, empty, Rows(0, 0, np.zeros(0, np.int64)), self.session.table)
+        return pa.schema([(name, outputs[name].type) for name in self.session.columns])
 
     def splits(self) -> tuple[Split, ...]:
         _ = self.schema  # what is wrong with the session is said before any data is read
         footers = self.files.footers()
         if not sum(footer.metadata.num_rows for footer in footers):
             raise UserError(f"{self.session.table}: has no rows, accepted is a table with rows")
-        found: list[Split] = []
+        splits: list[Split] = []
         for name, footer in zip(self.files.names, footers, strict=True):
             self._check(name, footer)
             groups: list[int] = []
@@ -128,11 +128,11 @@ class Reader:
                 groups.append(group)
                 rows += count
                 if rows >= self.session.split_rows:
-                    found.append(Split(len(found), name, tuple(groups), rows))
+                    splits.append(Split(len(splits), name, tuple(groups), rows))
                     groups, rows = [], 0
             if groups:
-                found.append(Split(len(found), name, tuple(groups), rows))
-        return tuple(found)
+                splits.append(Split(len(splits), name, tuple(groups), rows))
+        return tuple(splits)
 
     def batches(self, split: Split, epoch: int) -> Iterator[pa.RecordBatch]:
         names = self.schema.names
@@ -231,15 +231,15 @@ class Reader:
     ) -> Iterator[tuple[dict[str, pa.Array], Any]]:
         runs = list(blocks)
         with self._phase("batch"):
-            numbers = np.concatenate([one for _, one in runs])
+            numbers = np.concatenate([run for _, run in runs])
             rng = np.random.default_rng((self.session.seed, epoch, split.number))
             order = rng.permutation(len(numbers))
-            whole = {name: pa.concat_arrays([one[name] for one, _ in runs]) for name in self.sources}
+            whole = {name: pa.concat_arrays([run[name] for run, _ in runs]) for name in self.sources}
         for start in range(0, len(order), BLOCK):
             with self._phase("batch"):
                 part = order[start : start + BLOCK]
                 taken = pa.array(part)
-                block = {name: one.take(taken) for name, one in whole.items()}
+                block = {name: run.take(taken) for name, run in whole.items()}
             yield block, numbers[part]
 
     def _transformed(
@@ -248,8 +248,8 @@ class Reader:
         for columns, numbers in blocks:
             with self._phase("transform"):
                 rows = Rows(self.session.seed, split.number, numbers)
-                made = transforms.apply(self._steps, columns, rows, split.file)
-                block = pa.record_batch([made[name] for name in names], schema=self.schema)
+                outputs = transforms.apply(self._steps, columns, rows, split.file)
+                block = pa.record_batch([outputs[name] for name in names], schema=self.schema)
             if block.num_rows:
                 yield block
 
@@ -299,15 +299,15 @@ class Reader:
 
     def paths(self, footer: Footer) -> list[str]:
         """The leaf columns of a file that are read."""
-        found: dict[str, None] = {}
+        wanted_paths: dict[str, None] = {}
         for source in self.sources.values():
             leaves = footer.leaves.get(source.column, ())
             beneath = f"{source.column}.{source.key}"
             struct = source.key is not None and pa.types.is_struct(footer.schema.field(source.column).type)
-            found |= dict.fromkeys(
+            wanted_paths |= dict.fromkeys(
                 path for path in leaves if not struct or path == beneath or path.startswith(f"{beneath}.")
             )
-        return list(found)
+        return list(wanted_paths)
 
     def _ruled_out(self, footer: Footer, group: int) -> bool:
         """Statistics say that no row of the group meets the filter."""
@@ -315,15 +315,15 @@ class Reader:
             leaves = footer.leaves.get(name, ())
             if len(leaves) != 1 or footer.schema.field(name).type.num_fields:
                 continue
-            told = footer.metadata.row_group(group).column(footer.places[leaves[0]]).statistics
-            if told is None or (value is None and not told.has_null_count):
+            statistics = footer.metadata.row_group(group).column(footer.places[leaves[0]]).statistics
+            if statistics is None or (value is None and not statistics.has_null_count):
                 continue
             if value is None:
                 count = footer.metadata.row_group(group).num_rows
-                if told.null_count == (0 if operator == "==" else count):
+                if statistics.null_count == (0 if operator == "==" else count):
                     return True
-            elif told.has_min_max and filters.outside(
-                operator, value, told.min, told.max, self.sources[name].kind
+            elif statistics.has_min_max and filters.outside(
+                operator, value, statistics.min, statistics.max, self.sources[name].kind
             ):
                 return True
         return False
@@ -347,13 +347,13 @@ class _Timed:
 
 def needed(session: Session) -> tuple[str, ...]:
     """The features that are read: for the filter, for transforms, for batches."""
-    found: dict[str, None] = dict.fromkeys(name for name, _, _ in session.where)
-    made: set[str] = set()
+    names: dict[str, None] = dict.fromkeys(name for name, _, _ in session.where)
+    produced: set[str] = set()
     for transform in session.transforms:
-        found |= dict.fromkeys(name for name in transform.inputs if name not in made)
-        made.add(transform.output)
-    found |= dict.fromkeys(name for name in session.columns if name not in made)
-    return tuple(found)
+        names |= dict.fromkeys(name for name in transform.inputs if name not in produced)
+        produced.add(transform.output)
+    names |= dict.fromkeys(name for name in session.columns if name not in produced)
+    return tuple(names)
 
 
 def canonical(kind: pa.DataType) -> pa.DataType:
@@ -367,7 +367,7 @@ def canonical(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_map(kind):
         return pa.map_(canonical(kind.key_type), canonical(kind.item_type))
     if pa.types.is_struct(kind):
-        return pa.struct([(one.name, canonical(one.type)) for one in kind])
+        return pa.struct([(field.name, canonical(field.type)) for field in kind])
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(canonical(kind.value_type), kind.list_size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

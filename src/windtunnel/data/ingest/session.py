@@ -95,7 +95,7 @@ def check(document: Any, where: str) -> Session:
         UserError: the first thing in it that is wrong.
     """
     spec = fitted(Spec, document, where, ACCEPTED)
-    made = [
+    steps = [
         transform
         for place, given in enumerate(spec.transforms)
         for transform in _transforms(given, where, place)
@@ -112,7 +112,7 @@ def check(document: Any, where: str) -> Session:
             )
         conditions.append((column, str(operator), tuple(value) if isinstance(value, list) else value))
     return Session(
-        spec.table, spec.columns, tuple(made), tuple(conditions), spec.batch, spec.epochs, spec.shuffle,
+        spec.table, spec.columns, tuple(steps), tuple(conditions), spec.batch, spec.epochs, spec.shuffle,
         spec.seed, spec.split_rows, spec.storage, spec.drift,
     )  # fmt: skip
 
@@ -124,10 +124,10 @@ def _transforms(given: TransformSpec, where: str, place: int) -> list[Transform]
     if (given.inputs is None) == (given.each is None) or (given.each is not None and given.output):
         raise UserError(f"{where}: {at} accepts either inputs, with or without an output, or each")
     options = dict(given.model_extra or {})
-    kinds = [(one,) for one in given.each] if given.each is not None else [given.inputs or ()]
-    made = [Transform(given.kind, inputs, given.output or inputs[0], options) for inputs in kinds if inputs]
-    if not made:
+    kinds = [(column,) for column in given.each] if given.each is not None else [given.inputs or ()]
+    steps = [Transform(given.kind, inputs, given.output or inputs[0], options) for inputs in kinds if inputs]
+    if not steps:
         raise UserError(f"{where}: {at} has no inputs, accepted is {ACCEPTED['inputs']}")
-    for transform in made:
+    for transform in steps:
         transforms.settings(transform, f"{where}: {at}")
-    return made
+    return steps

@@ -64,11 +64,11 @@ class Footer:
     def leaves(self) -> dict[str, tuple[str, ...]]:
         """Of each column the paths of its leaf columns."""
         paths = [self.metadata.schema.column(leaf).path for leaf in range(self.metadata.num_columns)]
-        found, first = {}, 0
-        for one in self.schema:
-            last = first + _leaves(one.type)
-            found[one.name], first = tuple(paths[first:last]), last
-        return found
+        places, first = {}, 0
+        for column in self.schema:
+            last = first + _leaves(column.type)
+            places[column.name], first = tuple(paths[first:last]), last
+        return places
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -77,11 +77,11 @@ class Footer:
 
     def chunk(self, group: int, path: str) -> tuple[int, int]:
         """Where a leaf column of a row group begins and ends."""
-        one = self.metadata.row_group(group).column(self.places[path])
-        first = one.data_page_offset
-        if one.dictionary_page_offset is not None and 0 < one.dictionary_page_offset < first:
-            first = one.dictionary_page_offset
-        return first, first + one.total_compressed_size
+        column = self.metadata.row_group(group).column(self.places[path])
+        first = column.data_page_offset
+        if column.dictionary_page_offset is not None and 0 < column.dictionary_page_offset < first:
+            first = column.dictionary_page_offset
+        return first, first + column.total_compressed_size
 
 
 class Files:
@@ -104,12 +104,12 @@ class Files:
     def names(self) -> tuple[str, ...]:
         """Sorted. Of a folder all beneath it that is not `hidden`."""
         try:
-            found = self.system.find(self.root)
+            paths = self.system.find(self.root)
         except OSError as error:
             raise UserError(
                 f"{self.table}: cannot be listed ({_reason(error)}), accepted is a table"
             ) from None
-        names = [name for name in sorted(found) if not hidden(name[len(self.root) :])]
+        names = [name for name in sorted(paths) if not hidden(name[len(self.root) :])]
         if not names:
             there = "has no files" if self.system.exists(self.root) else "is not there"
             raise UserError(f"{self.table}: {there}, accepted is a Parquet file, or a folder of them")
@@ -157,24 +157,24 @@ class Files:
         """What is in the ranges of a file, each by one read."""
         starts, ends = [first for first, _ in ranges], [last for _, last in ranges]
         try:
-            found = self.system.cat_ranges([name] * len(ranges), starts, ends, on_error="raise")
+            blocks = self.system.cat_ranges([name] * len(ranges), starts, ends, on_error="raise")
         except OSError as error:
             raise UserError(
                 f"{name}: cannot be read ({_reason(error)}), accepted is a Parquet file"
             ) from None
-        for (first, last), one in zip(ranges, found, strict=True):
-            if len(one) != last - first:
+        for (first, last), block in zip(ranges, blocks, strict=True):
+            if len(block) != last - first:
                 raise UserError(
                     f"{name}: ends within bytes {first} to {last}, which its footer names, accepted is a"
                     " whole file"
                 )
         if data:
             self.meter.reads += len(ranges)
-            self.meter.nbytes += sum(map(len, found))
+            self.meter.nbytes += sum(map(len, blocks))
         else:
             self.meter.footers += len(ranges)
-            self.meter.footer_bytes += sum(map(len, found))
-        return list(found)
+            self.meter.footer_bytes += sum(map(len, blocks))
+        return list(blocks)
 
     def open(self, name: str, ranges: Iterable[tuple[int, int]], hole: int = HOLE) -> Held:
         """A file of which these ranges are read already."""

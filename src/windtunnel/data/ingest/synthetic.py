@@ -79,7 +79,7 @@ def features(name: str, seed: int = 0) -> tuple[Feature, ...]:
         raise UserError(f"`name` {name!r} is no model{suggest(name, MODELS)}")
     model = MODELS[name]
     rng = np.random.default_rng((seed, 1))
-    found = []
+    drawn_features = []
     for kind, count in (("dense", model.dense // model.scale), ("sparse", model.sparse // model.scale)):
         coverages = rng.beta(2 * model.coverage, 2 * (1 - model.coverage), count)
         coverages = np.clip(coverages * model.coverage / coverages.mean(), 0.01, 1)
@@ -87,13 +87,13 @@ def features(name: str, seed: int = 0) -> tuple[Feature, ...]:
         lengths *= model.length / lengths.mean() if kind == "sparse" else 0
         wanted = rng.permutation(count) + 1.0
         for place in range(count):
-            found.append(
+            drawn_features.append(
                 Feature(
                     f"{kind}/{place}", float(coverages[place]), float(lengths[place]),
                     float(wanted[place] ** -model.skew),
                 )
             )  # fmt: skip
-    return tuple(found)
+    return tuple(drawn_features)
 
 
 def drawn(known: Sequence[Feature], rows: int, rng: np.random.Generator, *, maps: bool) -> pa.Table:
@@ -103,12 +103,12 @@ def drawn(known: Sequence[Feature], rows: int, rng: np.random.Generator, *, maps
         "label": pa.array((rng.random(rows) < 0.1).astype(np.int8)),
         "day": pa.array((np.arange(rows) * 10 // max(rows, 1)).astype(np.int32)),
     }
-    made = {feature.name: _values(feature, rows, rng) for feature in known}
+    arrays_ = {feature.name: _values(feature, rows, rng) for feature in known}
     if not maps:
-        return pa.table(columns | made)
+        return pa.table(columns | arrays_)
     for kind in KINDS:
         columns[kind] = _as_map(
-            [(name, one) for name, one in made.items() if name.startswith(f"{kind}/")], kind
+            [(name, array) for name, array in arrays_.items() if name.startswith(f"{kind}/")], kind
         )
     return pa.table(columns)
 
@@ -129,9 +129,9 @@ def write(
     known = features(name, seed)
     for number in range(files):
         count = rows * (number + 1) // files - rows * number // files
-        made = drawn(known, count, np.random.default_rng((seed, 2, number)), maps=maps)
+        part_table = drawn(known, count, np.random.default_rng((seed, 2, number)), maps=maps)
         with replacing(folder / f"part-{number:05}.parquet") as part:
-            pq.write_table(made, part, row_group_size=group_rows, compression="zstd")
+            pq.write_table(part_table, part, row_group_size=group_rows, compression="zstd")
 
 
 def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[Session, ...]:
@@ -140,7 +140,7 @@ def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[Session,
     kinds: new features from others, sparse and dense ones."""
     model, known = MODELS[name], features(name, seed)
     total = sum(feature.nbytes for feature in known)
-    found = []
+    drawn_sessions = []
     for number in range(count):
         rng = np.random.default_rng((seed, 3, number))
         sparse, dense = (
@@ -148,10 +148,13 @@ def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[Session,
             for kind in ("sparse", "dense")
         )
         chosen: list[Feature] = []
-        for one in _by_popularity(sparse, rng):
-            if chosen and (sum(each.nbytes for each in chosen) + one.nbytes / 2) / total > model.used_bytes:
+        for candidate in _by_popularity(sparse, rng):
+            if (
+                chosen
+                and (sum(each.nbytes for each in chosen) + candidate.nbytes / 2) / total > model.used_bytes
+            ):
                 break
-            chosen.append(one)
+            chosen.append(candidate)
         rest = max(1, round(model.used * len(known)) - len(chosen))
         lists, numbers = (
             [feature.name for feature in chosen],
@@ -165,8 +168,10 @@ def sessions(table: str, name: str, count: int, seed: int = 0) -> tuple[Session,
         transforms += [
             Transform("sigrid_hash", (each,), each, {"rows": 1_000_000, "seed": seed}) for each in lists
         ]
-        found.append(Session(table, ("label", *numbers, *lists, "pairs"), tuple(transforms), seed=seed))
-    return tuple(found)
+        drawn_sessions.append(
+            Session(table, ("label", *numbers, *lists, "pairs"), tuple(transforms), seed=seed)
+        )
+    return tuple(drawn_sessions)
 
 
 def _by_popularity(known: Sequence[Feature], rng: np.random.Generator) -> list[Feature]:
@@ -187,12 +192,12 @@ def _values(feature: Feature, rows: int, rng: np.random.Generator) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(ids.astype(np.int64)), mask=pa.array(~has))
 
 
-def _as_map(made: Sequence[tuple[str, pa.Array]], kind: str) -> pa.MapArray:
+def _as_map(columns: Sequence[tuple[str, pa.Array]], kind: str) -> pa.MapArray:
     """Of each sample the features that it has, by their number."""
-    rows = len(made[0][1])
-    has = np.stack([np.asarray(one.is_valid()) for _, one in made], axis=1)
+    rows = len(columns[0][1])
+    has = np.stack([np.asarray(column.is_valid()) for _, column in columns], axis=1)
     row, place = np.nonzero(has)
-    keys = np.array([int(name.split("/")[1]) for name, _ in made], np.int32)[place]
-    items = pa.concat_arrays([one for _, one in made]).take(pa.array(place * rows + row))
+    keys = np.array([int(name.split("/")[1]) for name, _ in columns], np.int32)[place]
+    items = pa.concat_arrays([column for _, column in columns]).take(pa.array(place * rows + row))
     ends = np.concatenate([[0], np.cumsum(has.sum(axis=1))]).astype(np.int32)
     return pa.MapArray.from_arrays(pa.array(ends), pa.array(keys), items.cast(KINDS[kind]))

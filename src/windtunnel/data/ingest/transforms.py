@@ -174,8 +174,8 @@ class Fill(BaseModel, extra="forbid"):
         if not is_list(columns[0].type):
             return filled(columns[0])
         lengths, values = arrays.lists(columns[0])
-        made = filled(values)
-        return arrays.listed(lengths, made) if columns[0].null_count or made is not values else columns[0]
+        result = filled(values)
+        return arrays.listed(lengths, result) if columns[0].null_count or result is not values else columns[0]
 
 
 class First(BaseModel, extra="forbid"):
@@ -213,10 +213,10 @@ class OneHot(BaseModel, extra="forbid"):
         ids = arrays.whole(values)
         row = np.repeat(np.arange(len(lengths)), lengths)
         fits = (ids >= 0) & (ids < self.size) & np.asarray(values.is_valid())
-        made = np.zeros((len(lengths), self.size), np.float32)
-        made[row[fits], ids[fits].astype(np.int64)] = 1
+        matrix = np.zeros((len(lengths), self.size), np.float32)
+        matrix[row[fits], ids[fits].astype(np.int64)] = 1
         mask = columns[0].is_null() if columns[0].null_count else None
-        return pa.FixedSizeListArray.from_arrays(pa.array(made.ravel()), self.size, mask=mask)
+        return pa.FixedSizeListArray.from_arrays(pa.array(matrix.ravel()), self.size, mask=mask)
 
 
 class NGram(BaseModel, extra="forbid"):
@@ -233,8 +233,8 @@ class NGram(BaseModel, extra="forbid"):
         kept = np.maximum(lengths - (self.n - 1), 0)
         # of all that follow each other; those from one list into the next are dropped
         count = max(len(values) - (self.n - 1), 0)
-        made = chained([values.slice(place, count) for place in range(self.n)], self.rows, self.seed)
-        return arrays.listed(kept, arrays.cut(made, lengths, kept), columns[0].is_null())
+        hashes = chained([values.slice(place, count) for place in range(self.n)], self.rows, self.seed)
+        return arrays.listed(kept, arrays.cut(hashes, lengths, kept), columns[0].is_null())
 
 
 class Cross(BaseModel, extra="forbid"):
@@ -269,9 +269,11 @@ class Remap(BaseModel, extra="forbid"):
         def ranked(values: pa.Array) -> pa.Array:
             ids = arrays.whole(values)
             known = (ids >= 0) & (ids < len(ranks))
-            found = ranks[np.where(known, ids, 0).astype(np.int64)] if len(ranks) else ids.astype(np.int32)
-            known &= np.asarray(values.is_valid()) & (found >= 0)
-            return pa.array(found, mask=None if known.all() else ~known)
+            ranked_ids = (
+                ranks[np.where(known, ids, 0).astype(np.int64)] if len(ranks) else ids.astype(np.int32)
+            )
+            known &= np.asarray(values.is_valid()) & (ranked_ids >= 0)
+            return pa.array(ranked_ids, mask=None if known.all() else ~known)
 
         return arrays.each(columns[0], ranked)
 
@@ -314,14 +316,14 @@ class Sample(BaseModel, extra="forbid"):
             chain = xxh64(np.array([seed], np.uint64), chain)[0]
         drawn = xxh64(rows.numbers.view(np.uint64), chain) >> np.uint64(11)
         chosen = drawn < np.uint64(round(self.rate * 2**53))
-        made = np.full(len(chosen), 1 / self.rate, np.float32)
+        weights = np.full(len(chosen), 1 / self.rate, np.float32)
         if self.keep is not None:
             keep = np.asarray(
                 pc.fill_null(pc.equal(arrays.scalar(columns[0]).cast(pa.float64()), self.keep), False)
             )
-            made[keep] = 1
+            weights[keep] = 1
             chosen |= keep
-        return pa.array(made, mask=~chosen)
+        return pa.array(weights, mask=~chosen)
 
 
 KINDS: dict[str, type[BaseModel]] = {
@@ -337,8 +339,8 @@ def settings(transform: Transform, where: str) -> Kind:
     Raises:
         UserError: a setting that is unknown, missing, or not accepted.
     """
-    made: Any = fitted(KINDS[transform.kind], transform.options, f"{where} ({transform.kind})", ACCEPTED)
-    return made
+    options: Any = fitted(KINDS[transform.kind], transform.options, f"{where} ({transform.kind})", ACCEPTED)
+    return options
 
 
 def apply(
@@ -349,19 +351,19 @@ def apply(
     Raises:
         UserError: a column of a type that a transform does not take; ``where`` begins the sentence.
     """
-    found = dict(columns)
+    values = dict(columns)
     for transform, kind in steps:
         try:
-            made = kind([found[name] for name in transform.inputs], rows)
+            result = kind([values[name] for name in transform.inputs], rows)
         except TypeError as error:
             names = ", ".join(transform.inputs)
             raise UserError(f"{where}: {transform.kind} of {names}: {names} {error}") from None
-        found[transform.output] = made
-        if transform.kind == "sample" and made.null_count:
-            kept = np.flatnonzero(made.is_valid())
+        values[transform.output] = result
+        if transform.kind == "sample" and result.null_count:
+            kept = np.flatnonzero(result.is_valid())
             rows = Rows(rows.seed, rows.split, rows.numbers[kept])
-            found = {name: one.take(pa.array(kept)) for name, one in found.items()}
-    return found
+            values = {name: column.take(pa.array(kept)) for name, column in values.items()}
+    return values
 
 
 @lru_cache(maxsize=64)
@@ -376,8 +378,8 @@ def _ranks(path: str) -> NDArray[Any]:
             f"{path}: holds {order.ndim} dimensions of {order.dtype}, accepted are ids, from 0 up, by rank"
         )
     kind = np.int32 if len(order) < 2**31 else np.int64
-    made = np.full(int(order.max()) + 1 if len(order) else 0, -1, kind)
-    made[order] = np.arange(len(order), dtype=kind)
-    if np.count_nonzero(made != -1) != len(order):
+    inverse = np.full(int(order.max()) + 1 if len(order) else 0, -1, kind)
+    inverse[order] = np.arange(len(order), dtype=kind)
+    if np.count_nonzero(inverse != -1) != len(order):
         raise UserError(f"{path}: holds an id twice, accepted is each once")
-    return made
+    return inverse

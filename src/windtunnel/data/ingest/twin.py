@@ -61,7 +61,7 @@ def run(
     scaler = Autoscaler(settings, settings.least, -settings.cooldown, policy)
     for period in range(round(seconds / world.period)):
         rate = world.capacity * float(np.exp(rng.normal(0.0, world.noise)))
-        taken = made = stalled = busy = fill = 0.0
+        taken = produced = stalled = busy = fill = 0.0
         for step in range(round(world.period / STEP)):
             now = period * world.period + step * STEP
             serving = sum(at <= now for at in ready)
@@ -70,7 +70,7 @@ def run(
             stock += made_now
             took = min(stock, demand(now) * STEP)
             stock -= took
-            made += made_now
+            produced += made_now
             taken += took
             busy += made_now / rate
             stalled += STEP * (1 - took / (demand(now) * STEP)) if demand(now) else 0.0
@@ -79,7 +79,7 @@ def run(
         share = min(1.0, stalled / world.period)
         scaler.period(
             end, world.period, consumed=round(taken), stalled=share, buffered=min(1.0, fill / world.period),
-            made=round(made), busy=busy, ready=sum(at <= end for at in ready),
+            produced=round(produced), busy=busy, ready=sum(at <= end for at in ready),
         )  # fmt: skip
         ready += [end + world.start] * (scaler.target - len(ready))
         ready = sorted(ready)[: scaler.target]

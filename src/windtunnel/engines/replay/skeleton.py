@@ -72,7 +72,8 @@ def skeleton(
     builder = _Made()
     runs = [_Runs(program, copies) for program in job.programs]
     ends = tuple(
-        _walk(builder, job, rank, runs[job.rank_program[rank]], barrier, receives) for rank in range(job.ranks)
+        _walk(builder, job, rank, runs[job.rank_program[rank]], barrier, receives)
+        for rank in range(job.ranks)
     )
     return builder.skeleton(ends)
 
@@ -183,14 +184,21 @@ class _Made:
             raise ValueError("joins wait for each other in a circle") from None
         place = {mark: number for number, mark in enumerate(order)}
         marks = tuple(
-            Mark(self.marks[mark][0], tuple((place[term], back, d) for (term, back), d in terms[mark].items()))
+            Mark(
+                self.marks[mark][0], tuple((place[term], back, d) for (term, back), d in terms[mark].items())
+            )
             for mark in order
         )
         return Skeleton(marks, tuple(place[mark] for mark in ends))
 
 
 def _walk(
-    builder: _Made, job: ReplayJob, rank: int, runs: _Runs, barrier: bool, receives: Container[tuple[int, int]]
+    builder: _Made,
+    job: ReplayJob,
+    rank: int,
+    runs: _Runs,
+    barrier: bool,
+    receives: Container[tuple[int, int]],
 ) -> int:
     """Add the marks of a rank; the one of its end."""
     compute, host_scale = float(job.compute_scale[rank]), float(job.issue_scale[rank])

@@ -16,8 +16,8 @@ NIC = 1.25e9
 
 def hosts(count: int, processors: int = 1, nic: float = NIC) -> dict[str, float]:
     """The resources of so many hosts."""
-    found = {f"h{k}": float(processors) for k in range(count)}
-    return found | {f"h{k}.{way}": nic for k in range(count) for way in ("out", "in")}
+    resources = {f"h{k}": float(processors) for k in range(count)}
+    return resources | {f"h{k}.{way}": nic for k in range(count) for way in ("out", "in")}
 
 
 def compute(name: str, host: int, seconds: float, after: tuple[str, ...] = ()) -> Task:

@@ -57,11 +57,11 @@ def _run(given: Read, schedule: str, log: EventLog | None = None, *, real: bool 
     more: dict[str, float] = {}
     done: twin.Result | live.Outcome
     if real:
-        done = live.run(*given, schedule, told=told, did=did)
+        done = live.run(*given, schedule, decided=told, did=did)
         emulated = twin.emulate(*given, schedule).mean
         more = {"emulated": emulated, "short": done.short, "deciding": done.deciding}
     else:
-        done = twin.emulate(*given, schedule, told=told)
+        done = twin.emulate(*given, schedule, decided=told)
     tasks: dict[str, dict[str, tuple[float, float]]] = {}
     for (job, task), times in done.tasks.items():
         tasks.setdefault(job, {})[task] = times

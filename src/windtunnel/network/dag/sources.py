@@ -68,18 +68,18 @@ def of_file(path: Path) -> Step:
         UserError: it cannot be read, or is none.
     """
     try:
-        found = json.loads(path.read_text())
-        groups = [tuple(map(tuple, one)) for one in found["groups"]]
+        content = json.loads(path.read_text())
+        groups = [tuple(map(tuple, entry)) for entry in content["groups"]]
         calls = tuple(
-            Call(one["kind"], one["bytes"], groups[one["groups"]], one["dtype"], one["backend"])
-            for one in found["calls"]
+            Call(entry["kind"], entry["bytes"], groups[entry["groups"]], entry["dtype"], entry["backend"])
+            for entry in content["calls"]
         )
-        marks = tuple(Mark(call, tuple(map(tuple, after))) for call, after in found["marks"])
-        version = found["version"]
+        marks = tuple(Mark(call, tuple(map(tuple, after))) for call, after in content["marks"])
+        version = content["version"]
         step = Step(
-            Path(str(found["program"])).name, found["world_size"],
-            Skeleton(marks, tuple(found["ends"])), calls,
-            found["iteration_time_s"], found["cluster"],
+            Path(str(content["program"])).name, content["world_size"],
+            Skeleton(marks, tuple(content["ends"])), calls,
+            content["iteration_time_s"], content["cluster"],
         )  # fmt: skip
     except OSError as error:
         raise UserError(f"{path}: the job cannot be read ({error.strerror})") from None
@@ -105,10 +105,10 @@ def of_chakra(folder: Path, device: Device) -> Step:
         words = f"ranks {', '.join(map(str, sorted(files)))}" if files else "no .et file"
         raise UserError(f"{folder}: holds {words}, accepted are files NAME.RANK.et of ranks from 0")
     groups = _groups(folder, len(files))
-    made = _Trace(groups, device)
+    trace = _Trace(groups, device)
     for rank in range(len(files)):
-        made.read(rank, files[rank], read_graph(files[rank]))
-    return made.step(folder)
+        trace.read(rank, files[rank], read_graph(files[rank]))
+    return trace.step(folder)
 
 
 def _groups(folder: Path, ranks: int) -> dict[str, tuple[int, ...]]:
@@ -116,13 +116,15 @@ def _groups(folder: Path, ranks: int) -> dict[str, tuple[int, ...]]:
     if not path.exists():
         return {}
     try:
-        found = {str(name): tuple(map(int, load)) for name, load in json.loads(path.read_text()).items()}
+        by_name = {str(name): tuple(map(int, load)) for name, load in json.loads(path.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: groups cannot be read ({error}), accepted is {{name: [ranks]}}") from None
-    for name, one in found.items():
-        if not one or min(one) < 0 or max(one) >= ranks or len(set(one)) < len(one):
-            raise UserError(f"{path}: group {name} is {list(one)}, accepted are ranks 0 to {ranks - 1}, once")
-    return found
+    for name, members in by_name.items():
+        if not members or min(members) < 0 or max(members) >= ranks or len(set(members)) < len(members):
+            raise UserError(
+                f"{path}: group {name} is {list(members)}, accepted are ranks 0 to {ranks - 1}, once"
+            )
+    return by_name
 
 
 class _Trace:
@@ -151,8 +153,8 @@ class _Trace:
         needs: list[list[int]] = [[] for _ in range(len(nodes))]
         for ptr, deps in ((nodes.data_ptr, nodes.data_deps), (nodes.ctrl_ptr, nodes.ctrl_deps)):
             for i in range(len(nodes)):
-                found = deps[ptr[i] : ptr[i + 1]].tolist()
-                needs[i] += [place[one] for one in found if one in place]
+                earlier = deps[ptr[i] : ptr[i + 1]].tolist()
+                needs[i] += [place[node_] for node_ in earlier if node_ in place]
         sorter = TopologicalSorter(dict(enumerate(needs)))
         try:
             sorter.prepare()
@@ -193,7 +195,7 @@ class _Trace:
                 self.receives.add((rank, len(joins)))
             joins.append(full)
         ends = np.cumsum([0, *(len(set(needs[node])) for node in order)]).astype(np.int32)
-        flat = [one for node in order for one in sorted({at[need] for need in needs[node]})]
+        flat = [node_ for node in order for node_ in sorted({at[need] for need in needs[node]})]
         queue_, seconds, join = zip(*columns, strict=True) if columns else ((), (), ())
         work = np.array(queue_, np.int32), np.array(seconds, np.float64), np.zeros(len(columns))
         self.programs.append(Program(*work, ends, np.array(flat, np.int32), np.array(join, np.int32)))
@@ -301,7 +303,7 @@ class Lowered:
 def lower(
     name: str, step: Step, fabric: Fabric, ranks: Sequence[int],
     seconds: Callable[[Call], float] | None = None,
-    loads: Callable[[Call, dict[int, float]], dict[int, float]] = lambda call, found: found,
+    loads: Callable[[Call, dict[int, float]], dict[int, float]] = lambda call, loads_: loads_,
 ) -> Lowered:  # fmt: skip
     """``step`` on ``ranks`` of the fabric's cluster. Resources are the names of links, and ``NAME devices``.
 
@@ -313,20 +315,20 @@ def lower(
     carry: dict[str, tuple[tuple[str, int], ...]] = {}
     flows, calls = {}, {}
     priced: dict[int, tuple[Call, tuple[tuple[str, float], ...], float, float]] = {}
-    for number, one in enumerate(step.calls):
-        groups = tuple(tuple(ranks[rank] for rank in group) for group in one.groups)
-        call = Call(one.kind, one.nbytes, groups, one.dtype, one.backend)
-        found: dict[int, float] = defaultdict(float)
+    for number, issued in enumerate(step.calls):
+        groups = tuple(tuple(ranks[rank] for rank in group) for group in issued.groups)
+        call = Call(issued.kind, issued.nbytes, groups, issued.dtype, issued.backend)
+        loads_: dict[int, float] = defaultdict(float)
         for group in groups:
             for link, times in _one_byte(fabric, call.kind, group).items():
-                found[link] += times
-        found = loads(one, found) if one.nbytes and found else {}
-        slowest = max(found, key=lambda link: found[link] / fabric.rates[link], default=-1)
-        alone = one.nbytes * found[slowest] / fabric.rates[slowest] if found else 0.0
-        latency = max(0.0, seconds(one) - alone) if seconds else 0.0
+                loads_[link] += times
+        loads_ = loads(issued, loads_) if issued.nbytes and loads_ else {}
+        slowest = max(loads_, key=lambda link: loads_[link] / fabric.rates[link], default=-1)
+        alone = issued.nbytes * loads_[slowest] / fabric.rates[slowest] if loads_ else 0.0
+        latency = max(0.0, seconds(issued) - alone) if seconds else 0.0
         part = _message(fabric, call.kind, groups[0])
-        parallel = max(1.0, round(found[slowest] / part, 6)) if found and part else 1.0
-        named = tuple((fabric.name(link), times) for link, times in found.items())
+        parallel = max(1.0, round(loads_[slowest] / part, 6)) if loads_ and part else 1.0
+        named = tuple((fabric.name(link), times) for link, times in loads_.items())
         priced[number] = call, named, latency, parallel
     ends = tuple(dict.fromkeys(f"m{mark}" for mark in step.skeleton.ends))
 

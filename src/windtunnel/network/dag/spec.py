@@ -146,17 +146,17 @@ def check(document: Mapping[Any, Any], where: str) -> Read:
     """
     spec = fitted(Spec, document, where, ACCEPTED)
     resources: dict[str, float] = {}
-    for name, one in spec.resources.items():
-        if (one.rate is None) == (one.processors is None):
+    for name, resource in spec.resources.items():
+        if (resource.rate is None) == (resource.processors is None):
             raise UserError(f"{where}: resources.{name}, accepted is a host (processors) or a link (rate)")
-        resources[name] = float(one.processors or one.rate or 0.0)
-        for own in (f"{name}.out", f"{name}.in") if one.nic is not None else ():
-            if own in spec.resources or one.nic is None or one.rate is not None:
+        resources[name] = float(resource.processors or resource.rate or 0.0)
+        for own in (f"{name}.out", f"{name}.in") if resource.nic is not None else ():
+            if own in spec.resources or resource.nic is None or resource.rate is not None:
                 raise UserError(f"{where}: resources.{name} has a NIC, accepted is a host, and no link {own}")
-            resources[own] = one.nic
+            resources[own] = resource.nic
     if sum(len(job.tasks) for job in spec.jobs.values()) > MOST_TASKS:
         raise UserError(f"{where}: jobs have more than {MOST_TASKS:,} tasks in all, accepted are that many")
-    hosts = [name for name, one in spec.resources.items() if one.processors]
+    hosts = [name for name, resource in spec.resources.items() if resource.processors]
     jobs = []
     for name, job in spec.jobs.items():
         at = f"{where}: jobs.{name}.tasks"
@@ -206,24 +206,24 @@ def changed(document: Mapping[Any, Any], changes: Iterable[str]) -> dict[Any, An
     Raises:
         UserError: one that is not understood.
     """
-    made: dict[Any, Any] = deepcopy(dict(document))
+    result: dict[Any, Any] = deepcopy(dict(document))
     known: dict[str, list[tuple[dict[str, Any], str]]] = {}
-    for job_name, job in made["jobs"].items():
+    for job_name, job in result["jobs"].items():
         for name, task in job["tasks"].items():
             for label in (name, f"{job_name}/{name}"):
                 known.setdefault(label, []).append((task, "send" if "send" in task else "compute"))
-    for name, one in made["resources"].items():
-        made["resources"][name] = one if isinstance(one, dict) else {"rate": one}
-        known.setdefault(name, []).append((made["resources"][name], "rate"))
+    for name, entry in result["resources"].items():
+        result["resources"][name] = entry if isinstance(entry, dict) else {"rate": entry}
+        known.setdefault(name, []).append((result["resources"][name], "rate"))
     for change in changes:
         label, equals, value = change.partition("=")
         label, dot, field = (label, "", "") if label in known else label.rpartition(".")
-        found = known.get(label, [])
-        if len(found) != 1 or not equals:
+        matches = known.get(label, [])
+        if len(matches) != 1 or not equals:
             raise UserError(
-                f"`what_if` {change!r} names {len(found)} tasks and resources, accepted is one, such as "
+                f"`what_if` {change!r} names {len(matches)} tasks and resources, accepted is one, such as "
                 "JOB/TASK=VALUE, JOB/TASK.FIELD=VALUE or RESOURCE.FIELD=VALUE"
             )
-        fields, size = found[0]
+        fields, size = matches[0]
         fields[field if dot else size] = value
-    return made
+    return result

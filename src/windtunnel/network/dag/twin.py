@@ -59,7 +59,7 @@ def emulate(
     jobs: Iterable[Job], resources: Mapping[str, float], schedule: str, *,
     believed: Mapping[Key, float] | None = None,
     decide: Callable[[Observation], Decision] = decide,
-    told: Callable[[Observation, Decision], None] | None = None,
+    decided: Callable[[Observation, Decision], None] | None = None,
 ) -> Result:  # fmt: skip
     """Let all jobs end.
 
@@ -93,17 +93,17 @@ def emulate(
             observation = Observation(world.now, known, pending, schedule)
             decision = decide(observation)
             count += 1
-            if told:
-                told(observation, decision)
+            if decided:
+                decided(observation, decision)
             for key in decision.begin:
                 flows[here[key].start(world, {}, cap=1.0)] = key
             for share in decision.shares:
-                one, key = here[share.job, share.task], (share.job, share.task)
-                if one.flow is None:
-                    loads = {links[name]: times for name, times in one.shown.task.loads}
-                    flows[one.start(world, loads)] = key
-                assert one.flow is not None
-                world.change(one.flow, weight=share.weight, cap=share.cap, priority=share.priority)
+                state, key = here[share.job, share.task], (share.job, share.task)
+                if state.flow is None:
+                    loads = {links[name]: times for name, times in state.shown.task.loads}
+                    flows[state.start(world, loads)] = key
+                assert state.flow is not None
+                world.change(state.flow, weight=share.weight, cap=share.cap, priority=share.priority)
             until = min(until, max(decision.until, nextafter(world.now, inf)))
         ended = world.advance(until)
         if until == inf and not ended:

@@ -77,7 +77,7 @@ def emulate(
             flows.append(Flow([0], [1], kind, start=start, ecn=kind == "dctcp", packet=settings.packet))
             owner.append(place)
     simulation, whose = Simulation(links, flows, seed=seed), np.array(owner, np.int64)
-    meter = Meter(settings, [(one.name, one.weight) for one in tenants])
+    meter = Meter(settings, [(entity.name, entity.weight) for entity in tenants])
     policy, first, decision = POLICIES.get(arm), None, None
     waits: list[float] = []
     marked, seen_flows = np.zeros(len(flows), np.int64), np.zeros(len(tenants), np.int64)

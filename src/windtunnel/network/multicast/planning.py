@@ -80,21 +80,21 @@ def read_parts(file: Path) -> Parts:
     return fitted(Parts, read_mapping(file, "table of parts"), str(file), ACCEPTED)
 
 
-def asked(shuffle: Shuffle, sources: Sequence[int], nbytes: float, failed: Sequence[str] = ()) -> Fabric:
+def fabric_of(shuffle: Shuffle, sources: Sequence[int], nbytes: float, failed: Sequence[str] = ()) -> Fabric:
     """``nbytes`` from each of ``sources`` to all other racks whose transmitters have not failed. ``failed``:
     transmitters (``3``) and fibres (``3-6``). Raises UserError: it is none."""
     dead: list[int] = []
     cut: list[tuple[int, int]] = []
-    for one in failed:
-        ends = one.split("-")
+    for text in failed:
+        ends = text.split("-")
         known = all(end.isdecimal() and int(end) < shuffle.racks for end in ends)
         if known and len(ends) == 1:
-            dead.append(int(one))
+            dead.append(int(text))
         elif known and len(ends) == 2 and int(ends[1]) in shuffle.fed_by(int(ends[0])):
             cut.append((int(ends[0]), int(ends[1])))
         else:
             raise UserError(
-                f"`failed`: {one!r} is not of this fabric, accepted are a rack's transmitter (0 to"
+                f"`failed`: {text!r} is not of this fabric, accepted are a rack's transmitter (0 to"
                 f" {shuffle.racks - 1}) or a fibre, such as 0-{shuffle.fed_by(0)[0]}"
             )
     every = range(shuffle.racks)
@@ -120,19 +120,19 @@ def plan(
                 f"`splitter`: {splitter} outputs lose {loss:.1f} dB and budget_db is {parts.budget_db:g},"
                 f" accepted are {f'2 to {max(most)}' if most else 'better parts'}"
             )
-    seen = asked(shuffle, sources, nbytes, failed)
-    rounds = decide(seen)
-    if wrong := faults(seen, rounds):
+    request = fabric_of(shuffle, sources, nbytes, failed)
+    rounds = decide(request)
+    if wrong := faults(request, rounds):
         raise RuntimeError(f"a mistake of windtunnel's: {wrong[0]}")
-    arms: dict[str, Outcome] = {"splitters": splitters(seen, rounds, world)}
+    arms: dict[str, Outcome] = {"splitters": splitters(request, rounds, world)}
     if len(sources) > 1:
         alone = Rounds(tuple((tree,) for trees in rounds.rounds for tree in trees))
-        arms["splitters, a round each"] = splitters(seen, alone, world)
+        arms["splitters, a round each"] = splitters(request, alone, world)
     if world.loss:
-        fabric = replace(seen, requests=seen.requests[:1])
+        fabric = replace(request, requests=request.requests[:1])
         arms["splitters, packet by packet"] = packets(fabric, decide(fabric).rounds[0][0], world)
-    arms |= {name: electrical(seen.requests, racks, world, name) for name in BASELINES}
-    told = {
+    arms |= {name: electrical(request.requests, racks, world, name) for name in BASELINES}
+    emulated = {
         name: {"seconds": arm.seconds, "bytes_sent": arm.sent, "repairs": arm.repairs}
         for name, arm in arms.items()
     }
@@ -143,8 +143,8 @@ def plan(
         "rounds": [[tree.request.source for tree in round_] for round_ in rounds.rounds],
         "trees": to_plain(trees),
         "rules": {str(rack): to_plain(own) for rack, own in sorted(rules(static_trees(
-            splitter, shuffle.k, seen.failed_transmitters)).items())},
-        "emulated": told, "parts": None if parts is None else totals(shuffle, parts),
+            splitter, shuffle.k, request.failed_transmitters)).items())},
+        "emulated": emulated, "parts": None if parts is None else totals(shuffle, parts),
     }  # fmt: skip
 
 
@@ -152,13 +152,13 @@ def totals(shuffle: Shuffle, parts: Parts) -> dict[str, dict[str, float]]:
     """Watts and prices of a fabric of splitters, and of an electrical network without a bottleneck: a link
     from every rack to one switch."""
     count, p = shuffle.racks, shuffle.p
-    made = {
+    networks = {
         "splitters": [(parts.transmitter, count), (parts.receiver, p * count), (parts.splitter, count)],
         "electrical": [(parts.port, 2 * count)],
     }
-    told = {
+    result = {
         name: {key: sum(getattr(part, key) * many for part, many in used) for key in ("watts", "price")}
-        for name, used in made.items()
+        for name, used in networks.items()
     }
-    told["splitters"]["split_loss_db"] = split_loss(p, parts.splitter.excess_db)
-    return told
+    result["splitters"]["split_loss_db"] = split_loss(p, parts.splitter.excess_db)
+    return result

@@ -111,7 +111,7 @@ def run(
         result: Plain = {
             "run_id": kept.id, "directory": str(kept.directory), **inputs, "seed": spec.seed,
             "hosts": cluster.hosts, "devices": cluster.world_size,
-            "jobs": [_told(*one, cluster) for one in zip(jobs, prices, tenants, alone, ran, strict=True)],
+            "jobs": [_told(*row, cluster) for row in zip(jobs, prices, tenants, alone, ran, strict=True)],
             "links": _links(uses),
             "figures": "emulated; sending is fluid: no packets, queues or losses",
         }  # fmt: skip
@@ -157,13 +157,13 @@ def _emulated(
             f"{field}: devices is {job.devices}, accepted for a script are as many on each host, and no"
             " torus: there, emulate it by itself and give its run"
         )
-    made = emulate(folder / job.script, [str(one) for one in job.args], part)
-    file = made.directory / "graph" / JOB
+    emulated = emulate(folder / job.script, [str(argument) for argument in job.args], part)
+    file = emulated.directory / "graph" / JOB
     if not file.exists():
         raise UserError(
             f"{field}: {job.script} tells all ranks apart, accepted are jobs with classes of ranks"
         )
-    return sources.of_file(file), made.summary.run_id
+    return sources.of_file(file), emulated.summary.run_id
 
 
 def _part(cluster: Cluster, ranks: Sequence[int]) -> Cluster | None:
@@ -207,22 +207,22 @@ class Prices:
             got /= len(group)
         peer = group[1] if call.kind == "send" else -1
         own = Collective(call.kind, 0, int(sent), int(got), call.dtype, peer, call.backend)
-        one = Group("", group)
+        group_ = Group("", group)
         return collective_seconds(
-            own, one, self.cluster, self.profile, rank=group[0], alternatives=ways
+            own, group_, self.cluster, self.profile, rank=group[0], alternatives=ways
         )  # fmt: skip
 
-    def loads(self, call: Call, found: dict[int, float]) -> dict[int, float]:
+    def loads(self, call: Call, loads_: dict[int, float]) -> dict[int, float]:
         """What ``call`` puts on links for each of its bytes, where a ring puts ``found``."""
         group = tuple(self.ranks[rank] for rank in call.groups[0])
         if not self.ways or self._group(call, group, self.ways) >= self._group(call, group, ()):
-            return found
+            return loads_
         self.added.add(call)
         wire = PACKET / VALUES / DTYPE_BYTES[call.dtype] / (2 * (len(group) - 1) / len(group))
         inside = ("device", "lanes")
         return {
             link: times * (1.0 if self.fabric.name(link).startswith(inside) else wire)
-            for link, times in found.items()
+            for link, times in loads_.items()
         }
 
 
@@ -274,12 +274,12 @@ def _told(job: _Placed, prices: Prices, tenant: Tenant, alone: Ran, ran: Ran, cl
 def _links(uses: Sequence[Use]) -> list[Plain]:
     """The busiest links of each kind that more than one call is on, or the busiest of all."""
     best: dict[str, tuple[Use, int]] = {}
-    for one in uses:
-        kind = one.name.rpartition(" ")[0]
+    for entry in uses:
+        kind = entry.name.rpartition(" ")[0]
         old = best.get(kind)
-        count = one.count + (old[1] if old else 0)
-        busier = old is None or sum(one.by.values()) > sum(old[0].by.values())
-        best[kind] = (one if busier or old is None else old[0], count)
+        count = entry.count + (old[1] if old else 0)
+        busier = old is None or sum(entry.by.values()) > sum(old[0].by.values())
+        best[kind] = (entry if busier or old is None else old[0], count)
     rows = [
         {"kind": kind, "busiest": use.name, "used": count, "use": sum(use.by.values()), "by": use.by}
         for kind, (use, count) in best.items()

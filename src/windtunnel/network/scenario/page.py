@@ -78,15 +78,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _sending(jobs: Sequence[dict[str, Any]], ran: Sequence[Ran]) -> Any:
     """A row a job, a bar a collective, over the last iterations."""
-    made = figure("milliseconds", "", barmode="overlay", height=120 + 50 * len(jobs))
-    last = min(max((end for _, end, _ in one.spans), default=0.0) for one in ran)
+    chart = figure("milliseconds", "", barmode="overlay", height=120 + 50 * len(jobs))
+    last = min(max((end for _, end, _ in outcome.spans), default=0.0) for outcome in ran)
     first = last - WINDOW * max(job["together_s"] for job in jobs)
-    for job, one in zip(jobs, ran, strict=True):
-        spans = [span for span in one.spans if span[1] > first and span[0] < last]
-        made.add_bar(
+    for job, outcome in zip(jobs, ran, strict=True):
+        spans = [span for span in outcome.spans if span[1] > first and span[0] < last]
+        chart.add_bar(
             y=[job["name"]] * len(spans), base=[(begin - first) * 1e3 for begin, _, _ in spans],
             x=[(end - begin) * 1e3 for begin, end, _ in spans], orientation="h", name=job["name"],
             opacity=0.6, text=[kind for _, _, kind in spans], textposition="none",
         )  # fmt: skip
-    made.update_xaxes(range=[0, (last - first) * 1e3])
-    return made
+    chart.update_xaxes(range=[0, (last - first) * 1e3])
+    return chart

@@ -173,30 +173,32 @@ class _Shared:
             for i, task in enumerate(job.tasks):
                 if task.kind == "network":
                     job.loads[i] = dict(on[id(task.loads)])
-                    slowest = max(job.loads[i], key=lambda one: job.loads[i][one] / self.rates[one])
+                    slowest = max(
+                        job.loads[i], key=lambda resource: job.loads[i][resource] / self.rates[resource]
+                    )
                     job.alone[i] = self.rates[slowest] / job.loads[i][slowest]
                     job.share[i] = 1.0 / job.loads[i][slowest]
                     if self.sharing == "fifo":
                         job.share[i] *= job.tenant.flows * job.tenant.lowered.flows[task.name]
-                    for one in job.loads[i]:
-                        self.users[one].add(job.number)
+                    for resource in job.loads[i]:
+                        self.users[resource].add(job.number)
 
     def _rates_of_their_own(self) -> None:
-        for one, users in enumerate(self.users):
+        for physical, users in enumerate(self.users):
             if len(users) < 2:
                 continue
             who = sorted(users)
             entities = [Entity(self.jobs[j].name, self.jobs[j].tenant.weight) for j in who]
             meter = Meter()
             nothing = np.zeros(len(who))
-            own = lend(meter.look(0.0, self.rates[one], entities, nothing, nothing)).own
+            own = lend(meter.look(0.0, self.rates[physical], entities, nothing, nothing)).own
             links = self.world.add_links(own)
-            self.virtual[one] = list(zip(who, links, strict=True))
-            self.meters[one] = meter, entities, np.zeros(len(who))
-            for j, link in self.virtual[one]:
+            self.virtual[physical] = list(zip(who, links, strict=True))
+            self.meters[physical] = meter, entities, np.zeros(len(who))
+            for j, link in self.virtual[physical]:
                 for loads in self.jobs[j].loads:
-                    if one in loads:
-                        loads[link] = loads[one]
+                    if physical in loads:
+                        loads[link] = loads[physical]
 
     def begin(self, job: _Job, at: float) -> None:
         first = job.iteration(0)
@@ -300,7 +302,7 @@ class _Shared:
     def _losing(self) -> list[tuple[_Job, str, float]]:
         """Of flows that are slower than alone: job, the kind of link that is full, and the part lost."""
         rates = self.world.rates()
-        found = []
+        losing = []
         for job in self.jobs:
             for flow, (_, i) in job.active.items():
                 part = 1.0 - rates[flow] / job.alone[i]
@@ -312,8 +314,8 @@ class _Shared:
                         kind = self.names[link].rpartition(" ")[0]
                     else:
                         kind = "own rate"
-                    found.append((job, kind, part))
-        return found
+                    losing.append((job, kind, part))
+        return losing
 
     def _share(self) -> None:
         """Weights, priorities and caps of what is under way, after it has changed."""
@@ -337,21 +339,21 @@ class _Shared:
 
     def _meet(self) -> bool:
         """Whether two flows are on one link: else no order matters."""
-        seen: set[int] = set()
+        links_: set[int] = set()
         for job in self.jobs:
             for _, i in job.active.values():
                 links = job.loads[i].keys()
-                if not seen.isdisjoint(links):
+                if not links_.isdisjoint(links):
                     return True
-                seen |= links
+                links_ |= links
         return False
 
     def _pending(self) -> tuple[Pending, ...]:
         """What has not ended of every job's iterations under way."""
-        found = []
+        pending = []
         for job in self.jobs:
             flows = {where: flow for flow, where in job.active.items()}
-            live = sorted(k for k, one in job.iterations.items() if one.left)[:2]
+            live = sorted(k for k, run in job.iterations.items() if run.left)[:2]
             for k in live:
                 iteration = job.iterations[k]
                 for i, task in enumerate(job.tasks):
@@ -366,8 +368,8 @@ class _Shared:
                     elif ready:
                         left = max(0.0, iteration.ready[i] + task.size - self.world.now)
                     begun, shown = ready and task.kind == "compute", self._shown(job, k, i, live)
-                    found.append(Pending(job.name, shown, left, ready, begun))
-        return tuple(found)
+                    pending.append(Pending(job.name, shown, left, ready, begun))
+        return tuple(pending)
 
     def _shown(self, job: _Job, k: int, i: int, live: Sequence[int]) -> Task:
         task = job.tasks[i]
@@ -378,7 +380,7 @@ class _Shared:
         loads = task.loads
         if task.kind == "network":
             loads = tuple(
-                (self.names[one], times) for one, times in job.loads[i].items() if one < len(self.names)
+                (self.names[link], times) for link, times in job.loads[i].items() if link < len(self.names)
             )
         return replace(task, name=f"{k}:{task.name}", after=tuple(after), loads=loads)
 
@@ -386,11 +388,11 @@ class _Shared:
         """What others leave of their rates, until the next look."""
         carried = self.world.carried()
         held = {self.world.bottleneck(flow) for job in self.jobs for flow in job.active}
-        for one, (meter, entities, trouble) in self.meters.items():
-            links = [link for _, link in self.virtual[one]]
+        for physical, (meter, entities, trouble) in self.meters.items():
+            links = [link for _, link in self.virtual[physical]]
             trouble += [link in held for link in links]
             observation = meter.look(
-                self.world.now, self.rates[one], entities, carried[links], trouble.copy()
+                self.world.now, self.rates[physical], entities, carried[links], trouble.copy()
             )
             for link, rate in zip(links, lend(observation).lent, strict=True):
                 self.world.set_capacity(link, rate)
@@ -414,7 +416,7 @@ def together(
         lost = {kind: seconds / max(1, len(job.over)) for kind, seconds in sorted(job.lost.items())}
         ran.append(Ran(np.diff(job.over).tolist(), path, lost, job.spans))
     uses = []
-    for one, (name, rate, count) in enumerate(zip(shared.names, shared.rates, shared.counts, strict=True)):
-        by = {job.name: float(shared.carried[job.number, one] / (rate * now)) for job in shared.jobs}
+    for link, (name, rate, count) in enumerate(zip(shared.names, shared.rates, shared.counts, strict=True)):
+        by = {job.name: float(shared.carried[job.number, link] / (rate * now)) for job in shared.jobs}
         uses.append(Use(name, count, by))
     return ran, uses

@@ -94,10 +94,12 @@ class Spec(BaseModel, extra="forbid"):
     def observation(self) -> Observation:
         """What the policy decides on, in the order of `parts`; others only where something holds them
         back."""
-        held = [(name, one) for name, one in self.parts() if one is not None]
+        held = [(name, part) for name, part in self.parts() if part is not None]
         return Observation(
             self.line,
-            tuple(Entity(name, 1.0 if one.weight is None else one.weight, one.rate) for name, one in held),
+            tuple(
+                Entity(name, 1.0 if part.weight is None else part.weight, part.rate) for name, part in held
+            ),
         )
 
     def matches(self) -> Iterator[tuple[str, str]]:
@@ -123,15 +125,15 @@ def check(document: dict[str, Any], where: str) -> Spec:
         rates = promised(spec.observation())
     except ValueError as error:
         raise UserError(f"{where}: line is {spec.line:g} bytes/s, {error} (98.5 % of it)") from None
-    for (name, one), rate in zip(((n, o) for n, o in spec.parts() if o), rates, strict=True):
+    for (name, part), rate in zip(((n, o) for n, o in spec.parts() if o), rates, strict=True):
         field = f"{where}: {'' if name == OTHERS else 'entities.'}{name}"
-        if one.weight is not None and one.rate is not None:
+        if part.weight is not None and part.rate is not None:
             raise UserError(f"{field} has a weight and a rate, accepted is one of them")
         if rate < SLOWEST:
             raise UserError(f"{field} gets {rate:.6g} bytes/s, accepted is at least 1 Mb/s")
-        if limit_of(one, rate) > LONGEST_LIMIT * rate:
-            raise UserError(f"{field}: limit is {one.limit!r}, accepted is at most 4 s of its rate")
-        if one.mark_at is not None and one.feedback == "drop":
+        if limit_of(part, rate) > LONGEST_LIMIT * rate:
+            raise UserError(f"{field}: limit is {part.limit!r}, accepted is at most 4 s of its rate")
+        if part.mark_at is not None and part.feedback == "drop":
             raise UserError(f"{field}: mark_at is given, accepted is that with feedback: ecn")
     if OTHERS in spec.entities:
         raise UserError(f"{where}: an entity is called others, accepted is that as a field of its own")
@@ -180,14 +182,14 @@ def normal(by: str, match: str) -> str:
     return str(ipaddress.ip_network(match))
 
 
-def limit_of(one: Others, rate: float) -> float:
+def limit_of(part: Others, rate: float) -> float:
     """Bytes that an entity of ``rate`` may be ahead."""
     usual = min(max(LIMIT, LIMIT_TIME * rate), LONGEST_LIMIT * rate)
-    return usual if one.limit is None else one.limit
+    return usual if part.limit is None else part.limit
 
 
-def mark_of(one: Others, rate: float) -> float | None:
+def mark_of(part: Others, rate: float) -> float | None:
     """From where it is marked; None: never."""
-    if one.feedback == "drop":
+    if part.feedback == "drop":
         return None
-    return MARK_PART * limit_of(one, rate) if one.mark_at is None else one.mark_at
+    return MARK_PART * limit_of(part, rate) if part.mark_at is None else part.mark_at

@@ -92,17 +92,19 @@ class Outcome:
 @gate
 def aq_gate(now, packet, state):  # type: ignore[no-untyped-def]
     head, meters = carray(packet, 1)[0], carray(state, MOST, METER)
-    one, time = meters[head.tag], now // 1000
-    rate = one.lent if time < one.until else one.rate
-    verdict, one.last, one.gap = gaps.step(time, head.size, one.last, one.gap, rate, one.limit, one.mark)
+    meter, time = meters[head.tag], now // 1000
+    rate = meter.lent if time < meter.until else meter.rate
+    verdict, meter.last, meter.gap = gaps.step(
+        time, head.size, meter.last, meter.gap, rate, meter.limit, meter.mark
+    )
     if verdict == gaps.DROP:
-        one.dropped += head.size
+        meter.dropped += head.size
         return verdict
-    one.passed += head.size
-    if one.delays:
-        head.virtual_delay += gaps.virtual_delay(one.gap, rate) * 1000
+    meter.passed += head.size
+    if meter.delays:
+        head.virtual_delay += gaps.virtual_delay(meter.gap, rate) * 1000
     if verdict == gaps.MARK:
-        one.marked += head.size
+        meter.marked += head.size
     return verdict
 
 
@@ -110,12 +112,12 @@ def aq_gate(now, packet, state):  # type: ignore[no-untyped-def]
 def fair_gate(now, packet, state):  # type: ignore[no-untyped-def]
     """CSFQ (SIGCOMM 1998, section 3), with exponential averages, as HCSFQ has it at one level."""
     head, all_ = carray(packet, 1)[0], carray(state, MOST, FAIR)
-    one, common = all_[head.tag], all_[0]
-    passed = max(float(now) - one.last, 1.0)
-    one.last = float(now)
+    meter, common = all_[head.tag], all_[0]
+    passed = max(float(now) - meter.last, 1.0)
+    meter.last = float(now)
     kept = np.exp(-passed / AVERAGE)
-    one.rate = (1.0 - kept) * head.size / passed + kept * one.rate
-    level = one.rate / one.weight
+    meter.rate = (1.0 - kept) * head.size / passed + kept * meter.rate
+    level = meter.rate / meter.weight
     common.arrived += head.size
     common.most = max(common.most, level)
     common.random = common.random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)

@@ -63,15 +63,15 @@ def plan(dims: str, failed: Sequence[str] = (), method: str = "auto", out: Path 
         raise UserError(f"`out`: {file} is not understood, accepted are names that end in .csv")
     links: list[tuple[int, int]] = []
     nodes: list[int] = []
-    for one in failed:
-        cut, both = ("-", True) if "-" in one else (">", False)
-        ends = [_node(part, one, sides) for part in one.split(cut)]
+    for text in failed:
+        cut, both = ("-", True) if "-" in text else (">", False)
+        ends = [_node(part, text, sides) for part in text.split(cut)]
         if len(ends) == 1:
             nodes.append(ends[0])
         elif len(ends) == 2:
             links += [(ends[0], ends[1])] + [(ends[1], ends[0])] * both
         else:
-            raise UserError(_not_understood(one))
+            raise UserError(_not_understood(text))
     observation = Observation(sides, tuple(dict.fromkeys(links)), tuple(dict.fromkeys(nodes)), method)
     decision = decide(observation)
     if wrong := faults(observation, decision):

@@ -137,7 +137,9 @@ def accelerator(document: Mapping[str, Any], where: str) -> Accelerator:
         unscaled = Level(name, level.capacity, 0.0, level.bandwidth, level.per_pe, tuple(holds))
         if isinstance(level.energy, str):
             table, factor = shipped("energies")[level.energy]["at"], PICO * spec.word / TABLE_WORD
-            unscaled = replace(unscaled, scale=tuple((float(size), pico * factor) for size, pico in table.items()))
+            unscaled = replace(
+                unscaled, scale=tuple((float(size), pico * factor) for size, pico in table.items())
+            )
             levels.append(unscaled.sized(level.capacity or 0.0))
         else:
             levels.append(replace(unscaled, energy=level.energy * PICO))

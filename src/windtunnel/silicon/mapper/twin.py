@@ -26,7 +26,9 @@ class Cost:
 
     def times(self, factor: float) -> Cost:
         """So many times, one after another."""
-        return Cost(self.seconds * factor, self.joules * factor, tuple(count * factor for count in self.bytes))
+        return Cost(
+            self.seconds * factor, self.joules * factor, tuple(count * factor for count in self.bytes)
+        )
 
 
 def total(costs: Iterable[Cost]) -> Cost:

@@ -237,7 +237,7 @@ class TieredEmbeddingBag(torch.nn.Module):
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """For ``load_state_dict``: of whatever tiers and order."""
         names = self.rule.saved(self.name, self.rows).tensors
-        shapes = {name: list(one.shape) for name, one in state.items() if name != "steps"}
+        shapes = {name: list(tensor.shape) for name, tensor in state.items() if name != "steps"}
         wanted = {name: [self.rows, width] for name, width in names.items()}
         if shapes != wanted:
             raise self._ids.wrong(f"a state of {shapes}; accepted is one of {wanted}")
@@ -337,7 +337,7 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.tables = [
-            one for one in module.modules() if isinstance(one, TieredEmbeddingBag) and one.rule.optimizer
+            part for part in module.modules() if isinstance(part, TieredEmbeddingBag) and part.rule.optimizer
         ]
         groups = [group for table in self.tables for group in table.rule.groups]
         if not groups:

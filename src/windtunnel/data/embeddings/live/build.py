@@ -35,7 +35,7 @@ def build(
     tables = {table.name: table for table in statistics.tables}
     if not 0 <= device < plan.devices:
         raise UserError(f"plan: there is no device {device}; accepted are 0 to {plan.devices - 1}")
-    made = {}
+    bags = {}
     for shard in plan.shards:
         if shard.device != device:
             continue
@@ -46,13 +46,13 @@ def build(
             raise UserError(f"table {table.name}: its rows are {table.dtype}; accepted is float32")
         whole = (shard.first, shard.last) == (0, table.dim)
         name = table.name if whole else f"{table.name}[{shard.first}:{shard.last}]"
-        made[name] = TieredEmbeddingBag(
+        bags[name] = TieredEmbeddingBag(
             table.rows, shard.last - shard.first, shard.fast_rows, name=name,
             order=statistics.order(table.name), mode="none" if table.sequence else "sum",
             slow=slow if slow == "memory" else Path(slow) / f"{name}.rows",
             optimizer=optimizer, init=_columns(table, shard), device=memory, **options,
         )  # fmt: skip
-    return made
+    return bags
 
 
 def _columns(table: Table, shard: Shard) -> Init:

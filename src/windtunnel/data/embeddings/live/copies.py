@@ -54,9 +54,9 @@ def _receive(wire: Wire, dims: Tensor, rank: int) -> Sums:
     counts = wire.receive("counts", rank, len(dims), torch.long)
     places = wire.receive("sums", rank, int(counts.sum()), torch.int).long().split(counts.tolist())
     values = wire.receive("sums", rank, int((counts * dims).sum()), torch.float)
-    found = values.split((counts * dims).tolist())
+    segments = values.split((counts * dims).tolist())
     return [
-        (place, some.view(-1, dim)) for place, some, dim in zip(places, found, dims.tolist(), strict=True)
+        (place, some.view(-1, dim)) for place, some, dim in zip(places, segments, dims.tolist(), strict=True)
     ]
 
 
@@ -84,6 +84,6 @@ def fold(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def joined(*parts: Sums) -> Sums:
     """Of each table all rows of all parts, one after the other."""
     return [
-        (torch.cat([places for places, _ in one]), torch.cat([found for _, found in one]))
-        for one in zip(*parts, strict=True)
+        (torch.cat([places for places, _ in copies]), torch.cat([vectors for _, vectors in copies]))
+        for copies in zip(*parts, strict=True)
     ]

@@ -76,19 +76,19 @@ class Ids:
 
     def _inverse(self, order: NDArray[np.integer]) -> Tensor:
         kind = np.int32 if self.rows < 2**31 else np.int64
-        found = np.full(self.rows, -1, kind)
+        inverse = np.full(self.rows, -1, kind)
         whole = order.shape == (self.rows,) and order.dtype.kind in "iu"
         for first in range(0, self.rows if whole else 0, 1 << 22):
             ids = np.asarray(order[first : first + (1 << 22)])
             if ids.min() < 0 or ids.max() >= self.rows:
                 break
-            found[ids] = np.arange(first, first + len(ids), dtype=kind)
-        if not whole or found.min() < 0:
+            inverse[ids] = np.arange(first, first + len(ids), dtype=kind)
+        if not whole or inverse.min() < 0:
             raise self.wrong(
                 f"order of shape {list(order.shape)}, {order.dtype}, does not name every id of 0 to"
                 f" {self.rows - 1:,} once"
             )
-        return torch.from_numpy(found)
+        return torch.from_numpy(inverse)
 
 
 def checked(
@@ -103,8 +103,8 @@ def checked(
             raise UserError(f"the batch has a table that there is not; accepted are {names}")
         for number, (table, known) in enumerate(zip(tables, ids, strict=True)):
             if table.name in batch:
-                one = batch[table.name]
-                parts = one if isinstance(one, tuple) else (one,)
+                feature = batch[table.name]
+                parts = feature if isinstance(feature, tuple) else (feature,)
                 if len(parts) != 2 - table.sequence or any(part.dim() != 1 for part in parts):
                     shape = "ids [n]" if table.sequence else "(ids [n], offsets [bags])"
                     raise known.wrong(f"accepted are {shape}")

@@ -97,26 +97,26 @@ class ShardedEmbedding(torch.nn.Module):
     """
 
     def __init__(
-        self, seen: Exchange, *, orders: Mapping[str, ArrayLike] | None = None,
+        self, exchange: Exchange, *, orders: Mapping[str, ArrayLike] | None = None,
         optimizer: Make | None = None, init: Mapping[str, Init] | None = None,
         fast_rows: Mapping[str, int] | None = None, slow: str | Path = "memory", seed: int = 0,
         group: dist.ProcessGroup | None = None, log: EventLog | None = None,
         decide: str = "flexshard",
     ) -> None:  # fmt: skip
         super().__init__()
-        self.wire = Wire(group, seen.devices)
+        self.wire = Wire(group, exchange.devices)
         self._log, self._name = log, decide
         self._fast, self._slow, self._generation = dict(fast_rows or {}), slow, 0
-        self.names = [table.name for table in seen.tables]
+        self.names = [table.name for table in exchange.tables]
         begun = {
             table.name: partial(uniform, dim=table.dim, bound=table.rows**-0.5, seed=seed)
-            for table in seen.tables
+            for table in exchange.tables
         }
         self._init: dict[str, Init] = {**begun, **(init or {})}
-        self.rules = [Rule(table.name, table.dim, optimizer) for table in seen.tables]
-        self.seen, self.decision, self.layouts, self._ids = self._decided(seen, orders or {})
+        self.rules = [Rule(table.name, table.dim, optimizer) for table in exchange.tables]
+        self.seen, self.decision, self.layouts, self._ids = self._decided(exchange, orders or {})
         self.tiers = [
-            self._made(number, *one) for number, one in enumerate(zip(self.layouts, self._ids, strict=True))
+            self._made(number, *pair) for number, pair in enumerate(zip(self.layouts, self._ids, strict=True))
         ]
         self._forget()
         self._placed()
@@ -206,30 +206,30 @@ class ShardedEmbedding(torch.nn.Module):
         came = self.wire.deliver("gradients", to, where, values, head=stepping)
         copied, sums = Sums(), Sums()  # of rows with copies, rank by rank; of cold rows, whole
         for number, layout in enumerate(self.layouts):
-            places, found = came.places[number], came.values[number]
+            places, gradients = came.places[number], came.values[number]
             if number in parts:
-                places, found = parts[number].opened(came.sources(number), places, found)
+                places, gradients = parts[number].opened(came.sources(number), places, gradients)
             elif not self.seen.distinct:  # first what each rank has
                 rows = max(1, layout.count(self.wire.rank))
-                places, found = fold(came.sources(number) * rows + places, found)
+                places, gradients = fold(came.sources(number) * rows + places, gradients)
                 places = places % rows
             replicated = places < layout.replicated(self.wire.rank)
-            copied.append((places[replicated], found[replicated]))
-            sums.append(fold(places[~replicated], found[~replicated]))
+            copied.append((places[replicated], gradients[replicated]))
+            sums.append(fold(places[~replicated], gradients[~replicated]))
         if any(layout.warm for layout in self.layouts):
             sums = joined(over_hosts(self.wire, self.seen, copied), sums)
         if any(layout.hot for layout in self.layouts):
             sums = to_copies(self.wire, self.layouts, sums)
-        for number, (places, found) in enumerate(sums):
+        for number, (places, gradients) in enumerate(sums):
             rule, tiers = self.rules[number], self.tiers[number]
             if len(places):
                 places, order = places.sort()
-                rule.step(tiers, tiers.places(places), found[order], distinct=True)
+                rule.step(tiers, tiers.places(places), gradients[order], distinct=True)
             elif came.heads[:, number].any():
                 rule.reset(rule.steps + 1)
 
     def reshard(
-        self, seen: Exchange, orders: Mapping[str, ArrayLike] | None = None, decide: str | None = None
+        self, exchange: Exchange, orders: Mapping[str, ArrayLike] | None = None, decide: str | None = None
     ) -> None:
         """Decides anew for ``seen``, the same tables with the curves (and ``orders``) that they have now, and
         moves rows and the optimizer's state to where they then lie; between two steps. The tables stay what
@@ -242,25 +242,25 @@ class ShardedEmbedding(torch.nn.Module):
         wrong, was = "", [replace(table, **CURVE) for table in self.seen.tables]
         if any(self._pending):
             wrong = "there are gradients that no step has used; accepted is between two steps"
-        elif [replace(table, **CURVE) for table in seen.tables] != was:
+        elif [replace(table, **CURVE) for table in exchange.tables] != was:
             wrong = f"these are other tables; accepted are those that there are: {', '.join(self.names)}"
         self._name = decide or self._name
         old = self.layouts, self._ids
-        self.seen, self.decision, new, known = self._decided(seen, orders or {}, wrong)
+        self.seen, self.decision, new, known = self._decided(exchange, orders or {}, wrong)
         self._generation += 1
         self._forget()
         for number, (layout, tiers) in enumerate(zip(new, self.tiers, strict=True)):
             tiers.drop()
             self.layouts = [*new[:number], *old[0][number:]]
-            made = self._made(number, layout, known[number])
+            tier = self._made(number, layout, known[number])
             longest = max(layout.count(rank) for rank in range(self.wire.world))
             for first in range(0, longest, CHUNK):
                 last = min(first + CHUNK, layout.count(self.wire.rank))
                 places = torch.arange(min(first, last), last)
                 ids = known[number].of(_held(layout, self.wire.rank, places))
-                made.write(places, self._records(number, old[1][number].ranks(ids)))
+                tier.write(places, self._records(number, old[1][number].ranks(ids)))
             tiers.close()
-            self.tiers[number] = made
+            self.tiers[number] = tier
         self.layouts, self._ids = new, known
         self._placed()
 
@@ -294,15 +294,15 @@ class ShardedEmbedding(torch.nn.Module):
         Raises:
             UserError: a file is missing, damaged, or of another table; on all ranks, and nothing has changed.
         """
-        found, wrong = [], None
+        shards, wrong = [], None
         try:
             for number, table in enumerate(self.seen.tables):
-                found.append(checkpoint.read(_file(folder, table), self._saved(number)))
+                shards.append(checkpoint.read(_file(folder, table), self._saved(number)))
         except UserError as error:
             wrong = error
         self.wire.agreed(wrong)
         self._forget()
-        for number, (saved, chunks) in enumerate(found):
+        for number, (saved, chunks) in enumerate(shards):
             layout, tiers = self.layouts[number], self.tiers[number]
             tiers.drop()
             for ids, records in chunks:
@@ -344,8 +344,8 @@ class ShardedEmbedding(torch.nn.Module):
         far = [ranks >= layout.hot for layout, ranks in zip(self.layouts, tensors, strict=True)]
         wanted = [ranks[some] for ranks, some in zip(tensors, far, strict=True)]
         (to, where), cuts = self._where(wanted), cuts or {}
-        for number, one in cuts.items():
-            to[number], where[number] = one.to, one.places
+        for number, part in cuts.items():
+            to[number], where[number] = part.to, part.places
         head = torch.tensor([(wrong is not None) + 2 * training])
         came = self.wire.deliver(phases[0], to, where, head=head, stop=stop)
         answers = []
@@ -358,14 +358,14 @@ class ShardedEmbedding(torch.nn.Module):
                 answers.append(sums)
             else:
                 answers.append(self._read(number, places, whole))
-        found = self.wire.exchange(phases[1], answers, came.take, came.give)
+        answered = self.wire.exchange(phases[1], answers, came.take, came.give)
         given = []
         for number, (ranks, some, order) in enumerate(zip(tensors, far, came.order, strict=True)):
             if number in cuts:
-                given.append(found[number])
+                given.append(answered[number])
                 continue
-            vectors = found[number].new_empty(len(ranks), found[number].shape[1])
-            vectors[some.nonzero()[:, 0][order]] = found[number]
+            vectors = answered[number].new_empty(len(ranks), answered[number].shape[1])
+            vectors[some.nonzero()[:, 0][order]] = answered[number]
             vectors[~some] = self._read(number, ranks[~some], whole)  # a hot row's place is its rank
             given.append(vectors)
         return given
@@ -390,21 +390,21 @@ class ShardedEmbedding(torch.nn.Module):
         ]
 
     def _decided(
-        self, seen: Exchange, orders: Mapping[str, ArrayLike], wrong: str = ""
+        self, exchange: Exchange, orders: Mapping[str, ArrayLike], wrong: str = ""
     ) -> tuple[Exchange, policy.Replication, list[Layout], list[Ids]]:
         """Decides, on all ranks alike, or is refused by all."""
         decision, known = None, list[Ids]()
-        if (seen.world, seen.devices) != (self.wire.world, self.wire.devices):
+        if (exchange.world, exchange.devices) != (self.wire.world, self.wire.devices):
             wrong = (
-                f"{seen.hosts} hosts of {seen.devices} devices are not the {self.wire.world} ranks there are"
+                f"{exchange.hosts} hosts of {exchange.devices} devices are not the {self.wire.world} ranks"
             )
-        if any(table.dtype != "float32" for table in seen.tables):
+        if any(table.dtype != "float32" for table in exchange.tables):
             wrong = "a table is not float32, which is accepted"
         if self._name not in policy.POLICIES:
             wrong = f"policy {self._name!r} is unknown; accepted are {', '.join(policy.POLICIES)}"
         try:
-            decision = policy.POLICIES[self._name](seen) if not wrong else None
-            known = [Ids(table.name, table.rows, orders.get(table.name)) for table in seen.tables]
+            decision = policy.POLICIES[self._name](exchange) if not wrong else None
+            known = [Ids(table.name, table.rows, orders.get(table.name)) for table in exchange.tables]
         except UserError as error:
             wrong = str(error)
         hashes = {
@@ -412,8 +412,8 @@ class ShardedEmbedding(torch.nn.Module):
             for name, order in orders.items()
         }
         same = {
-            "tables": [to_plain(table) for table in seen.tables],
-            "cluster": to_plain(seen) | {"tables": 0},
+            "tables": [to_plain(table) for table in exchange.tables],
+            "cluster": to_plain(exchange) | {"tables": 0},
             "orders": hashes,
             "optimizer": [repr(rule.optimizer) for rule in self.rules],
             "plan": to_plain(decision),
@@ -422,9 +422,11 @@ class ShardedEmbedding(torch.nn.Module):
         self.wire.alike(same)
         assert isinstance(decision, policy.Replication)
         if self._log is not None and self.wire.rank == 0:
-            self._log.decision(CAPABILITY, self._name, seen, decision)
-        where = layouts(decision.tables, [table.rows for table in seen.tables], seen.hosts, seen.devices)
-        return seen, decision, where, known
+            self._log.decision(CAPABILITY, self._name, exchange, decision)
+        where = layouts(
+            decision.tables, [table.rows for table in exchange.tables], exchange.hosts, exchange.devices
+        )
+        return exchange, decision, where, known
 
     def _made(self, number: int, layout: Layout, known: Ids) -> Tiers:
         """An empty store for this rank's rows of a table."""

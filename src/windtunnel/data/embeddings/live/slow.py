@@ -195,7 +195,7 @@ class File:
                 work(runs)
             else:
                 self._pool = self._pool or ThreadPoolExecutor(THREADS, "slow-tier")
-                jobs = [self._pool.submit(work, runs[one::hands]) for one in range(hands)]
+                jobs = [self._pool.submit(work, runs[hand::hands]) for hand in range(hands)]
                 wait(jobs)  # none may go on in the buffer when another has failed
                 for job in jobs:
                     job.result()

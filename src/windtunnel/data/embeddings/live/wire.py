@@ -77,7 +77,7 @@ class Wire:
         returns those from ranks, counted by ``take``."""
         widths = torch.tensor([math.prod(datum.shape[1:]) for datum in data])
         by_rank = [datum.split(counts) for datum, counts in zip(data, give.t().tolist(), strict=True)]
-        flat = [one[rank].reshape(-1) for rank in range(self.world) for one in by_rank]
+        flat = [parts[rank].reshape(-1) for rank in range(self.world) for parts in by_rank]
         tensor = self.all_to_all(
             phase, torch.cat(flat), (give * widths).sum(1).tolist(), (take * widths).sum(1).tolist()
         )
@@ -129,21 +129,21 @@ class Wire:
 
     def objects(self, own: Any) -> list[Any]:
         """What every rank has; not counted."""
-        found = [None] * self.world
+        gathered = [None] * self.world
         with self._told("start"):
-            dist.all_gather_object(found, own, group=self.group)
-        return found
+            dist.all_gather_object(gathered, own, group=self.group)
+        return gathered
 
     def agreed(self, wrong: UserError | HostError | None) -> None:
         """What is ``wrong`` on the first rank that has something is an error of all."""
-        told = (type(wrong).__name__, str(wrong)) if wrong else None
-        for rank, one in enumerate(self.objects(told)):
-            if one:
-                raise (UserError if one[0] == "UserError" else HostError)(f"rank {rank}: {one[1]}")
+        own_fault = (type(wrong).__name__, str(wrong)) if wrong else None
+        for rank, fault in enumerate(self.objects(own_fault)):
+            if fault:
+                raise (UserError if fault[0] == "UserError" else HostError)(f"rank {rank}: {fault[1]}")
 
     def alike(self, own: Mapping[str, Any]) -> None:
         """Every rank has the same ``own``, or it is an error of all."""
-        every = self.objects([hashlib.sha256(canonical(one)).hexdigest() for one in own.values()])
+        every = self.objects([hashlib.sha256(canonical(part)).hexdigest() for part in own.values()])
         for what, mine in zip(own, zip(*every, strict=True), strict=True):
             if other := [rank for rank, digest in enumerate(mine) if digest != mine[0]]:
                 raise UserError(

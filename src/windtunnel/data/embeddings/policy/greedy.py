@@ -28,7 +28,7 @@ def assign(cut: Pieces, devices: int, policy: str) -> tuple[Ints, Ints]:
     weights = np.array([ORDERS[policy](table) for table in cut.tables])
     sums = np.zeros(devices)
     rooms = {True: np.full(devices, cut.fast.capacity), False: np.full(devices, cut.backing.capacity)}
-    found, rows = np.zeros(len(cut), int), np.zeros(len(cut), int)
+    assigned, rows = np.zeros(len(cut), int), np.zeros(len(cut), int)
     for place in np.argsort(-weights, kind="stable"):
         for fast, room in rooms.items():
             fits = room >= cut.total[place]
@@ -36,11 +36,11 @@ def assign(cut: Pieces, devices: int, policy: str) -> tuple[Ints, Ints]:
                 device = int(np.where(fits, sums, np.inf).argmin())
                 room[device] -= cut.total[place]
                 sums[device] += weights[place]
-                found[place], rows[place] = device, cut.tables[place].rows if fast else 0
+                assigned[place], rows[place] = device, cut.tables[place].rows if fast else 0
                 break
         else:
             raise UserError(
                 f"policy {policy} places tables whole: no device has {size(float(cut.total[place]))} left for"
                 f" table {cut.tables[place].name} in fast or in slow memory"
             )
-    return found, rows
+    return assigned, rows

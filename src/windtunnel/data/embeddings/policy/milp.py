@@ -52,14 +52,14 @@ def improve(cut: Pieces, devices: int, begin: Ints) -> tuple[Ints, float]:
     for _ in range(PASSES):
         if score <= proven * (1 + GAP):
             break
-        found, lower = _solve(cut, devices, grid, density, heavy, proven, score)
+        assignment, lower = _solve(cut, devices, grid, density, heavy, proven, score)
         proven = max(proven, lower)
-        if found is None:
+        if assignment is None:
             break
-        seconds = float(least_seconds(cut, found, devices, cut.fast.capacity).max())
+        seconds = float(least_seconds(cut, assignment, devices, cut.fast.capacity).max())
         if seconds < score:
-            best, score = found, seconds
-        new = np.setdiff1d(prices(cut, found, devices, cut.fast.capacity), grid)
+            best, score = assignment, seconds
+        new = np.setdiff1d(prices(cut, assignment, devices, cut.fast.capacity), grid)
         if not len(new):
             break
         grid = np.union1d(grid, new)

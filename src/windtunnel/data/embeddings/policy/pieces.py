@@ -74,7 +74,7 @@ class Pieces:
         return table.name if whole else f"{table.name}[{self.first[piece]}:{self.last[piece]}]"
 
 
-def made(
+def build_pieces(
     tables: Sequence[Table], fast: Tier, slow: Tier, batch: int, columns: Sequence[Sequence[int]]
 ) -> Pieces:
     """``columns``: of each table the widths of its pieces, in order."""
@@ -118,7 +118,7 @@ def cut(tables: Sequence[Table], devices: int, fast: Tier, slow: Tier, batch: in
     Raises:
         UserError: one is larger than a device, even when cut.
     """
-    whole = made(tables, fast, slow, batch, [[table.dim] for table in tables])
+    whole = build_pieces(tables, fast, slow, batch, [[table.dim] for table in tables])
     even, alone = pooled(whole, devices), largest(whole)
     if not least or (alone.max() <= even and whole.total.max() <= whole.room):
         return _fitting(whole, least)
@@ -134,11 +134,11 @@ def cut(tables: Sequence[Table], devices: int, fast: Tier, slow: Tier, batch: in
             step = table.dim
         units = table.dim // step
         columns.append([step * (units // count + (i < units % count)) for i in range(count)])
-    return _fitting(made(tables, fast, slow, batch, columns), least)
+    return _fitting(build_pieces(tables, fast, slow, batch, columns), least)
 
 
 def _small(table: Table, fast: Tier, slow: Tier, batch: int, columns: int, even: float) -> bool:
-    pieces = made([table], fast, slow, batch, [[columns]])
+    pieces = build_pieces([table], fast, slow, batch, [[columns]])
     return bool(largest(pieces)[0] <= even / 2 and pieces.total[0] <= pieces.room / 2)
 
 
@@ -185,15 +185,15 @@ def prices(cut: Pieces, group: Ints, groups: int, capacity: float) -> Floats:
     """Of each group what another byte of fast memory would save: seconds a byte; 0 where all is fast."""
     order, part = filled(cut, group, groups, capacity)
     rest = np.flatnonzero(part < 1)[::-1]
-    found = np.zeros(groups)
-    found[group[cut.piece[order[rest]]]] = (cut.saves / cut.nbytes)[order[rest]]
-    return found
+    best = np.zeros(groups)
+    best[group[cut.piece[order[rest]]]] = (cut.saves / cut.nbytes)[order[rest]]
+    return best
 
 
 def pooled(cut: Pieces, devices: int) -> float:
     """Seconds a device if all fast memory were one and work were spread evenly: no plan is faster."""
-    one = np.zeros(len(cut), int)
-    return float(least_seconds(cut, one, 1, devices * cut.fast.capacity)[0]) / devices
+    assigned = np.zeros(len(cut), int)
+    return float(least_seconds(cut, assigned, 1, devices * cut.fast.capacity)[0]) / devices
 
 
 def largest(cut: Pieces) -> Floats:

@@ -110,17 +110,17 @@ def crossing(exchange: Exchange, table: Table, p: Floats) -> Crossing:
     hosts, devices, world = exchange.hosts, exchange.devices, exchange.world
     lookups = exchange.samples * table.lookups
     once, anybody = touched(p, lookups), touched(p, lookups * world)
-    asked = once if exchange.distinct else lookups * p
-    found = [np.zeros((3, 2, len(p))) for _ in range(4)]
-    requests, gradients, sums, copies = found
+    requested = once if exchange.distinct else lookups * p
+    arrays = [np.zeros((3, 2, len(p))) for _ in range(4)]
+    requests, gradients, sums, copies = arrays
     for kind in (requests, gradients):
-        kind[COLD] = asked * (devices - 1) / world, asked * (hosts - 1) / hosts
-        kind[WARM, 0] = asked * (devices - 1) / devices
+        kind[COLD] = requested * (devices - 1) / world, requested * (hosts - 1) / hosts
+        kind[WARM, 0] = requested * (devices - 1) / devices
     gradients[HOT, 0] = once * (devices - 1) / devices
     forth = sum((touched(p, lookups * devices * before) for before in range(1, hosts)), np.zeros_like(p))
     sums[WARM:, 1] = (forth + (hosts - 1) * anybody) / world
     copies[HOT, 0] = anybody * (devices - 1) / devices
-    return Crossing(*found)
+    return Crossing(*arrays)
 
 
 def seconds(exchange: Exchange, table: Table, p: Floats) -> Floats:
@@ -139,9 +139,9 @@ def memory(exchange: Exchange, table: Table, p: Floats) -> Floats:
     sums (vectors before them took no more)."""
     lookups = exchange.samples * table.lookups
     once, anybody = touched(p, lookups), touched(p, lookups * exchange.world)
-    asked = once if exchange.distinct else lookups * p
+    requested = once if exchange.distinct else lookups * p
     stored = table.stored_bytes * np.array([[1 / exchange.world], [1 / exchange.devices], [1.0]])
-    buffers = np.array([asked, asked + anybody / exchange.devices, once + anybody])
+    buffers = np.array([requested, requested + anybody / exchange.devices, once + anybody])
     return np.asarray(stored + 2 * table.row_bytes * buffers)
 
 
@@ -181,7 +181,7 @@ class _Climb:
 
     def steps(self) -> list[tuple[float, int, float, float]]:
         """What may come next: (time saved per byte, to which tier, seconds saved, bytes) of one row."""
-        found = []
+        options = []
         for to in (WARM, HOT):
             here = self.at[to]
             if here == len(self.rows) or self.part[to] or (to == HOT and self.part[WARM]):
@@ -190,8 +190,8 @@ class _Climb:
             saved = float(self.time[came, here] - self.time[to, here])
             more = float(self.bytes[to, here] - self.bytes[came, here])
             if saved > 1e-9 * self.time[came, here]:
-                found.append((saved / more if more > 0 else math.inf, to, saved, more))
-        return sorted(found, reverse=True)
+                options.append((saved / more if more > 0 else math.inf, to, saved, more))
+        return sorted(options, reverse=True)
 
     def up(self, to: int, rows: int) -> None:
         """The first ``rows`` of the segment that is next go up to a tier."""
@@ -217,8 +217,10 @@ def decide(exchange: Exchange) -> Replication:
     _check(exchange)
     climbs = [_Climb(exchange, table) for table in exchange.tables]
     limit = rowwise_memory(exchange) if exchange.memory is None else exchange.memory
-    room = limit * (1 + 1e-12) - sum(one.held for one in climbs)
-    waiting = [(-steps[0][0], number) for number, one in enumerate(climbs) if (steps := one.steps())]
+    room = limit * (1 + 1e-12) - sum(table_climb.held for table_climb in climbs)
+    waiting = [
+        (-steps[0][0], number) for number, table_climb in enumerate(climbs) if (steps := table_climb.steps())
+    ]
     heapq.heapify(waiting)
     while waiting:
         _, number = heapq.heappop(waiting)
@@ -240,7 +242,11 @@ def decide(exchange: Exchange) -> Replication:
             f" each of {exchange.world}; accepted are more devices or more memory"
         )
     pairs = zip(exchange.tables, climbs, strict=True)
-    return Replication(tuple(Replicas(table.name, one.cut(HOT), one.cut(WARM)) for table, one in pairs))
+    return Replication(
+        tuple(
+            Replicas(table.name, table_climb.cut(HOT), table_climb.cut(WARM)) for table, table_climb in pairs
+        )
+    )
 
 
 def rowwise(exchange: Exchange) -> Replication:

@@ -58,17 +58,17 @@ def spread(cut: Pieces, devices: int, weights: Floats) -> Ints:
     """
     for order in (weights, cut.total.astype(float)):
         sums, room = np.zeros(devices), np.full(devices, cut.room)
-        found = np.zeros(len(cut), int)
+        assigned = np.zeros(len(cut), int)
         for piece in np.argsort(-order, kind="stable"):
             fits = room >= cut.total[piece]
             if not fits.any():
                 break
             device = int(np.where(fits, sums, np.inf).argmin())
-            found[piece] = device
+            assigned[piece] = device
             sums[device] += order[piece]
             room[device] -= cut.total[piece]
         else:
-            return found
+            return assigned
     raise UserError(
         f"memory binds: {len(cut)} shards of {size(float(cut.total.sum()))} fit no {devices} devices of"
         f" {size(cut.fast.capacity)} fast and {size(cut.backing.capacity)} slow memory; piece"
@@ -161,10 +161,10 @@ class _Search:
             rounds -= 1
             if self.seconds.max() <= height:
                 held, height = self.where.copy(), self.seconds.max()
-                found = self._exact()
-                patience = patience + 1 if found >= score * (1 - EXACT) else 0
-                if found < score:
-                    best, score = held, found
+                exact = self._exact()
+                patience = patience + 1 if exact >= score * (1 - EXACT) else 0
+                if exact < score:
+                    best, score = held, exact
             else:
                 patience += 1
                 self._set(held)
@@ -184,13 +184,13 @@ class _Search:
     def _exact(self) -> float:
         return float(least_seconds(self.cut, self.where, self.devices, self.capacity).max())
 
-    def _pair(self, one: Floats, other: Floats, sharp: float) -> Floats:
+    def _pair(self, first: Floats, other: Floats, sharp: float) -> Floats:
         """How bad it is that two devices take so long: the longer of them, or by a power of both, which also
         counts the faster."""
         if sharp == np.inf:
-            return np.maximum(one, other)
-        one, other = (np.minimum(some / self.scale, 2) ** sharp for some in (one, other))
-        return one + other
+            return np.maximum(first, other)
+        first, other = (np.minimum(some / self.scale, 2) ** sharp for some in (first, other))
+        return first + other
 
     def _better(self, hot: int, sharp: float) -> bool:
         """Take one piece off the device ``hot``, perhaps for another, if the two are better off then."""

@@ -80,11 +80,11 @@ class LinesFileSystem(AbstractFileSystem):  # type: ignore[misc]
     _rm = rm_file
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        for one in reversed(self.expand_path(path, recursive=recursive, maxdepth=maxdepth)):
-            if self.isdir(one):
-                self.rmdir(one)
+        for entry in reversed(self.expand_path(path, recursive=recursive, maxdepth=maxdepth)):
+            if self.isdir(entry):
+                self.rmdir(entry)
             else:
-                self.rm_file(one)
+                self.rm_file(entry)
 
     def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
         client, source = self._place(path1)

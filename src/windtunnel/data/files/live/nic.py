@@ -226,19 +226,23 @@ class Nic:
         if now < self.again:
             return
         peers = []
-        for host, heard, said in self.others():
-            fields = (said.written, said.epoch, said.leads, said.able) if said else (0, 0, True, True)
-            peers.append(policy.Peer(host.name, now - heard, *fields))
+        for host, last, message in self.others():
+            fields = (
+                (message.written, message.epoch, message.leads, message.able)
+                if message
+                else (0, 0, True, True)
+            )
+            peers.append(policy.Peer(host.name, now - last, *fields))
         status = self.status()
-        seen = policy.Membership(
+        membership = policy.Membership(
             self.spec.name, status.written, status.epoch, status.chain, tuple(peers), self.spec.least,
             self.leads and self.able, self.able, self.broken, self.joining.name if self.joining else "",
         )  # fmt: skip
-        decision = policy.decide(seen)
+        decision = policy.decide(membership)
         self.promise = decision.promise and self.leads
         if decision.act == "keep":
             return
-        self.log.decision("data.files", "linefs", seen, decision)
+        self.log.decision("data.files", "linefs", membership, decision)
         if decision.act == "read":
             await self.read_store()
         else:
@@ -361,12 +365,12 @@ class Nic:
         if self.pipeline is None:
             return
         used = (self.pipeline.written.offset - self.trim().offset) / self.spec.ring
-        seen = policy.Pipeline(
+        pipeline = policy.Pipeline(
             self.spec.mode, self.spec.cores, self.pipeline.queued, self.flow.width, used, self.flow.wait
         )
-        flow = policy.decide(seen)
+        flow = policy.decide(pipeline)
         if flow != self.flow:
-            self.log.decision("data.files", "linefs", seen, flow)
+            self.log.decision("data.files", "linefs", pipeline, flow)
             self.flow = self.pipeline.flow = flow
 
 

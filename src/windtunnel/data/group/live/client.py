@@ -97,16 +97,16 @@ def start_engine(
     command, pipe = [sys.executable, *COMMAND, *words], subprocess.PIPE
     process = subprocess.Popen(command, start_new_session=True, stdin=pipe, stdout=pipe)
     assert process.stdin is not None and process.stdout is not None
-    told: dict[str, str] = {}
+    response: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError):
         process.stdin.write(secret.hex().encode() + b"\n")
         process.stdin.flush()
         if select.select([process.stdout], [], [], LONG)[0]:
-            told = json.loads(process.stdout.readline())
-    engine = EngineProcess(told.get("address", ""), process.pid, told.get("refused", ""), process)
+            response = json.loads(process.stdout.readline())
+    engine = EngineProcess(response.get("address", ""), process.pid, response.get("refused", ""), process)
     if not engine.address:
         engine.stop()
-        raise HostError(f"the engine of {region} does not start: {told.get('failed', 'it says nothing')}")
+        raise HostError(f"the engine of {region} does not start: {response.get('failed', 'it says nothing')}")
     return engine
 
 
@@ -237,7 +237,7 @@ class Group:
         if self._log is not None:
             held = [STANDING.unpack(self._controls[name].ask(Kind.STATUS)) for name in decision.chain]
             self._log.append(
-                "effect", epoch=[one[1] for one in held], sequence=[one[2] for one in held],
+                "effect", epoch=[status[1] for status in held], sequence=[status[2] for status in held],
                 chain=[member.name for member in self.members], source=decision.source, copied=copied,
             )  # fmt: skip
 
@@ -255,7 +255,7 @@ class Group:
 
     def _copy(self, source: str, name: str) -> int:
         """Let the region of ``name`` be the source's: how many chunks differed."""
-        copied, (here, there) = 0, (self._controls[one] for one in (source, name))
+        copied, (here, there) = 0, (self._controls[member] for member in (source, name))
         for at in range(0, self.size, ASKED):
             length = min(ASKED, self.size - at)
             ours, theirs = (control.ask(Kind.HASH, at, length, patience=LONG) for control in (here, there))
@@ -413,7 +413,7 @@ class Group:
 
     def _halt(self, error: Exception) -> None:
         with self._lock:
-            told = self._fault is not None or self._log is None or self._over.is_set()
+            silent = self._fault is not None or self._log is None or self._over.is_set()
             if self._fault is None:
                 self._fault, self._lost = error, set(getattr(error, "members", ()))
             fault, pending, self._pending = self._fault, self._pending, deque()
@@ -425,7 +425,7 @@ class Group:
         for _, future, _ in pending:
             future.set_exception(fault)
         self._room.release()  # to one who waits for room, who passes it on
-        if self._log is not None and not told:
+        if self._log is not None and not silent:
             with contextlib.suppress(LogFailed):  # all who wait have been told
                 self._log.append("halted", epoch=self.epoch, why=str(error))
 

@@ -345,10 +345,10 @@ def main(words: list[str]) -> None:
     """REGION SIZE LISTEN CORES REALTIME: one line of JSON says how it began; the secret is the first line of
     standard input."""
     region, size, listen, cores, realtime = words
-    told = {"refused": ""}
+    response = {"refused": ""}
     try:
         engine = Engine(Path(region), int(size), bytes.fromhex(sys.stdin.readline()))
-        listener, told["address"] = listening(listen)
+        listener, response["address"] = listening(listen)
         if cores:
             os.sched_setaffinity(0, map(int, cores.split(",")))
     except (OSError, Failed) as error:
@@ -358,8 +358,8 @@ def main(words: list[str]) -> None:
         if realtime:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
     except OSError as error:
-        told["refused"] = f"real-time priority is refused ({error.strerror}): it runs as any process"
-    print(json.dumps(told), flush=True)
+        response["refused"] = f"real-time priority is refused ({error.strerror}): it runs as any process"
+    print(json.dumps(response), flush=True)
     gc.freeze()
     gc.disable()
     engine.run(listener)

@@ -118,9 +118,9 @@ class Client:
     def __init__(
         self, address: str, keys: Keys, name: str = "0", world: int = 1, *, buffer: int = 4,
         ordered: bool = False, resume: dict[str, Any] | None = None, patience: float = 60.0,
-        made: Callable[[pa.RecordBatch], Any] = lambda batch: batch,
+        convert: Callable[[pa.RecordBatch], Any] = lambda batch: batch,
     ) -> None:  # fmt: skip
-        self.name, self._made, self._world = name, made, world
+        self.name, self._made, self._world = name, convert, world
         self._keys, self._buffer, self._ordered, self._patience = keys, buffer, ordered, patience
         self._link = Link(address, keys)
         self._links: dict[str, Link] = {}
@@ -166,11 +166,11 @@ class Client:
         self._error: BaseException | None = None
         self._poke = threading.Event()
         self._allowed, self._readers = 1, 0
-        told = self._register(resume)
+        response = self._register(resume)
         with self._turn:
-            self.epoch: int = told["epoch"]
+            self.epoch: int = response["epoch"]
             self._drop_ahead([stream for stream in self._ahead if stream.epoch != self.epoch])
-        self._every, self._lease, self._ends = told["every"], told["lease"], told["ends"]
+        self._every, self._lease, self._ends = response["every"], response["lease"], response["ends"]
         self._certain = time.monotonic() + CERTAIN * self._lease
         self._began = time.monotonic()
         atexit.register(self.close)  # Flight's threads do not survive the interpreter's end
@@ -184,19 +184,19 @@ class Client:
         given = {} if resume is None else {"resume": resume["marks"], "epoch": resume["epoch"]}
         while True:
             try:
-                told = self._link.persist(
+                response = self._link.persist(
                     "register", self._patience, self._stop, role="client", client=self.name, key=self._key,
                     world=self._world, **given,
                 )  # fmt: skip
             except Refused as error:
                 raise UserError(f"{self._link.address}: {error}") from error
-            if "over" in told:
+            if "over" in response:
                 raise UserError(
-                    f"{self._link.address}: all epochs of the session are over; it has {told['over']}"
+                    f"{self._link.address}: all epochs of the session are over; it has {response['over']}"
                     " (field epochs of its file)"
                 )
-            if not told.get("wait"):
-                return told
+            if not response.get("wait"):
+                return response
             if time.monotonic() > last + self._patience:
                 raise Lost(f"client {self.name}: others did not end the epoch in {2 * self._patience:g} s")
             self._stop.wait(0.05)
@@ -397,11 +397,11 @@ class Client:
                 return {"over": True}
             with self._turn:
                 marks = ledger.packed(self._taken)
-            told = self._link.persist(
+            response = self._link.persist(
                 "register", self._patience, self._stop, role="client", client=self.name, key=self._key,
                 world=self._world, again=marks, epoch=self.epoch,
             )  # fmt: skip
-            if told.get("rewound") or told.get("replaced"):
+            if response.get("rewound") or response.get("replaced"):
                 raise Replaced(f"client {self.name}: the session went on without it; restart it")
 
     def _told(self) -> dict[str, Any]:
@@ -420,20 +420,20 @@ class Client:
         while not self._stop.is_set():
             self._report()
             with self._turn:
-                began, said = time.monotonic(), self._told()
+                began, state = time.monotonic(), self._told()
                 uses = sorted({stream.worker for stream in self._streams if not stream.ended})
-                fill = said["ready"] / (self._buffer * self._allowed)
-            told = self._call(
-                "heartbeat", role="client", stalled=self._stalled(), fill=min(1.0, fill), uses=uses, **said
+                fill = state["ready"] / (self._buffer * self._allowed)
+            response = self._call(
+                "heartbeat", role="client", stalled=self._stalled(), fill=min(1.0, fill), uses=uses, **state
             )
-            if "over" in told:
+            if "over" in response:
                 return
             with self._turn:
-                self._lose(told["lost"], said["held"])
+                self._lose(response["lost"], state["held"])
                 for stream in self._streams:
-                    if stream.worker in told["gone"] and not stream.ended:
+                    if stream.worker in response["gone"] and not stream.ended:
                         _cancel(stream)
-                self._late, self._allowed = told["late"], told["streams"]
+                self._late, self._allowed = response["late"], response["streams"]
                 self._certain = began + CERTAIN * self._lease
                 self._turn.notify_all()
                 self._grow()
@@ -443,10 +443,10 @@ class Client:
     def _keep_pace(self) -> None:
         """How many steps ranks take together."""
         while not self._stop.is_set() and not self._over:
-            told = self._call("go", until=self._until)
+            response = self._call("go", until=self._until)
             with self._turn:
-                self._until = max(self._until, told.get("until", 0))
-                self._over = self._over or told.get("last", False)
+                self._until = max(self._until, response.get("until", 0))
+                self._over = self._over or response.get("last", False)
                 self._turn.notify_all()
 
     def _stalled(self) -> float:
@@ -459,28 +459,30 @@ class Client:
         with self._turn:
             marks = list(self._taken.items())
         if marks:
-            told = self._call("ack", marks=marks)
-            if "over" in told:
+            response = self._call("ack", marks=marks)
+            if "over" in response:
                 return
             with self._turn:
                 for split, mark in marks:
                     if self._taken.get(split) == mark:
                         del self._taken[split]
-                if told.get("lost"):
+                if response.get("lost"):
                     raise Replaced(
-                        f"client {self.name} stood still for longer than its lease: batches of split "
-                        f"{told['lost'][0]} that it had handed out went to others, too; restart it from its "
-                        "checkpoint"
+                        f"client {self.name} stood still for longer than its lease: batches of split"
+                        f" {response['lost'][0]} that it had handed out went to others, too; restart it from"
+                        " its checkpoint"
                     )
                 self._turn.notify_all()
 
-    def _lose(self, lost: list[int], asked: list[int]) -> None:
-        for one in [stream for stream in self._streams if stream.number in lost and stream.number in asked]:
-            one.lost = True
-            one.queue.clear()
-            self._streams.remove(one)
-            _cancel(one)
-            if self._marks.get(one.number, DONE) != DONE and one.number in self._taken:
+    def _lose(self, lost: list[int], reported: list[int]) -> None:
+        for stream_ in [
+            stream for stream in self._streams if stream.number in lost and stream.number in reported
+        ]:
+            stream_.lost = True
+            stream_.queue.clear()
+            self._streams.remove(stream_)
+            _cancel(stream_)
+            if self._marks.get(stream_.number, DONE) != DONE and stream_.number in self._taken:
                 raise Replaced(f"client {self.name} stood still for longer than its lease; restart it")
         left = sum(len(stream.queue) for stream in self._streams)
         if lost and self.counts.steps + left < self._until:
@@ -500,9 +502,9 @@ class Client:
             with self._asking:
                 with self._turn:
                     self._turn.wait_for(lambda: self._room() or self._stop.is_set() or self._over)
-                    said = self._told()
-                answer = {"over": True} if self._over else self._call("lease", **said)
-                stream = self._answered(answer, said)
+                    state = self._told()
+                answer = {"over": True} if self._over else self._call("lease", **state)
+                stream = self._answered(answer, state)
             if stream is not None:
                 self._follow(stream)
             elif answer.get("over"):
@@ -514,7 +516,7 @@ class Client:
         coming = sum(len(stream.queue) + (not stream.ended) for stream in self._streams)
         return coming < self._buffer * self._allowed
 
-    def _answered(self, answer: dict[str, Any], said: dict[str, Any]) -> _Stream | None:
+    def _answered(self, answer: dict[str, Any], state: dict[str, Any]) -> _Stream | None:
         """The split that it was given, if any."""
         with self._turn:
             if "split" in answer and not self._stop.is_set():
@@ -538,7 +540,7 @@ class Client:
                 warnings.warn(self._alone(answer["missing"]), stacklevel=1)
             if answer.get("end"):
                 self._over = True
-            if answer.get("pad") and self._waits and said["dry"] and self.counts.steps == said["steps"]:
+            if answer.get("pad") and self._waits and state["dry"] and self.counts.steps == state["steps"]:
                 self._pads = 1
                 self._turn.notify_all()
                 self._turn.wait_for(lambda: not self._pads or self._stop.is_set(), 1.0)
@@ -553,7 +555,7 @@ class Client:
 
     def _known(self, given: _Stream) -> _Stream | None:
         """The stream of a split that was read ahead, if it is as it was given. The lock is held."""
-        for stream in [one for one in self._ahead if one.number == given.number]:
+        for stream in [stream_ for stream_ in self._ahead if stream_.number == given.number]:
             if stream.worker != given.worker or given.next:
                 self._drop_ahead([stream])
                 return None
@@ -570,15 +572,15 @@ class Client:
             try:
                 self._receive(stream)
                 continue
-            except Exception as found:
+            except Exception as reply:
                 with self._turn:
                     if stream in self._ahead:
                         # it is not ours yet: what is wrong shows when it is read for its epoch
                         self._drop_ahead([stream])
                         return
-                if not isinstance(found, (Lost, Refused)):
+                if not isinstance(reply, (Lost, Refused)):
                     raise
-                error = str(found) if isinstance(found, Refused) else ""
+                error = str(reply) if isinstance(reply, Refused) else ""
             if stream.ended or stream.lost:
                 return
             self.counts.breaks += 1

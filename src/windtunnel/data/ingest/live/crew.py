@@ -78,26 +78,26 @@ class Crew:
     def ready(self) -> int:
         return sum(not worker.drain for worker in self.there.values())
 
-    def came(self, said: dict[str, Any]) -> None:
+    def came(self, message: dict[str, Any]) -> None:
         """A worker registers."""
-        name = said["name"]
+        name = message["name"]
         self.starting.discard(name)
         self._false_starts = 0
-        self.there[name] = Worker(said["address"], said["process"], time.monotonic())
-        self._log.append("worker", name=name, address=said["address"])
+        self.there[name] = Worker(message["address"], message["process"], time.monotonic())
+        self._log.append("worker", name=name, address=message["address"])
 
-    def heard(self, said: dict[str, Any]) -> dict[str, Any]:
+    def heard(self, message: dict[str, Any]) -> dict[str, Any]:
         """A worker is there: the answer."""
-        worker = self.there.get(said["name"])
+        worker = self.there.get(message["name"])
         if worker is None:
             return {"unknown": True}
         worker.heard = time.monotonic()
-        self._period.made += max(0, said["made"] - worker.made)
-        self._period.busy += max(0.0, said["busy"] - worker.busy)
-        self.cpu += max(0.0, said["cpu"] - worker.cpu)
-        worker.made, worker.busy, worker.cpu = said["made"], said["busy"], said["cpu"]
-        if said["asked"]:
-            self._log.append("asked", worker=said["name"], splits=said["asked"])
+        self._period.made += max(0, message["made"] - worker.made)
+        self._period.busy += max(0.0, message["busy"] - worker.busy)
+        self.cpu += max(0.0, message["cpu"] - worker.cpu)
+        worker.made, worker.busy, worker.cpu = message["made"], message["busy"], message["cpu"]
+        if message["asked"]:
+            self._log.append("asked", worker=message["name"], splits=message["asked"])
         return {"drain": worker.drain}
 
     def taken(self, batches: int, stalled: float, fill: float) -> None:
@@ -114,7 +114,7 @@ class Crew:
 
     def gone(self, now: float) -> list[str]:
         """Who is, since this was asked last."""
-        lease, found = self.settings.worker_lease, {}
+        lease, reasons = self.settings.worker_lease, {}
         for name, worker in self.there.items():
             why = self._pool.ended(name) if self._pool else None
             if why is None and now - worker.heard > lease:
@@ -123,11 +123,11 @@ class Crew:
                     self._pool.kill(name)
                     worker.end()
             if why is not None:
-                found[name] = why
-        for name, why in found.items():
+                reasons[name] = why
+        for name, why in reasons.items():
             del self.there[name]
             self._log.append("worker gone", name=name, why=why)
-        return list(found)
+        return list(reasons)
 
     def fill(self, now: float, load: Counter[str], address: str, *, failed: bool) -> str:
         """Start what is missing for the master at ``address``, unless it has failed, and let go what is too
@@ -145,9 +145,9 @@ class Crew:
                     return f"{self._false_starts} workers in a row did not start: {why}"
         there = [policy.Worker(name, load[name]) for name, worker in self.there.items() if not worker.drain]
         if len(there) > max(0, target - len(self.starting)):
-            made = self._decided(Surplus(tuple(there), target - len(self.starting)))
-            assert isinstance(made, Leave)
-            for name in made.workers:
+            decision = self._decided(Surplus(tuple(there), target - len(self.starting)))
+            assert isinstance(decision, Leave)
+            for name in decision.workers:
                 self.there[name].drain = True
                 self._log.append("worker leaves", name=name)
         for _ in range(0 if failed else target - len(there) - len(self.starting)):
@@ -168,7 +168,7 @@ class Crew:
             return
         self.scaler.period(
             now, length, consumed=period.consumed, stalled=min(1.0, period.stalled / (length * clients)),
-            buffered=sum(period.fills) / max(len(period.fills), 1), made=period.made, busy=period.busy,
+            buffered=sum(period.fills) / max(len(period.fills), 1), produced=period.made, busy=period.busy,
             ready=self.ready,
         )  # fmt: skip
 
@@ -176,9 +176,9 @@ class Crew:
         self._log.decision(CAPABILITY, self.settings.policy, load, scale, now=now)
 
     def _decided(self, observation: policy.Observation) -> policy.Decision:
-        made = self._decide(observation)
-        self._log.decision(CAPABILITY, self.settings.policy, observation, made)
-        return made
+        decision = self._decide(observation)
+        self._log.decision(CAPABILITY, self.settings.policy, observation, decision)
+        return decision
 
     def end(self) -> None:
         """All of them."""

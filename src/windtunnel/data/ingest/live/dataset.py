@@ -108,13 +108,13 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
                 client.end()
 
     def _begun(self, loader: int, loaders: int, resume: dict[str, Any] | None) -> Client | Local:
-        made = partial(tensors, keyed=self.keyed)
+        convert = partial(tensors, keyed=self.keyed)
         if self.workers is None:
             assert isinstance(self.address, str)
             name = f"{self.rank}.{loader}" if loaders > 1 else str(self.rank)
             return Client(
                 self.address, self._keys(), name, self.world * loaders, buffer=self.buffer,
-                ordered=self.ordered, resume=resume, patience=self.patience, made=made,
+                ordered=self.ordered, resume=resume, patience=self.patience, convert=convert,
             )  # fmt: skip
         if get_worker_info() is not None:
             raise UserError(
@@ -123,7 +123,7 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
             )
         given = self.address
         session = given if isinstance(given, Session) else sessions.read(Path(given))
-        return Local(session, self.rank, self.world, resume=resume, made=made)
+        return Local(session, self.rank, self.world, resume=resume, convert=convert)
 
     def close(self) -> None:
         """Let go what is read ahead of a further turn; it ends with the process, too."""
@@ -159,24 +159,24 @@ def tensors(batch: pa.RecordBatch, keyed: str = "") -> dict[str, Any]:
     Raises:
         UserError: a column has a type, or missing values, that no tensor has.
     """
-    found: dict[str, Any] = {}
+    values_by_name: dict[str, Any] = {}
     ragged: dict[str, Ragged] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
             ragged[name] = _ragged(name, column)
         else:
-            found[name] = _flat(name, column)
+            values_by_name[name] = _flat(name, column)
     if not keyed:
-        return found | ragged
+        return values_by_name | ragged
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    lengths = [torch.diff(one.offsets) for one in ragged.values()]
-    found[keyed] = KeyedJaggedTensor(
+    lengths = [torch.diff(jagged.offsets) for jagged in ragged.values()]
+    values_by_name[keyed] = KeyedJaggedTensor(
         keys=list(ragged),
-        values=torch.cat([one.values for one in ragged.values()]),
+        values=torch.cat([jagged.values for jagged in ragged.values()]),
         lengths=torch.cat(lengths),
     )
-    return found
+    return values_by_name
 
 
 def _flat(name: str, column: pa.Array) -> torch.Tensor:
@@ -229,10 +229,10 @@ def _whole(name: str, column: pa.Array) -> pa.Array:
 def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
     if rank is None or world is None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            found = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            default = torch.distributed.get_rank(), torch.distributed.get_world_size()
         else:
-            found = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        rank, world = (found[0] if rank is None else rank), (found[1] if world is None else world)
+            default = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        rank, world = (default[0] if rank is None else rank), (default[1] if world is None else world)
     if not 0 <= rank < world:
         raise UserError(f"IngestDataset: rank is {rank}, accepted are 0 to world - 1, which is {world - 1}")
     return rank, world

@@ -104,7 +104,9 @@ def table(folder: Path, rows: int, *, seed: int = 0, epochs: int = 1, batch: int
         pq.write_table(part, path, row_group_size=2048, compression="snappy")
     lists = [feature.name for feature in known if feature.length]
     grams = [
-        Transform("ngram", (one,), f"{one} by {n}", {"n": n, "rows": HASHED}) for one in lists for n in (2, 3)
+        Transform("ngram", (column,), f"{column} by {n}", {"n": n, "rows": HASHED})
+        for column in lists
+        for n in (2, 3)
     ]
     columns = (*job.columns, *(gram.output for gram in grams), ROW)
     # what makes features from others comes before what changes these
@@ -120,12 +122,12 @@ def table(folder: Path, rows: int, *, seed: int = 0, epochs: int = 1, batch: int
 
 def batch_seconds(session: Session) -> float:
     """What one process takes for a batch: the median of some splits, as the first ones warm up."""
-    found = []
+    durations = []
     for split in reader.splits(session)[:7]:
         began = time.perf_counter()
         count = sum(1 for _ in reader.batches(session, split, 0))
-        found.append((time.perf_counter() - began) / count)
-    return statistics.median(found)
+        durations.append((time.perf_counter() - began) / count)
+    return statistics.median(durations)
 
 
 def step_seconds(session: Session) -> float:
@@ -138,15 +140,17 @@ class Model(torch.nn.Module):
 
     def __init__(self, batch: dict[str, Any], rows: int = HASHED, dim: int = 4) -> None:
         super().__init__()
-        self.ragged = [name for name, one in batch.items() if isinstance(one, Ragged)][:LOOKED_UP]
+        self.ragged = [name for name, part in batch.items() if isinstance(part, Ragged)][:LOOKED_UP]
         self.dense = [
-            name for name, one in batch.items() if not isinstance(one, Ragged) and name not in ("label", ROW)
+            name
+            for name, part in batch.items()
+            if not isinstance(part, Ragged) and name not in ("label", ROW)
         ]
         self.rows = rows
         self.tables = torch.nn.ModuleList(torch.nn.EmbeddingBag(rows, dim, sparse=True) for _ in self.ragged)
-        for one in self.tables:
-            assert isinstance(one, torch.nn.EmbeddingBag)
-            one.mode = "sum"
+        for part in self.tables:
+            assert isinstance(part, torch.nn.EmbeddingBag)
+            part.mode = "sum"
         self.over = torch.nn.Sequential(
             torch.nn.Linear(len(self.dense) + dim * len(self.ragged), 16),
             torch.nn.ReLU(),
@@ -155,9 +159,9 @@ class Model(torch.nn.Module):
 
     def forward(self, batch: dict[str, Any]) -> torch.Tensor:
         parts = [torch.nan_to_num(batch[name].float()).unsqueeze(1) for name in self.dense]
-        for name, one in zip(self.ragged, self.tables, strict=True):
+        for name, bag in zip(self.ragged, self.tables, strict=True):
             values, offsets = batch[name]
-            parts.append(one(values % self.rows, offsets[:-1].long()))
+            parts.append(bag(values % self.rows, offsets[:-1].long()))
         answer: torch.Tensor = self.over(torch.cat(parts, 1)).squeeze(1)
         return answer
 
@@ -214,9 +218,9 @@ def demo(
 
     def each(number: int) -> None:
         if kill and not killed and number >= rows * session.epochs // session.batch // 3:
-            name, one = next(iter(link.call("workers")["workers"].items()))
+            name, target = next(iter(link.call("workers")["workers"].items()))
             with contextlib.suppress(ProcessLookupError):
-                os.kill(Identity.parse(one["process"]).pid, signal.SIGKILL)
+                os.kill(Identity.parse(target["process"]).pid, signal.SIGKILL)
             killed.append(name)
 
     # nobody starts its master again: there is little to wait for
@@ -227,8 +231,8 @@ def demo(
         for epoch in range(session.epochs):
             train(iter(batches), step, training, each)
             wrong += int((training.rows != epoch + 1).sum())
-        told = link.call("snapshot")
-        used = time.process_time() - used + told["cpu_seconds"]
+        snapshot = link.call("snapshot")
+        used = time.process_time() - used + snapshot["cpu_seconds"]
     finally:
         link.close()
         process.send_signal(signal.SIGTERM)
@@ -238,12 +242,12 @@ def demo(
     return {
         "rows": rows, "epochs": session.epochs, "exactly_once": not wrong, "rows_wrong": wrong,
         "killed": killed, "processors": os.cpu_count() or 1, "processors_used": used / training.seconds,
-        **_report(folder, training, told, step, dataset),
+        **_report(folder, training, snapshot, step, dataset),
     }  # fmt: skip
 
 
 def _report(
-    folder: Path, training: Training, told: dict[str, Any], step: float, dataset: IngestDataset
+    folder: Path, training: Training, snapshot: dict[str, Any], step: float, dataset: IngestDataset
 ) -> dict[str, Any]:  # fmt: skip
     events = eventlog.read(folder / "ingest" / eventlog.NAME)
     began = next(event["t"] for event in events if event["kind"] == "client")
@@ -263,7 +267,7 @@ def _report(
         "stall": training.stall(), "stall_second_half": training.stall(training.seconds / 2),
         "stall_second_half_within_epochs": training.stall(training.seconds / 2, starts=False),
         "ramp_seconds": training.ramp(), "rows_per_second": rows / max(training.seconds, 1e-9),
-        "rows_per_cpu_second": rows / told["cpu_seconds"] if told["cpu_seconds"] else None,
+        "rows_per_cpu_second": rows / snapshot["cpu_seconds"] if snapshot["cpu_seconds"] else None,
         "workers": changes, "duplicates_dropped": dataset.counts.duplicates,
-        "streams_broken": dataset.counts.breaks, "loss": training.loss, "skipped": told["skipped"],
+        "streams_broken": dataset.counts.breaks, "loss": training.loss, "skipped": snapshot["skipped"],
     }  # fmt: skip

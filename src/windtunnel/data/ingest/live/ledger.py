@@ -83,7 +83,7 @@ class State:
                 self.claims[entry["client"]] = dict(entry["marks"])
                 self.ended.discard(entry["client"])
                 self.last = -1
-                for split in [one for one, client in self.held.items() if client == entry["client"]]:
+                for split in [number for number, client in self.held.items() if client == entry["client"]]:
                     del self.held[split]
                 self.marks = dict.fromkeys(self.skipped, DONE)
                 for claims in self.claims.values():
@@ -135,12 +135,12 @@ def unpacked(plain: dict[str, Any]) -> dict[int, int]:
     Raises:
         ValueError, TypeError, KeyError: it did not.
     """
-    found = dict.fromkeys(ranges.read(plain["done"]), DONE)
+    states = dict.fromkeys(ranges.read(plain["done"]), DONE)
     for split, mark in plain["next"]:
         if type(split) is not int or type(mark) is not int or mark < 0:
             raise ValueError(f"{split!r}: {mark!r} is no mark")
-        found[split] = mark
-    return found
+        states[split] = mark
+    return states
 
 
 class Ledger:
@@ -190,7 +190,7 @@ def _entries(path: Path, session: str) -> Iterable[Entry]:
         return []
     except OSError as error:
         raise UserError(f"{path}: the master's log cannot be read: {error.strerror}") from error
-    found = []
+    entries = []
     for number, line in enumerate(lines, 1):
         sum_, _, text = line.partition(b" ")
         entry = None
@@ -199,9 +199,9 @@ def _entries(path: Path, session: str) -> Iterable[Entry]:
                 entry = json.loads(text)
         if entry is None:
             raise UserError(f"{path}: line {number} is damaged; a log that has it cannot be gone on with")
-        found.append(entry)
-    if found and found[0].get("session") != session:
+        entries.append(entry)
+    if entries and entries[0].get("session") != session:
         raise UserError(
             f"{path}: it is the log of another session or table; accepted is a folder of its own for each"
         )
-    return found[1:]
+    return entries[1:]

@@ -31,9 +31,9 @@ class Local:
 
     def __init__(
         self, session: Session, rank: int, world: int, *, resume: dict[str, Any] | None,
-        made: Callable[[pa.RecordBatch], Any],
+        convert: Callable[[pa.RecordBatch], Any],
     ) -> None:  # fmt: skip
-        self.session, self._rank, self._world, self._made = session, rank, world, made
+        self.session, self._rank, self._world, self._made = session, rank, world, convert
         self._splits = reader.splits(session)
         self.epoch: int = resume["epoch"] if resume else 0
         self._marks = ledger.unpacked(resume["marks"]) if resume else {}
@@ -73,12 +73,12 @@ class Local:
         if batch is None:
             self._over = True
             return None
-        made = self._made(batch)
+        converted = self._made(batch)
         seconds = time.monotonic() - began
         counts.first = counts.first if counts.steps else seconds
         counts.steps, counts.rows = counts.steps + 1, counts.rows + batch.num_rows
         counts.bytes, counts.stalled = counts.bytes + batch.nbytes, counts.stalled + seconds
-        return made
+        return converted
 
     def state(self) -> dict[str, Any]:
         """Where the trainer is, with the batch that it was given last."""
@@ -95,11 +95,11 @@ class Local:
             first, at = self._marks.get(number, 0), 0
             if first == DONE:
                 continue
-            made = reader.batches(self.session, self._splits[number], self.epoch)
-            held = next(made, None)
+            batches = reader.batches(self.session, self._splits[number], self.epoch)
+            held = next(batches, None)
             while held is not None:
                 # one ahead, as a worker does: the last one is known as such
-                after = next(made, None)
+                after = next(batches, None)
                 if at >= first:
                     self._marks[number] = DONE if after is None else at + 1
                     yield held

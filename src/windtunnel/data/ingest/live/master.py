@@ -141,35 +141,35 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             raise fl.FlightServerError(f"a {op!r} is not understood") from error
         return protocol.result(answer)
 
-    def _register_worker(self, said: dict[str, Any]) -> dict[str, Any]:
-        self.crew.came(said)
+    def _register_worker(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.crew.came(request)
         self._turn.notify_all()
         return {"session": to_plain(self.session), "every": self.settings.every}
 
-    def _heartbeat_worker(self, said: dict[str, Any]) -> dict[str, Any]:
-        return self.crew.heard(said)
+    def _heartbeat_worker(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self.crew.heard(request)
 
-    def _register_client(self, said: dict[str, Any]) -> dict[str, Any]:
-        state, name, now = self.ledger.state, said["client"], time.monotonic()
+    def _register_client(self, request: dict[str, Any]) -> dict[str, Any]:
+        state, name, now = self.ledger.state, request["client"], time.monotonic()
         old = self._clients.get(name)
-        if said.get("again") is not None:
-            if old is not None and old.key not in ("", said["key"]):
+        if request.get("again") is not None:
+            if old is not None and old.key not in ("", request["key"]):
                 return _REPLACED
-            if said["epoch"] != state.epoch:
+            if request["epoch"] != state.epoch:
                 return {"rewound": True}
-            self._clients[name] = _Client(said["key"], said["world"], now)
-            self._take(name, sorted(ledger.unpacked(said["again"]).items()))
+            self._clients[name] = _Client(request["key"], request["world"], now)
+            self._take(name, sorted(ledger.unpacked(request["again"]).items()))
             return self._welcome(name)
-        if said.get("resume") is not None:
+        if request.get("resume") is not None:
             # The checkpoint is right: what came after it is not part of the trainer's state.
-            marks = ledger.unpacked(said["resume"])
-            if any(not 0 <= split < len(self.splits) for split in marks) or said["epoch"] is None:
+            marks = ledger.unpacked(request["resume"])
+            if any(not 0 <= split < len(self.splits) for split in marks) or request["epoch"] is None:
                 raise ValueError("no such split")
-            again = name in state.came and (old is None or old.key != said["key"])
-            if said["epoch"] != state.epoch or again:
+            again = name in state.came and (old is None or old.key != request["key"])
+            if request["epoch"] != state.epoch or again:
                 # marks of who has not gone back yet are of before: nobody gets a split
                 self.ledger.write("back")
-            self.ledger.write("rewind", client=name, epoch=said["epoch"], marks=list(marks.items()))
+            self.ledger.write("rewind", client=name, epoch=request["epoch"], marks=list(marks.items()))
             self._failures.clear()
             self._ahead.clear()
             self._order()
@@ -180,14 +180,14 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             left = self._open() if state.last < 0 else 0
             if name in state.ended or (self.splits and not left):
                 others = (client for client in self._clients if client != name)
-                if left or any(one not in state.ended for one in others):
+                if left or any(rank not in state.ended for rank in others):
                     return {"wait": True}
                 if state.epoch + 1 >= self.session.epochs:
                     return {"over": self.session.epochs}
                 self.ledger.write("epoch", epoch=state.epoch + 1)
                 self._failures.clear()
                 self._order()
-        self._clients[name] = _Client(said["key"], said["world"], now)
+        self._clients[name] = _Client(request["key"], request["world"], now)
         self.ledger.write("came", client=name)
         self.log.append("client", name=name, epoch=state.epoch)
         self._turn.notify_all()
@@ -201,56 +201,58 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             "lease": self.settings.client_lease, "held": held, "ends": self.settings.ends,
         }  # fmt: skip
 
-    def _heartbeat_client(self, said: dict[str, Any]) -> dict[str, Any]:
-        refused, one = self._known(said)
+    def _heartbeat_client(self, request: dict[str, Any]) -> dict[str, Any]:
+        refused, member = self._known(request)
         if refused is not None:
             return refused
-        one.heard = time.monotonic()
-        self.crew.taken(said["steps"] - one.steps, said["stalled"] - one.stalled, said["fill"])
-        one.stalled = said["stalled"]
-        self._follow(one, said)
+        member.heard = time.monotonic()
+        self.crew.taken(request["steps"] - member.steps, request["stalled"] - member.stalled, request["fill"])
+        member.stalled = request["stalled"]
+        self._follow(member, request)
         state = self.ledger.state
-        held = [split for split in said["held"] if state.held.get(split) != said["client"]]
+        held = [split for split in request["held"] if state.held.get(split) != request["client"]]
         return {
-            "lost": held, "gone": [name for name in said["uses"] if name not in self.crew.there],
+            "lost": held, "gone": [name for name in request["uses"] if name not in self.crew.there],
             "late": not self._todo, "failed": state.failed,
             "streams": policy.share(self.crew.ready, Ask.slots, len(self._clients)),
         }  # fmt: skip
 
-    def _lease(self, said: dict[str, Any]) -> dict[str, Any]:
-        refused, one = self._known(said)
+    def _lease(self, request: dict[str, Any]) -> dict[str, Any]:
+        refused, member = self._known(request)
         if refused is not None:
             return refused
-        self._follow(one, said)
-        if said["client"] in self.ledger.state.ended:
+        self._follow(member, request)
+        if request["client"] in self.ledger.state.ended:
             return {"end": True}
         held = self.ledger.state.held
         # Given to it in an answer that it never got.
         missed = [
-            split for split, name in held.items() if name == said["client"] and split not in said["held"]
+            split
+            for split, name in held.items()
+            if name == request["client"] and split not in request["held"]
         ]
         if missed:
-            return self._told(said["client"], self._asked(said["client"], one, missed[0]))
+            return self._told(request["client"], self._asked(request["client"], member, missed[0]))
         last = time.monotonic() + self.settings.every
         while True:
-            made = self._asked(said["client"], one)
-            if not isinstance(made, Wait) or (left := last - time.monotonic()) <= 0:
+            decision = self._asked(request["client"], member)
+            if not isinstance(decision, Wait) or (left := last - time.monotonic()) <= 0:
                 break
             self._turn.wait(left)
-            if self._clients.get(said["client"]) is not one:
+            if self._clients.get(request["client"]) is not member:
                 return {"wait": True}
-        return self._told(said["client"], made)
+        return self._told(request["client"], decision)
 
-    def _go(self, said: dict[str, Any]) -> dict[str, Any]:
+    def _go(self, request: dict[str, Any]) -> dict[str, Any]:
         """How far ranks go that end together: told as soon as it is further than ``until``."""
         until = time.monotonic() + self.settings.every
         while True:
-            refused, _ = self._known(said)
+            refused, _ = self._known(request)
             if refused is not None:
                 return refused
-            made = self._pace()
-            if made.last or made.steps > said["until"] or (left := until - time.monotonic()) <= 0:
-                return {"until": made.steps, "last": made.last, "failed": self.ledger.state.failed}
+            pace = self._pace()
+            if pace.last or pace.steps > request["until"] or (left := until - time.monotonic()) <= 0:
+                return {"until": pace.steps, "last": pace.last, "failed": self.ledger.state.failed}
             self._turn.wait(left)
 
     def _pace(self) -> Until:
@@ -264,33 +266,33 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             tuple(client.settled for client in here),
             len(self._todo),
         )
-        made = policy.POLICIES[self.settings.policy](pace)
-        assert isinstance(made, Until)
-        if made.last:
-            self.ledger.write("last", steps=made.steps)
-            self.log.decision(CAPABILITY, self.settings.policy, pace, made)
+        decision = policy.POLICIES[self.settings.policy](pace)
+        assert isinstance(decision, Until)
+        if decision.last:
+            self.ledger.write("last", steps=decision.steps)
+            self.log.decision(CAPABILITY, self.settings.policy, pace, decision)
             self._turn.notify_all()
-        return made
+        return decision
 
-    def _again(self, said: dict[str, Any]) -> dict[str, Any]:
+    def _again(self, request: dict[str, Any]) -> dict[str, Any]:
         """A stream broke: ``error`` is what the worker said, empty where it said nothing."""
-        refused, one = self._known(said)
+        refused, member = self._known(request)
         if refused is not None:
             return refused
-        split, name = said["split"], said["client"]
+        split, name = request["split"], request["client"]
         if self.ledger.state.held.get(split) != name:
             return {"lost": True}
-        if self._serves.get(split) == said["worker"]:
+        if self._serves.get(split) == request["worker"]:
             del self._serves[split]
-        if said["error"]:
+        if request["error"]:
             self._failures[split] += 1
-            fault = Fault(self.settings.on_error, said["permanent"], self._failures[split])
+            fault = Fault(self.settings.on_error, request["permanent"], self._failures[split])
             given_up = policy.POLICIES[self.settings.policy](fault)
             self.log.decision(CAPABILITY, self.settings.policy, fault, given_up, split=split)
             if isinstance(given_up, GiveUp):
-                return self._give_up(split, said["error"], given_up.skip)
-        made = self._asked(name, one, split, said["worker"])
-        return self._told(name, made)
+                return self._give_up(split, request["error"], given_up.skip)
+        decision = self._asked(name, member, split, request["worker"])
+        return self._told(name, decision)
 
     def _give_up(self, split: int, why: str, skip: bool) -> dict[str, Any]:
         if skip:
@@ -303,9 +305,11 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         self.log.append("failed", split=split, why=why)
         return {"failed": why}
 
-    def _ack(self, said: dict[str, Any]) -> dict[str, Any]:
-        refused, _ = self._known(said)
-        return refused or {"lost": self._take(said["client"], [(one, mark) for one, mark in said["marks"]])}
+    def _ack(self, request: dict[str, Any]) -> dict[str, Any]:
+        refused, _ = self._known(request)
+        return refused or {
+            "lost": self._take(request["client"], [(number, mark) for number, mark in request["marks"]])
+        }
 
     def _take(self, name: str, marks: list[tuple[int, int]]) -> list[int]:
         """What a client has consumed; of splits that it does not have, the answer is that it lost them."""
@@ -327,22 +331,22 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             self._turn.notify_all()
         return [split for split, _ in lost]
 
-    def _leave(self, said: dict[str, Any]) -> dict[str, Any]:
-        refused, _ = self._known(said)
+    def _leave(self, request: dict[str, Any]) -> dict[str, Any]:
+        refused, _ = self._known(request)
         if refused is None:
-            self._forget(said["client"])
+            self._forget(request["client"])
         return {}
 
-    def _list(self, said: dict[str, Any]) -> dict[str, Any]:
+    def _list(self, request: dict[str, Any]) -> dict[str, Any]:
         crew, load = self.crew, Counter(self._serves.values())
-        found = {
+        listed = {
             name: {"address": worker.address, "splits": load[name], "made": worker.made, "busy": worker.busy,
                    "process": worker.process, "drain": worker.drain}
             for name, worker in sorted(crew.there.items())
         }  # fmt: skip
-        return {"workers": found, "wanted": crew.scaler.target, "starting": len(crew.starting)}
+        return {"workers": listed, "wanted": crew.scaler.target, "starting": len(crew.starting)}
 
-    def _snapshot(self, said: dict[str, Any]) -> dict[str, Any]:
+    def _snapshot(self, request: dict[str, Any]) -> dict[str, Any]:
         state, crew = self.ledger.state, self.crew
         done = [split for split, mark in state.marks.items() if mark == DONE]
         return {
@@ -380,31 +384,39 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
 
     # --- what stands behind them
 
-    def _known(self, said: dict[str, Any]) -> tuple[dict[str, Any] | None, Any]:
+    def _known(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, Any]:
         """What to answer a client that is none of ours, or the client."""
-        client = self._clients.get(said["client"])
+        client = self._clients.get(request["client"])
         if client is None or not client.key:
             return {"unknown": True}, None
-        if client.key != said["key"]:
+        if client.key != request["key"]:
             return _REPLACED, None
-        if said["epoch"] != self.ledger.state.epoch:
+        if request["epoch"] != self.ledger.state.epoch:
             return {"rewound": True}, None
         return None, client
 
-    def _follow(self, one: _Client, said: dict[str, Any]) -> None:
-        changed = (one.steps, one.dry, one.ready) != (said["steps"], said["dry"], said["ready"])
-        one.steps, one.ready, one.dry = max(one.steps, said["steps"]), said["ready"], said["dry"]
-        one.reading = len(said["reading"])
-        for split in set(said["held"]) - set(said["reading"]):  # which have come whole
+    def _follow(self, member: _Client, request: dict[str, Any]) -> None:
+        changed = (member.steps, member.dry, member.ready) != (
+            request["steps"],
+            request["dry"],
+            request["ready"],
+        )
+        member.steps, member.ready, member.dry = (
+            max(member.steps, request["steps"]),
+            request["ready"],
+            request["dry"],
+        )
+        member.reading = len(request["reading"])
+        for split in set(request["held"]) - set(request["reading"]):  # which have come whole
             changed = self._serves.pop(split, "") != "" or changed
         if self.settings.ends == "drop":
-            mine = [split for split, client in self.ledger.state.held.items() if client == said["client"]]
-            one.settled = not said["reading"] and set(mine) <= set(said["held"])
+            mine = [split for split, client in self.ledger.state.held.items() if client == request["client"]]
+            member.settled = not request["reading"] and set(mine) <= set(request["held"])
             changed = True
         if changed:
             self._turn.notify_all()
 
-    def _asked(self, name: str, one: _Client, split: int | None = None, last: str = "") -> policy.Decision:
+    def _asked(self, name: str, member: _Client, split: int | None = None, last: str = "") -> policy.Decision:
         """The decision on a client that asks; ``split``: for another worker for that one, not for a new."""
         state, load = self.ledger.state, Counter(self._serves.values())
         if state.failed:
@@ -423,35 +435,35 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         left = len(self._todo) if split is None else 1
         client, kept = self._ahead.get((state.epoch, own), ("", ""))
         coming = state.epoch + 1
-        after = next((one for one in self._coming if (coming, one) not in self._ahead), -1)
+        after = next((member for member in self._coming if (coming, member) not in self._ahead), -1)
         ahead = sum(it == name and at == coming for (at, _), (it, _) in self._ahead.items())
         workers = tuple(
             policy.Worker(each, load[each]) for each, it in sorted(self.crew.there.items()) if not it.drain
         )
         ask = Ask(
-            self.settings.ends, one.world, len(state.came), one.reading if split is None else 0, one.steps,
-            one.dry, first, left, self._open(), workers, peers, last=last,
+            self.settings.ends, member.world, len(state.came), member.reading if split is None else 0,
+            member.steps, member.dry, first, left, self._open(), workers, peers, last=last,
             kept=kept if client == name else "", after=after, ahead=ahead,
             own=own,
         )  # fmt: skip
-        made = policy.POLICIES[self.settings.policy](ask)
-        if not (isinstance(made, Wait) and one.waits):
-            epoch = state.epoch + isinstance(made, Ahead)
-            self.log.decision(CAPABILITY, self.settings.policy, ask, made, client=name, epoch=epoch)
-        one.waits = isinstance(made, Wait)
-        if isinstance(made, Grant):
+        decision = policy.POLICIES[self.settings.policy](ask)
+        if not (isinstance(decision, Wait) and member.waits):
+            epoch = state.epoch + isinstance(decision, Ahead)
+            self.log.decision(CAPABILITY, self.settings.policy, ask, decision, client=name, epoch=epoch)
+        member.waits = isinstance(decision, Wait)
+        if isinstance(decision, Grant):
             if split is None:
-                self.ledger.write("grant", split=made.split, client=name)
-                self._todo.remove(self._place[split := made.split])
+                self.ledger.write("grant", split=decision.split, client=name)
+                self._todo.remove(self._place[split := decision.split])
                 self._ahead.pop((state.epoch, split), None)
-                one.settled = False
-            self._serves[made.split] = made.worker
-        elif isinstance(made, Ahead):
-            self._ahead[coming, made.split] = name, made.worker
-        elif isinstance(made, End):
+                member.settled = False
+            self._serves[decision.split] = decision.worker
+        elif isinstance(decision, Ahead):
+            self._ahead[coming, decision.split] = name, decision.worker
+        elif isinstance(decision, End):
             self.ledger.write("end", client=name)
             self._turn.notify_all()
-        return made
+        return decision
 
     def _told(self, name: str, decision: policy.Decision) -> dict[str, Any]:
         state = self.ledger.state
@@ -483,7 +495,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         gone = {split for split, mark in state.marks.items() if mark == DONE} | set(state.held)
         self._todo = [place for place, split in enumerate(self._sequence) if split not in gone]
         self._serves = {}
-        self._ahead = {key: one for key, one in self._ahead.items() if key[0] >= state.epoch}
+        self._ahead = {key: worker for key, worker in self._ahead.items() if key[0] >= state.epoch}
 
     def _sequence_of(self, epoch: int) -> list[int]:
         return reader.order(self.session, len(self.splits), epoch)

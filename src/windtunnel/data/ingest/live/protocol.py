@@ -129,9 +129,9 @@ def body(action: Any) -> dict[str, Any]:
 def parsed(text: bytes) -> dict[str, Any]:
     """A JSON object. Raises FlightServerError when it is none."""
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(text)
-        if isinstance(found, dict):
-            return found
+        content = json.loads(text)
+        if isinstance(content, dict):
+            return content
     raise fl.FlightServerError("a call is not understood: its body is no JSON object")
 
 
@@ -164,8 +164,8 @@ class Link:
             options = fl.FlightCallOptions(timeout=TIMEOUT)
             request = fl.Action(action, json.dumps(fields).encode())
             answers = list(self._connected().do_action(request, options))
-            found: dict[str, Any] = json.loads(answers[0].body.to_pybytes())
-            return found
+            response: dict[str, Any] = json.loads(answers[0].body.to_pybytes())
+            return response
 
     def persist(self, action: str, patience: float, stop: threading.Event, **fields: Any) -> dict[str, Any]:
         """`call`, tried again for ``patience`` seconds while nobody answers, or until ``stop``.
@@ -255,7 +255,7 @@ def _asks_for_tls(place: tuple[str, int]) -> bool:
 def _place(address: str) -> tuple[str, int] | None:
     """Host and port; None where it has not both."""
     with contextlib.suppress(ValueError):
-        found = urlsplit(address)
-        if found.hostname and found.port and " " not in address:
-            return found.hostname, found.port
+        parts = urlsplit(address)
+        if parts.hostname and parts.port and " " not in address:
+            return parts.hostname, parts.port
     return None

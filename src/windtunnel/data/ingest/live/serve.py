@@ -95,9 +95,9 @@ def started(
         address = lines.readline().strip()
     if not address:
         assert process.stderr is not None
-        told = process.stderr.read().decode(errors="replace").strip().splitlines()
+        errors = process.stderr.read().decode(errors="replace").strip().splitlines()
         process.wait()
-        raise UserError(told[-1] if told else "the master ended before it listened")
+        raise UserError(errors[-1] if errors else "the master ended before it listened")
     return process, address
 
 

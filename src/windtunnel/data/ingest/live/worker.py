@@ -87,34 +87,34 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
         self._stop.set()
 
     def _register(self) -> None:
-        told = self._link.persist(
+        response = self._link.persist(
             "register", self._patience, self._stop, role="worker", name=self.name, address=self.address,
             process=str(Identity.own()),
         )  # fmt: skip
-        self._session = from_plain(Session, told["session"])
-        self._every = told["every"]
+        self._session = from_plain(Session, response["session"])
+        self._every = response["every"]
 
     def _tell(self) -> dict[str, Any]:
         with self._turn:
             self._clock(0)
-            made, busy = self._made, self._busy
-            asked, self._asked = self._asked, []
+            rows, busy = self._made, self._busy
+            splits, self._asked = self._asked, []
         try:
             return self._link.persist(
-                "heartbeat", self._patience, self._stop, role="worker", name=self.name, made=made, busy=busy,
-                cpu=time.process_time(), open=self._open, asked=asked,
+                "heartbeat", self._patience, self._stop, role="worker", name=self.name, made=rows, busy=busy,
+                cpu=time.process_time(), open=self._open, asked=splits,
             )  # fmt: skip
         except Refused:
             return {}
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Batches of a split, from number ``first`` on, each with its `STAMP`."""
-        asked = protocol.parsed(ticket.ticket)
+        request = protocol.parsed(ticket.ticket)
         try:
-            split = from_plain(Split, asked["split"])
-            epoch, first = int(asked["epoch"]), int(asked["first"])
+            split = from_plain(Split, request["split"])
+            epoch, first = int(request["epoch"]), int(request["first"])
             with self._turn:
-                self._asked.append((str(asked["client"]), epoch, split.number, first))
+                self._asked.append((str(request["client"]), epoch, split.number, first))
         except (KeyError, TypeError, ValueError) as error:
             raise fl.FlightServerError("a ticket is not understood") from error
         ahead = max(2, 2 * reader.BLOCK // self._session.batch) if self._session else 2
@@ -134,13 +134,13 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
         with self._turn:
             self._open += 1
         try:
-            made = reader.batches(self._session, split, epoch)
-            number, held = 0, self._timed(made)
+            batches = reader.batches(self._session, split, epoch)
+            number, held = 0, self._timed(batches)
             if held is None:
                 yield EMPTY, STAMP.pack(epoch, split.number, 0, True)
             while held is not None:
                 # One ahead: the last one says that it is.
-                after = self._timed(made)
+                after = self._timed(batches)
                 if number >= first:
                     with self._turn:
                         self._made += 1
@@ -172,7 +172,7 @@ class Worker(fl.FlightServerBase):  # type: ignore[misc]
         self._making += change
 
 
-def _ahead(made: Iterator[T], count: int) -> Iterator[T]:
+def _ahead(source: Iterator[T], count: int) -> Iterator[T]:
     """What ``made`` gives, ``count`` of them ahead of who takes them: a block of rows is decoded at once, and
     the next one meanwhile. A taker that goes away (a stream that is cancelled) ends it."""
     ready: deque[T] = deque()
@@ -182,9 +182,9 @@ def _ahead(made: Iterator[T], count: int) -> Iterator[T]:
     def make() -> None:
         nonlocal over
         try:
-            for one in made:
+            for item in source:
                 with turn:
-                    ready.append(one)
+                    ready.append(item)
                     turn.notify_all()
                     turn.wait_for(lambda: over or len(ready) < count)
                     if over:
@@ -192,7 +192,7 @@ def _ahead(made: Iterator[T], count: int) -> Iterator[T]:
         except BaseException as error:
             failed.append(error)
         finally:
-            made.close()  # type: ignore[attr-defined]  # it is a generator
+            source.close()  # type: ignore[attr-defined]  # it is a generator
             with turn:
                 over = True
                 turn.notify_all()
@@ -204,9 +204,9 @@ def _ahead(made: Iterator[T], count: int) -> Iterator[T]:
                 turn.wait_for(lambda: over or bool(ready))
                 if not ready:
                     break
-                one = ready.popleft()
+                item = ready.popleft()
                 turn.notify_all()
-            yield one
+            yield item
         if failed:
             raise failed[0]
     finally:

@@ -302,7 +302,7 @@ def answered(ask: Ask) -> Decision:
         if isinstance(late, Wait) and ask.after >= 0 and ask.ahead < most and worker:
             return Ahead(ask.after, worker)
         return late
-    empty = sum(not one.splits for one in others)
+    empty = sum(not client.splits for client in others)
     if ask.held and (ask.held >= most or ask.left <= empty):
         return Wait("others have fewer")
     if not worker and not ask.held:
@@ -364,7 +364,7 @@ def _remembered(load: Load) -> Memory:
     new = (load.period, load.consumed, load.stalled * load.period, load.made, load.busy)
     old = load.memory
     before = (old.seconds, old.consumed, old.stalled, old.made, old.busy)
-    return Memory(*(KEPT * one + more for one, more in zip(before, new, strict=True)))
+    return Memory(*(KEPT * previous + more for previous, more in zip(before, new, strict=True)))
 
 
 def _saturated(load: Load) -> bool:

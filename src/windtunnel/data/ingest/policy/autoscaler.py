@@ -20,12 +20,12 @@ class Autoscaler:
         self._decide, self._log = decide, log
 
     def period(
-        self, now: float, seconds: float, *, consumed: int, stalled: float, buffered: float, made: int,
+        self, now: float, seconds: float, *, consumed: int, stalled: float, buffered: float, produced: int,
         busy: float, ready: int,
     ) -> None:  # fmt: skip
         """A period is over, in which this was seen, as of `Load`."""
         load = Load(
-            self.settings, seconds, consumed, stalled, buffered, made, busy, self.target, ready,
+            self.settings, seconds, consumed, stalled, buffered, produced, busy, self.target, ready,
             now - self.up, now - self.down, self.memory,
         )  # fmt: skip
         scale = self._decide(load)

@@ -121,10 +121,10 @@ def handle(m: Memory, k: int, time_: int, count: int) -> int:
         if op == wire.FLOATS:
             values = packet.floats
             if entry.have == 0:
-                for one in range(VALUES):
-                    floats[one] = 0.0
-            for one in range(VALUES):
-                floats[one] += values[one]
+                for at in range(VALUES):
+                    floats[at] = 0.0
+            for at in range(VALUES):
+                floats[at] += values[at]
         elif entry.have == 0 or action == TAKE:
             copy(sums, packet.values)
         else:
@@ -150,8 +150,8 @@ def handle(m: Memory, k: int, time_: int, count: int) -> int:
         return count
     if op == wire.FLOATS:
         rounded = packet.floats
-        for one in range(VALUES):
-            rounded[one] = np.float32(floats[one])
+        for at in range(VALUES):
+            rounded[at] = np.float32(floats[at])
     else:
         copy(packet.values, sums)
     wire.head(packet, wire.RESULT, op, entry.flags, 0, job.token, sequence, have, to, number)
@@ -195,19 +195,19 @@ def loop(m: Memory, fd: int, patience: int, until: int) -> None:
     """Serve ``until`` then (ns)."""
     looked = 0
     while True:
-        found = datagrams.receive(m.came, fd)
+        received = datagrams.receive(m.came, fd)
         time_ = datagrams.now(m.came)
         count = 0
-        for k in range(found):
+        for k in range(received):
             logged = m.counts[0].logged
-            made = handle(m, k, time_, count)
+            sent = handle(m, k, time_, count)
             if m.counts[0].logged > logged:
                 row = m.log[logged]
-                row.did_have, row.sent = m.entries[row.job, row.place].have, made - count
-            if made < 0:
+                row.did_have, row.sent = m.entries[row.job, row.place].have, sent - count
+            if sent < 0:
                 m.counts[0].refused += 1
             else:
-                count = made
+                count = sent
         datagrams.send_all(m.goes, fd, count)
         if time_ - looked >= patience // 8:
             looked = time_
@@ -216,7 +216,7 @@ def loop(m: Memory, fd: int, patience: int, until: int) -> None:
                     datagrams.send_all(m.goes, fd, remind(m, number, time_, patience, 0))
         if time_ >= until:
             return
-        if found <= 0:
+        if received <= 0:
             datagrams.wait(m.came, fd, False, max(patience // 8_000_000, 1))
 
 

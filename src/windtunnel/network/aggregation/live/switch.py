@@ -93,9 +93,9 @@ def thrown(counts: Any) -> bool:
     if counts.lose <= 0.0:
         return False
     counts.random = counts.random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-    found = np.float64(counts.random >> np.uint64(11)) / 2.0**53 < counts.lose
-    counts.thrown += found
-    return found  # type: ignore[no-any-return]
+    lost = np.float64(counts.random >> np.uint64(11)) / 2.0**53 < counts.lose
+    counts.thrown += lost
+    return lost  # type: ignore[no-any-return]
 
 
 @jit
@@ -225,27 +225,27 @@ def loop(m: Memory, fd: int, rules: int, share: int, direct: bool, until: int) -
     """Serve ``until`` then (ns), or until there is something for Python to do."""
     counts = m.counts[0]
     while True:
-        found = datagrams.receive(m.came, fd)
-        if found <= 0:
+        received = datagrams.receive(m.came, fd)
+        if received <= 0:
             left = until - datagrams.now(m.came)
             if left <= 0 or counts.controls > 0:
                 break
             datagrams.wait(m.came, fd, False, left // 1_000_000 + 1)
             continue
         count = 0
-        for k in range(found):
+        for k in range(received):
             if thrown(counts):
                 continue
             logged = counts.logged
-            made = handle(m, k, rules, share, direct, count)
+            sent = handle(m, k, rules, share, direct, count)
             if counts.logged > logged:
                 row, slot = m.log[logged], m.slots[m.log[logged].slot]
                 row.did_there, row.did_level, row.did_held = slot.bits, slot.level, slot.held
-                row.did_sent = made - count
-            if made < 0:
+                row.did_sent = sent - count
+            if sent < 0:
                 counts.refused += 1
             else:
-                count = made
+                count = sent
         kept = 0
         for place_ in range(count):  # what gets lost is left out
             if counts.lose > 0.0 and thrown(counts):
@@ -323,8 +323,8 @@ class Switch:
         for number in np.flatnonzero(jobs["heard"]):
             self._heard[number], jobs["heard"][number] = now, 0
         for place_ in range(int(counts["controls"])):
-            told = self.memory.controls[place_].copy()
-            self._told(told, int(self.memory.origins[place_]), now)
+            message = self.memory.controls[place_].copy()
+            self._told(message, int(self.memory.origins[place_]), now)
         counts["controls"] = 0
         if self._log is not None:
             for row in self.memory.log[: int(counts["logged"])]:
@@ -338,17 +338,17 @@ class Switch:
 
     def _told(self, head: Any, origin: int, now: float) -> None:
         jobs, kind, token = self.memory.jobs, int(head["kind"]), int(head["token"])
-        found = np.flatnonzero(jobs["token"] == np.uint64(token)) if token else np.zeros(0, np.int64)
-        if kind == wire.OPENED and origin == int(self.memory.server[0]["word"]) and len(found):
-            jobs["ready"][found[0]] = 1
-        elif kind == wire.LEAVE and len(found):
-            number = int(found[0])
+        matches = np.flatnonzero(jobs["token"] == np.uint64(token)) if token else np.zeros(0, np.int64)
+        if kind == wire.OPENED and origin == int(self.memory.server[0]["word"]) and len(matches):
+            jobs["ready"][matches[0]] = 1
+        elif kind == wire.LEAVE and len(matches):
+            number = int(matches[0])
             for worker in np.flatnonzero(jobs["workers"]["word"][number] == np.uint64(origin)):
                 jobs["left"][number] |= 1 << int(worker)
             if jobs["left"][number] == jobs["full"][number]:  # until then some may need results
                 self._end(number)
         elif kind == wire.JOIN and token:
-            self._join(head, int(found[0]) if len(found) else self._free(now), origin, now)
+            self._join(head, int(matches[0]) if len(matches) else self._free(now), origin, now)
 
     def _free(self, now: float) -> int | None:
         """The place of a job that there is not, or that has said nothing for long."""
@@ -391,9 +391,9 @@ class Switch:
         else:
             self._say(wire.control(wire.JOINED, token, sequence=window, bits=worker, job=number), origin)
 
-    def _say(self, told: bytes, to: int) -> None:
+    def _say(self, message: bytes, to: int) -> None:
         with suppress(OSError):  # it will be asked for again
-            self.sock.sendto(told, datagrams.address(to))
+            self.sock.sendto(message, datagrams.address(to))
 
     def told(self) -> str:
         """What it has done, as one JSON value."""

@@ -59,13 +59,13 @@ def control(
     return np.array([(MAGIC, kind, 0, flags, 0, token, sequence, bits, to, job, 0)], HEAD).tobytes()
 
 
-def address(told: str, who: str) -> tuple[str, int]:
+def address(text: str, who: str) -> tuple[str, int]:
     """The host and port of "host:port".
 
     Raises:
         UserError: it is not that.
     """
-    host, colon, port = told.rpartition(":")
+    host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise UserError(f"{who}: address {told!r} is none, accepted is such as 10.0.0.9:7000")
+        raise UserError(f"{who}: address {text!r} is none, accepted is such as 10.0.0.9:7000")
     return host, int(port)

@@ -117,9 +117,9 @@ def take(m: Memory, packet: Any, out: NDArray[np.float32]) -> None:
 def hear(m: Memory, fd: int, values: NDArray[np.float32], out: NDArray[np.float32]) -> int:
     """All that has come: how many datagrams there were."""
     own, count = m.state[0], 0
-    found = datagrams.receive(m.came, fd)
+    received = datagrams.receive(m.came, fd)
     time_ = datagrams.now(m.came)
-    for k in range(found):
+    for k in range(received):
         packet, size = m.packets[k], m.came.messages[k].size
         if size < SHORT or packet.magic != wire.MAGIC or packet.token != own.token:
             own.strange += 1
@@ -127,25 +127,25 @@ def hear(m: Memory, fd: int, values: NDArray[np.float32], out: NDArray[np.float3
         sequence = packet.sequence
         if not own.floor <= sequence < own.next or m.ring[sequence % len(m.ring)].done:
             continue
-        seen = m.ring[sequence % len(m.ring)]
+        slot = m.ring[sequence % len(m.ring)]
         if packet.kind == wire.REMINDER and packet.to >> own.number & 1:
             fill(m, values, sequence, count, True)
-            seen.at, seen.asked = time_, seen.asked + 1
+            slot.at, slot.asked = time_, slot.asked + 1
             own.resent += 1
             count += 1
         elif packet.kind == wire.RESULT and packet.bits == own.full and size == LONG:
             take(m, packet, out)
-            seen.done = 1
+            slot.done = 1
             own.newest = max(own.newest, sequence)
-            if seen.asked == 0:
+            if slot.asked == 0:
                 # what was repaired comes late: the estimate follows short times soon, and long ones slowly
-                more = time_ - seen.at - own.trip
+                more = time_ - slot.at - own.trip
                 own.trip += more if own.trip == 0 else more // (2 if more < 0 else 32)
                 own.patience = min(2 * own.trip + LEAST, MOST)
             while own.floor < own.next and m.ring[own.floor % len(m.ring)].done:
                 own.floor += 1
     datagrams.send_all(m.goes, fd, count)
-    return found
+    return received
 
 
 @jit
@@ -162,21 +162,21 @@ def loop(m: Memory, fd: int, values: NDArray[np.float32], out: NDArray[np.float3
             if 0 <= block < own.blocks and not m.agreed[block // VALUES]:
                 break
             fill(m, values, own.next, count, False)
-            seen = m.ring[own.next % len(m.ring)]
-            seen.at, seen.asked, seen.done = time_, 0, 0
+            slot = m.ring[own.next % len(m.ring)]
+            slot.at, slot.asked, slot.done = time_, 0, 0
             own.next += 1
             count += 1
         ahead = count
         if time_ - own.looked > LEAST // 8:
             own.looked = time_
             for sequence in range(own.floor, own.next):
-                seen = m.ring[sequence % len(m.ring)]
-                if seen.done or count >= len(m.out):
+                slot = m.ring[sequence % len(m.ring)]
+                if slot.done or count >= len(m.out):
                     continue
                 later = own.newest - sequence
-                if is_due(time_ - seen.at, own.patience, seen.asked, later, own.window - 1):
+                if is_due(time_ - slot.at, own.patience, slot.asked, later, own.window - 1):
                     fill(m, values, sequence, count, True)
-                    seen.at, seen.asked = time_, seen.asked + 1
+                    slot.at, slot.asked = time_, slot.asked + 1
                     own.resent += 1
                     count += 1
         datagrams.send_all(m.goes, fd, count)
@@ -234,17 +234,17 @@ class Aggregator:
         while time.monotonic() < last:
             with suppress(OSError):  # nobody there as yet, or no answer as yet
                 self._sock.send(asks)
-                told = np.frombuffer(self._sock.recv(SHORT), HEAD)[0]
-                if told["magic"] != wire.MAGIC or int(told["token"]) != token:
+                response = np.frombuffer(self._sock.recv(SHORT), HEAD)[0]
+                if response["magic"] != wire.MAGIC or int(response["token"]) != token:
                     continue
-                if told["kind"] == wire.REFUSED:
+                if response["kind"] == wire.REFUSED:
                     raise UserError(
                         f"aggregation: the switch refuses worker {self.rank} of {self.world}: it has all the"
                         " jobs that it takes, or this one with other workers"
                     )
-                if told["kind"] == wire.JOINED:
+                if response["kind"] == wire.JOINED:
                     state = self._memory.state
-                    state["job"], state["window"] = told["job"], told["sequence"]
+                    state["job"], state["window"] = response["job"], response["sequence"]
                     return
         raise AggregationLost(
             f"the switch has not let worker {self.rank} join within {self.deadline:g} s: it or its server"
@@ -398,8 +398,8 @@ hook.__annotations__ = {}  # DDP wants types there, or nothing; with deferred an
 
 def _unwrapped(future: torch.futures.Future[Any]) -> torch.Tensor:
     """As DDP takes it: an exception that a callback raises is one that backward ends with."""
-    found = future.value()
-    if isinstance(found, BaseException):
-        raise found
-    assert isinstance(found, torch.Tensor)
-    return found
+    value = future.value()
+    if isinstance(value, BaseException):
+        raise value
+    assert isinstance(value, torch.Tensor)
+    return value

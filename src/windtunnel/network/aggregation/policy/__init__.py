@@ -183,9 +183,9 @@ def merge(bits: int, have: int, full: int) -> tuple[int, int]:
 
 
 @jit
-def is_due(waited: int, patience: int, asked: int, later: int, enough: int) -> bool:
+def is_due(waited: int, patience: int, resends: int, later: int, enough: int) -> bool:
     """`Waiting` -> whether to ask now: each time after twice as long, or at once when later ones came."""
-    return waited >= patience << min(asked, DOUBLINGS) or (asked == 0 and later >= enough)
+    return waited >= patience << min(resends, DOUBLINGS) or (resends == 0 and later >= enough)
 
 
 @jit
@@ -237,7 +237,9 @@ def decide(observation: Observation) -> Decision:
 
 
 def _by(rules: Rules) -> Callable[[Observation], Decision]:
-    return lambda seen: decide(replace(seen, rules=rules) if isinstance(seen, Offered) else seen)
+    return lambda observation: decide(
+        replace(observation, rules=rules) if isinstance(observation, Offered) else observation
+    )
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {

@@ -72,9 +72,9 @@ def add(own: Any, other: Any) -> bool:
     """``own`` += ``other`` (int32), held at the ends of int32; whether any sum was."""
     held = False
     for place in range(VALUES):
-        found: Any = np.int64(own[place]) + np.int64(other[place])
-        kept: Any = min(max(found, LOWEST), HIGHEST)
-        held |= found != kept
+        total: Any = np.int64(own[place]) + np.int64(other[place])
+        kept: Any = min(max(total, LOWEST), HIGHEST)
+        held |= total != kept
         own[place] = kept
     return held
 

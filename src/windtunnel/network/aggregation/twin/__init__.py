@@ -123,8 +123,8 @@ def emulate(jobs: Sequence[Job], world: World, rules: Rules, seed: int, first: i
         server["newest"] = server["last"] = server["entries"]["sequence"] = -1
         server["down"] = engine.route([back, At(root)])
         at = [switch["jobs"][number] for switch in switches]
-        for one in at:
-            one["share"], one["window"], one["newest"] = share, window, -1
+        for record in at:
+            record["share"], record["window"], record["newest"] = share, window, -1
         at[root]["up"], at[root]["full"] = engine.route([there, At(count + number, int(world.direct))]), full
         for worker, (up, down) in enumerate(wires.workers[number]):
             rack = worker % len(wires.racks) if wires.racks else root
@@ -196,7 +196,7 @@ def _ran(
     awaited = [worker for worker, job in zip(workers, owner, strict=True) if job < len(jobs)]
     most = 1000 * max(job.start + job.iterations * job.compute for job in jobs) + 10.0
     step = 1e-3
-    while any(one["finished"] < 0 for one in awaited):
+    while any(record["finished"] < 0 for record in awaited):
         if engine.now > most:
             raise RuntimeError(f"jobs have not ended after {engine.now:.3g} s: they wait for each other")
         engine.run(engine.now + step)
@@ -208,7 +208,7 @@ def _ran(
     did = sum(switch["did"] for switch in switches)
     return Outcome(
         jct=tuple(float(ends[owner == number].max()) - job.start for number, job in enumerate(jobs)),
-        bytes=tuple(int(one) for one in engine.links["passed_bytes"]),
+        bytes=tuple(int(record) for record in engine.links["passed_bytes"]),
         actions={name: int(times) for name, times in zip(ACTIONS, did, strict=True)},
         server_packets=int(sum(server["came"] for server in servers)),
         reminders=int(sum(server["reminders"] for server in servers)),

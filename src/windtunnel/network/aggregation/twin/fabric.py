@@ -71,8 +71,8 @@ class Rack:
 def table(rack: Rack, policy: str, neighbours: int) -> Floats:
     """Seconds of sums of `SIZES` beside the first so many of `NEIGHBOURS`, shape (neighbours, sizes)."""
     beside = NEIGHBOURS[: 1 + np.searchsorted(NEIGHBOURS, neighbours)]
-    found = [[measured(rack, policy, others, size) for size in SIZES] for others in beside]
-    return np.maximum.accumulate(np.maximum.accumulate(np.array(found), axis=0), axis=1)
+    rows = [[measured(rack, policy, others, size) for size in SIZES] for others in beside]
+    return np.maximum.accumulate(np.maximum.accumulate(np.array(rows), axis=0), axis=1)
 
 
 def measured(rack: Rack, policy: str, neighbours: int, fragments: int) -> float:
@@ -81,22 +81,22 @@ def measured(rack: Rack, policy: str, neighbours: int, fragments: int) -> float:
     burst = BURST * PACKET / rack.rate
     iterations = max(1, min(nodes.MOST_ITERATIONS, 2 * BURST // fragments))
     own = Job(rack.workers, fragments, 0.0, 1, iterations, 2 * burst, late=0.0, urgency=URGENCY)
-    found = []
+    times = []
     for seed in range(SEEDS if neighbours and rack.workers <= 16 else 1):
         starts = np.random.default_rng(seed).uniform(0.0, 2 * burst, neighbours)
         others = [
             Job(rack.workers, BURST, burst, 1, nodes.MOST_ITERATIONS, float(start), urgency=URGENCY)
             for start in starts
         ]
-        found.append(emulate([own, *others], world, rules, seed, first=1).jct[0] / iterations)
-    return float(np.mean(found))
+        times.append(emulate([own, *others], world, rules, seed, first=1).jct[0] / iterations)
+    return float(np.mean(times))
 
 
 def curve(rack: Rack, policy: str, neighbours: int, fragments: float) -> float:
     """Seconds of one sum of so many fragments on each NIC."""
-    found = table(rack, policy, neighbours)
-    row = np.array([np.interp(neighbours, NEIGHBOURS[: len(found)], one) for one in found.T])
-    least, last = float(found[0, 0]), float(row[-1])
+    times = table(rack, policy, neighbours)
+    row = np.array([np.interp(neighbours, NEIGHBOURS[: len(times)], column) for column in times.T])
+    least, last = float(times[0, 0]), float(row[-1])
     if fragments > SIZES[-1]:
         return least + (last - least) * fragments / SIZES[-1]
     return float(np.interp(fragments, SIZES, row))
@@ -139,10 +139,10 @@ def alternatives(cluster: Cluster, policy: str, neighbours: int) -> list[Alterna
         ), placed  # fmt: skip
 
     def seconds(call: Collective, group: Group) -> float | None:
-        found = at(group.ranks) if call.kind == "all_reduce" and call.dtype in DTYPES else None
-        if found is None:
+        placement = at(group.ranks) if call.kind == "all_reduce" and call.dtype in DTYPES else None
+        if placement is None:
             return None
-        rack, placed = found
+        rack, placed = placement
         local, size = placed.ranks_per_host, max(call.in_bytes, call.out_bytes)
         groups = host.devices * host.intra_hosts / local  # of this shape at once, as in any SPMD job
         fragments = math.ceil(size / DTYPE_BYTES[call.dtype] * groups / nics / VALUES)

@@ -259,10 +259,10 @@ def compute(own: Record, now: int) -> None:
 @jit_inline
 def repeat(own: Record, sequence: int, now: int, outbox: Any, reply: Any) -> None:
     """Send a fragment again, past the switch."""
-    seen = own.ring[sequence % RING]
+    slot = own.ring[sequence % RING]
     out = send(outbox, reply, RESENT, own.job, own.up, own.size)
     say(out, sequence, 1 << own.number, value_of(sequence, own.number), 0)
-    seen.at, seen.asked = now, seen.asked + 1
+    slot.at, slot.asked = now, slot.asked + 1
     own.resent += 1
 
 
@@ -275,8 +275,8 @@ def worker(now, port, packet, state, outbox, reply):  # type: ignore[no-untyped-
     if port != layout.WAKE:
         head = carray(packet, 1)[0]
         sequence = head.word0
-        seen = own.ring[sequence % RING]
-        if not own.floor <= sequence < own.next or seen.done:
+        slot = own.ring[sequence % RING]
+        if not own.floor <= sequence < own.next or slot.done:
             return layout.CONSUME
         if head.tag >> 8 == REMINDER:
             if head.word1 >> own.number & 1:
@@ -286,7 +286,7 @@ def worker(now, port, packet, state, outbox, reply):  # type: ignore[no-untyped-
         for number in range(own.workers):
             total += value_of(sequence, number)
         own.wrong += total != head.word2
-        seen.done = 1
+        slot.done = 1
         own.newest = max(own.newest, sequence)
         own.got[own.layers - 1 - sequence % own.fragments // part] += 1
         while own.floor < own.next and own.ring[own.floor % RING].done:
@@ -302,17 +302,17 @@ def worker(now, port, packet, state, outbox, reply):  # type: ignore[no-untyped-
         level = own.priority[sequence // own.fragments * MOST_LAYERS + layer]
         out = send(outbox, reply, GRADIENT, own.job, own.up, own.size)
         say(out, sequence, bit, value_of(sequence, own.number), level)
-        seen = own.ring[sequence % RING]
-        seen.at, seen.asked, seen.done = now, 0, 0
+        slot = own.ring[sequence % RING]
+        slot.at, slot.asked, slot.done = now, 0, 0
         own.next += 1
     wake = np.int64(layout.NEVER)
     for sequence in range(own.floor, own.next):
-        seen = own.ring[sequence % RING]
-        if seen.done:
+        slot = own.ring[sequence % RING]
+        if slot.done:
             continue
-        if is_due(now - seen.at, own.patience, seen.asked, own.newest - sequence, own.window - 1):
+        if is_due(now - slot.at, own.patience, slot.asked, own.newest - sequence, own.window - 1):
             repeat(own, sequence, now, outbox, reply)
-        wake = min(wake, seen.at + (own.patience << min(seen.asked, DOUBLINGS)))
+        wake = min(wake, slot.at + (own.patience << min(slot.asked, DOUBLINGS)))
         if port != layout.WAKE or answer.count >= layout.OUTBOX - 1:
             break
     if own.next < last:

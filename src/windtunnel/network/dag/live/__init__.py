@@ -82,7 +82,7 @@ class _Task:
 
 def run(
     jobs: Iterable[Job], resources: Mapping[str, float], schedule: str, *,
-    told: Callable[[Observation, Decision], None] | None = None,
+    decided: Callable[[Observation, Decision], None] | None = None,
     did: Callable[[Did], object] = lambda _: None,
 ) -> Outcome:  # fmt: skip
     """Let all jobs end. ``resources``: of host H the processors (``H``) and the bytes/s of its link
@@ -101,8 +101,8 @@ def run(
     known = dict(resources)
     coming = sorted(map(split, checked(jobs, known)), key=lambda job: job.begins)
     flows, numbers = _numbered(coming)
-    used = [one for job in coming for task in job.tasks for one, _ in task.loads]
-    names = list(dict.fromkeys(one.removesuffix(".out").removesuffix(".in") for one in used))
+    used = [resource for job in coming for task in job.tasks for resource, _ in task.loads]
+    names = list(dict.fromkeys(resource.removesuffix(".out").removesuffix(".in") for resource in used))
     if len(names) > MOST_HOSTS:
         raise UserError(f"network dag run `real`: {len(names)} hosts, accepted are at most {MOST_HOSTS}")
     lines = {name: known[name] for name in used if name.endswith((".out", ".in"))}
@@ -114,7 +114,7 @@ def run(
             " accepted without is the twin"
         ) from error
     with closing(hosts):
-        return _Session(hosts, known, flows, numbers).run(coming, schedule, told, did)
+        return _Session(hosts, known, flows, numbers).run(coming, schedule, decided, did)
 
 
 def _numbered(jobs: Iterable[Job]) -> tuple[list[Flow], dict[Key, list[int]]]:
@@ -130,9 +130,9 @@ def _numbered(jobs: Iterable[Job]) -> tuple[list[Flow], dict[Key, list[int]]]:
                 if task.command and task.name != whole(task.name):
                     raise UserError(f"{where} is a piece of a command, accepted is a command of one unit")
                 continue
-            found = _flows(task, where)
-            numbers[job.name, task.name] = list(range(len(flows), len(flows) + len(found)))
-            flows += found
+            task_flows = _flows(task, where)
+            numbers[job.name, task.name] = list(range(len(flows), len(flows) + len(task_flows)))
+            flows += task_flows
     if len(flows) + len(computing) > MOST_TASKS:
         raise UserError(
             f"network dag run `real`: {len(flows) + len(computing)} flows and processes, accepted are at most"
@@ -177,7 +177,7 @@ class _Session:
         return time.monotonic() - self.origin
 
     def run(
-        self, coming: list[Job], schedule: str, told: Callable[[Observation, Decision], None] | None,
+        self, coming: list[Job], schedule: str, decided: Callable[[Observation, Decision], None] | None,
         did: Callable[[Did], object],
     ) -> Outcome:  # fmt: skip
         """Until all jobs have ended."""
@@ -194,16 +194,16 @@ class _Session:
                     pending = tuple(self._look(key, task) for key, task in self.here.items())
                     observation = Observation(self.now(), self.known, pending, schedule)
                     decision = decide(observation)
-                    if told is not None:
-                        told(observation, decision)
+                    if decided is not None:
+                        decided(observation, decision)
                     did(self._apply(decision))
                     self.made.decisions += 1
                     self.made.deciding = max(self.made.deciding, self.now() - woken)
                     until = min(until, max(decision.until, self.now() + SOONEST))
                 ready = poll.select(None if until == inf else max(0.0, until - self.now()))
                 woken = self.now()
-                for one, _ in ready:
-                    number, *rest = self.hosts.told(one.data)
+                for descriptor, _ in ready:
+                    number, *rest = self.hosts.told(descriptor.data)
                     (self._computed if rest else self._received)(keys[number], number, *rest)
         for (job, _), (_, end) in self.made.tasks.items():
             self.made.jobs[job] = max(self.made.jobs.get(job, 0.0), end - began[job])
@@ -238,25 +238,25 @@ class _Session:
         loads = {key: task.true.loads for key, task in self.here.items()}
         rates, shapes, begin = filled(decision.shares, loads, self.known), {}, []
         for share in decision.shares:
-            key, one = (share.job, share.task), self.here[share.job, share.task]
-            for number, flow in one.flows.items():
+            key, state = (share.job, share.task), self.here[share.job, share.task]
+            for number, flow in state.flows.items():
                 shapes[number] = rates[key] * flow.times, share.cap * flow.times
                 did.rates.append((*key, shapes[number][0]))
-                if one.began is None:
-                    begin.append((key, number, _bytes(one.true, flow)))
-            one.began = self.now() if one.began is None else one.began
+                if state.began is None:
+                    begin.append((key, number, _bytes(state.true, flow)))
+            state.began = self.now() if state.began is None else state.began
         self.hosts.shape(shapes)
         for key, number, size in begin:
             self.hosts.send(number, size)
             did.sent.append(key)
         for key in decision.begin:
-            one = self.here[key]
-            host, number, one.began = one.true.loads[0][0], min(one.open), self.now()
-            if one.true.command:
-                said = {"WINDTUNNEL_JOB": key[0], "WINDTUNNEL_TASK": key[1], "WINDTUNNEL_HOST": host}
-                self.hosts.ask(host, "run", number, one.true.command, said)
+            state = self.here[key]
+            host, number, state.began = state.true.loads[0][0], min(state.open), self.now()
+            if state.true.command:
+                variables = {"WINDTUNNEL_JOB": key[0], "WINDTUNNEL_TASK": key[1], "WINDTUNNEL_HOST": host}
+                self.hosts.ask(host, "run", number, state.true.command, variables)
             else:
-                self.hosts.ask(host, "spin", number, one.true.size)
+                self.hosts.ask(host, "spin", number, state.true.size)
             did.begun.append(key)
         return did
 

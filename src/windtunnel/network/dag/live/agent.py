@@ -54,10 +54,10 @@ class Agent:
         self._control.send(json.dumps(words).encode())
 
     def _asked(self) -> None:
-        told = self._control.recv(1 << 16)
-        if not told:
+        message = self._control.recv(1 << 16)
+        if not message:
             os._exit(0)
-        kind, number, *rest = json.loads(told)
+        kind, number, *rest = json.loads(message)
         todo: dict[str, Callable[..., None]] = {"send": self._send, "spin": self._spin, "run": self._run}
         todo[kind](number, *rest)
 

@@ -76,11 +76,11 @@ class Hosts:
             raise
 
     def _namespace(self) -> int:
-        made = namespaces.apart(
+        namespace = namespaces.apart(
             ["net"], lambda: os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         )
-        self._stack.callback(os.close, made)
-        return made
+        self._stack.callback(os.close, namespace)
+        return namespace
 
     def _bridge(self) -> None:
         network.ask(lambda route: route.link("add", ifname="wtb", kind="bridge"))
@@ -139,9 +139,9 @@ class Hosts:
     def told(self, host: str) -> list[Any]:
         """The number of what ended there, of a process also its status and seconds of CPU. Raises HostError:
         the agent is gone."""
-        if not (found := self.controls[host].recv(4096)):
+        if not (message := self.controls[host].recv(4096)):
             raise self.ended(host)
-        words: list[Any] = json.loads(found)
+        words: list[Any] = json.loads(message)
         return words
 
     def send(self, number: int, size: int) -> None:
@@ -157,7 +157,7 @@ class Hosts:
             for name in (f"{flow.source}.out", f"{flow.destination}.in"):
                 if self._set.get((name, number)) != given:
                     self._set[name, number] = given
-                    rate, cap = (min(1.0, max(LEAST, one / self._lines[name])) for one in given)
+                    rate, cap = (min(1.0, max(LEAST, rate_ / self._lines[name])) for rate_ in given)
                     line = self._lines[name] * FRAMED
                     # what others leave goes to those who have most, nearly all: at once also to one that has
                     # just been given more, and still owes for what it sent when it had less
@@ -177,9 +177,9 @@ class Hosts:
 
     def close(self) -> None:
         """End all that runs there; all else goes with it."""
-        for one in self._agents.values():
-            one.kill()
-            one.wait()
+        for process in self._agents.values():
+            process.kill()
+            process.wait()
         self._stack.close()
 
 

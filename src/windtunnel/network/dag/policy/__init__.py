@@ -150,18 +150,18 @@ def _slack(observation: Observation) -> Decision:
     for (job, _), load in loads.items():
         rest[job] = max(rest[job], load)
 
-    def slack(one: Pending) -> float:
-        found = ends[one.job] - path[_key(one)]
-        return found if found > NO_SLACK * ends[one.job] else 0.0
+    def slack(flow: Pending) -> float:
+        slack_ = ends[flow.job] - path[_key(flow)]
+        return slack_ if slack_ > NO_SLACK * ends[flow.job] else 0.0
 
-    def rank(one: Pending) -> tuple[Any, ...]:
-        own = slack(one)
-        crowded = max((name for name, _ in one.task.loads), key=wanted.__getitem__)
-        over = max((left for other, left in waiting.get(crowded, ()) if other is not one), default=0.0)
-        return own > over, rest[one.job] * loads[one.job, crowded], own, -behind[_key(one)]
+    def rank(flow: Pending) -> tuple[Any, ...]:
+        own = slack(flow)
+        crowded = max((name for name, _ in flow.task.loads), key=wanted.__getitem__)
+        over = max((left for other, left in waiting.get(crowded, ()) if other is not flow), default=0.0)
+        return own > over, rest[flow.job] * loads[flow.job, crowded], own, -behind[_key(flow)]
 
     shares = _shares(observation, rank)
-    late = [slack(one) for one, share in zip(_sending(observation), shares, strict=True) if share.priority]
+    late = [slack(flow) for flow, share in zip(_sending(observation), shares, strict=True) if share.priority]
     out = min((own for own in late if own), default=inf)
     soonest = NO_SLACK * max(rest.values(), default=0.0)  # jobs that nobody serves do not use slack up
     return Decision(_begin(observation, rank), shares, observation.now + max(out, soonest))
@@ -169,7 +169,7 @@ def _slack(observation: Observation) -> Decision:
 
 def _behind(observation: Observation, *, sending: bool) -> dict[Key, float]:
     """Seconds of the longest path behind each task, of computing and, if wanted, of ``sending``."""
-    behind = {_key(one): 0.0 for one in observation.pending}
+    behind = {_key(flow): 0.0 for flow in observation.pending}
     for pending in reversed(observation.pending):
         seconds = behind[_key(pending)]
         if sending or pending.task.kind == "compute":
@@ -183,10 +183,10 @@ def _behind(observation: Observation, *, sending: bool) -> dict[Key, float]:
 def _begin(observation: Observation, rank: Rank, *, even: bool = False) -> tuple[Key, ...]:
     """Computing tasks for the free processors, by rank; ``even``: of the job first that has fewest."""
     free, has = dict(observation.resources), Counter[str]()
-    for one in observation.pending:
-        if one.begun:
-            free[one.task.loads[0][0]] -= 1
-            has[one.job] += 1
+    for entry in observation.pending:
+        if entry.begun:
+            free[entry.task.loads[0][0]] -= 1
+            has[entry.job] += 1
     waiting = [
         pending
         for pending in observation.pending
@@ -195,11 +195,11 @@ def _begin(observation: Observation, rank: Rank, *, even: bool = False) -> tuple
     waiting.sort(key=rank)
     begun: list[Key] = []
     while waiting := [pending for pending in waiting if free[pending.task.loads[0][0]] >= 1]:
-        one = min(waiting, key=lambda pending: has[pending.job]) if even else waiting[0]
-        waiting.remove(one)
-        free[one.task.loads[0][0]] -= 1
-        has[one.job] += 1
-        begun.append(_key(one))
+        entry = min(waiting, key=lambda pending: has[pending.job]) if even else waiting[0]
+        waiting.remove(entry)
+        free[entry.task.loads[0][0]] -= 1
+        has[entry.job] += 1
+        begun.append(_key(entry))
     return tuple(begun)
 
 

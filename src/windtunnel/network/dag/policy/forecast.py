@@ -18,9 +18,11 @@ FULL = 1e-9
 
 def forecast(observation: Observation, rule: Callable[[Observation], Decision], most: float = inf) -> float:
     """Seconds from now to the ends of all jobs, summed; inf as soon as that is known to be above ``most``."""
-    here = {(one.job, one.task.name): one for one in observation.pending}
-    waits = {key: {name for name in one.task.after if (key[0], name) in here} for key, one in here.items()}
-    loads = {key: one.task.loads for key, one in here.items()}
+    here = {(entry.job, entry.task.name): entry for entry in observation.pending}
+    waits = {
+        key: {name for name in entry.task.after if (key[0], name) in here} for key, entry in here.items()
+    }
+    loads = {key: entry.task.loads for key, entry in here.items()}
     now, summed = 0.0, 0.0
     open_: dict[str, int] = {}
     for job, _ in here:
@@ -32,7 +34,7 @@ def forecast(observation: Observation, rule: Callable[[Observation], Decision], 
         for key in decision.begin:
             here[key] = replace(here[key], begun=True)
         rates = filled(decision.shares, loads, observation.resources)
-        rates |= {key: 1.0 for key, one in here.items() if one.begun}
+        rates |= {key: 1.0 for key, entry in here.items() if entry.begun}
         step = min(here[key].left / rate if rate else inf for key, rate in rates.items())
         step = min(step, max(decision.until - observation.now - now, FULL * step))
         now += step
@@ -64,10 +66,10 @@ def filled(
 ) -> dict[Key, float]:
     """Bytes/s of each task when smaller priorities are served first and equal ones rise together, each by
     its weight, until a link that it loads is full or its cap is reached: weighted max-min."""
-    free, found, load = dict(lines), dict[Key, float](), dict[str, float]()
+    free, rates, load = dict(lines), dict[Key, float](), dict[str, float]()
     by_priority: dict[int, dict[Key, Share]] = {}
     for share in shares:
-        found[share.job, share.task] = 0.0
+        rates[share.job, share.task] = 0.0
         by_priority.setdefault(share.priority, {})[share.job, share.task] = share
     for priority in sorted(by_priority):
         rising = by_priority[priority]
@@ -78,16 +80,16 @@ def filled(
                     load[name] = load.get(name, 0.0) + times * share.weight
             level = min(
                 *(free[name] / load[name] for name in load),
-                *((share.cap - found[key]) / share.weight for key, share in rising.items()),
+                *((share.cap - rates[key]) / share.weight for key, share in rising.items()),
             )
             for key, share in rising.items():
-                found[key] += level * share.weight
+                rates[key] += level * share.weight
             for name in load:
                 free[name] = max(0.0, free[name] - level * load[name])
             full = {name for name in load if free[name] <= FULL * lines[name]}
             rising = {
                 key: share
                 for key, share in rising.items()
-                if found[key] < share.cap * (1 - FULL) and not any(name in full for name, _ in loads[key])
+                if rates[key] < share.cap * (1 - FULL) and not any(name in full for name, _ in loads[key])
             }
-    return found
+    return rates

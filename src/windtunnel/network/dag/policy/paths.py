@@ -37,13 +37,13 @@ def checked(jobs: Iterable[Job], resources: Mapping[str, float], where: str = "j
         UserError: a name given twice, an unknown resource or task, a size that is none, or tasks that wait
             for each other (the cycle is named).
     """
-    found: dict[str, Job] = {}
+    by_name: dict[str, Job] = {}
     for name, rate in resources.items():
         if not 0.0 < rate < inf:
             raise UserError(f"{where}: resources.{name} is {rate}, accepted is a positive number")
     for job in jobs:
         at = f"{where}: {job.name}"
-        if job.name in found:
+        if job.name in by_name:
             raise UserError(f"{at} is given twice, accepted is a job of each name")
         if not (job.tasks and 0.0 <= job.begins <= LONGEST):
             raise UserError(f"{at} has no tasks or begins at {job.begins}, accepted are tasks from 0 s on")
@@ -58,14 +58,14 @@ def checked(jobs: Iterable[Job], resources: Mapping[str, float], where: str = "j
         except CycleError as error:
             cycle = " -> ".join(reversed(error.args[1]))
             raise UserError(f"{at}: tasks wait for each other: {cycle}; accepted are no cycles") from None
-        seen: set[str] = set()
+        earlier: set[str] = set()
         for task in job.tasks:
-            if not seen.issuperset(waits[task.name]):
+            if not earlier.issuperset(waits[task.name]):
                 job = replace(job, tasks=tuple(tasks[name] for name in order))
                 break
-            seen.add(task.name)
-        found[job.name] = job
-    return tuple(found.values())
+            earlier.add(task.name)
+        by_name[job.name] = job
+    return tuple(by_name.values())
 
 
 def _check(task: Task, tasks: Mapping[str, Task], resources: Mapping[str, float], at: str) -> None:
@@ -184,10 +184,10 @@ def paths(job: Job, resources: Mapping[str, float]) -> Paths:
 
     def along(steps: Mapping[str, str], at: str) -> list[str]:
         """From a task to the first that is on a way already (or to "")."""
-        found = [at]
+        path = [at]
         while (at := steps[at]) and whole(at) not in on:
-            found.append(at)
-        return [*found, at]
+            path.append(at)
+        return [*path, at]
 
     critical = along(last, max(ends, key=ends.__getitem__))[-2::-1]
     length = ends[critical[-1]]

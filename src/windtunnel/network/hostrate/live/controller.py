@@ -79,20 +79,20 @@ def control(
         while not stop.wait(spec.period):
             backlog = queue.look()[1] / (spec.packet + 14)
             observation = meter.look(time.monotonic(), backlog, *holder.counts())
-            made = decide(observation)
-            meter.took(made)
-            given = holder.give(made.shares, meter.round, max(HOLDS, TURNS * spec.period))
-            if events is not None and _differs(made, decision):
-                events.decision(CAPABILITY, policy, observation, made)
+            decision_ = decide(observation)
+            meter.took(decision_)
+            given = holder.give(decision_.shares, meter.round, max(HOLDS, TURNS * spec.period))
+            if events is not None and _differs(decision_, decision):
+                events.decision(CAPABILITY, policy, observation, decision_)
                 events.append("effect", given=given)
-                decision = made
+                decision = decision_
     finally:
         queue.close()
         if events is not None:
             events.close()
 
 
-def _differs(made: Decision, decision: Decision | None) -> bool:
-    if decision is None or [share.free for share in made.shares] != [share.free for share in decision.shares]:
+def _differs(new: Decision, decision: Decision | None) -> bool:
+    if decision is None or [share.free for share in new.shares] != [share.free for share in decision.shares]:
         return True
-    return abs(made.total - decision.total) > TOLD * decision.total
+    return abs(new.total - decision.total) > TOLD * decision.total

@@ -50,15 +50,15 @@ class Senders:
         matched = list(spec.matches())
         if spec.by == "cgroup":
             kind, folders = "cgroups", [Path(match) for _, match in matched]
-            found = [
+            prefixes = [
                 (numbered(folder, f"entities.{name}.match")[0].to_bytes(8, "little"), name)
                 for folder, (name, _) in zip(folders, matched, strict=True)
             ]
         else:
-            found = [(bpf.prefix_key(match), name) for name, match in matched]
+            prefixes = [(bpf.prefix_key(match), name) for name, match in matched]
         self._loaded = libbpf.Loaded(elf, {"allowed": size, "counts": size, kind: keys})
         try:
-            for key, name in found:
+            for key, name in prefixes:
                 self._loaded.maps[kind][key] = places[name].to_bytes(4, "little")
             self._common(0, 1)
             self._loaded.register("control")
@@ -70,8 +70,8 @@ class Senders:
 
     def counts(self) -> tuple[Array, Array]:
         """Of every entity the packets that were acknowledged, and the flows that were seen in rounds."""
-        found = np.frombuffer(self._loaded.maps["counts"].all(), COUNTS)[1:]
-        return found["acked"].astype(np.int64), found["seen"].astype(np.int64)
+        rows = np.frombuffer(self._loaded.maps["counts"].all(), COUNTS)[1:]
+        return rows["acked"].astype(np.int64), rows["seen"].astype(np.int64)
 
     def give(self, shares: tuple[Share, ...], round_: int, holds: float) -> list[list[int]]:
         """Let these shares hold for so many seconds; of each entity what `ALLOWED` names, as the kernel has

@@ -51,12 +51,12 @@ class OwnSockets:
         """Of every entity the packets that were received, and the flows that were seen in rounds."""
         for plug, place in self._known():
             received = struct.unpack_from("Q", plug.getsockopt(6, socket.TCP_INFO, 256), _RECEIVED)[0]
-            before, seen = self._had.get(plug, (received, -1))
+            before, round_ = self._had.get(plug, (received, -1))
             if received > before:
                 self._acked[place] += -(-(received - before) // self._payload)
-                self._seen[place] += seen != self._round
-                seen = self._round
-            self._had[plug] = (received, seen)
+                self._seen[place] += round_ != self._round
+                round_ = self._round
+            self._had[plug] = (received, round_)
         return self._acked.copy(), self._seen.copy()
 
     def give(self, shares: tuple[Share, ...], round_: int, holds: float) -> list[list[int]]:
@@ -80,7 +80,7 @@ class OwnSockets:
         self.give((Share(),) * len(self._acked), self._round, 0.0)
 
     def _known(self) -> list[tuple[socket.socket, int]]:
-        found = []
+        plugs = []
         for plug in self._sockets():
             with suppress(OSError):
                 whence = ipaddress.ip_address(plug.getpeername()[0])
@@ -88,11 +88,11 @@ class OwnSockets:
                     whence = whence.ipv4_mapped
                 place = next((place for net, place in self._prefixes if whence in net), None)
                 if place is not None:
-                    found.append((plug, place))
+                    plugs.append((plug, place))
         for kept in (self._had, self._clamps):
             for plug in [sock for sock in kept if sock.fileno() < 0]:
                 del kept[plug]
-        return found
+        return plugs
 
 
 def keep_short(

@@ -123,7 +123,7 @@ def decide(observation: Observation) -> Decision:
 
 def published(observation: Observation) -> Decision:
     """Windows by weight times what was sent, as printed, and only while the queue is too long."""
-    whole = sum(one.weight * one.sent for one in observation.entities)
+    whole = sum(tenant.weight * tenant.sent for tenant in observation.entities)
     if observation.backlog <= observation.settings.upper or not whole:
         return free(observation)
     total, shares = observation.settings.least, []

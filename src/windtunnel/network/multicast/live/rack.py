@@ -56,8 +56,8 @@ def port(device: str, rate: float) -> socket.socket:
 def serve(rack: int, control: socket.socket, parts: Mapping[str, Callable[[Message], Message]]) -> None:
     """Do what the controller says, until it is gone: take part in a multicast, or do another of ``parts``."""
     sockets: dict[str, socket.socket] = {}
-    while heard := control.recv(LARGEST):
-        message = json.loads(heard)
+    while data := control.recv(LARGEST):
+        message = json.loads(data)
         if message["op"] in parts:
             control.send(json.dumps(parts[message["op"]](message)).encode())
         elif message["op"] == "take":
@@ -65,10 +65,10 @@ def serve(rack: int, control: socket.socket, parts: Mapping[str, Callable[[Messa
                 if device not in sockets:
                     sockets[device] = port(device, message["rate"])
             try:
-                told = Take(rack, control, sockets, message).run()
+                response = Take(rack, control, sockets, message).run()
             except OSError as error:
-                told = {"op": "failed", "why": f"rack {rack}: {error}"}
-            control.send(json.dumps(told).encode())
+                response = {"op": "failed", "why": f"rack {rack}: {error}"}
+            control.send(json.dumps(response).encode())
 
 
 class Take:
@@ -79,7 +79,7 @@ class Take:
     ) -> None:
         self._rack, self._control, self._spec = rack, control, spec
         self._plain, self._out = sockets[INTERFACE], sockets["tx"]
-        self._ins = {one.fileno(): one for name, one in sockets.items() if name != "tx"}
+        self._ins = {plug.fileno(): plug for name, plug in sockets.items() if name != "tx"}
         for sock in self._ins.values():  # what an earlier multicast has left
             while _received(sock) is not None:
                 pass
@@ -147,13 +147,13 @@ class Take:
             self._leave()
 
     def _command(self) -> bool:
-        told = json.loads(self._control.recv(LARGEST) or b'{"op": "end"}')
-        if told["op"] == "go":
+        command = json.loads(self._control.recv(LARGEST) or b'{"op": "end"}')
+        if command["op"] == "go":
             self._relay.extend(range(self._count))
-        elif told["op"] == "rules":
-            self._follow(told)
+        elif command["op"] == "rules":
+            self._follow(command)
             self._asked, self._since = 0, time.monotonic()
-        return bool(told["op"] != "end")
+        return bool(command["op"] != "end")
 
     def _take(self, sock: socket.socket) -> None:
         for _ in range(TURN):

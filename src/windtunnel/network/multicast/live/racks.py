@@ -124,13 +124,13 @@ class Racks:
     def hear(self, rack: int) -> Message | None:
         """What it says next; None: it is lost, or silent for too long."""
         try:
-            told = self.controls[rack].recv(LARGEST)
+            data = self.controls[rack].recv(LARGEST)
         except OSError:
-            told = b""
-        if not told:
+            data = b""
+        if not data:
             self.lost.add(rack)
             return None
-        message: Message = json.loads(told)
+        message: Message = json.loads(data)
         return message
 
     def close(self) -> None:

@@ -75,15 +75,15 @@ def send(
                 late = sorted(set(of.values()) - set(sent.racks) - racks.lost - {source})
                 raise HostError(f"racks {', '.join(map(str, late))} do not have it after {deadline:g} s")
             for fd, _ in waiting.poll(1000):
-                rack, said = of[fd], racks.hear(of[fd])
-                if said is None or said["op"] == "failed":
+                rack, response = of[fd], racks.hear(of[fd])
+                if response is None or response["op"] == "failed":
                     waiting.unregister(fd)
                     racks.lost.add(rack)
-                    sent.lost[rack] = said["why"] if said else _ENDED.format(rack)
-                elif said["op"] == "ready":
+                    sent.lost[rack] = response["why"] if response else _ENDED.format(rack)
+                elif response["op"] == "ready":
                     ready.add(rack)
-                elif said["same"]:
-                    sent.racks[rack] = said
+                elif response["same"]:
+                    sent.racks[rack] = response
                 else:
                     raise HostError(
                         f"rack {rack} has something else than was sent: its digest is not {digest}"
@@ -104,9 +104,9 @@ def send(
         for rack in of.values():
             racks.tell(rack, {"op": "end"})
     for rack in set(of.values()) - racks.lost:
-        while (said := racks.hear(rack)) is not None and said["op"] != "ended":
+        while (response := racks.hear(rack)) is not None and response["op"] != "ended":
             pass
-        sent.racks[rack] = said or {}
+        sent.racks[rack] = response or {}
     sent.seconds = max((rack.get("at", began) for rack in sent.racks.values()), default=began) - began
     return sent
 

@@ -156,13 +156,13 @@ def static_trees(p: int, k: int, failed_transmitters: tuple[int, ...] = ()) -> l
 
 def rules(trees: Iterable[Tree]) -> dict[int, list[Rule]]:
     """What each rack is told, a rule for each source: no more than there are racks, however many groups."""
-    told: dict[int, list[Rule]] = {}
+    by_rack: dict[int, list[Rule]] = {}
     for tree in trees:
         source, members, sends = tree.request.source, set(tree.request.members), set(tree.transmitters)
-        told.setdefault(source, []).append(Rule(source, -1, False, True))
+        by_rack.setdefault(source, []).append(Rule(source, -1, False, True))
         for rack, feeder, _ in tree.heard:
-            told.setdefault(rack, []).append(Rule(source, feeder, rack in members, rack in sends))
-    return told
+            by_rack.setdefault(rack, []).append(Rule(source, feeder, rack in members, rack in sends))
+    return by_rack
 
 
 def disjoint(trees: Sequence[Tree]) -> bool:
@@ -205,17 +205,17 @@ def _tree(
     """Hop by hop from the source, each group as soon as one of its racks has the data; then without what no
     member needs. Transmitters in ``taken`` are not used."""
     broken, cut = taken | set(fabric.failed_transmitters), set(fabric.failed_fibres)
-    heard: dict[int, tuple[int, int]] = {request.source: (-1, 0)}
+    feeders: dict[int, tuple[int, int]] = {request.source: (-1, 0)}
     hop, fresh = 0, [request.source]
     while fresh:
         hop += 1
-        ready = [rack for rack in heard if rack not in broken]
+        ready = [rack for rack in feeders if rack not in broken]
         by_group: dict[int, list[int]] = {}
         for rack in ready:
             by_group.setdefault(shuffle.group(rack), []).append(rack)
         fresh = []
         for racks in by_group.values():
-            open_ = {rack for rack in shuffle.fed_by(racks[0]) if rack not in heard}
+            open_ = {rack for rack in shuffle.fed_by(racks[0]) if rack not in feeders}
             # who reaches most of those that have not heard it; of them, who has relayed least
             while open_:
                 reach = {rack: [to for to in open_ if (rack, to) not in cut] for rack in racks}
@@ -223,10 +223,10 @@ def _tree(
                 if not reach[best]:
                     break
                 for to in reach[best]:
-                    heard[to] = (best, hop)
+                    feeders[to] = (best, hop)
                     fresh.append(to)
                 open_ -= set(reach[best])
-    lost = [rack for rack in request.members if rack not in heard]
+    lost = [rack for rack in request.members if rack not in feeders]
     if lost:
         raise UserError(f"requests: rack {lost[0]} is cut off from rack {request.source}")
     needed, queue = set(), list(request.members)
@@ -234,7 +234,7 @@ def _tree(
         rack = queue.pop()
         if rack != request.source and rack not in needed:
             needed.add(rack)
-            queue.append(heard[rack][0])
-    kept = sorted((heard[rack][1], rack, heard[rack][0]) for rack in needed)
+            queue.append(feeders[rack][0])
+    kept = sorted((feeders[rack][1], rack, feeders[rack][0]) for rack in needed)
     senders = dict.fromkeys([request.source, *(feeder for _, _, feeder in kept)])
     return Tree(request, tuple(senders), tuple((rack, feeder, at) for at, rack, feeder in kept))

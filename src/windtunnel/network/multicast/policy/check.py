@@ -11,29 +11,29 @@ from windtunnel.network.multicast.policy.shuffle import Shuffle
 def faults(fabric: Fabric, rounds: Rounds) -> list[str]:
     """What is wrong, a sentence each: every request has one tree, in which each member takes the data once
     from a rack that has it and feeds it; no transmitter is used twice at once."""
-    shuffle, told = Shuffle(fabric.p, fabric.k), []
+    shuffle, wrongs = Shuffle(fabric.p, fabric.k), []
     planned = [tree for trees in rounds.rounds for tree in trees]
     if Counter(tree.request for tree in planned) != Counter(fabric.requests):
-        told.append("the trees are not those of the requests")
+        wrongs.append("the trees are not those of the requests")
     for number, trees in enumerate(rounds.rounds):
         if not disjoint(trees):
-            told.append(f"round {number}: a transmitter is in two trees")
+            wrongs.append(f"round {number}: a transmitter is in two trees")
     for tree in planned:
-        told += [f"from rack {tree.request.source}: {wrong}" for wrong in _sent(tree, shuffle, fabric)]
-    return told
+        wrongs += [f"from rack {tree.request.source}: {wrong}" for wrong in _sent(tree, shuffle, fabric)]
+    return wrongs
 
 
 def _sent(tree: Tree, shuffle: Shuffle, fabric: Fabric) -> list[str]:
-    has, told = {tree.request.source: 0}, []
+    has, wrongs = {tree.request.source: 0}, []
     for rack, feeder, hop in tree.heard:
         if rack in has:
-            told.append(f"rack {rack} takes it twice")
+            wrongs.append(f"rack {rack} takes it twice")
         if has.get(feeder) is None or has[feeder] >= hop:
-            told.append(f"rack {rack} listens to rack {feeder}, which has nothing at hop {hop}")
+            wrongs.append(f"rack {rack} listens to rack {feeder}, which has nothing at hop {hop}")
         if rack not in shuffle.fed_by(feeder) or (feeder, rack) in fabric.failed_fibres:
-            told.append(f"no fibre leads from rack {feeder} to rack {rack}")
+            wrongs.append(f"no fibre leads from rack {feeder} to rack {rack}")
         if feeder not in tree.transmitters or feeder in fabric.failed_transmitters:
-            told.append(f"rack {feeder} does not send")
+            wrongs.append(f"rack {feeder} does not send")
         has[rack] = hop
     missing = set(tree.request.members) - set(has)
-    return told + [f"rack {rack} does not get it" for rack in sorted(missing)]
+    return wrongs + [f"rack {rack} does not get it" for rack in sorted(missing)]

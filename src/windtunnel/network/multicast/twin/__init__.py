@@ -193,13 +193,13 @@ def split_loss(p: int, excess_db: float) -> float:
     return 10 * log10(p) + excess_db
 
 
-def cost(seen: Fabric | Lacking, made: object) -> dict[str, float]:
+def cost(observation: Fabric | Lacking, decision: object) -> dict[str, float]:
     """What a decision takes: rounds, transmissions of all trees, hops of the longest; packets asked for."""
-    if isinstance(made, Rounds):
-        trees = [tree for trees in made.rounds for tree in trees]
+    if isinstance(decision, Rounds):
+        trees = [tree for trees in decision.rounds for tree in trees]
         return {
-            "rounds": float(len(made.rounds)),
+            "rounds": float(len(decision.rounds)),
             "transmissions": float(sum(len(tree.transmitters) for tree in trees)),
             "hops": float(max((tree.hops for tree in trees), default=0)),
         }
-    return {"packets asked for": float(len(getattr(made, "packets", ())))}
+    return {"packets asked for": float(len(getattr(decision, "packets", ())))}

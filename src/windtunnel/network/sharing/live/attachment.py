@@ -71,13 +71,13 @@ def attach(device: str, spec: Spec) -> Attachment:
         LinuxError: the kernel lacks something, or a queue of others is in the way; nothing was changed.
     """
     index = index_of(device)
-    if any(one.hook == spec.hook for one, _ in _ours(device)):
+    if any(filter_.hook == spec.hook for filter_, _ in _ours(device)):
         raise UserError(f"{device} has shares at {spec.hook} already; accepted is set, or clear before")
     keys, levels = _keys(spec)
     maps = _tried(
         f"the maps for {device}", lambda: native.make_maps(spec.by, len(spec.entities) + 1, len(keys))
     )
-    made = False
+    created = False
     try:
         keyed = native.keys_of(maps)
         for key, place in keys:
@@ -88,8 +88,8 @@ def attach(device: str, spec: Spec) -> Attachment:
         program = _tried(f"the program for {device}", lambda: native.load(spec.by, maps))
         try:
             bpf.bind(program, maps["names"])
-            made = queues.make_clsact(device)
-            common["made"] = made
+            created = queues.make_clsact(device)
+            common["made"] = created
             native.put(maps["common"], common)
             name = f"{NAME}:{spec.by}:{bpf.number_of(program)}"
             _tried(device, lambda: queues.attach(device, spec.hook, program, name))
@@ -97,7 +97,7 @@ def attach(device: str, spec: Spec) -> Attachment:
             os.close(program)
     except BaseException:
         native.close(maps)
-        if made:
+        if created:
             queues.remove_clsact(device)
         raise
     return Attachment(device, index, spec.hook, spec.by, maps)
@@ -111,8 +111,8 @@ def opened(device: str) -> list[Attachment]:
     """
     index = index_of(device)
     attachments = [
-        Attachment(device, index, one.hook, by, _tried(device, lambda number=number: bpf.maps_of(number)))  # type: ignore[misc]
-        for one, (by, number) in _ours(device)
+        Attachment(device, index, filter_.hook, by, _tried(device, lambda number=number: bpf.maps_of(number)))  # type: ignore[misc]
+        for filter_, (by, number) in _ours(device)
     ]
     if not attachments:
         raise UserError(f"{device} has no shares; accepted is an interface with some: network sharing attach")
@@ -126,14 +126,14 @@ def set_spec(device: str, spec: Spec) -> Attachment:
         UserError: there is nothing attached, or other entities or matches: those would take another program.
     """
     standing = opened(device)
-    found = next((one for one in standing if one.hook == spec.hook), None)
+    attached = next((candidate for candidate in standing if candidate.hook == spec.hook), None)
     for attachment in standing:
-        if attachment is not found:
+        if attachment is not attached:
             attachment.close()
-    if found is None:
+    if attached is None:
         raise UserError(f"{device} has shares at {standing[0].hook}; hook is {spec.hook!r}, accepted is that")
     try:
-        names = [row["name"].decode() for row in native.read(found.maps, "names")[1:]]
+        names = [row["name"].decode() for row in native.read(attached.maps, "names")[1:]]
         if names != list(spec.entities):
             odd = next((name for name in spec.entities if name not in names), None)
             what = f"entity {odd} is unknown" if odd else "an entity is missing, or the order is another"
@@ -141,20 +141,20 @@ def set_spec(device: str, spec: Spec) -> Attachment:
                 f"{device}: {what}; accepted are {', '.join(names[:20])} in this order, or clear and attach"
             )
         keys, _ = _keys(spec)
-        if found.by != spec.by or any(_place(found, key) != place for key, place in keys):
+        if attached.by != spec.by or any(_place(attached, key) != place for key, place in keys):
             raise UserError(
                 f"{device}: what belongs to whom is another; accepted is the same, or clear and attach"
             )
         with locked(TURN):
-            common = native.read(found.maps, "common")
+            common = native.read(attached.maps, "common")
             common["line"], common["until"] = round(spec.line), 0
             common["change"] += 1
-            native.put(found.maps["common"], common)
-            _fill(found.maps, spec)
+            native.put(attached.maps["common"], common)
+            _fill(attached.maps, spec)
     except BaseException:
-        found.close()
+        attached.close()
         raise
-    return found
+    return attached
 
 
 def shown(attachment: Attachment) -> list[Shown]:
@@ -185,20 +185,20 @@ def clear(device: str) -> list[queues.Hook]:
         LinuxError: the kernel refused.
     """
     index_of(device)
-    hooks, made = [], False
+    hooks, created = [], False
     with locked(TURN):
-        for one, (_, number) in _ours(device):
+        for filter_, (_, number) in _ours(device):
             maps = _tried(device, lambda number=number: bpf.maps_of(number))  # type: ignore[misc]
             try:
                 common = native.read(maps, "common")
-                made = made or bool(common["made"][0])
+                created = created or bool(common["made"][0])
                 common["change"], common["until"] = native.CLEARED, 0
                 native.put(maps["common"], common)
             finally:
                 native.close(maps)
-            queues.detach(device, one)
-            hooks.append(one.hook)
-        if made and not queues.filters(device):
+            queues.detach(device, filter_)
+            hooks.append(filter_.hook)
+        if created and not queues.filters(device):
             queues.remove_clsact(device)
     return hooks
 
@@ -216,13 +216,13 @@ def index_of(device: str) -> int:
 
 
 def _ours(device: str) -> list[tuple[queues.Filter, tuple[native.By, int]]]:
-    found = []
-    for one in queues.filters(device):
-        name, _, rest = one.name.partition(":")
+    ours = []
+    for filter_ in queues.filters(device):
+        name, _, rest = filter_.name.partition(":")
         by, _, number = rest.partition(":")
-        if one.kind == "bpf" and name == NAME and number.isdigit():
-            found.append((one, (by, int(number))))
-    return found  # type: ignore[return-value]
+        if filter_.kind == "bpf" and name == NAME and number.isdigit():
+            ours.append((filter_, (by, int(number))))
+    return ours  # type: ignore[return-value]
 
 
 def _fill(maps: dict[str, bpf.Map], spec: Spec) -> None:
@@ -230,16 +230,16 @@ def _fill(maps: dict[str, bpf.Map], spec: Spec) -> None:
     rates = iter(promised(spec.observation()))
     allowed = np.zeros(len(spec.entities) + 1, native.ALLOWED)
     names = np.zeros(len(allowed), native.NAMES)
-    for place, (name, one) in enumerate(spec.parts()):
+    for place, (name, part) in enumerate(spec.parts()):
         names[place] = (name.encode(), 0.0, np.nan)
-        if one is None:
+        if part is None:
             continue
         rate = next(rates)
-        mark = mark_of(one, rate)
-        weight, own = 1.0 if one.weight is None else one.weight, np.nan if one.rate is None else one.rate
+        mark = mark_of(part, rate)
+        weight, own = 1.0 if part.weight is None else part.weight, np.nan if part.rate is None else part.rate
         names[place] = (name.encode(), weight, own)
         units = rate_units(rate)
-        allowed[place] = (units, units, int(limit_of(one, rate)), NEVER if mark is None else int(mark))
+        allowed[place] = (units, units, int(limit_of(part, rate)), NEVER if mark is None else int(mark))
     native.put(maps["names"], names)
     native.put(maps["allowed"], allowed)
 
@@ -248,20 +248,20 @@ def _keys(spec: Spec) -> tuple[list[tuple[bytes, int]], int]:
     """Of everything that is matched its key and its entity's place, and the levels of the cgroups, a bit
     each."""
     places = {name: place for place, (name, _) in enumerate(spec.parts())}
-    found, levels = [], 0
+    keys, levels = [], 0
     for name, match in spec.matches():
         text, place = normal(spec.by, match), places[name]
         if spec.by == "mark":
-            found.append((int(text).to_bytes(4, "little"), place))
+            keys.append((int(text).to_bytes(4, "little"), place))
         elif spec.by == "cgroup":
             identity, level = numbered(Path(text), f"entities.{name}.match")
             if level >= native.LEVELS:
                 raise UserError(f"entities.{name}.match is {text!r}, accepted are cgroups 1 to 7 deep")
             levels |= 1 << level
-            found.append((identity.to_bytes(8, "little"), place))
+            keys.append((identity.to_bytes(8, "little"), place))
         else:
-            found.append((bpf.prefix_key(text), place))
-    return found, levels
+            keys.append((bpf.prefix_key(text), place))
+    return keys, levels
 
 
 def _place(attachment: Attachment, key: bytes) -> int | None:

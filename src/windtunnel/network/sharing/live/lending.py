@@ -68,14 +68,14 @@ def lend(
                 return f"the shares of {attachment.device} were cleared"
             _check_there(attachment)
             observation = looked(attachment, meter, time.monotonic())
-            made = decide(observation)
-            if not _put(attachment, made, change, period):
+            decision_ = decide(observation)
+            if not _put(attachment, decision_, change, period):
                 continue
-            if events is not None and _differs(made, decision):
-                events.decision(CAPABILITY, policy, observation, made)
+            if events is not None and _differs(decision_, decision):
+                events.decision(CAPABILITY, policy, observation, decision_)
                 allowed = native.read(attachment.maps, "allowed")
                 events.append("effect", lent=allowed["lent"][allowed["rate"] > 0].tolist())
-                decision = made
+                decision = decision_
         _end(attachment)
         return "stopped"
     finally:
@@ -116,8 +116,8 @@ def _check_there(attachment: Attachment) -> None:
         raise LinuxError(f"the interface {attachment.device} is gone, and its shares with it")
 
 
-def _differs(made: Decision, decision: Decision | None) -> bool:
-    if decision is None or len(decision.lent) != len(made.lent):
+def _differs(latest: Decision, decision: Decision | None) -> bool:
+    if decision is None or len(decision.lent) != len(latest.lent):
         return True
-    pairs = zip((*made.own, *made.lent), (*decision.own, *decision.lent), strict=True)
+    pairs = zip((*latest.own, *latest.lent), (*decision.own, *decision.lent), strict=True)
     return any(abs(new - old) > TOLD * old for new, old in pairs)

@@ -72,8 +72,8 @@ def read(maps: Mapping[str, bpf.Map], name: str) -> Array:
 
 def close(maps: Mapping[str, bpf.Map]) -> None:
     """Let go of the descriptors."""
-    for one in maps.values():
-        os.close(one.fd)
+    for map_ in maps.values():
+        os.close(map_.fd)
 
 
 if __name__ == "__main__":

@@ -108,8 +108,10 @@ def _assigned(sides: tuple[int, ...], routes: Routes, method: str) -> tuple[Link
     orders = {"gar": assign.gar_order, "first-fit": lambda _, routes: assign.longest_first(routes)}
     # Neither order is always better on rings of an even side.
     names = [method] if method != "auto" else [name for name in orders if fits[name]]
-    found = [(assign.first_fit(sides, routes, orders[name](nodes_of(sides), routes)), name) for name in names]
-    return min(found, key=lambda one: int(one[0].max()))
+    candidates = [
+        (assign.first_fit(sides, routes, orders[name](nodes_of(sides), routes)), name) for name in names
+    ]
+    return min(candidates, key=lambda candidate: int(candidate[0].max()))
 
 
 def _repaired(observation: Observation, decision: Decision) -> Decision:
@@ -129,7 +131,7 @@ def _repaired(observation: Observation, decision: Decision) -> Decision:
     load = np.bincount(routes.links[keep[pair_of_hop]], minlength=len(ends))
     limits = shortest(ends, alive, nodes, sources, destinations) + np.int32(SLACK)
     ways = np.empty((len(which), int(limits.max(initial=0))), dtype=np.int32)
-    hops, found = np.empty(len(which), dtype=np.int64), np.empty(len(which), dtype=np.int32)
+    hops, colours = np.empty(len(which), dtype=np.int64), np.empty(len(which), dtype=np.int32)
     best: tuple[Links, Ints, Links] | None = None
     # Long ways first is better after the failure of a node, short ones after that of a link.
     for order in (np.argsort(-limits, kind="stable"), np.argsort(limits, kind="stable")):
@@ -137,11 +139,11 @@ def _repaired(observation: Observation, decision: Decision) -> Decision:
         while True:
             occupied = assign.occupancy(len(ends), words, routes, decision.wavelengths, keep)
             given = (ends, alive, nodes, occupied, sources, destinations, order, limits)
-            if around(*given, ways, hops, found):
+            if around(*given, ways, hops, colours):
                 break
             words *= 2
-        if best is None or found.max(initial=0) < best[2].max(initial=0):
-            best = ways.copy(), hops.copy(), found.copy()
+        if best is None or colours.max(initial=0) < best[2].max(initial=0):
+            best = ways.copy(), hops.copy(), colours.copy()
         if best[2].max(initial=0) < decision.count:
             break
     assert best is not None
@@ -185,7 +187,7 @@ def name(node: int, sides: Sequence[int]) -> str:
     """Coordinates of a node, such as 0,2,1; its number where the torus does not have it."""
     if not 0 <= node < nodes_of(sides):
         return str(node)
-    return ",".join(str(int(one)) for one in np.unravel_index(node, tuple(sides)))
+    return ",".join(str(int(coordinate)) for coordinate in np.unravel_index(node, tuple(sides)))
 
 
 def _no_node_cut_off(observation: Observation, ends: Links, alive: Flags) -> None:
@@ -212,10 +214,10 @@ def _no_node_cut_off(observation: Observation, ends: Links, alive: Flags) -> Non
 
 def _reached(begins: Ints, ends: Ints, root: int, nodes: int) -> Flags:
     """The nodes that links from ``begins`` to ``ends`` lead to from ``root``."""
-    found = np.arange(nodes) == root
-    while not found[more := ends[found[begins]]].all():
-        found[more] = True
-    return found
+    reached = np.arange(nodes) == root
+    while not reached[more := ends[reached[begins]]].all():
+        reached[more] = True
+    return reached
 
 
 def _joined(routes: Routes, left: Ints, keep: Flags, which: Ints, ways: Links, hops: Ints) -> Routes:

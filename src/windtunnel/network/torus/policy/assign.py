@@ -85,7 +85,7 @@ def fill(order: Ints, starts: Ints, links: Links, occupied: Occupied, wavelength
     """Give each pair in ``order`` its wavelength; False where ``occupied`` has too few."""
     full = np.uint64(0xFFFFFFFFFFFFFFFF)
     for pair in order:
-        found = False
+        free = False
         for word in range(occupied.shape[1]):
             taken = np.uint64(0)
             for hop in range(starts[pair], starts[pair + 1]):
@@ -98,9 +98,9 @@ def fill(order: Ints, starts: Ints, links: Links, occupied: Occupied, wavelength
             for hop in range(starts[pair], starts[pair + 1]):
                 occupied[links[hop], word] |= np.uint64(1) << np.uint64(bit)
             wavelengths[pair] = word * 64 + bit
-            found = True
+            free = True
             break
-        if not found:
+        if not free:
             return False
     return True
 

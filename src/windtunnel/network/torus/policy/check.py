@@ -18,7 +18,7 @@ def faults(observation: Observation, decision: Decision) -> list[str]:
     route leads from its source to its destination over links that stand.
     """
     sides, nodes, ends = observation.sides, nodes_of(observation.sides), heads(observation.sides)
-    routes, told = decision.routes, []
+    routes, wrongs = decision.routes, []
     lengths, last = routes.lengths, decision.routes.starts[1:] - 1
     if lengths.min(initial=1) < 1:
         return [f"{_pair(observation, decision, int(np.argmin(lengths)))} has no route"]
@@ -31,7 +31,7 @@ def faults(observation: Observation, decision: Decision) -> list[str]:
     wrong = np.flatnonzero(times.reshape(nodes, nodes) != wanted)
     if len(wrong):
         source, destination = divmod(int(wrong[0]), nodes)
-        told.append(
+        wrongs.append(
             f"pair {name(source, sides)} to {name(destination, sides)} is there {times[wrong[0]]} times, and "
             f"{len(wrong) - 1} more pairs are there too often or not at all"
         )
@@ -45,28 +45,28 @@ def faults(observation: Observation, decision: Decision) -> list[str]:
     broken |= tails[routes.links[routes.starts[:-1]]] != routes.sources
     broken |= ends[routes.links[last]] != routes.destinations
     if broken.any():
-        told.append(
+        wrongs.append(
             f"the route of {_pair(observation, decision, int(np.argmax(broken)))} does not lead there"
         )
     dead = ~standing(observation, ends)[routes.links]
     if dead.any():
-        told.append(
+        wrongs.append(
             f"the route of {_pair(observation, decision, int(pair[np.argmax(dead)]))} takes a link"
             " that failed"
         )
     if decision.wavelengths.min(initial=0) < 0 or decision.wavelengths.max(initial=0) >= decision.count:
-        told.append(f"a wavelength is not one of 0 to {decision.count - 1}")
+        wrongs.append(f"a wavelength is not one of 0 to {decision.count - 1}")
     else:
         slot = routes.links.astype(np.int64) * decision.count + decision.wavelengths[pair]
         used = np.bincount(slot, minlength=1)
         if used.max() > 1:
             link, wavelength = divmod(int(np.argmax(used)), decision.count)
-            told.append(
+            wrongs.append(
                 f"wavelength {wavelength} is used {used.max()} times on the link from "
                 f"{name(link // (2 * len(sides)), sides)} to {name(int(ends[link]), sides)}, and "
                 f"{int((used > 1).sum()) - 1} more slots are used twice"
             )
-    return told
+    return wrongs
 
 
 def _pair(observation: Observation, decision: Decision, pair: int) -> str:

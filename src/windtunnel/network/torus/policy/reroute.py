@@ -63,12 +63,12 @@ def around(
     far, came, queue = np.empty((3, nodes), np.int32)
     degree = len(ends) // nodes
     free = np.empty(len(ends), np.bool_)
-    one = np.uint64(1)
+    bit_one = np.uint64(1)
     for pair in order:
         source, destination = sources[pair], destinations[pair]
         wavelengths[pair] = -1
         for wavelength in range(occupied.shape[1] * 64):
-            word, bit = wavelength // 64, one << np.uint64(wavelength % 64)
+            word, bit = wavelength // 64, bit_one << np.uint64(wavelength % 64)
             open_ = False  # a way needs a free link at both ends: most wavelengths have none
             for link in range(source * degree, (source + 1) * degree):
                 open_ |= alive[link] and (occupied[link, word] & bit) == 0

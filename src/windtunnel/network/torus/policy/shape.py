@@ -99,8 +99,8 @@ def heads(sides: Sequence[int]) -> Links:
 def link_between(sides: Sequence[int], tail: int, head: int) -> int | None:
     """The directed link from one node to its neighbour; None where they are no neighbours."""
     ends, degree = heads(sides), 2 * len(sides)
-    found = np.flatnonzero(ends[tail * degree : (tail + 1) * degree] == head)
-    return int(tail * degree + found[0]) if len(found) else None
+    matches = np.flatnonzero(ends[tail * degree : (tail + 1) * degree] == head)
+    return int(tail * degree + matches[0]) if len(matches) else None
 
 
 def dimension_order(sides: Sequence[int]) -> Routes:
