@@ -396,7 +396,7 @@ class ShardedEmbedding(torch.nn.Module):
         decision, known = None, list[Ids]()
         if (exchange.world, exchange.devices) != (self.wire.world, self.wire.devices):
             wrong = (
-                f"{exchange.hosts} hosts of {exchange.devices} devices are not the {self.wire.world} ranks"
+                f"{exchange.hosts} hosts of {exchange.devices} devices, not {self.wire.world} ranks"
             )
         if any(table.dtype != "float32" for table in exchange.tables):
             wrong = "a table is not float32, which is accepted"
