@@ -417,7 +417,8 @@ MUTANTS = (
         "data.group", GROUP + "policy.py", "(standing.epoch, standing.sequence, standing.steady)",
         "(standing.sequence, standing.epoch, standing.steady)",
     ),
-    Mutant("data.group", GROUP + "policy.py", "(one != last, left[one],", "(left[one], one != last,"),
+    Mutant("data.group", GROUP + "policy.py", "(candidate != last, left[candidate],",
+        "(left[candidate], candidate != last,"),
     Mutant(
         "data.group", GROUP + "live/client.py", "for name in decision.compare}",
         "for name in decision.compare[1:]}",
@@ -432,7 +433,7 @@ MUTANTS = (
         "sums[device] += 1.0",
     ),
     Mutant(
-        "data.embeddings", EMBEDDINGS + "live/sharded.py", "where = layouts(decision.tables,",
-        "where = layouts(decision.tables[::-1],", live=True,
+        "data.embeddings", EMBEDDINGS + "live/sharded.py", "decision.tables, [table.rows for",
+        "decision.tables[::-1], [table.rows for", live=True,
     ),
 )  # fmt: skip

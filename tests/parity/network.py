@@ -228,7 +228,7 @@ def in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     coming = [Job(name, tuple(one.task for one in tasks), begins) for name, (begins, tasks) in jobs.items()]
     there: list[Decision] = []
     first = live[0][0]
-    twin.emulate(coming, first.resources, first.schedule, told=lambda _, made: there.append(made))
+    twin.emulate(coming, first.resources, first.schedule, decided=lambda _, made: there.append(made))
 
     def changes(decisions: Iterable[Decision]) -> list[Any]:
         found: list[Any] = [None]

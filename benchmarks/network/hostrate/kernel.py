@@ -118,7 +118,7 @@ def _watched(port: str) -> Iterator[list[float]]:
 
     def watch() -> None:
         while not done.wait(0.005):
-            found.append(queue.look()[1] / WIRE)
+            found.append(queue.read()[1] / WIRE)
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -37,13 +37,13 @@ def end(own: Address, other: Address) -> End | None:
     """The end at ``own`` of the IPv4 connection between both (also where its socket is of IPv6); None where
     there is none."""
     with contextlib.suppress(OSError):
-        address = _asked(own, other)
+        address = _query(own, other)
         if address is not None:
             return address
     return _listed(own, other)
 
 
-def _asked(own: Address, other: Address) -> End | None:
+def _query(own: Address, other: Address) -> End | None:
     hosts = b"".join(socket.inet_aton(host).ljust(16, b"\0") for host in (own[0], other[0]))
     wanted = _WANTED.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
     body = wanted + _PORTS.pack(own[1], other[1]) + hosts + _ANY

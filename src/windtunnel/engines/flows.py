@@ -225,7 +225,7 @@ def _is_later(
 
 
 @jit_inline
-def _look(s: _State, number: int, now_priority: int, now_level: float) -> None:
+def _next_event(s: _State, number: int, now_priority: int, now_level: float) -> None:
     """What happens at a link, at a point of the filling; or when to look again."""
     link = s.links[number]
     priority, level = _soonest(link, now_priority)
@@ -276,7 +276,7 @@ def _fill(s: _State) -> None:
             now_priority, now_level = key.priority, key.key
         s.counts[_TURNS] = take(s.turns, s.turn_keys, s.counts[_TURNS], item)
         if item % 2 == 0:
-            _look(s, item // 2, now_priority, now_level)
+            _next_event(s, item // 2, now_priority, now_level)
         elif s.flows[item // 2].mark == _RISING:
             flow = s.flows[item // 2]
             _settle(s, item // 2, flow.cap / flow.weight, _OWN_CAP)

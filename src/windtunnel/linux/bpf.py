@@ -62,13 +62,13 @@ class Map:
                 os.close(types)
 
     @classmethod
-    def opened(cls, number: int) -> tuple[str, Map]:
+    def by_number(cls, number: int) -> tuple[str, Map]:
         """A map that stands already, by its number, and its name."""
-        map_ = cls.held(bpf(_MAP_BY_ID, struct.pack("I", number)))
+        map_ = cls.of_descriptor(bpf(_MAP_BY_ID, struct.pack("I", number)))
         return _information(map_.fd, 96)[24:40].rstrip(b"\0").decode(), map_
 
     @classmethod
-    def held(cls, descriptor: int) -> Map:
+    def of_descriptor(cls, descriptor: int) -> Map:
         """A map whose descriptor is there already."""
         map_ = cls.__new__(cls)
         map_.fd = descriptor
@@ -197,7 +197,7 @@ def maps_of(program: int) -> dict[str, Map]:
         info = ctypes.create_string_buffer(64)
         struct.pack_into("<IQ", info, 52, len(numbers), ctypes.addressof(numbers))
         bpf(_INFO, struct.pack("IIQ", descriptor, 64, ctypes.addressof(info)))
-        return dict(Map.opened(number) for number in numbers[: struct.unpack_from("I", info, 52)[0]])
+        return dict(Map.by_number(number) for number in numbers[: struct.unpack_from("I", info, 52)[0]])
     finally:
         os.close(descriptor)
 

@@ -90,7 +90,7 @@ class Cgroup:
         words, those that could not be set."""
         try:
             for folder in (*self.v1.values(), self.path):
-                _made(folder)
+                _make_folder(folder)
         except OSError as error:
             words = f"cannot make a control group: {error.strerror} ({error.filename})"
             raise LinuxError(words, error.errno) from error
@@ -300,7 +300,7 @@ def _weigh(folder: Path, weights: dict[str, int]) -> None:
             _write(folder / file, str(weight))
 
 
-def _made(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     """Make the group and the one above it, which may be removed in between, with another group."""
     for _ in range(1000):
         with contextlib.suppress(FileNotFoundError):

@@ -54,7 +54,7 @@ class Loaded:
             self._checked(self._library.bpf_object__load(ctypes.c_void_p(self._object)))
             for name, map_ in self._each():
                 if name not in self._controls:
-                    self.maps[name] = bpf.Map.held(os.dup(self._library.bpf_map__fd(map_)))
+                    self.maps[name] = bpf.Map.of_descriptor(os.dup(self._library.bpf_map__fd(map_)))
         except LinuxError:  # of no such map: no kernel was asked
             self.close()
             raise

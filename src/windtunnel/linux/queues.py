@@ -66,7 +66,7 @@ class Backlog:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._socket.settimeout(1.0)
 
-    def look(self) -> tuple[str, int]:
+    def read(self) -> tuple[str, int]:
         """The queue's kind ("noqueue" where there is none), and bytes."""
         self._socket.send(struct.pack("IHHIIBxxxiIII", 36, 38, 0x301, 0, 0, 0, 0, 0, 0, 0))  # RTM_GETQDISC
         kind_name, waits = "noqueue", 0

@@ -84,12 +84,12 @@ def test_rows_lie_where_the_layout_says(
     ranks = np.arange(rows)
     copies = np.zeros(rows, int)
     for device in range(layout.world):
-        held = layout.held(device)
+        held = layout.ranks_on(device)
         assert (layout.place(held) == np.arange(len(held))).all()
         assert (np.flatnonzero(layout.holds(ranks, device)) == np.sort(held)).all()
         copies[held] += 1
         asked = layout.destination(ranks, device // devices)
-        assert all(rank in layout.held(int(to)) for rank, to in zip(ranks, asked, strict=True))
+        assert all(rank in layout.ranks_on(int(to)) for rank, to in zip(ranks, asked, strict=True))
         assert (asked[: layout.warm] // devices == device // devices).all()
     assert (copies == np.where(ranks < hot, layout.world, np.where(ranks < layout.warm, hosts, 1))).all()
 

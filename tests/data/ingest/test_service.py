@@ -48,7 +48,7 @@ def test_each_epoch_has_every_row_once_and_there_are_no_more_epochs(session: Ses
         orders.append(rows(client, 3) + rows(client))
         # of the next epoch nothing is its own before it begins
         until(lambda: any(one.queue for one in client._ahead))
-        assert client.state()["epoch"] == 1 and master.ledger.state.held == {}
+        assert client.state()["epoch"] == 1 and master.ledger.state.owners == {}
         ahead = [(one.number, one.worker) for one in client._ahead]
         client.begin()
         orders.append(rows(client))
@@ -188,12 +188,12 @@ def test_ranks_that_go_back_get_nothing_before_all_have(
         late, early = sorted(ranks, key=lambda name: min(master.ledger.state.claims[name]))
         with pytest.warns(UserWarning, match=f"client {early} waits for 1 of 2 ranks to come back"):
             first = Client(master.address, KEYS, early, 2, resume=states[early])
-            until(lambda: first._said or early in master.ledger.state.held.values())
+            until(lambda: first._said or early in master.ledger.state.owners.values())
         told = Link(master.address, KEYS).call("snapshot")
         assert (told["came"], told["world"]) == (1, 2)
     with serving(session, tmp_path / "m", settings(port=master.port)) as master:
         until(lambda: early in master._clients and master._clients[early].waits)
-        assert not master.ledger.state.held
+        assert not master.ledger.state.owners
         theirs: list[int] = []
         reading = threading.Thread(target=lambda: theirs.extend(rows(first)))
         reading.start()
@@ -398,9 +398,9 @@ def test_the_log(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'0badc0de {"op"')  # a writer was killed
     again = Ledger(path, "one")
-    assert again.state.held == {3: "a"} and again.state.marks == {3: 5, 4: -1}
+    assert again.state.owners == {3: "a"} and again.state.marks == {3: 5, 4: -1}
     again.write("rewind", client="a", epoch=0, marks=[[3, 2]])
-    assert again.state.held == {} and again.state.marks == {3: 2}
+    assert again.state.owners == {} and again.state.marks == {3: 2}
     again.close()
     with pytest.raises(UserError, match="another session"):
         Ledger(path, "two")

@@ -40,7 +40,7 @@ def test_sums_are_exact_and_slots_are_free_when_all_have_left(
                 tensors = [integers(rank, size) for rank in range(4)]
                 found = summed(workers, tensors)
                 assert all(torch.equal(one, sum(tensors)) for one in found)
-            assert place.server.told()["parts"] > 0 or policy == "switchml"
+            assert place.server.report()["parts"] > 0 or policy == "switchml"
         if not loss:  # else who leaves may not be heard
             until(lambda: place.switch.memory.jobs["token"][0] == 0)
             assert not place.switch.memory.slots["held"].any()

@@ -55,7 +55,7 @@ def serve(
         )  # fmt: skip
         typer.echo(f"Switch  {':'.join(map(str, sock.getsockname()))}, {slots} slots, {policy}")
         switch.serve(stopped)
-        typer.echo(f"Stopped  {switch.told()}")
+        typer.echo(f"Stopped  {switch.report()}")
 
 
 @group.command("server")
@@ -77,7 +77,7 @@ def server(
         found = Server(sock, there, log)
         typer.echo(f"Server  {':'.join(map(str, sock.getsockname()))}")
         found.serve(stopped)
-        typer.echo(f"Stopped  {found.told()}")
+        typer.echo(f"Stopped  {found.report()}")
 
 
 def _address(told: str, option: str) -> tuple[str, int]:

@@ -63,7 +63,7 @@ class Statistics:
             UserError: the table is not here or has no order, or its file is damaged.
         """
         if name not in self._orders:
-            raise UserError(f"{self.folder}: there is no order of a table {name}, {_known(self._orders)}")
+            raise UserError(f"{self.folder}: there is no order of a table {name}, {_accepted(self._orders)}")
         entry, rows = self._orders[name], next(table.rows for table in self.tables if table.name == name)
         path = self.folder / entry.file
         try:
@@ -222,5 +222,5 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
 
 
-def _known(orders: Mapping[str, Any]) -> str:
+def _accepted(orders: Mapping[str, Any]) -> str:
     return f"accepted are {', '.join(orders)}" if orders else "the folder has none"

@@ -72,7 +72,7 @@ class Layout:
         cold = self._first(self.rows, device, self.world) - self._first(self.warm, device, self.world)
         return self.replicated(device) + cold
 
-    def held(self, device: int, places: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    def ranks_on(self, device: int, places: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """The ranks that lie on a device at its ``places``; default: at all."""
         at = np.arange(self.count(device)) if places is None else places
         warm = self._next(self.hot, device, self.devices) + (at - self.hot) * self.devices

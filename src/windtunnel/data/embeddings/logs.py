@@ -92,7 +92,7 @@ def parts(file: str) -> Iterator[Part]:
     Raises:
         UserError: it cannot be read, or is none of these formats.
     """
-    with _told(file), _opened(file) as opened:
+    with _naming(file), _open_file(file) as opened:
         start = opened.read(6)
         opened.seek(0)
         if start[:4] == b"PK\x03\x04":
@@ -113,7 +113,7 @@ def parts(file: str) -> Iterator[Part]:
             raise UserError(f"{file}: begins with {start!r}, accepted are {FORMATS} files")
 
 
-def _opened(file: str) -> Any:
+def _open_file(file: str) -> Any:
     if "://" not in file:
         return pa.OSFile(file)
     import fsspec
@@ -122,7 +122,7 @@ def _opened(file: str) -> Any:
 
 
 @contextmanager
-def _told(where: str) -> Iterator[None]:
+def _naming(where: str) -> Iterator[None]:
     """What goes wrong in reading becomes a sentence that begins with ``where``."""
     try:
         yield
@@ -146,7 +146,7 @@ def _parquet(file: str, opened: IO[bytes]) -> Iterator[Part]:
 
     def of(group: int) -> Callable[[str], Iterator[Piece]]:
         def pieces(feature: str) -> Iterator[Piece]:
-            with _told(f"{file}: row group {group}, column {feature}"):
+            with _naming(f"{file}: row group {group}, column {feature}"):
                 for batch in reader.iter_batches(
                     BATCH, row_groups=[group], columns=[feature], use_threads=False
                 ):
@@ -165,7 +165,7 @@ def _ipc(file: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Ite
 
     def of(number: int, batch: pa.RecordBatch) -> Callable[[str], Iterator[Piece]]:
         def pieces(feature: str) -> Iterator[Piece]:
-            with _told(f"{file}: record batch {number}, column {feature}"):
+            with _naming(f"{file}: record batch {number}, column {feature}"):
                 column = batch.column(feature)
                 column.validate(full=True)  # offsets that point elsewhere would be read as they are
                 for first in range(0, len(column), BATCH):
@@ -227,7 +227,7 @@ def _npz(file: str, opened: IO[bytes]) -> Part:
         raise UserError(f"{file}: has {lacking}, accepted are NAME.ids and NAME.offsets, of the same samples")
 
     def pieces(feature: str) -> Iterator[Piece]:
-        with _told(f"{file}: column {feature}"), _Array(archive, f"{feature}.ids") as ids:
+        with _naming(f"{file}: column {feature}"), _Array(archive, f"{feature}.ids") as ids:
             if f"{feature}.offsets" not in members:
                 while len(block := ids.read(BATCH)):
                     yield Piece(np.full(len(block), ids.width, np.int64), block.ravel())

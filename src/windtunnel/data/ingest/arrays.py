@@ -60,14 +60,14 @@ def real(x: NDArray[Any]) -> NDArray[Any]:
     return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else x.astype(np.float32)
 
 
-def kept(values: pa.Array, filled_: NDArray[Any]) -> pa.Array:
+def with_nulls(values: pa.Array, filled_: NDArray[Any]) -> pa.Array:
     """``made``, with the nulls of ``values``."""
     return pa.array(filled_, mask=null(values) if values.null_count else None)
 
 
 def numbers(column: pa.Array, function: Callable[[NDArray[Any]], NDArray[Any]]) -> pa.Array:
     def one(values: pa.Array) -> pa.Array:
-        return kept(values, function(plain(scalar(values))))
+        return with_nulls(values, function(plain(scalar(values))))
 
     return each(column, one)
 

@@ -123,7 +123,7 @@ def characterise(
         for group in groups.get(name, ())
         for first, last in (footer.chunk(group, path) for path in reader.paths(footer))
     )
-    coverage, length = _seen(session)
+    coverage, length = _first_split(session)
     memory = 2 * (meter.nbytes + meter.decoded + meter.given) / kept
     rate = kept / seconds
     return Character(
@@ -199,7 +199,7 @@ def _word(kind: pa.DataType) -> str:
     return "dense" if pa.types.is_integer(kind) or pa.types.is_floating(kind) else "other"
 
 
-def _seen(session: Session) -> tuple[float, float]:
+def _first_split(session: Session) -> tuple[float, float]:
     """Mean coverage, and mean length of lists, of the used features in the first split."""
     plain = replace(session, columns=needed(session), transforms=(), shuffle=False)
     reader = Reader(plain)

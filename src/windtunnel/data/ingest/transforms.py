@@ -78,7 +78,7 @@ class Hash(BaseModel, extra="forbid"):
 
     def __call__(self, columns: Sequence[pa.Array], rows: Rows) -> pa.Array:
         return arrays.each(
-            columns[0], lambda ids: arrays.kept(ids, hashed(ids, np.uint64(self.seed)).view(np.int64))
+            columns[0], lambda ids: arrays.with_nulls(ids, hashed(ids, np.uint64(self.seed)).view(np.int64))
         )
 
 
@@ -90,7 +90,8 @@ class SigridHash(BaseModel, extra="forbid"):
 
     def __call__(self, columns: Sequence[pa.Array], rows: Rows) -> pa.Array:
         return arrays.each(
-            columns[0], lambda ids: arrays.kept(ids, below(hashed(ids, np.uint64(self.seed)), self.rows))
+            columns[0],
+            lambda ids: arrays.with_nulls(ids, below(hashed(ids, np.uint64(self.seed)), self.rows)),
         )
 
 
@@ -295,7 +296,7 @@ class Tag(BaseModel, extra="forbid"):
         def tagged(values: pa.Array) -> pa.Array:
             ranks = arrays.whole(values)
             below = [np.greater_equal(ranks, bound).astype(np.int8) for bound in (self.hot, self.warm)]
-            return arrays.kept(values, below[0] + below[1])
+            return arrays.with_nulls(values, below[0] + below[1])
 
         return arrays.each(columns[0], tagged)
 

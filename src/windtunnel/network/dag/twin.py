@@ -45,7 +45,7 @@ class _Task:
         self.flow = world.start(self.true, loads, cap=cap)
         return self.flow
 
-    def look(self, world: World, under_way: Mapping[Key, _Task]) -> Pending:
+    def pending(self, world: World, under_way: Mapping[Key, _Task]) -> Pending:
         """What is seen of it."""
         shown = self.shown
         if self.flow is not None:
@@ -89,7 +89,7 @@ def emulate(
                 here[job.name, task.name] = _Task(job.name, task, factor)
         until = coming[0].begins if coming else inf
         if here:
-            pending = tuple(task.look(world, here) for task in here.values())
+            pending = tuple(task.pending(world, here) for task in here.values())
             observation = Observation(world.now, known, pending, schedule)
             decision = decide(observation)
             count += 1

@@ -111,7 +111,9 @@ def run(
         result: Plain = {
             "run_id": kept.id, "directory": str(kept.directory), **inputs, "seed": spec.seed,
             "hosts": cluster.hosts, "devices": cluster.world_size,
-            "jobs": [_told(*row, cluster) for row in zip(jobs, prices, tenants, alone, ran, strict=True)],
+            "jobs": [
+                _summary_of(*job, cluster) for job in zip(jobs, prices, tenants, alone, ran, strict=True)
+            ],
             "links": _links(uses),
             "figures": "emulated; sending is fluid: no packets, queues or losses",
         }  # fmt: skip
@@ -253,7 +255,9 @@ def _sums(job: _Placed, cluster: Cluster) -> bool:
     )
 
 
-def _told(job: _Placed, prices: Prices, tenant: Tenant, alone: Ran, ran: Ran, cluster: Cluster) -> Plain:
+def _summary_of(
+    job: _Placed, prices: Prices, tenant: Tenant, alone: Ran, ran: Ran, cluster: Cluster
+) -> Plain:
     own, step = float(np.median(alone.seconds)), job.step
     beside = np.array(ran.seconds)
     sums = sum(call.kind == "all_reduce" for call in step.calls)

@@ -22,13 +22,13 @@ from windtunnel.network.torus.policy.shape import check_sides, heads, nodes_of, 
 class Plan:
     """A plan that was checked, and the ``file`` with its paths."""
 
-    seen: Observation
-    made: Decision
+    observation: Observation
+    decision: Decision
     file: Path
 
     def plain(self) -> dict[str, Any]:
         """The figures as values of JSON; wavelengths are numbers of them, lengths are hops."""
-        observation, decision = self.seen, self.made
+        observation, decision = self.observation, self.decision
         return {
             "dims": list(observation.sides),
             "nodes": nodes_of(observation.sides),

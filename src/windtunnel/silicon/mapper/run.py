@@ -49,7 +49,7 @@ class Device:
 
 
 @contextmanager
-def _kept(policy: str, **inputs: Any) -> Iterator[tuple[Run, Decide]]:
+def _recorded(policy: str, **inputs: Any) -> Iterator[tuple[Run, Decide]]:
     """A run, and the policy of that name, each decision of which is taken once and written down."""
     if policy not in POLICIES:
         raise UserError(f"`policy`: {policy!r} is unknown, accepted are {', '.join(POLICIES)}")
@@ -72,7 +72,7 @@ def search(
     """Map each layer, unrolled as ``dataflow`` says, such as C|K; in the best way where it says nothing.
     Raises `UserError`: no such policy or dataflow, or a layer that does not fit."""
     names, rows = [layer.name for layer in layers], []
-    with _kept(policy, layers=names, accelerator=accelerator.name, dataflow=dataflow) as (run, decide):
+    with _recorded(policy, layers=names, accelerator=accelerator.name, dataflow=dataflow) as (run, decide):
         for layer in layers:
             observation = Observation(layer, accelerator, dataflow)
             decision = decide(observation)
@@ -84,7 +84,7 @@ def search(
 def allocate(layers: Sequence[Layer], accelerator: Accelerator, dataflow: str = "") -> allocation.Allocation:
     """Size the memories for all layers together. Raises as `search`, or since no level can be resized."""
     names = [layer.name for layer in layers]
-    with _kept("energy", layers=names, accelerator=accelerator.name, dataflow=dataflow) as (run, decide):
+    with _recorded("energy", layers=names, accelerator=accelerator.name, dataflow=dataflow) as (run, decide):
         result = allocation.allocate(layers, accelerator, dataflow, decide)
         run.finish({"energy_gain": result.gain, "joules": result.best.energy})
     return result
@@ -106,7 +106,7 @@ def profile(run_id: str, accelerator: Accelerator, out: Path, policy: str = "fas
         raise UserError(f"run {source.id}: its step has no operators, accepted is a step that computes")
     cluster = {"name": name, **_cluster(summary["cluster"], accelerator, name)}
     rows, spent = [], dict[str, list[Cost]]()
-    with _kept(policy, of=source.id, accelerator=accelerator.name) as (run, decide):
+    with _recorded(policy, of=source.id, accelerator=accelerator.name) as (run, decide):
         for row in content["operators"]:
             cost, facts = _operator(row, accelerator, decide), row[3]
             rows.append([*row[:3], cost.seconds, cost.joules])

@@ -306,14 +306,14 @@ class RemoteFiles:
         """A put is durable when it returns."""
 
     def read(self, name: str, at: int = 0, length: int | None = None) -> bytes:
-        with self._told(name):
+        with self._naming(name):
             if not at and length is None:
                 return bytes(self._fs.cat_file(self._path(name)))
             end = None if length is None else at + length
             return bytes(self._fs.cat_file(self._path(name), start=at, end=end)) if end != at else b""
 
     def size(self, name: str) -> int | None:
-        with self._told(name):
+        with self._naming(name):
             self._fs.invalidate_cache(self._path(name).rpartition("/")[0])
             try:
                 info = self._fs.info(self._path(name))
@@ -323,7 +323,7 @@ class RemoteFiles:
 
     def names(self, folder: str) -> list[str]:
         path = self._path(folder)
-        with self._told(folder):
+        with self._naming(folder):
             self._fs.invalidate_cache(path)
             try:
                 paths = self._fs.ls(path, detail=False)
@@ -332,7 +332,7 @@ class RemoteFiles:
         return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in paths)
 
     def remove(self, name: str) -> None:
-        with self._told(name), contextlib.suppress(FileNotFoundError):
+        with self._naming(name), contextlib.suppress(FileNotFoundError):
             self._fs.rm(self._path(name), recursive=True)
 
     def remove_empty(self, folder: str) -> None:
@@ -347,14 +347,14 @@ class RemoteFiles:
     @contextlib.contextmanager
     def _put(self, name: str) -> Iterator[str]:
         path = self._path(name)
-        with self._told(name):
+        with self._naming(name):
             # Stores with real folders (SFTP, NFS gateways) want them made; object stores pass over it.
             with contextlib.suppress(NotImplementedError, FileExistsError):
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             yield path
 
     @contextlib.contextmanager
-    def _told(self, name: str) -> Iterator[None]:
+    def _naming(self, name: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:

@@ -75,7 +75,7 @@ class TieredEmbeddingBag(torch.nn.Module):
         if init is not None and not isinstance(init, Tensor):
             self._init = init
         self._slow, self._device, self._generation = slow, device, 0
-        self.tiers = self._made(fast_rows, self._ids)
+        self.tiers = self._empty_tiers(fast_rows, self._ids)
         self._pending: list[tuple[Tensor, Tensor]] = []  # ids and their gradient by place, as passes came
         self._graphs: list[weakref.ref[Tensor]] = []  # what staged rows may still be needed for
         if isinstance(init, Tensor):
@@ -178,7 +178,7 @@ class TieredEmbeddingBag(torch.nn.Module):
         """
         self._settled("retier")
         ids = Ids(self.name, self.rows, order)
-        tiers = self._made(self.fast_rows if fast_rows is None else fast_rows, ids)
+        tiers = self._empty_tiers(self.fast_rows if fast_rows is None else fast_rows, ids)
         try:
             for span in checkpoint.spans(self.rows):
                 some = torch.arange(*span)
@@ -277,7 +277,7 @@ class TieredEmbeddingBag(torch.nn.Module):
         self._pending.append((ids, weight.grad))
         weight.grad = None
 
-    def _made(self, fast_rows: int, ids: Ids) -> Tiers:
+    def _empty_tiers(self, fast_rows: int, ids: Ids) -> Tiers:
         """Empty ones."""
         slow, number = self._slow, self._generation
         if slow != "memory" and number:

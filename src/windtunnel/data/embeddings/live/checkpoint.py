@@ -85,7 +85,7 @@ def read(path: str | Path, wanted: Saved) -> tuple[Saved, Iterator[tuple[Tensor,
         UserError: there is none, it is damaged or cut short, or it is of another table or optimizer.
     """
     path = Path(path)
-    saved, sums, begin = _opened(path)
+    saved, sums, begin = _read_header(path)
     for field in ("table", "rows", "dim", *(("optimizer", "widths") if wanted.optimizer else ())):
         if getattr(saved, field) != getattr(wanted, field):
             raise UserError(
@@ -134,7 +134,7 @@ def _header(saved: Saved, sums: dict[str, list[str]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _opened(path: Path) -> tuple[Saved, dict[str, list[str]], int]:
+def _read_header(path: Path) -> tuple[Saved, dict[str, list[str]], int]:
     try:
         with open(path, "rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))

@@ -66,7 +66,7 @@ class Parts:
         sums = functional.embedding_bag(at, tiers.weight, begins.to(at.device), mode="sum").cpu()
         return sums, torch.bincount(asking, minlength=self.world)
 
-    def opened(self, sources: Tensor, numbers: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def places_of(self, sources: Tensor, numbers: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Places of rows and their gradients, of parts with these ``numbers`` and gradients."""
         asking, lengths, places = (torch.cat(some) for some in zip(*self._held, strict=True))
         counts = torch.bincount(asking, minlength=self.world)

@@ -116,7 +116,8 @@ class ShardedEmbedding(torch.nn.Module):
         self.rules = [Rule(table.name, table.dim, optimizer) for table in exchange.tables]
         self.seen, self.decision, self.layouts, self._ids = self._decided(exchange, orders or {})
         self.tiers = [
-            self._made(number, *pair) for number, pair in enumerate(zip(self.layouts, self._ids, strict=True))
+            self._empty_tiers(number, *pair)
+            for number, pair in enumerate(zip(self.layouts, self._ids, strict=True))
         ]
         self._forget()
         self._placed()
@@ -200,7 +201,7 @@ class ShardedEmbedding(torch.nn.Module):
         stepping = torch.tensor([len(pending) for pending in self._pending])
         parts = self._parts
         self._forget()
-        to, where = self._where(ranks)
+        to, where = self._destinations(ranks)
         for number in parts:  # keys
             to[number], where[number] = ranks[number] % self.wire.world, ranks[number] // self.wire.world
         came = self.wire.deliver("gradients", to, where, values, head=stepping)
@@ -208,7 +209,7 @@ class ShardedEmbedding(torch.nn.Module):
         for number, layout in enumerate(self.layouts):
             places, gradients = came.places[number], came.values[number]
             if number in parts:
-                places, gradients = parts[number].opened(came.sources(number), places, gradients)
+                places, gradients = parts[number].places_of(came.sources(number), places, gradients)
             elif not self.seen.distinct:  # first what each rank has
                 rows = max(1, layout.count(self.wire.rank))
                 places, gradients = fold(came.sources(number) * rows + places, gradients)
@@ -252,12 +253,12 @@ class ShardedEmbedding(torch.nn.Module):
         for number, (layout, tiers) in enumerate(zip(new, self.tiers, strict=True)):
             tiers.drop()
             self.layouts = [*new[:number], *old[0][number:]]
-            tier = self._made(number, layout, known[number])
+            tier = self._empty_tiers(number, layout, known[number])
             longest = max(layout.count(rank) for rank in range(self.wire.world))
             for first in range(0, longest, CHUNK):
                 last = min(first + CHUNK, layout.count(self.wire.rank))
                 places = torch.arange(min(first, last), last)
-                ids = known[number].of(_held(layout, self.wire.rank, places))
+                ids = known[number].of(_ranks_on(layout, self.wire.rank, places))
                 tier.write(places, self._records(number, old[1][number].ranks(ids)))
             tiers.close()
             self.tiers[number] = tier
@@ -343,7 +344,7 @@ class ShardedEmbedding(torch.nn.Module):
         phases = ("ids", "vectors") if whole < 0 else ("moved", "moved")
         far = [ranks >= layout.hot for layout, ranks in zip(self.layouts, tensors, strict=True)]
         wanted = [ranks[some] for ranks, some in zip(tensors, far, strict=True)]
-        (to, where), cuts = self._where(wanted), cuts or {}
+        (to, where), cuts = self._destinations(wanted), cuts or {}
         for number, part in cuts.items():
             to[number], where[number] = part.to, part.places
         head = torch.tensor([(wrong is not None) + 2 * training])
@@ -382,7 +383,7 @@ class ShardedEmbedding(torch.nn.Module):
         self._pending[number].append((ranks, vectors.grad.cpu()))
         vectors.grad = None
 
-    def _where(self, ranks: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def _destinations(self, ranks: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Of each table which rank to ask for ``ranks``, and their places there."""
         pairs = list(zip(self.layouts, ranks, strict=True))
         return [layout.destination(some, self.wire.host) for layout, some in pairs], [
@@ -395,9 +396,7 @@ class ShardedEmbedding(torch.nn.Module):
         """Decides, on all ranks alike, or is refused by all."""
         decision, known = None, list[Ids]()
         if (exchange.world, exchange.devices) != (self.wire.world, self.wire.devices):
-            wrong = (
-                f"{exchange.hosts} hosts of {exchange.devices} devices, not {self.wire.world} ranks"
-            )
+            wrong = f"{exchange.hosts} hosts of {exchange.devices} devices, not {self.wire.world} ranks"
         if any(table.dtype != "float32" for table in exchange.tables):
             wrong = "a table is not float32, which is accepted"
         if self._name not in policy.POLICIES:
@@ -428,7 +427,7 @@ class ShardedEmbedding(torch.nn.Module):
         )
         return exchange, decision, where, known
 
-    def _made(self, number: int, layout: Layout, known: Ids) -> Tiers:
+    def _empty_tiers(self, number: int, layout: Layout, known: Ids) -> Tiers:
         """An empty store for this rank's rows of a table."""
         table, rule, rank = self.seen.tables[number], self.rules[number], self.wire.rank
         rows, slow = layout.count(rank), self._slow
@@ -436,13 +435,13 @@ class ShardedEmbedding(torch.nn.Module):
             slow = Path(slow) / f"{rank}-{number}-{self._generation}.rows"
         return Tiers(
             rows, table.dim, self._fast.get(table.name, rows), slow,
-            lambda places: self._init[table.name](known.of(_held(layout, rank, places))),
+            lambda places: self._init[table.name](known.of(_ranks_on(layout, rank, places))),
             widths=rule.widths, initial=rule.initial,
         )  # fmt: skip
 
 
-def _held(layout: Layout, rank: int, places: Tensor) -> Tensor:
-    return torch.from_numpy(layout.held(rank, places.numpy()))
+def _ranks_on(layout: Layout, rank: int, places: Tensor) -> Tensor:
+    return torch.from_numpy(layout.ranks_on(rank, places.numpy()))
 
 
 def _file(folder: str | Path, table: Table) -> Path:

@@ -125,13 +125,13 @@ class File:
         """Records of ``rows`` (sorted, distinct), [n, width]."""
         buffer = torch.empty(len(rows), self.width)
         for part, place in self._pieces(rows):
-            buffer[part] = torch.index_select(self._held(), 0, torch.from_numpy(place))[:, : self.width]
+            buffer[part] = torch.index_select(self._cached(), 0, torch.from_numpy(place))[:, : self.width]
         return buffer
 
     def write(self, rows: Ints, records: Tensor) -> None:
         """Replaces ``rows`` (sorted, distinct). What fails part way may be done again."""
         for part, place in self._pieces(rows):
-            self._held()[torch.from_numpy(place), : self.width] = records[part]
+            self._cached()[torch.from_numpy(place), : self.width] = records[part]
             touched = np.unique(place // self.per_block)
             self._move(self._blocks[touched], touched, os.pwritev, "written")
 
@@ -209,7 +209,7 @@ class File:
             free = f"; {at.f_bavail * at.f_frsize:,} bytes are free there"
         return HostError(f"slow tier {self.path}: {what} ({error.strerror}{free})")
 
-    def _held(self) -> Tensor:
+    def _cached(self) -> Tensor:
         """Records of the blocks that are in memory, [n, stride]."""
         count = len(self._blocks) * self.block // 4
         return torch.frombuffer(self._buffer, dtype=torch.float32, count=count).view(-1, self.stride)

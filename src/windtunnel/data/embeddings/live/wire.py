@@ -58,7 +58,7 @@ class Wire:
         for rank, items in enumerate(give):
             self._count(phase, rank, items * data.element_size())
         buffer = torch.empty(sum(take), dtype=data.dtype, device=self._device)
-        with self._told(phase):
+        with self._naming(phase):
             dist.all_to_all_single(buffer, data.to(self._device), list(take), list(give), group=self.group)
         return buffer.cpu()
 
@@ -110,12 +110,12 @@ class Wire:
     def send(self, phase: str, rank: int, data: Tensor) -> dist.Work | None:
         """To another rank, at once."""
         self._count(phase, rank, data.numel() * data.element_size())
-        with self._told(phase):
+        with self._naming(phase):
             return dist.isend(data.to(self._device), self._of(rank), group=self.group)
 
     def finish(self, sending: list[dist.Work | None]) -> None:
         """What was sent has arrived."""
-        with self._told("sums"):
+        with self._naming("sums"):
             for work in sending:
                 if work is not None:
                     work.wait()
@@ -123,14 +123,14 @@ class Wire:
     def receive(self, phase: str, rank: int, items: int, dtype: torch.dtype) -> Tensor:
         """From another rank, in the order in which it sends."""
         buffer = torch.empty(items, dtype=dtype, device=self._device)
-        with self._told(phase):
+        with self._naming(phase):
             dist.recv(buffer, self._of(rank), group=self.group)
         return buffer.cpu()
 
     def objects(self, own: Any) -> list[Any]:
         """What every rank has; not counted."""
         gathered = [None] * self.world
-        with self._told("start"):
+        with self._naming("start"):
             dist.all_gather_object(gathered, own, group=self.group)
         return gathered
 
@@ -158,7 +158,7 @@ class Wire:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
     @contextmanager
-    def _told(self, phase: str) -> Iterator[None]:
+    def _naming(self, phase: str) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:  # a rank has died, or not come within the group's timeout

@@ -128,7 +128,7 @@ class Nic:
     async def take_in(self, host: Host) -> int:
         async with self.turn:
             self.joining = host
-            await self.look()
+            await self.check_membership()
         if host.name not in (member.name for member in self.membership.chain) or not self.leads:
             raise NotPrimary(f"{self.spec.name} is not the primary")
         return self.membership.epoch
@@ -174,7 +174,7 @@ class Nic:
                         if self.engine is None or self.engine.process.poll() is not None:
                             self.start_engine()
                         await self.hear()
-                        await self.look()
+                        await self.check_membership()
                         self.watch_flow()
                         if self.stuck != (self.area.applied, self.area.published):
                             self.stalled, self.stuck = "", None
@@ -217,7 +217,7 @@ class Nic:
         """The calls of another host. Raises ConnectionError."""
         return Blocking(HostCalls, host.nic, keys=self.keys, errors=ERRORS, timeout=timeout)
 
-    async def look(self) -> None:
+    async def check_membership(self) -> None:
         """Decide about the epoch, and do it."""
         if not self.membership.epoch:
             await self.read_store()

@@ -67,7 +67,7 @@ class Server:
     def perform(self, operation: Operation, data: bytes) -> Done:
         while (done := self._performed(operation, data)) is None:
             time.sleep(_LOOK)
-            self.look()
+            self.check_pipeline()
         return done
 
     def _performed(self, operation: Operation, data: bytes) -> Done | None:
@@ -126,7 +126,7 @@ class Server:
         except ConnectionError as error:
             raise NotPrimary(f"{self.spec.name}: its pipeline does not answer") from error
 
-    def look(self) -> None:
+    def check_pipeline(self) -> None:
         """Ask the pipeline how things are, and lead or stop leading accordingly."""
         try:
             status: Status = self._nic("serving")
@@ -148,7 +148,7 @@ class Server:
         server = rpc.Server(rpc.Service.of(FileCalls, self, ERRORS), self.spec.host.server, self.keys)
         try:
             while True:
-                await asyncio.to_thread(self.look)
+                await asyncio.to_thread(self.check_pipeline)
                 await asyncio.sleep(_BEAT)
         finally:
             server.close()

@@ -151,7 +151,7 @@ class _Control:
             while True:
                 frame = self._link.receive()
                 if frame.sequence not in self._asked or frame.kind < Kind.STALE:
-                    self._group._heard(self.name, frame)
+                    self._group._receive(self.name, frame)
                 else:
                     with contextlib.suppress(InvalidStateError, KeyError):  # nobody waits any more
                         self._asked[frame.sequence].set_result(frame)
@@ -392,7 +392,7 @@ class Group:
 
     # --- what engines say
 
-    def _heard(self, name: str, frame: Frame) -> None:
+    def _receive(self, name: str, frame: Frame) -> None:
         match frame.kind:
             case Kind.ACK if name == self.members[-1].name:
                 with self._lock:

@@ -58,7 +58,7 @@ class _Batch:
 
     rows: int
     nbytes: int
-    made: Any
+    content: Any
 
 
 @dataclass
@@ -310,13 +310,13 @@ class Client:
             self._streams.append(stream)
         self._last = batch if self._ends == "pad" else None
         self._turn.notify_all()
-        return self._given(batch, began)
+        return self._hand_out(batch, began)
 
     def _pad(self, began: float) -> Any:
         if self._last is None:
             raise UserError(self._too_few("a step that others take"))
         self.counts.padded += 1
-        return self._given(self._last, began)
+        return self._hand_out(self._last, began)
 
     def _too_few(self, what: str) -> str:
         return (
@@ -324,7 +324,7 @@ class Client:
             f"({self._world}) than splits; give the session a smaller split_rows"
         )
 
-    def _given(self, batch: _Batch, began: float) -> Any:
+    def _hand_out(self, batch: _Batch, began: float) -> Any:
         counts, now = self.counts, time.monotonic()
         if not counts.steps:
             counts.first = now - self._began
@@ -333,7 +333,7 @@ class Client:
         counts.bytes += batch.nbytes
         counts.stalled += now - began
         self._poke_if(self._late)
-        return batch.made
+        return batch.content
 
     def _consumed(self) -> None:
         if self._handed is not None:
@@ -404,7 +404,7 @@ class Client:
             if response.get("rewound") or response.get("replaced"):
                 raise Replaced(f"client {self.name}: the session went on without it; restart it")
 
-    def _told(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         """What every call says of this client. The lock is held."""
         handed = () if self._handed is None else (self._handed[0],)
         dry = bool(self._waits) and not self._streams and self._handed is None
@@ -420,7 +420,7 @@ class Client:
         while not self._stop.is_set():
             self._report()
             with self._turn:
-                began, state = time.monotonic(), self._told()
+                began, state = time.monotonic(), self._state()
                 uses = sorted({stream.worker for stream in self._streams if not stream.ended})
                 fill = state["ready"] / (self._buffer * self._allowed)
             response = self._call(
@@ -502,7 +502,7 @@ class Client:
             with self._asking:
                 with self._turn:
                     self._turn.wait_for(lambda: self._room() or self._stop.is_set() or self._over)
-                    state = self._told()
+                    state = self._state()
                 answer = {"over": True} if self._over else self._call("lease", **state)
                 stream = self._answered(answer, state)
             if stream is not None:
@@ -526,7 +526,7 @@ class Client:
                 if stream.epoch != self.epoch:
                     self._read_ahead(stream)
                     return None
-                if (known := self._known(stream)) is not None:
+                if (known := self._stream_ahead(stream)) is not None:
                     self._streams.append(known)
                     if known.empty:
                         self._empty(known)
@@ -553,7 +553,7 @@ class Client:
             "come back: all ranks go back to a checkpoint together" if back else "come"
         )
 
-    def _known(self, given: _Stream) -> _Stream | None:
+    def _stream_ahead(self, given: _Stream) -> _Stream | None:
         """The stream of a split that was read ahead, if it is as it was given. The lock is held."""
         for stream in [stream_ for stream_ in self._ahead if stream_.number == given.number]:
             if stream.worker != given.worker or given.next:

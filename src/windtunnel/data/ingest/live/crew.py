@@ -29,8 +29,8 @@ CAPABILITY = "data.ingest"
 class Worker:
     address: str
     process: str
-    heard: float
-    made: int = 0
+    last_message: float
+    rows: int = 0
     busy: float = 0.0
     cpu: float = 0.0
     drain: bool = False
@@ -51,7 +51,7 @@ class _Period:
     consumed: int = 0
     stalled: float = 0.0
     fills: list[float] = field(default_factory=list)
-    made: int = 0
+    rows: int = 0
     busy: float = 0.0
 
 
@@ -86,16 +86,16 @@ class Crew:
         self.there[name] = Worker(message["address"], message["process"], time.monotonic())
         self._log.append("worker", name=name, address=message["address"])
 
-    def heard(self, message: dict[str, Any]) -> dict[str, Any]:
+    def heartbeat(self, message: dict[str, Any]) -> dict[str, Any]:
         """A worker is there: the answer."""
         worker = self.there.get(message["name"])
         if worker is None:
             return {"unknown": True}
-        worker.heard = time.monotonic()
-        self._period.made += max(0, message["made"] - worker.made)
+        worker.last_message = time.monotonic()
+        self._period.rows += max(0, message["made"] - worker.rows)
         self._period.busy += max(0.0, message["busy"] - worker.busy)
         self.cpu += max(0.0, message["cpu"] - worker.cpu)
-        worker.made, worker.busy, worker.cpu = message["made"], message["busy"], message["cpu"]
+        worker.rows, worker.busy, worker.cpu = message["made"], message["busy"], message["cpu"]
         if message["asked"]:
             self._log.append("asked", worker=message["name"], splits=message["asked"])
         return {"drain": worker.drain}
@@ -117,7 +117,7 @@ class Crew:
         lease, reasons = self.settings.worker_lease, {}
         for name, worker in self.there.items():
             why = self._pool.ended(name) if self._pool else None
-            if why is None and now - worker.heard > lease:
+            if why is None and now - worker.last_message > lease:
                 why = f"silent for {lease:g} s"
                 if self._pool is not None:  # it does not answer: it ends, where this host can end it
                     self._pool.kill(name)
@@ -168,7 +168,7 @@ class Crew:
             return
         self.scaler.period(
             now, length, consumed=period.consumed, stalled=min(1.0, period.stalled / (length * clients)),
-            buffered=sum(period.fills) / max(len(period.fills), 1), produced=period.made, busy=period.busy,
+            buffered=sum(period.fills) / max(len(period.fills), 1), produced=period.rows, busy=period.busy,
             ready=self.ready,
         )  # fmt: skip
 

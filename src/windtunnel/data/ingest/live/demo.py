@@ -63,7 +63,7 @@ class Training:
     waits: list[float] = field(default_factory=list)
     loss: float = 0.0
     began: float = field(default_factory=time.perf_counter)
-    asked: float = 0.0
+    waiting_since: float = 0.0
     """Since when it has waited."""
 
     @property
@@ -173,11 +173,11 @@ def train(
     """Take all ``batches``, for ``step`` seconds each. ``each`` is told the number of each step."""
     training.starts.append(len(training.times))
     training.began = training.began if training.times else time.perf_counter()
-    training.asked = training.asked if training.times else training.began
+    training.waiting_since = training.waiting_since if training.times else training.began
     model: Model | None = None
     while (batch := next(batches, None)) is not None:
         now = time.perf_counter()
-        training.waits.append(now - training.asked)
+        training.waits.append(now - training.waiting_since)
         training.times.append(now - training.began)
         np.add.at(training.rows, batch[ROW].numpy(), 1)
         if model is None:
@@ -191,7 +191,7 @@ def train(
         del batch, loss  # megabytes, whose release is a part of the step
         each(len(training.times))
         time.sleep(max(0.0, step - (time.perf_counter() - now)))
-        training.asked = time.perf_counter()
+        training.waiting_since = time.perf_counter()
 
 
 def demo(

@@ -42,7 +42,7 @@ class State:
     ``last``: the steps after which it is over for all ranks, where they end together; -1: not known."""
 
     epoch: int = 0
-    held: dict[int, str] = field(default_factory=dict)
+    owners: dict[int, str] = field(default_factory=dict)
     marks: dict[int, int] = field(default_factory=dict)
     claims: dict[str, dict[int, int]] = field(default_factory=dict)
     came: set[str] = field(default_factory=set)
@@ -59,7 +59,7 @@ class State:
             case "back":
                 self.came = set()
             case "grant":
-                self.held[entry["split"]] = entry["client"]
+                self.owners[entry["split"]] = entry["client"]
             case "ack":
                 claims = self.claims.setdefault(entry["client"], {})
                 for split, mark in entry["marks"]:
@@ -67,7 +67,7 @@ class State:
                     self._mark(split, mark)
             case "free":
                 for split in entry["splits"]:
-                    self.held.pop(split, None)
+                    self.owners.pop(split, None)
             case "skip":
                 self.skipped[entry["split"]] = entry["why"]
                 self._mark(entry["split"], DONE)
@@ -83,8 +83,8 @@ class State:
                 self.claims[entry["client"]] = dict(entry["marks"])
                 self.ended.discard(entry["client"])
                 self.last = -1
-                for split in [number for number, client in self.held.items() if client == entry["client"]]:
-                    del self.held[split]
+                for split in [number for number, client in self.owners.items() if client == entry["client"]]:
+                    del self.owners[split]
                 self.marks = dict.fromkeys(self.skipped, DONE)
                 for claims in self.claims.values():
                     for split, mark in claims.items():
@@ -98,17 +98,18 @@ class State:
         old = self.marks.get(split, 0)
         self.marks[split] = DONE if DONE in (old, mark) else max(old, mark)
         if free and self.marks[split] == DONE:
-            self.held.pop(split, None)
+            self.owners.pop(split, None)
 
     def _renew(self, epoch: int) -> None:
         self.epoch, self.last = epoch, -1
-        self.held, self.marks, self.claims, self.skipped = {}, {}, {}, {}
+        self.owners, self.marks, self.claims, self.skipped = {}, {}, {}, {}
         self.came, self.ended = set(), set()
 
     def entry(self) -> Entry:
         """The one entry that says all of it."""
         return {
-            "op": "state", "epoch": self.epoch, "held": list(self.held.items()), "marks": packed(self.marks),
+            "op": "state", "epoch": self.epoch, "held": list(self.owners.items()),
+            "marks": packed(self.marks),
             "claims": {client: packed(claims) for client, claims in self.claims.items()},
             "came": sorted(self.came), "ended": sorted(self.ended), "skipped": list(self.skipped.items()),
             "failed": self.failed, "last": self.last,
@@ -116,7 +117,7 @@ class State:
 
     def _load(self, entry: Entry) -> None:
         self.epoch, self.failed = entry["epoch"], entry["failed"]
-        self.held, self.skipped = dict(entry["held"]), dict(entry["skipped"])
+        self.owners, self.skipped = dict(entry["held"]), dict(entry["skipped"])
         self.last = entry["last"]
         self.marks = unpacked(entry["marks"])
         self.claims = {client: unpacked(claims) for client, claims in entry["claims"].items()}

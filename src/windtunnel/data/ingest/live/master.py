@@ -70,7 +70,7 @@ from windtunnel.store.eventlog import NAME, EventLog, LogFailed
 class _Client:
     key: str
     world: int
-    heard: float
+    last_message: float
     steps: int = 0
     ready: int = 0
     dry: bool = False
@@ -105,8 +105,8 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         if state.failed:
             self.ledger.write("fail", why="")
         # Those that had splits may come back: until their lease is over nobody else gets these.
-        self._clients = {name: _Client("", 0, now) for name in set(state.held.values())}
-        self.crew = Crew(settings, pool, self.log, again=bool(state.marks or state.held))
+        self._clients = {name: _Client("", 0, now) for name in set(state.owners.values())}
+        self.crew = Crew(settings, pool, self.log, again=bool(state.marks or state.owners))
         self._serves: dict[int, str] = {}
         self._ahead: dict[tuple[int, int], tuple[str, str]] = {}
         """Of an epoch and a split: which client reads it ahead, from which worker."""
@@ -147,7 +147,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         return {"session": to_plain(self.session), "every": self.settings.every}
 
     def _heartbeat_worker(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self.crew.heard(request)
+        return self.crew.heartbeat(request)
 
     def _register_client(self, request: dict[str, Any]) -> dict[str, Any]:
         state, name, now = self.ledger.state, request["client"], time.monotonic()
@@ -174,7 +174,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             self._ahead.clear()
             self._order()
         else:
-            mine = [split for split, client in state.held.items() if client == name]
+            mine = [split for split, client in state.owners.items() if client == name]
             if mine:  # of a process that had this name before
                 self._free(mine)
             left = self._open() if state.last < 0 else 0
@@ -195,14 +195,14 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
 
     def _welcome(self, name: str) -> dict[str, Any]:
         state = self.ledger.state
-        held = [split for split, client in state.held.items() if client == name]
+        held = [split for split, client in state.owners.items() if client == name]
         return {
             "epoch": state.epoch, "columns": list(self.session.columns), "every": self.settings.every,
             "lease": self.settings.client_lease, "held": held, "ends": self.settings.ends,
         }  # fmt: skip
 
     def _heartbeat_client(self, request: dict[str, Any]) -> dict[str, Any]:
-        refused, member = self._known(request)
+        refused, member = self._client_of(request)
         if refused is not None:
             return refused
         member.heard = time.monotonic()
@@ -210,7 +210,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         member.stalled = request["stalled"]
         self._follow(member, request)
         state = self.ledger.state
-        held = [split for split in request["held"] if state.held.get(split) != request["client"]]
+        held = [split for split in request["held"] if state.owners.get(split) != request["client"]]
         return {
             "lost": held, "gone": [name for name in request["uses"] if name not in self.crew.there],
             "late": not self._todo, "failed": state.failed,
@@ -218,13 +218,13 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         }  # fmt: skip
 
     def _lease(self, request: dict[str, Any]) -> dict[str, Any]:
-        refused, member = self._known(request)
+        refused, member = self._client_of(request)
         if refused is not None:
             return refused
         self._follow(member, request)
         if request["client"] in self.ledger.state.ended:
             return {"end": True}
-        held = self.ledger.state.held
+        held = self.ledger.state.owners
         # Given to it in an answer that it never got.
         missed = [
             split
@@ -232,22 +232,22 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             if name == request["client"] and split not in request["held"]
         ]
         if missed:
-            return self._told(request["client"], self._asked(request["client"], member, missed[0]))
+            return self._response(request["client"], self._decide_for(request["client"], member, missed[0]))
         last = time.monotonic() + self.settings.every
         while True:
-            decision = self._asked(request["client"], member)
+            decision = self._decide_for(request["client"], member)
             if not isinstance(decision, Wait) or (left := last - time.monotonic()) <= 0:
                 break
             self._turn.wait(left)
             if self._clients.get(request["client"]) is not member:
                 return {"wait": True}
-        return self._told(request["client"], decision)
+        return self._response(request["client"], decision)
 
     def _go(self, request: dict[str, Any]) -> dict[str, Any]:
         """How far ranks go that end together: told as soon as it is further than ``until``."""
         until = time.monotonic() + self.settings.every
         while True:
-            refused, _ = self._known(request)
+            refused, _ = self._client_of(request)
             if refused is not None:
                 return refused
             pace = self._pace()
@@ -276,11 +276,11 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
 
     def _again(self, request: dict[str, Any]) -> dict[str, Any]:
         """A stream broke: ``error`` is what the worker said, empty where it said nothing."""
-        refused, member = self._known(request)
+        refused, member = self._client_of(request)
         if refused is not None:
             return refused
         split, name = request["split"], request["client"]
-        if self.ledger.state.held.get(split) != name:
+        if self.ledger.state.owners.get(split) != name:
             return {"lost": True}
         if self._serves.get(split) == request["worker"]:
             del self._serves[split]
@@ -291,8 +291,8 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             self.log.decision(CAPABILITY, self.settings.policy, fault, given_up, split=split)
             if isinstance(given_up, GiveUp):
                 return self._give_up(split, request["error"], given_up.skip)
-        decision = self._asked(name, member, split, request["worker"])
-        return self._told(name, decision)
+        decision = self._decide_for(name, member, split, request["worker"])
+        return self._response(name, decision)
 
     def _give_up(self, split: int, why: str, skip: bool) -> dict[str, Any]:
         if skip:
@@ -306,7 +306,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         return {"failed": why}
 
     def _ack(self, request: dict[str, Any]) -> dict[str, Any]:
-        refused, _ = self._known(request)
+        refused, _ = self._client_of(request)
         return refused or {
             "lost": self._take(request["client"], [(number, mark) for number, mark in request["marks"]])
         }
@@ -322,7 +322,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             known = state.claims.get(name, {}).get(split, 0)
             if known == DONE or (mark != DONE and known >= mark):
                 continue  # it says again what it said to a master that was killed
-            (new if state.held.get(split) == name else lost).append((split, mark))
+            (new if state.owners.get(split) == name else lost).append((split, mark))
         if new:
             self.ledger.write("ack", client=name, marks=new)
             for split, mark in new:
@@ -332,7 +332,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         return [split for split, _ in lost]
 
     def _leave(self, request: dict[str, Any]) -> dict[str, Any]:
-        refused, _ = self._known(request)
+        refused, _ = self._client_of(request)
         if refused is None:
             self._forget(request["client"])
         return {}
@@ -340,7 +340,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
     def _list(self, request: dict[str, Any]) -> dict[str, Any]:
         crew, load = self.crew, Counter(self._serves.values())
         listed = {
-            name: {"address": worker.address, "splits": load[name], "made": worker.made, "busy": worker.busy,
+            name: {"address": worker.address, "splits": load[name], "made": worker.rows, "busy": worker.busy,
                    "process": worker.process, "drain": worker.drain}
             for name, worker in sorted(crew.there.items())
         }  # fmt: skip
@@ -354,7 +354,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             "epochs": self.session.epochs,
             "splits": len(self.splits),
             "done": len(done),
-            "held": len(state.held),
+            "held": len(state.owners),
             "left": len(self._todo),
             "clients": {
                 name: {"steps": client.steps, "stalled": client.stalled, "ended": name in state.ended}
@@ -384,7 +384,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
 
     # --- what stands behind them
 
-    def _known(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, Any]:
+    def _client_of(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, Any]:
         """What to answer a client that is none of ours, or the client."""
         client = self._clients.get(request["client"])
         if client is None or not client.key:
@@ -410,20 +410,24 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         for split in set(request["held"]) - set(request["reading"]):  # which have come whole
             changed = self._serves.pop(split, "") != "" or changed
         if self.settings.ends == "drop":
-            mine = [split for split, client in self.ledger.state.held.items() if client == request["client"]]
+            mine = [
+                split for split, client in self.ledger.state.owners.items() if client == request["client"]
+            ]
             member.settled = not request["reading"] and set(mine) <= set(request["held"])
             changed = True
         if changed:
             self._turn.notify_all()
 
-    def _asked(self, name: str, member: _Client, split: int | None = None, last: str = "") -> policy.Decision:
+    def _decide_for(
+        self, name: str, member: _Client, split: int | None = None, last: str = ""
+    ) -> policy.Decision:
         """The decision on a client that asks; ``split``: for another worker for that one, not for a new."""
         state, load = self.ledger.state, Counter(self._serves.values())
         if state.failed:
             return Wait("the session has failed")
         if state.last >= 0 and split is None:
             return Wait("the epoch is over")
-        owned = Counter(state.held.values())
+        owned = Counter(state.owners.values())
         peers = tuple(
             Peer(it.steps, it.ready, owned[each], it.dry, each in state.ended)
             for each, it in sorted(self._clients.items()) if each != name
@@ -465,7 +469,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
             self._turn.notify_all()
         return decision
 
-    def _told(self, name: str, decision: policy.Decision) -> dict[str, Any]:
+    def _response(self, name: str, decision: policy.Decision) -> dict[str, Any]:
         state = self.ledger.state
         match decision:
             case Grant(split, worker) | Ahead(split, worker):
@@ -492,7 +496,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         self._sequence = self._sequence_of(state.epoch)
         self._coming = self._sequence_of(state.epoch + 1) if state.epoch + 1 < self.session.epochs else []
         self._place = {split: place for place, split in enumerate(self._sequence)}
-        gone = {split for split, mark in state.marks.items() if mark == DONE} | set(state.held)
+        gone = {split for split, mark in state.marks.items() if mark == DONE} | set(state.owners)
         self._todo = [place for place, split in enumerate(self._sequence) if split not in gone]
         self._serves = {}
         self._ahead = {key: worker for key, worker in self._ahead.items() if key[0] >= state.epoch}
@@ -516,7 +520,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         self._turn.notify_all()
 
     def _forget(self, name: str) -> None:
-        mine = [split for split, client in self.ledger.state.held.items() if client == name]
+        mine = [split for split, client in self.ledger.state.owners.items() if client == name]
         if mine:
             self._free(mine)
         self._clients.pop(name, None)
@@ -539,7 +543,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
 
     def _tick(self, now: float) -> None:
         for name, client in list(self._clients.items()):
-            if now - client.heard > self.settings.client_lease:
+            if now - client.last_message > self.settings.client_lease:
                 self._forget(name)
                 self._ahead = {key: it for key, it in self._ahead.items() if it[0] != name}
         for name in self.crew.gone(now):

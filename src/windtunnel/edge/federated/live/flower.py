@@ -108,7 +108,7 @@ class FedP2P(Strategy):
         """The same messages, of which just the leaders' have the arrays."""
         if not messages:
             return []
-        by_name = {self._name(node): node for node in self._where(messages, grid)}
+        by_name = {self._name(node): node for node in self._listening(messages, grid)}
         own = {message.metadata.dst_node_id: message for message in messages}
         devices = tuple(
             Device(name, float(self._known[node].get(LINK, 1)), label=int(self._known[node].get(LABEL, 0)))
@@ -142,7 +142,7 @@ class FedP2P(Strategy):
                 )
         return grouped
 
-    def _where(self, messages: list[Message], grid: Grid) -> list[int]:
+    def _listening(self, messages: list[Message], grid: Grid) -> list[int]:
         """Ask devices that are new where they listen, by a message that the mod of training answers; those
         that have said so. The others are told of, and train in no group."""
         nodes = [message.metadata.dst_node_id for message in messages]
@@ -214,7 +214,7 @@ def _averaged(peer: Peer, reply: Message, examples: str) -> Message:
         reply.content[key] = _like(arrays, parts, mean.vector)
         own = dict(zip(figures, mean.vector[len(vector) - len(figures) :].tolist(), strict=True))
         reply.content[name] = MetricRecord({**metrics, **own, examples: mean.total})
-        reply.content[KEY] = _told(mean)
+        reply.content[KEY] = _left_out(mean)
     return reply
 
 
@@ -231,7 +231,7 @@ def _like(arrays: ArrayRecord, parts: list[NDArray[Any]], vector: NDArray[Any]) 
     )
 
 
-def _told(mean: Mean) -> ConfigRecord:
+def _left_out(mean: Mean) -> ConfigRecord:
     return ConfigRecord({"lost": list(mean.lost), "refused, it is not finite": list(mean.refused)})
 
 

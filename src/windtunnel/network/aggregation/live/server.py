@@ -266,6 +266,6 @@ class Server:
             log.append("effect", reminders=int(counts["reminders"]))
         counts["logged"] = counts["waits"] = 0
 
-    def told(self) -> dict[str, int]:
+    def report(self) -> dict[str, int]:
         """What it has done."""
         return {name: int(self.memory.counts[0][name]) for name in ("whole", "parts", "reminders", "refused")}

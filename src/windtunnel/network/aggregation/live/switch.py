@@ -324,7 +324,7 @@ class Switch:
             self._heard[number], jobs["heard"][number] = now, 0
         for place_ in range(int(counts["controls"])):
             message = self.memory.controls[place_].copy()
-            self._told(message, int(self.memory.origins[place_]), now)
+            self._control_message(message, int(self.memory.origins[place_]), now)
         counts["controls"] = 0
         if self._log is not None:
             for row in self.memory.log[: int(counts["logged"])]:
@@ -336,7 +336,7 @@ class Switch:
                 self._log.append("effect", **{name: int(row["did_" + name]) for name in _DID})
             counts["logged"] = 0
 
-    def _told(self, head: Any, origin: int, now: float) -> None:
+    def _control_message(self, head: Any, origin: int, now: float) -> None:
         jobs, kind, token = self.memory.jobs, int(head["kind"]), int(head["token"])
         matches = np.flatnonzero(jobs["token"] == np.uint64(token)) if token else np.zeros(0, np.int64)
         if kind == wire.OPENED and origin == int(self.memory.server[0]["word"]) and len(matches):
@@ -395,7 +395,7 @@ class Switch:
         with suppress(OSError):  # it will be asked for again
             self.sock.sendto(message, datagrams.address(to))
 
-    def told(self) -> str:
+    def report(self) -> str:
         """What it has done, as one JSON value."""
         counts = self.memory.counts[0]
         did = {name: int(times) for name, times in zip(ACTIONS, counts["did"], strict=True)}

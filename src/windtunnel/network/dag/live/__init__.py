@@ -166,11 +166,11 @@ class _Session:
     """One run: what is under way on which host."""
 
     hosts: Hosts
-    known: dict[str, float]
+    rates: dict[str, float]
     flows: Sequence[Flow]
     numbers: Mapping[Key, Sequence[int]]
     here: dict[Key, _Task] = field(default_factory=dict)
-    made: Outcome = field(default_factory=Outcome)
+    outcome: Outcome = field(default_factory=Outcome)
     origin: float = field(default_factory=time.monotonic)
 
     def now(self) -> float:
@@ -191,23 +191,23 @@ class _Session:
                     self._come(coming.pop(0))
                 until = coming[0].begins if coming else inf
                 if self.here:
-                    pending = tuple(self._look(key, task) for key, task in self.here.items())
-                    observation = Observation(self.now(), self.known, pending, schedule)
+                    pending = tuple(self._pending(key, task) for key, task in self.here.items())
+                    observation = Observation(self.now(), self.rates, pending, schedule)
                     decision = decide(observation)
                     if decided is not None:
                         decided(observation, decision)
                     did(self._apply(decision))
-                    self.made.decisions += 1
-                    self.made.deciding = max(self.made.deciding, self.now() - woken)
+                    self.outcome.decisions += 1
+                    self.outcome.deciding = max(self.outcome.deciding, self.now() - woken)
                     until = min(until, max(decision.until, self.now() + SOONEST))
                 ready = poll.select(None if until == inf else max(0.0, until - self.now()))
                 woken = self.now()
                 for descriptor, _ in ready:
-                    number, *rest = self.hosts.told(descriptor.data)
+                    number, *rest = self.hosts.receive(descriptor.data)
                     (self._computed if rest else self._received)(keys[number], number, *rest)
-        for (job, _), (_, end) in self.made.tasks.items():
-            self.made.jobs[job] = max(self.made.jobs.get(job, 0.0), end - began[job])
-        return self.made
+        for (job, _), (_, end) in self.outcome.tasks.items():
+            self.outcome.jobs[job] = max(self.outcome.jobs.get(job, 0.0), end - began[job])
+        return self.outcome
 
     def _come(self, job: Job) -> None:
         for task in job.tasks:
@@ -217,7 +217,7 @@ class _Session:
             flows = {number: self.flows[number] for number in open_} if task.kind == "network" else {}
             self.here[key] = _Task(task, shown, flows, open_)
 
-    def _look(self, key: Key, task: _Task) -> Pending:
+    def _pending(self, key: Key, task: _Task) -> Pending:
         """What is seen of a task."""
         shown = task.shown
         if task.began is None:
@@ -236,7 +236,7 @@ class _Session:
         """Flows first: they can be late by less."""
         did = Did()
         loads = {key: task.true.loads for key, task in self.here.items()}
-        rates, shapes, begin = filled(decision.shares, loads, self.known), {}, []
+        rates, shapes, begin = filled(decision.shares, loads, self.rates), {}, []
         for share in decision.shares:
             key, state = (share.job, share.task), self.here[share.job, share.task]
             for number, flow in state.flows.items():
@@ -280,15 +280,15 @@ class _Session:
                 " was stopped"
             )
         if not task.true.command:
-            self.made.spun += used
-            self.made.span += self.now() - task.began
+            self.outcome.spun += used
+            self.outcome.span += self.now() - task.began
         self._end(key)
 
     def _end(self, key: Key) -> None:
         job, own = key[0], whole(key[1])
         began = self.here.pop(key).began
         assert began is not None
-        self.made.tasks[job, own] = self.made.tasks.get((job, own), (began,))[0], self.now()
+        self.outcome.tasks[job, own] = self.outcome.tasks.get((job, own), (began,))[0], self.now()
 
 
 def _bytes(task: Task, flow: Flow) -> int:

@@ -41,7 +41,7 @@ class Agent:
         server = socket.create_server(("", PORT), backlog=512)
         server.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, window)
         self._poll.register(server, selectors.EVENT_READ, partial(self._accept, server))
-        self._poll.register(control, selectors.EVENT_READ, self._asked)
+        self._poll.register(control, selectors.EVENT_READ, self._read_request)
         self._tell()
 
     def serve(self) -> None:
@@ -53,7 +53,7 @@ class Agent:
     def _tell(self, *words: float) -> None:
         self._control.send(json.dumps(words).encode())
 
-    def _asked(self) -> None:
+    def _read_request(self) -> None:
         message = self._control.recv(1 << 16)
         if not message:
             os._exit(0)

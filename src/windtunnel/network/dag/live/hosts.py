@@ -70,7 +70,7 @@ class Hosts:
             for name in names:
                 self._add(name, counted)
             for name in names:
-                self.told(name)  # that it listens
+                self.receive(name)  # that it listens
         except BaseException:
             self.close()
             raise
@@ -136,7 +136,7 @@ class Hosts:
         except OSError:
             raise self.ended(host) from None
 
-    def told(self, host: str) -> list[Any]:
+    def receive(self, host: str) -> list[Any]:
         """The number of what ended there, of a process also its status and seconds of CPU. Raises HostError:
         the agent is gone."""
         if not (message := self.controls[host].recv(4096)):

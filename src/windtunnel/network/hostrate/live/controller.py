@@ -70,14 +70,14 @@ def control(
     events = EventLog(log) if log is not None else None
     decision: Decision | None = None
     try:
-        kind, _ = queue.look()
+        kind, _ = queue.read()
         if kind == "noqueue":
             raise UserError(
                 f"{device} has no queue; accepted is an interface with one, such as tbf or pfifo_fast"
             )
         ready()
         while not stop.wait(spec.period):
-            backlog = queue.look()[1] / (spec.packet + 14)
+            backlog = queue.read()[1] / (spec.packet + 14)
             observation = meter.look(time.monotonic(), backlog, *holder.counts())
             decision_ = decide(observation)
             meter.took(decision_)

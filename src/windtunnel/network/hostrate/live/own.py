@@ -49,7 +49,7 @@ class OwnSockets:
 
     def counts(self) -> tuple[Array, Array]:
         """Of every entity the packets that were received, and the flows that were seen in rounds."""
-        for plug, place in self._known():
+        for plug, place in self._placed_sockets():
             received = struct.unpack_from("Q", plug.getsockopt(6, socket.TCP_INFO, 256), _RECEIVED)[0]
             before, round_ = self._had.get(plug, (received, -1))
             if received > before:
@@ -63,7 +63,7 @@ class OwnSockets:
         """Clamp what every socket tells its sender; of each entity the clamps of its sockets, bytes."""
         clamps: list[list[int]] = [[] for _ in shares]
         self._round, numbers = round_, [0] * len(shares)
-        for plug, place in self._known():
+        for plug, place in self._placed_sockets():
             share = shares[place]
             packets = share.of_flow(numbers[place]) if share.pace is None else LEAST
             numbers[place] += 1
@@ -79,7 +79,7 @@ class OwnSockets:
         """Let all tell what they like."""
         self.give((Share(),) * len(self._acked), self._round, 0.0)
 
-    def _known(self) -> list[tuple[socket.socket, int]]:
+    def _placed_sockets(self) -> list[tuple[socket.socket, int]]:
         plugs = []
         for plug in self._sockets():
             with suppress(OSError):

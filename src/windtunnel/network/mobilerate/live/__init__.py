@@ -79,8 +79,8 @@ def _once(
             _line(receiver)
             words = [*program, f"send{kind}", there.address, arm, str(seconds), *([str(log)] if log else [])]
             with _ended(here.start(words, stdout=pipe)) as sender:
-                ticks = json.loads(_said(sender, seconds + PATIENCE))
-            report = json.loads(_said(between, PATIENCE, "end\n"))
+                ticks = json.loads(_output_of(sender, seconds + PATIENCE))
+            report = json.loads(_output_of(between, PATIENCE, "end\n"))
     packets, intervals = (
         float(np.quantile(known, 0.95)) if known else 0.0 for known in (report["late"], ticks)
     )
@@ -146,7 +146,7 @@ def _line(process: subprocess.Popen[str]) -> None:
         raise HostError(f"mobilerate: {_name(process)} ended with status {process.wait()} and was not ready")
 
 
-def _said(process: subprocess.Popen[str], seconds: float, words: str | None = None) -> str:
+def _output_of(process: subprocess.Popen[str], seconds: float, words: str | None = None) -> str:
     """All that it prints until it ends."""
     try:
         report, _ = process.communicate(words, timeout=seconds)

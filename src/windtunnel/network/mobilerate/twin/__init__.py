@@ -71,7 +71,7 @@ def _steer(
             memory = decision.memory
             own[link.GAP] = round(MTU / decision.rate * SECOND)
         elif forecast is not None:
-            own[link.MAY] = forecast.look(turn * delta, acks)
+            own[link.MAY] = forecast.update(turn * delta, acks)
         else:
             own[link.MAY] = np.searchsorted(ahead, (turn + 1) * delta + half)
         simulation.run((turn + 1) * delta)

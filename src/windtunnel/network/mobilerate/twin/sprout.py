@@ -41,7 +41,7 @@ class Forecast:
         self._turn, self._count, self._wait, self._base = 0, 0, 0.0, np.inf
         self._window, self._highest = 10, -1
 
-    def look(self, now: float, acks: tuple[Ack, ...]) -> int:
+    def update(self, now: float, acks: tuple[Ack, ...]) -> int:
         """How many packets may go in all."""
         for ack in acks:
             self._base = min(self._base, ack.at - ack.sent)

@@ -107,18 +107,18 @@ class _Bus(Tpm):
     which the same goes. ``kept``: the attack, and the first quote."""
 
     other: Tpm
-    kept: dict[str, bytes] = field(default_factory=dict)
+    quotes: dict[str, bytes] = field(default_factory=dict)
 
     def extend(self, pcr: int, measured: str) -> None:
         super().extend(pcr, measured)
         self.other.extend(pcr, measured)
 
     def quote(self, nonce: bytes) -> bytes:
-        attack = self.kept.get("attack", b"").decode()
+        attack = self.quotes.get("attack", b"").decode()
         if attack == "tpm key":
             return self.other.quote(nonce)
         right = super().quote(bytes(32) if attack == "tpm nonce" else nonce)
-        first, flipped = self.kept.setdefault("first", right), right[:-1] + bytes([right[-1] ^ 1])
+        first, flipped = self.quotes.setdefault("first", right), right[:-1] + bytes([right[-1] ^ 1])
         return {"tpm none": b"", "tpm replay": first, "tpm flip": flipped}.get(attack, right)
 
 
@@ -129,7 +129,7 @@ def _device(link: Connection, fuse: Fuse, tpms: Sequence[Tpm]) -> None:
 
     def attack(name: bytes) -> None:
         if bus is not None:
-            bus.kept["attack"] = name
+            bus.quotes["attack"] = name
 
     def record(sealed: bytes) -> bytes:
         if device.session is None:

@@ -171,7 +171,7 @@ def check(
             assert same[name](output, expected[name]), (number, step, name)
         for at, table in enumerate(TABLES):  # every copy of every row
             layout, tiers = module.layouts[at], module.tiers[at]
-            ids = torch.from_numpy(orders[table.name][layout.held(rank)])
+            ids = torch.from_numpy(orders[table.name][layout.ranks_on(rank)])
             mine, theirs = tiers.read(torch.arange(len(ids))), one.records(table.name)
             width = theirs.shape[1]
             assert same[table.name](mine[:, :width], theirs[ids]), (number, step, table.name)
@@ -285,7 +285,7 @@ def kept(folder: Path) -> None:
     if pair:
         pair.load(folder / "kept")
         for number, table in enumerate(TABLES):
-            ids = torch.from_numpy(pair.layouts[number].held(pair.wire.rank))
+            ids = torch.from_numpy(pair.layouts[number].ranks_on(pair.wire.rank))
             places = module.layouts[number].place(torch.from_numpy(np.argsort(orders[table.name]))[ids])
             here = torch.from_numpy(module.layouts[number].holds(np.argsort(orders[table.name])[ids], rank))
             mine = pair.tiers[number].read(torch.arange(len(ids)))
@@ -299,7 +299,7 @@ def kept(folder: Path) -> None:
     if rank == 0:
         bag = TieredEmbeddingBag(41, 3, 5, name="a", mode="none", optimizer=OPTIMIZERS["adam"])
         bag.load(folder / "kept" / "a.safetensors")
-        held = bag.read(torch.from_numpy(orders["a"][module.layouts[0].held(0)]))
+        held = bag.read(torch.from_numpy(orders["a"][module.layouts[0].ranks_on(0)]))
         assert torch.equal(held, module.tiers[0].read(torch.arange(len(held))))
     dist.barrier()
     if rank == 0:
