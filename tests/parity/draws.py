@@ -232,7 +232,7 @@ def _profile(rng: random.Random) -> Profile:
     ]
     for n in range(rng.choice([0, 0, 1])):
         growth = rng.choice([(), (1.5,), (1.5, 2.0, 3.0)])
-        table = Tensor(f"t{n}", 1 << 20, 1e-4, "float32", 64, rng.choice([0.0, 0.01, 0.5]), growth)
+        table = Tensor(f"t{n}", 1 << 20, 1e-4, 64, rng.choice([0.0, 0.01, 0.5]), growth)
         tensors.insert(rng.randint(0, len(tensors)), table)
     rate, error = 10 ** rng.uniform(8, 11), rng.choice([0.0, 0.1, 0.5])
     calls = [

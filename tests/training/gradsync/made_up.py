@@ -42,7 +42,6 @@ def network(hosts: int, ranks_per_host: int, bandwidth: float, latency: float = 
 
 def codec(
     name: str, ratio: float, per_element: float, *, summable: bool = False, fixed: float = 2e-5,
-    lossless: bool = False,
 ) -> CodecCost:  # fmt: skip
     """``ratio``: bytes of the code over those of the gradient."""
     points = tuple(
@@ -52,7 +51,7 @@ def codec(
         )
         for numel in (1024, 1 << 16, 1 << 20, 1 << 24)
     )  # fmt: skip
-    return CodecCost(name, points, summable, lossless)
+    return CodecCost(name, points, summable)
 
 
 CODECS = (

@@ -214,14 +214,6 @@ def test_a_gain_that_a_faster_network_would_have_too_is_taken() -> None:
     assert plan.forecasts[0].seconds <= min(one.seconds for one in plan.forecasts) * 1.01
 
 
-def test_what_is_lossless_is_no_compression_to_leave() -> None:
-    exactly = codec("shuffle", 0.5, 1e-11, lossless=True)
-    sure = profile([1 << 20] * 8, 1e7, codecs=[exactly])
-    calls = tuple(replace(one, error=1e3) for one in sure.network.collectives)
-    plan = make_plan(replace(sure, network=replace(sure.network, collectives=calls)))
-    assert {group.option.codec for group in plan.groups} == {"shuffle"}
-
-
 def used(plan: Plan | Keep) -> set[str]:
     assert isinstance(plan, Plan)
     return {group.option.codec for group in plan.groups}
@@ -259,11 +251,6 @@ def test_a_codec_that_costs_steps_is_used_only_where_that_is_allowed_and_pays() 
     dear = decide(Wanted(job, steps={**STEPS, "dragonn:0.01": 20.0}, lossy=True))
     assert used(dear) == {"int8"} and isinstance(dear, Plan)
     assert min(one.seconds for one in dear.forecasts) < dear.forecasts[0].seconds
-
-
-def test_a_codec_that_loses_nothing_needs_no_measured_steps() -> None:
-    exactly = codec("shuffle", 0.5, 1e-11, lossless=True)
-    assert used(decide(Wanted(profile([1 << 20] * 8, 1e7, codecs=[exactly])))) == {"shuffle"}
 
 
 def test_the_steps_of_codecs_are_measured() -> None:

@@ -45,7 +45,6 @@ class Tensor:
     name: str
     numel: int
     backward: float
-    dtype: str = "float32"
     width: int = 0
     density: float = 1.0
     growth: tuple[float, ...] = ()
@@ -67,12 +66,11 @@ class CodecPoint:
 class CodecCost:
     """Costs of a codec (``dragonn:0.01``), by size, ascending; between points they are
     interpolated, beyond the last in proportion. ``summable``: the sum of codes is the code of the sum, so
-    that an all-reduce may add them. ``lossless``: decoding gives what was encoded."""
+    that an all-reduce may add them."""
 
     codec: str
     points: tuple[CodecPoint, ...]
     summable: bool = False
-    lossless: bool = False
 
     @cached_property
     def _known(self) -> dict[int, CodecPoint]:

@@ -86,10 +86,6 @@ class Feedback:
         rows[group][numel:] = 0.0
         return rows[group][at:end]
 
-    def norm(self) -> float:
-        """Of all that waits."""
-        return math.sqrt(sum(float(residual.square().sum()) for residual in self._residuals.values()))
-
     def state_dict(self) -> State:
         """A copy, by parameter, on the processor."""
         tensors = {}

@@ -159,8 +159,7 @@ def measured(
     parameters, ranks = named(ddp), Peers(group, deadline).gather((before, until))
 
     def row(name: str, seconds: float) -> Gradient:
-        parameter = parameters[name]
-        return Gradient(name, parameter.numel(), seconds, str(parameter.dtype).removeprefix("torch."))
+        return Gradient(name, parameters[name].numel(), seconds)
 
     links, sums = network(ddp, hosts, deadline), list[SumTime]()
     rows, latest = [], 0.0
@@ -239,7 +238,7 @@ def codec_costs(specs: Sequence[str], numels: Sequence[int], repeats: int = REPE
         costs = []
         for codec in map(find, specs):
             points = (_point(codec, n, on, repeats if n < LARGE else min(FEW, repeats)) for n in numels)
-            costs.append(CodecCost(codec.spec, tuple(points), codec.summable, codec.lossless))
+            costs.append(CodecCost(codec.spec, tuple(points), codec.summable))
         return tuple(costs)
     finally:
         torch.set_num_threads(threads)

@@ -107,8 +107,8 @@ def decide(observation: Observation) -> Decision:
 
 def steps_with(cost: CodecCost, steps: Mapping[str, float]) -> float:
     """Steps to a loss with a codec, over those without: 1 within `NOISE`, infinite where nobody measured."""
-    found = 1.0 if cost.lossless else steps.get(cost.codec, math.inf)
-    return 1.0 if found <= 1 + NOISE else found
+    measured = steps.get(cost.codec, math.inf)
+    return 1.0 if measured <= 1 + NOISE else measured
 
 
 def _planned(wanted: Wanted) -> Plan:

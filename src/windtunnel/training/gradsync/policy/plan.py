@@ -196,15 +196,12 @@ class _Job:
         return [(self.option(begin, one), self.work(begin, end)[one]) for (begin, end), one in rows]
 
     def lossy(self, found: _Found) -> bool:
-        lossless = {cost.codec for cost in self.profile.codecs if cost.lossless} | {NONE}
-        return any(
-            option.scheme != "sparse" and option.codec not in lossless for option, _ in self.chosen(found)
-        )
+        return any(option.scheme != "sparse" and option.codec != NONE for option, _ in self.chosen(found))
 
     def loss(self, option: int) -> tuple[float, int]:
         """By how little of a gradient is kept; of equal ones the simpler option."""
         cost = self.profile.cost(self.options[option].codec)
-        kept = 1.0 if cost is None or cost.lossless else cost.at(1 << 20).nbytes / (ELEMENT << 20)
+        kept = 1.0 if cost is None else cost.at(1 << 20).nbytes / (ELEMENT << 20)
         return -kept, option
 
     def lost(self, found: _Found) -> tuple[float, int]:

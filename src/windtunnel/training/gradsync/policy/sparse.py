@@ -62,10 +62,10 @@ class Sparsity:
         return count * self.width * self.itemsize + index
 
 
-def sparsity(tensor: Tensor, itemsize: int = ELEMENT) -> Sparsity:
+def sparsity(tensor: Tensor) -> Sparsity:
     """What a profile knows of a gradient."""
     width = max(1, tensor.width)
-    return Sparsity(max(1, tensor.numel // width), width, itemsize, tensor.density, tensor.growth)
+    return Sparsity(max(1, tensor.numel // width), width, ELEMENT, tensor.density, tensor.growth)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ def profile_of(result: EmulationResult) -> Profile:
     backward, cluster = backward_of(result), result.cluster
     return Profile(
         tensors=tuple(
-            Tensor(gradient.name, gradient.numel, gradient.seconds, gradient.dtype)
-            for gradient in backward.gradients
+            Tensor(gradient.name, gradient.numel, gradient.seconds) for gradient in backward.gradients
         ),
         codecs=codecs_of(cluster),
         network=network_of(cluster),
