@@ -150,9 +150,10 @@ def serve(
     if (model is None) == (config is None):
         raise UserError("serve: one of DIR and --config is needed, or a --trace")
     served = Served(
-        str(model or config), name, host, port, branching, admission, max_rows, chunk,
-        bytes_of["--kv"] or 2 << 30, queue, kept, bytes_of["--prefix-kv"] or 1 << 30,
-        device, threads, dtype, seed, log, ttft, tpot,
+        str(model or config), name=name, host=host, port=port, branching=branching, admission=admission,
+        rows=max_rows, chunk=chunk, kv=bytes_of["--kv"] or 2 << 30, queue=queue, rules=kept,
+        prefix_bytes=bytes_of["--prefix-kv"] or 1 << 30, device=device, threads=threads, dtype=dtype,
+        seed=seed, every=log, ttft=ttft, tpot=tpot,
     )  # fmt: skip
     run(served, ready)
 

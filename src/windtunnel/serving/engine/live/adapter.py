@@ -116,7 +116,7 @@ _CACHE: ContextVar[StepCache | None] = ContextVar("windtunnel_step_cache", defau
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, **asked: Any,
+    scaling: float | None = None, **more: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     cache = _CACHE.get()
     name = type(module).__name__
@@ -125,16 +125,16 @@ def _attention(
     layer, cache.pending = cache.pending, -1
     if (key.shape, value.shape) != cache.handed:
         raise UserError(f"{name} keeps other keys and values than it reads: not supported")
-    window, told = cache.windows[layer], asked.get("sliding_window")
-    if told is not None and told != window:
+    window, wanted = cache.windows[layer], more.get("sliding_window")
+    if wanted is not None and wanted != window:
         raise UserError(
-            f"{name} has a window of {told} tokens where its cache has one of {window}: not supported"
+            f"{name} has a window of {wanted} tokens where its cache has one of {window}: not supported"
         )
-    unknown = [each for each in ("position_bias", "indices", "block_mask") if asked.get(each) is not None]
+    unknown = [each for each in ("position_bias", "indices", "block_mask") if more.get(each) is not None]
     if attention_mask is not None or unknown:
         raise UserError(f"{name} asks for {', '.join(unknown) or 'a mask'} in its attention: not supported")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return cache.step.attend(layer, query, scale, window, asked.get("softcap"), asked.get("s_aux")), None
+    return cache.step.attend(layer, query, scale, window, more.get("softcap"), more.get("s_aux")), None
 
 
 def _limited(update: Callable[..., Any]) -> Callable[..., Any]:

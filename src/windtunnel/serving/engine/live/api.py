@@ -154,8 +154,8 @@ class Completion(_Both):
         return 16 if self.max_tokens is None else self.max_tokens
 
     @property
-    def told(self) -> int | None:
-        """How many of the likeliest tokens are told with each one."""
+    def likeliest(self) -> int | None:
+        """How many of the likeliest tokens come with each one."""
         return self.logprobs
 
 
@@ -203,11 +203,11 @@ class Chat(_Both):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def told(self) -> int | None:
+    def likeliest(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-Asked = Completion | Chat
+Body = Completion | Chat
 Named = tuple[str, float]
 """A token's text and its log-probability."""
 
@@ -227,11 +227,11 @@ Logprobs = list[Logprob]
 class Answer:
     """The objects of one answer: one for the whole, or ``part`` after part of it."""
 
-    def __init__(self, asked: Asked, part: bool) -> None:
-        self._chat, self._part, self._told = isinstance(asked, Chat), part, asked.told is not None
+    def __init__(self, body: Body, part: bool) -> None:
+        self._chat, self._part, self._logprobs = isinstance(body, Chat), part, body.likeliest is not None
         kind, name = ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
         self._head = {
-            "id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": asked.model,
+            "id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": body.model,
             "object": name + ".chunk" * (self._chat and part),
         }  # fmt: skip
 
@@ -242,32 +242,32 @@ class Answer:
     def choice(
         self, index: int, text: str, logprobs: Logprobs, reason: str | None, first: bool = False
     ) -> dict[str, Any]:
-        """A choice, or what is new of it; ``first``: nothing of it was told before."""
-        said: dict[str, Any] = {"text": text}
+        """A choice, or what is new of it; ``first``: nothing of it was sent before."""
+        fields: dict[str, Any] = {"text": text}
         if self._chat and self._part:
             content = {"content": text} if text or first else {}
-            said = {"delta": {"role": "assistant", **content} if first else content}
+            fields = {"delta": {"role": "assistant", **content} if first else content}
         elif self._chat:
-            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        told: dict[str, Any] | None = None
-        if self._told and self._chat:
+            fields = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        details: dict[str, Any] | None = None
+        if self._logprobs and self._chat:
             tokens = [
                 {**_token(*logprob.token), "top_logprobs": [_token(*other) for other in logprob.top]}
                 for logprob in logprobs
             ]
-            told = {"refusal": None, "content": tokens}
-        elif self._told:
-            told = {
+            details = {"refusal": None, "content": tokens}
+        elif self._logprobs:
+            details = {
                 "tokens": [logprob.token[0] for logprob in logprobs],
                 "token_logprobs": [logprob.token[1] for logprob in logprobs],
                 "top_logprobs": [dict(logprob.top) for logprob in logprobs],
                 "text_offset": [logprob.offset for logprob in logprobs],
             }
-        return {"index": index, **said, "logprobs": told, "finish_reason": reason}
+        return {"index": index, **fields, "logprobs": details, "finish_reason": reason}
 
 
 def used(prompt: int, tokens: int, cached: int) -> dict[str, Any]:
-    """What is told of tokens; ``cached`` ones are of the prompt."""
+    """What an answer says of tokens; ``cached`` ones are of the prompt."""
     details = {"prompt_tokens_details": {"cached_tokens": cached}}
     counts = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
     return {"usage": {**counts, **details}}

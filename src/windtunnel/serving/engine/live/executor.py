@@ -170,9 +170,9 @@ class Executor:
     @property
     def lasting(self) -> int:
         """Of the slots and states of all lasting snapshots."""
-        kept = [each for each in self.snapshots if each.lasting]
-        pieces = {piece for each in kept for piece, _ in each.path}
-        return sum(each.state_bytes for each in kept) + sum(piece.bytes for piece in pieces)
+        lasting = [each for each in self.snapshots if each.lasting]
+        pieces = {piece for each in lasting for piece, _ in each.path}
+        return sum(each.state_bytes for each in lasting) + sum(piece.bytes for piece in pieces)
 
     # within
 

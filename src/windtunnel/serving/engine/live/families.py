@@ -108,10 +108,10 @@ def _is_finite(served: Executor) -> bool:
 
 def _from_directory(path: Path, dtype: torch.dtype | None) -> Any:
     """The model whose weights lie there: all of them, where Transformers would make up what is missing."""
-    model, found = AutoModelForCausalLM.from_pretrained(
+    model, loaded = AutoModelForCausalLM.from_pretrained(
         path, local_files_only=True, dtype=dtype or "auto", output_loading_info=True
     )
-    if lacking := sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]])):
+    if lacking := sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]])):
         raise UserError(f"{path} lacks {len(lacking)} weights of its model, {lacking[0]} first")
     if (path / "generation_config.json").is_file():  # Transformers leaves out one that is no JSON
         model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
@@ -143,9 +143,10 @@ def check(model: Any) -> None:
         tensor = executor.decode(rows, [tokens[length + step] for length in lengths])
         held("rows that decode together and each alone", map(_gap, tensor, (one[step] for one in stepped)))
     executor.prefill(row := executor.new(), tokens[:17])
-    kept = executor.restore(executor.snapshot(row))
+    behind = executor.restore(executor.snapshot(row))
     held(
-        "tokens behind a kept state and all at once", [_gap(executor.prefill(kept, tokens[17:33]), plain[32])]
+        "tokens behind a kept state and all at once",
+        [_gap(executor.prefill(behind, tokens[17:33]), plain[32])],
     )
 
 

@@ -1,6 +1,6 @@
-"""The engine: the scheduler decides, the executor computes, and what came out of a step is told.
+"""The engine: the scheduler decides, the executor computes, and each step ends with a report.
 
-It is told `Job`s, which say in tokens what `engine.model.Request` says in counts, and gives a `Report` after
+It gets `Job`s, which say in tokens what `engine.model.Request` says in counts, and gives a `Report` after
 each step. Nothing in it waits or listens: `worker` runs it in a process of its own, a bench or test may in
 its own.
 """
@@ -32,7 +32,7 @@ GREEDY, NOTHING = Sampling(), Objective()
 ROUNDED, EDGES = 1.5, 64
 """What tokens take at the worst, as they lie in slots of few sizes (`segments.capacity_for`): so many times
 their bytes, and so many tokens more a unit or a copied state."""
-Tell = Callable[[list[tuple[int, int]]], None]
+Admitted = Callable[[list[tuple[int, int]]], None]
 """Of requests and their cached tokens."""
 
 
@@ -60,18 +60,18 @@ class Job:
     objective: Objective = NOTHING
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Job:
+    def of(cls, message: Mapping[str, Any]) -> Job:
         """From values of JSON; what was not promised of an objective is null."""
         stages = tuple(
             one
             if isinstance(one, int)
             else Branches(tuple(map(tuple, one["heads"])), tuple(one["tokens"]), tuple(one["join"]))
-            for one in told["stages"]
+            for one in message["stages"]
         )
-        objective = Objective(*(inf if one is None else one for one in told["objective"]))
+        objective = Objective(*(inf if one is None else one for one in message["objective"]))
         return cls(
-            told["id"], told["arrival"], tuple(told["prompt"]), stages, Sampling(*told["sampling"]),
-            frozenset(told["stop"]), objective,
+            message["id"], message["arrival"], tuple(message["prompt"]), stages,
+            Sampling(*message["sampling"]), frozenset(message["stop"]), objective,
         )  # fmt: skip
 
     def request(self) -> Request:
@@ -116,17 +116,17 @@ class _Running:
 
 class Engine:
     """An executor that serves. ``kv``: bytes for the requests' keys, values and states; ``prefixes``: what
-    keeps them afterwards; ``own``: a user's policies by capability; ``admitted`` is told who takes part from
+    keeps them afterwards; ``own``: a user's policies by capability; ``admitted`` gets who takes part from
     now on, before a step is computed. ``log`` gets every decision, ``note`` what comes from outside and what
     a step did. Not for several threads at once."""
 
     def __init__(
         self, executor: Executor, time_of: StepTime, *, rows: int, kv: int, chunk: int = 512,
         queue: int = 1024, prefixes: Prefixes | None = None, log: Log | None = None,
-        clock: Callable[[], float] = time.monotonic, admitted: Tell = lambda those: None,
+        clock: Callable[[], float] = time.monotonic, admitted: Admitted = lambda those: None,
         note: Note | None = None, own: Mapping[str, Policy] = {}, **policies: Any,
     ) -> None:  # fmt: skip
-        self.executor, self.prefixes, self.clock, self._tell = executor, prefixes, clock, admitted
+        self.executor, self.prefixes, self.clock, self._admitted = executor, prefixes, clock, admitted
         token = max(1.0, executor.token_bytes * ROUNDED)
         self.limits = Limits(
             rows, int(kv / token), chunk, queue,
@@ -140,7 +140,7 @@ class Engine:
             note("engine", limits=to_plain(self.limits), time=to_plain(time_of))
         self._running: dict[int, _Running] = {}
         self._ending: set[Unit] = set()
-        self._told = Report()
+        self._report = Report()
         self.taken: Step | None = None
         """The step that was taken last."""
         self.steps, self.seconds, self.deciding = 0, 0.0, 0.0
@@ -161,14 +161,14 @@ class Engine:
         if self._note is not None:
             self._note("arrives", request=to_plain(job.request()), refused=why)
         if why:
-            self._told.refused.append((job.id, why))
+            self._report.refused.append((job.id, why))
         else:
             self._running[job.id] = _Running(job)
 
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do or to tell."""
-        return bool(self._running or self._told.refused or self._told.failed)
+        return bool(self._running or self._report.refused or self._report.failed)
 
     def cancel(self, number: int) -> None:
         """Nobody waits for it any longer."""
@@ -185,7 +185,7 @@ class Engine:
         began = self.clock()
         step = self.scheduler.next(began)
         planned = self.clock()
-        report, self._told = self._told, Report()
+        report, self._report = self._report, Report()
         if step is None:
             return report if report.refused or report.failed else None
         for number in step.refused:
@@ -196,7 +196,7 @@ class Engine:
             return report
         if step.admitted:
             found = [(number, self._running[number].found) for number in step.admitted]
-            self._tell([(number, one.depth if one else 0) for number, one in found])
+            self._admitted([(number, one.depth if one else 0) for number, one in found])
         did: dict[str, Any] = {}
         try:
             did = self._compute(step, report)

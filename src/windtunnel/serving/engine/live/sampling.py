@@ -29,7 +29,7 @@ Row = tuple["Sampling", int, int]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """``temperature`` 0: the likeliest token. ``logprobs``: how many of the likeliest are told (None:
+    """``temperature`` 0: the likeliest token. ``logprobs``: how many of the likeliest are wanted (None:
     none). ``top_k`` likeliest tokens are drawn from (0: all), of these what ``top_p`` leaves."""
 
     temperature: float = 0.0
@@ -67,12 +67,12 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[Sampled]:
             for at, token in zip(part, tensor.tolist(), strict=True):
                 tokens[at] = token
     return [
-        Sampled(token) if how.logprobs is None else _told(logits[at], token, how.logprobs)
+        Sampled(token) if how.logprobs is None else _with_logprobs(logits[at], token, how.logprobs)
         for at, (token, (how, _, _)) in enumerate(zip(tokens, rows, strict=True))
     ]
 
 
-def _told(logits: Tensor, token: int, count: int) -> Sampled:
+def _with_logprobs(logits: Tensor, token: int, count: int) -> Sampled:
     logits = logits.float()
     values, tokens = logits.topk(min(count, len(logits)))
     total = logits.logsumexp(-1)

@@ -28,7 +28,7 @@ from windtunnel.serving.engine.live.api import (
     ERRORS,
     STREAM,
     Answer,
-    Asked,
+    Body,
     Chat,
     Completion,
     Logprob,
@@ -41,7 +41,7 @@ from windtunnel.serving.engine.live.api import (
 from windtunnel.serving.engine.live.link import Link, Over, Sent, Token
 from windtunnel.serving.engine.live.tokens import Text, Tokenizer
 
-UNASKED = 1024
+LONGEST = 1024
 """Tokens of a chat's answer at most, where the client says nothing."""
 LARGEST = 8 << 20
 """Bytes of a request's body."""
@@ -60,13 +60,13 @@ class _Choice:
 
     def __init__(self, tokens: Tokenizer, stops: list[str]) -> None:
         self._of, self._text = tokens, Text(tokens, stops)
-        self.said: list[str] = []
+        self.texts: list[str] = []
         self.logprobs: Logprobs = []
         self.tokens = 0
         self.reason: str | None = None
 
     def add(self, event: Token) -> tuple[str, Logprobs]:
-        """What may be told with one more token, of which one that ends the text is no part."""
+        """What may be sent with one more token, of which one that ends the text is no part."""
         self.tokens += 1
         offset = self._text.length
         text = "" if event.stopped else self._text.add(event.token, event.ended)
@@ -81,7 +81,7 @@ class _Choice:
             self.reason = "stop" if event.stopped else "length"
         if self._text.stopped:
             self.reason = "stop"
-        self.said.append(text)
+        self.texts.append(text)
         self.logprobs += logprobs
         return text, logprobs
 
@@ -111,22 +111,22 @@ class Service:
             ("kv_reserved", "KV tokens that the admitted may come to hold"),
             ("kv_tokens", "There is room for"), ("steps", "Taken"), ("seconds", "Of these steps"),
             ("deciding", "Seconds of them that the scheduler took"),
-            ("prefix_bytes", "Kept of prompts in memory"),
+            ("prefix_bytes", "Cached of prompts in memory"),
         ):  # fmt: skip
             gauge = Gauge(f"windtunnel_{fact}", what, registry=self.registry)
             gauge.set_function(lambda fact=fact: link.facts.get(fact, 0.0))  # type: ignore[misc]
         restarts = Gauge("windtunnel_worker_restarts", "Workers that died", registry=self.registry)
         restarts.set_function(lambda: link.restarts)
 
-    async def answer(self, asked: Asked, request: Request) -> Response:
+    async def answer(self, body: Body, request: Request) -> Response:
         """The answer, or the beginning of a stream."""
         if self.link.wrong is not None:
             raise Refused(str(self.link.wrong), status=503, code="not_ready")
-        work = _Work(self, asked)
+        work = _Work(self, body)
         parts = work.parts()
         try:
             first = await _unless_gone(request, anext(parts))
-            if asked.stream:
+            if body.stream:
                 return StreamingResponse(work.stream(first, parts), media_type="text/event-stream")
             await _unless_gone(request, _all(parts))
         except BaseException:
@@ -158,41 +158,41 @@ class Service:
 
 
 class _Work:
-    """One HTTP request: its jobs in the engine, and what is told of them."""
+    """One HTTP request: its jobs in the engine, and what comes of them."""
 
-    def __init__(self, service: Service, asked: Asked) -> None:
-        self.service, self.asked, self.began = service, asked, time.monotonic()
+    def __init__(self, service: Service, body: Body) -> None:
+        self.service, self.body, self.began = service, body, time.monotonic()
         self.events: asyncio.Queue[Token | Over] = asyncio.Queue()
-        self.answer = Answer(asked, bool(asked.stream))
+        self.answer = Answer(body, bool(body.stream))
         self.choices: list[_Choice] = []
         self._places: dict[tuple[int, int], int] = {}  # of what a unit of a job decodes among the choices
         self.jobs: list[dict[str, Any]] = []
         self.sent: list[Sent] = []
         self.prompt = 0
         self.first: float | None = None
-        service.check(asked.model)
-        if isinstance(asked, Chat):
+        service.check(body.model)
+        if isinstance(body, Chat):
             try:
-                prompts = [service.tokens.chat([message.plain() for message in asked.messages])]
+                prompts = [service.tokens.chat([message.plain() for message in body.messages])]
             except UserError as error:
                 raise Refused(str(error), param="messages") from error
         else:
-            prompts = [self._tokens(prompt, "prompt") for prompt in asked.prompts]
+            prompts = [self._tokens(prompt, "prompt") for prompt in body.prompts]
         for prompt in prompts:
-            self._job(prompt, secrets.randbits(62) if asked.seed is None else asked.seed)
+            self._job(prompt, secrets.randbits(62) if body.seed is None else body.seed)
 
     def _tokens(self, given: str | list[int], param: str) -> list[int]:
-        found = self.service.tokens.encode(given) if isinstance(given, str) else given
-        if max(found) >= self.service.link.about["vocabulary"]:
+        tokens = self.service.tokens.encode(given) if isinstance(given, str) else given
+        if max(tokens) >= self.service.link.about["vocabulary"]:
             known = self.service.link.about["vocabulary"]
-            raise Refused(f"{param}: token {max(found)} is none of the model's {known}", param=param)
-        return found
+            raise Refused(f"{param}: token {max(tokens)} is none of the model's {known}", param=param)
+        return tokens
 
     def _job(self, prompt: list[int], seed: int) -> None:
         """One prompt's request to the engine, and the choices that come of it."""
-        asked, about, number = self.asked, self.service.link.about, self.service.number()
-        limit, branches, count = about["limit"] or 1 << 40, asked.branches, asked.n or 1
-        most = asked.most or max(1, min(UNASKED, limit - len(prompt)))
+        body, about, number = self.body, self.service.link.about, self.service.number()
+        limit, branches, count = about["limit"] or 1 << 40, body.branches, body.n or 1
+        most = body.most or max(1, min(LONGEST, limit - len(prompt)))
         stages: list[Any] = [most]
         units, needed = range(1), len(prompt) + most
         if branches is not None or count > 1:
@@ -203,7 +203,7 @@ class _Work:
                     self._tokens(prompt, "branches.prompts") if prompt else [] for prompt in branches.prompts
                 ]
                 each, join = branches.max_tokens, branches.join
-                if count > 1 or (asked.stops and join is not None):
+                if count > 1 or (body.stops and join is not None):
                     field = "n" if count > 1 else "stop"
                     raise Refused(
                         f"{field} is not served together with branches that are joined", param=field
@@ -218,22 +218,22 @@ class _Work:
             raise Refused(
                 f"This model's maximum context length is {limit} tokens. However, you requested {needed} "
                 f"tokens ({len(prompt)} in the prompt). Please ask for less.",
-                param="messages" if isinstance(asked, Chat) else "prompt", code="context_length_exceeded",
+                param="messages" if isinstance(body, Chat) else "prompt", code="context_length_exceeded",
             )  # fmt: skip
-        promised = asked.objective
+        promised = body.objective
         pace = self.service.objective if promised is None else (promised.ttft, promised.tpot)
         temperature, top_p, top_k = (
-            usual if one is None else one for one, usual in zip(asked.drawn, about["sampling"], strict=True)
+            usual if one is None else one for one, usual in zip(body.drawn, about["sampling"], strict=True)
         )
         self.jobs.append({
             "id": number, "arrival": self.began, "prompt": prompt, "stages": stages,
-            "sampling": [temperature, top_p, seed, asked.told, max(0, top_k)],
-            "objective": pace, "stop": [] if asked.ignore_eos else about["stop"],
+            "sampling": [temperature, top_p, seed, body.likeliest, max(0, top_k)],
+            "objective": pace, "stop": [] if body.ignore_eos else about["stop"],
         })  # fmt: skip
         self.prompt += len(prompt)
         for unit in units:
             self._places[number, unit] = len(self.choices)
-            self.choices.append(_Choice(self.service.tokens, asked.stops))
+            self.choices.append(_Choice(self.service.tokens, body.stops))
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """What comes of the jobs. Ended early, it cancels them."""
@@ -270,7 +270,7 @@ class _Work:
     async def stream(self, new: Part | None, parts: AsyncGenerator[Part, None]) -> AsyncIterator[str]:
         """Server-sent events of ``new`` and all further ``parts``. What goes wrong is an event, too."""
         begun: set[int] = set()
-        options = self.asked.stream_options or StreamOptions()
+        options = self.body.stream_options or StreamOptions()
         try:
             while new is not None:
                 index, text, logprobs = new
@@ -293,7 +293,7 @@ class _Work:
     def whole(self) -> dict[str, Any]:
         """The answer as one object."""
         choices = (
-            self.answer.choice(index, "".join(choice.said), choice.logprobs, choice.reason or "length")
+            self.answer.choice(index, "".join(choice.texts), choice.logprobs, choice.reason or "length")
             for index, choice in enumerate(self.choices)
         )
         return self.answer.of(*choices) | self._used()
@@ -312,8 +312,8 @@ class _Work:
         return used(self.prompt, self.tokens, self.cached)
 
 
-def _event(told: dict[str, Any]) -> str:
-    return f"data: {json.dumps(told)}\n\n"
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
 
 
 async def _all(parts: AsyncIterator[Any]) -> None:
@@ -353,9 +353,9 @@ def build(service: Service) -> ASGIApp:
         return await service.answer(completion, request)
 
     @app.post("/v1/chat/completions", responses=ERRORS | STREAM)
-    async def chat(asked: Chat, request: Request) -> Response:
+    async def chat(body: Chat, request: Request) -> Response:
         """OpenAI's chat, and ``branches``."""
-        return await service.answer(asked, request)
+        return await service.answer(body, request)
 
     def described() -> dict[str, Any]:
         return {"id": service.name, "object": "model", "created": service.began, "owned_by": "windtunnel"}
@@ -410,13 +410,13 @@ def _bounded(app: ASGIApp) -> ASGIApp:
 
     async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
         length = dict(scope.get("headers", ())).get(b"content-length", b"0")
-        told, read = int(length) if length.isdigit() else 0, 0
+        declared, read = int(length) if length.isdigit() else 0, 0
 
         async def counted() -> Message:
             nonlocal read
-            message: Message = {} if told > LARGEST else await receive()
+            message: Message = {} if declared > LARGEST else await receive()
             read += len(message.get("body", b""))
-            if max(told, read) > LARGEST:
+            if max(declared, read) > LARGEST:
                 close = {"Connection": "close"}
                 raise HTTPException(413, f"the body is larger than {LARGEST} bytes", headers=close)
             return message

@@ -51,9 +51,9 @@ class LocalTokens:
         try:
             self._of: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # its code is the directory's family's, and raises what it likes
-            said = (str(error).splitlines() or [""])[0]
+            reason = (str(error).splitlines() or [""])[0]
             raise UserError(
-                f"{folder}: its tokenizer cannot be read: {type(error).__name__}: {said}"
+                f"{folder}: its tokenizer cannot be read: {type(error).__name__}: {reason}"
             ) from error
         self._backend = getattr(self._of, "backend_tokenizer", None)
         if self._backend is None:
@@ -72,10 +72,10 @@ class LocalTokens:
         if self._of.chat_template is None:
             return self.encode(_plain(messages))
         try:
-            told = self._of.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+            prompt = self._of.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
         except TemplateError as error:
             raise UserError(f"the model's chat template does not take these messages: {error}") from error
-        text = told.encode(errors="replace").decode()
+        text = prompt.encode(errors="replace").decode()
         return list(self._of(text, add_special_tokens=False).input_ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -110,10 +110,10 @@ class Text:
         self._held = ""
         self.stopped = False
         self.length = 0
-        """Characters until now, those among them that are not told yet."""
+        """Characters until now, those among them that are not sent yet."""
 
     def add(self, token: int, last: bool = False) -> str:
-        """What may be told with one more token; nothing more after a stop."""
+        """What may be sent with one more token; nothing more after a stop."""
         if self.stopped:
             return ""
         new = self._tokens.further(self._state, token, last)
@@ -139,8 +139,8 @@ class Text:
 def _plain(messages: Sequence[Message]) -> str:
     """``<|role|>``, a new line, the content and a new line for each message; then ``<|assistant|>`` and a new
     line."""
-    told = "".join(f"<|{message['role']}|>\n{message['content']}\n" for message in messages)
-    return f"{told}<|assistant|>\n"
+    turns = "".join(f"<|{message['role']}|>\n{message['content']}\n" for message in messages)
+    return f"{turns}<|assistant|>\n"
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -28,7 +28,7 @@ from windtunnel.base.errors import WindtunnelError
 from windtunnel.serving.engine.notes import event_notes
 
 if TYPE_CHECKING:  # PyTorch and the libraries around it are imported when they have been silenced
-    from windtunnel.serving.engine.live.loop import Engine, Tell
+    from windtunnel.serving.engine.live.loop import Admitted, Engine
 
 SPAN, IDLE = 0.3, 90.0
 """Seconds for which cores are watched, and the percentage of these in which an idle one does nothing."""
@@ -39,7 +39,7 @@ FACTS_EVERY = 0.25
 def main(number: int) -> None:
     """Serve whoever holds the other end of the socket of this number."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the front says when to stop
-    logging.disable(logging.WARNING)  # of kernels that are not there, and the like; errors are told
+    logging.disable(logging.WARNING)  # of kernels that are not there, and the like; errors are raised
     warnings.simplefilter("ignore")
     from windtunnel.serving.engine.live.loop import Job
 
@@ -95,7 +95,7 @@ def _read(sock: socket.socket, inbox: queue.SimpleQueue[dict[str, Any]]) -> None
         os._exit(0)
 
 
-def _engine(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, Any]]:
+def _engine(settings: dict[str, Any], admitted: Admitted) -> tuple[Engine, dict[str, Any]]:
     """The engine by the settings, and what the front must know of it."""
     import torch
 
@@ -129,9 +129,11 @@ def _engine(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str,
         queue=settings["queue"], prefixes=prefixes, log=log, own=policies, branching=named[own.BRANCHING],
         admission=named[own.ADMISSION], admitted=admitted, note=note,
     )  # fmt: skip
-    said = executor.ready.model.generation_config
-    drawn = (said.temperature, said.top_p, said.top_k) if said.do_sample else (None,) * 3
-    ends = [executor.ready.config.eos_token_id, said.eos_token_id]
+    generation = executor.ready.model.generation_config
+    drawn = (
+        (generation.temperature, generation.top_p, generation.top_k) if generation.do_sample else (None,) * 3
+    )
+    ends = [executor.ready.config.eos_token_id, generation.eos_token_id]
     return engine, {
         "dtype": str(executor.dtype).removeprefix("torch."), "threads": f"{threads}{why}",
         "limit": executor.limit, "vocabulary": executor.vocabulary,
