@@ -64,7 +64,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--microbatch-size", type=int, default=2)
     parser.add_argument("--n0", type=int, default=2, help="fewest hosts that hold the model")
-    parser.add_argument("--reduction", choices=("float", "fixed", "ordered"), default="fixed")
+    parser.add_argument("--reduction", choices=("float", "fixed"), default="fixed")
     parser.add_argument("--data", type=Path, default=TEXT)
     parser.add_argument("--checkpoint", type=Path, help="a folder that all hosts see")
     parser.add_argument("--checkpoint-every", type=int, default=0, help="steps")

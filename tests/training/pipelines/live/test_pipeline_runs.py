@@ -57,7 +57,7 @@ def test_simple_borrow_merge_and_join(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"reduction": "ordered", "search": True}, {"max_norm": 0.5}], ids=str)
+@pytest.mark.parametrize("changes", [{"search": True}, {"max_norm": 0.5}], ids=str)
 def test_bits_are_kept(tmp_path: Path, changes: dict[str, Any]) -> None:
     problem = PROBLEM.but(**changes)
     check(run_job(tmp_path, 5, train, problem, script=Script(kill_at={1: [2]}, join_at={2: [5]})), problem)

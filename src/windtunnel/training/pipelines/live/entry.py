@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint import Whole
 from windtunnel.training.checkpoint.model import StoredStep
@@ -113,8 +114,8 @@ def _meet(trainer: PipelineTrainer, job: Job, prefix: str) -> dict[int, Standing
         since=trainer.since,
         settings=trainer.settings(),
     )
-    told = job.agree(f"{prefix}/standing", mine.plain())
-    standings = {rank: Standing.of(plain) for rank, plain in sorted(told.items())}
+    told = job.agree(f"{prefix}/standing", to_plain(mine))
+    standings = {rank: from_plain(Standing, told[rank]) for rank in sorted(told)}
     settings = {standing.settings for standing in standings.values()}
     if len(settings) > 1:
         raise UserError("the hosts run trainers with different settings; accepted: the same on all")

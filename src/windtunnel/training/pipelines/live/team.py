@@ -11,9 +11,6 @@ step, so the sum over all of them is the gradient of the mean, however they are 
   A run with failures ends with the same bits as one without. Costs: 8 bytes an element on the wire and in
   memory, a conversion for each microbatch; values below ``0.5 / scale`` (2^-41) vanish. A gradient so large
   that a sum could overflow is noticed before the sum is used.
-- ``ordered``: each microbatch's gradient is kept, the holders exchange them, and all add them up in the order
-  of the microbatches. The same bits in every layout, without a scale. Costs: as many gradients as there are
-  microbatches, in memory and on the wire.
 
 A layer's sum starts when its last backward here is done, while earlier layers still compute.
 """
@@ -39,7 +36,8 @@ class Team:
     """The part of one rank. ``pipeline`` and ``stage`` are None for a host that is in no pipeline.
 
     ``layers``: indices of the layers here, ascending. ``microbatches``: this pipeline's, numbered within the
-    step. ``before``, ``after``: neighbours' ranks. ``holders``: of each layer of the model.
+    step. ``before``, ``after``: neighbours' ranks. ``groups``: of torch.distributed, of the
+    holders of each layer of the model; None where that is one rank.
     """
 
     rank: int
@@ -51,7 +49,7 @@ class Team:
     microbatches: range
     before: int | None
     after: int | None
-    holders: Mapping[int, Holders]
+    groups: Mapping[int, Any]
 
 
 def assigned(set: TemplateSet, layout: Layout, ranks: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
@@ -77,22 +75,15 @@ def make_team(set: TemplateSet, layout: Layout, ranks: Mapping[int, int], rank: 
         begin = shares[-1].stop if shares else 0
         shares.append(range(begin, begin + count))
     count = max(layers[lines[0][-1]]) + 1
-    # Holders of each layer, one of each pipeline, by rank; and what each of them works on.
-    pairs = [
-        sorted(
-            (rank_, number) for number, line in enumerate(lines) for rank_ in line if index in layers[rank_]
-        )
-        for index in range(count)
+    # Holders of each layer, one of each pipeline.
+    sets = [
+        tuple(sorted(holder for holder, held in layers.items() if index in held)) for index in range(count)
     ]
-    sets = [tuple(rank_ for rank_, _ in pair) for pair in pairs]
-    groups = make_groups(sets, len(ranks))
-    holders = {
-        index: Holders(sets[index], tuple(shares[number] for _, number in pair), groups[sets[index]])
-        for index, pair in enumerate(pairs)
-    }
+    made = make_groups(sets, len(ranks))
+    groups = {index: made[holders] for index, holders in enumerate(sets)}
     mine = next(((p, line.index(rank)) for p, line in enumerate(lines) if rank in line), None)
     if mine is None:
-        return Team(rank, len(ranks), layout, None, None, (), range(0), None, None, holders)
+        return Team(rank, len(ranks), layout, None, None, (), range(0), None, None, groups)
     number, stage = mine
     line = lines[number]
     return Team(
@@ -105,7 +96,7 @@ def make_team(set: TemplateSet, layout: Layout, ranks: Mapping[int, int], rank: 
         shares[number],
         line[stage - 1] if stage else None,
         line[stage + 1] if stage + 1 < len(line) else None,
-        holders,
+        groups,
     )
 
 
@@ -124,27 +115,13 @@ def _contiguous(template: Template) -> list[tuple[int, ...]]:
     return found
 
 
-Reduction = Literal["float", "fixed", "ordered"]
+Reduction = Literal["float", "fixed"]
 
 SCALE = 2.0**40
 _LIMIT = 2.0**62
 
 
-@dataclass(frozen=True)
-class Holders:
-    """Who holds a layer: ranks, ascending; ``group`` of torch.distributed, None where that is one rank.
-
-    ``microbatches``: the range of those that each of the ranks works on.
-    """
-
-    ranks: tuple[int, ...]
-    microbatches: tuple[range, ...]
-    group: Any
-
-
-def make_groups(
-    layers: Sequence[tuple[int, ...]], world: int, timeout: Any = None
-) -> dict[tuple[int, ...], Any]:
+def make_groups(layers: Sequence[tuple[int, ...]], world: int) -> dict[tuple[int, ...], Any]:
     """A group for each distinct set of holders (``layers``: ranks of each layer, ascending).
 
     Called by all ranks with the same argument: groups are made in the same order everywhere.
@@ -154,7 +131,7 @@ def make_groups(
         if len(ranks) == world > 1:
             groups[ranks] = dist.group.WORLD
         elif len(ranks) > 1:
-            groups[ranks] = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
+            groups[ranks] = dist.new_group(list(ranks), backend="gloo")
         else:
             groups[ranks] = None
     return groups
@@ -164,31 +141,28 @@ def make_groups(
 class Sums:
     """The gradients of one step on this host.
 
-    ``holders``: of each layer here, by its index. ``total``: microbatches of the whole step. ``overflow``:
+    ``groups``: as of a `Team`. ``total``: microbatches of the whole step. ``overflow``:
     a gradient was too large for ``scale``; ``nonfinite``: one was no number and has no fixed-point value.
     """
 
     kind: Reduction
-    holders: Mapping[int, Holders]
+    groups: Mapping[int, Any]
     total: int
     scale: float = SCALE
     overflow: bool = False
     nonfinite: bool = False
     _own: dict[int, Tensor] = field(default_factory=dict)
-    _rows: dict[int, dict[int, Tensor]] = field(default_factory=dict)
-    _works: dict[int, list[Any]] = field(default_factory=dict)
+    _works: dict[int, Any] = field(default_factory=dict)
 
-    def add(self, layer: Layer, microbatch: int, gradients: list[Tensor]) -> None:
-        """Take in the gradients of the layer's parameters from one microbatch (its number in the step)."""
+    def add(self, layer: Layer, gradients: list[Tensor]) -> None:
+        """Take in the gradients of the layer's parameters from one microbatch."""
         parts = [g.reshape(-1) for g in gradients]
         flat = torch.cat(parts) if len(parts) > 1 else parts[0]
         if flat.dtype in (torch.bfloat16, torch.float16):
             flat = flat.float()
         if self.kind == "fixed":
             flat = self._fixed(flat)
-        if self.kind == "ordered":
-            self._rows.setdefault(layer.index, {})[microbatch] = flat
-        elif layer.index in self._own:
+        if layer.index in self._own:
             self._own[layer.index] += flat
         else:
             # A single gradient may be memory that somebody else holds, too
@@ -196,31 +170,21 @@ class Sums:
 
     def start(self, layer: Layer) -> None:
         """All microbatches of this host are in: begin the sum over the holders."""
-        holders = self.holders[layer.index]
-        if self.kind == "ordered":
-            self._start_ordered(layer.index, holders)
-            return
+        group = self.groups[layer.index]
         own = self._own[layer.index] = self._own[layer.index].cpu()
-        if holders.group is not None:
-            self._works[layer.index] = [dist.all_reduce(own, group=holders.group, async_op=True)]
+        if group is not None:
+            self._works[layer.index] = dist.all_reduce(own, group=group, async_op=True)
 
     def finish(self, layer: Layer) -> Tensor:
         """The layer's gradient summed over the whole step: flat, in the parameters' order, on their device,
         in single precision or better."""
-        for work in self._works.pop(layer.index, []):
+        if (work := self._works.pop(layer.index, None)) is not None:
             work.wait()
-        parameter = layer.parameters[0]
-        if self.kind == "ordered":
-            rows = self._rows.pop(layer.index)
-            total = torch.zeros_like(rows[0])
-            for microbatch in range(self.total):
-                total += rows[microbatch]
-        else:
-            total = self._own.pop(layer.index)
+        total = self._own.pop(layer.index)
         if self.kind == "fixed":
             double = any(p.dtype == torch.float64 for p in layer.parameters)
             total = total.double().div_(self.scale).to(torch.float64 if double else torch.float32)
-        return total.to(parameter.device)
+        return total.to(layer.parameters[0].device)
 
     def _fixed(self, flat: Tensor) -> Tensor:
         scaled = flat.double().mul_(self.scale).round_()
@@ -230,18 +194,3 @@ class Sums:
             self.overflow, self.nonfinite = self.overflow or finite, self.nonfinite or not finite
             scaled.zero_()  # its integers would mean nothing
         return scaled.to(torch.int64)
-
-    def _start_ordered(self, index: int, holders: Holders) -> None:
-        rows = self._rows[index]
-        if holders.group is None:
-            return
-        works = []
-        me = dist.get_rank()
-        shape = next(iter(rows.values()))
-        for rank, microbatches in zip(holders.ranks, holders.microbatches, strict=True):
-            block = torch.stack([rows[m] for m in microbatches]).cpu() if rank == me else None
-            if block is None:
-                block = torch.empty((len(microbatches), shape.numel()), dtype=shape.dtype)
-            works.append(dist.broadcast(block, src=rank, group=holders.group, async_op=True))
-            rows.update({m: block[i] for i, m in enumerate(microbatches)})
-        self._works[index] = works

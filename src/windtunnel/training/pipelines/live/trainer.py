@@ -18,7 +18,7 @@ now needs from those that have them (`transfer`). Then they go on with the step 
 4. each applies the step to its layers.
 
 A failure before 3 is done discards the step, which is then done again with the same samples; one after it
-finds the step committed. Either way nothing is lost. With ``reduction="fixed"`` or ``"ordered"`` the run
+finds the step committed. Either way nothing is lost. With ``reduction="fixed"`` the run
 ends with the same bits as one without failures. (Oobleck, Jang et al., SOSP 2023.)
 """
 
@@ -241,7 +241,7 @@ class PipelineTrainer:
         return prepared
 
     def _prepare(self, team: Team, exchange: Exchange, step: int) -> Prepared:
-        sums = Sums(self.reduction, team.holders, self.order.microbatches, self.scale)
+        sums = Sums(self.reduction, team.groups, self.order.microbatches, self.scale)
         # One sum over all hosts, in which each entry has one contributor: exact in any order.
         losses = torch.zeros(self.order.microbatches, dtype=torch.float64)
         squares = torch.zeros(len(self.specs), dtype=torch.float64)
@@ -267,7 +267,7 @@ class PipelineTrainer:
                 f"step {step}: a gradient is too large for fixed-point sums of {self.order.microbatches}"
                 f" microbatches with a scale of {self.scale:g}; at most"
                 f" {2.0**62 / self.scale / self.order.microbatches:g} is accepted: choose a smaller scale,"
-                " or another reduction"
+                " or reduction='float'"
             )
         skipped = nonfinite or not math.isfinite(norm)
         if skipped and self.nonfinite == "raise":
@@ -301,8 +301,8 @@ class PipelineTrainer:
                 left -= 1
                 done = left == 0
 
-                def sink(layer: Layer, tensors: list[Tensor], m: int = m, done: bool = done) -> None:
-                    sums.add(layer, m, tensors)
+                def sink(layer: Layer, tensors: list[Tensor], done: bool = done) -> None:
+                    sums.add(layer, tensors)
                     if done:
                         sums.start(layer)
 
@@ -355,8 +355,8 @@ def _check(trainer: PipelineTrainer) -> None:
     names, order = trainer.names, trainer.order
     if not names or len(set(names)) != len(names):
         raise UserError(f"layers {names}: accepted: one or more, with different names")
-    if trainer.reduction not in ("float", "fixed", "ordered"):
-        raise UserError(f"reduction {trainer.reduction!r}; accepted: 'float', 'fixed', 'ordered'")
+    if trainer.reduction not in ("float", "fixed"):
+        raise UserError(f"reduction {trainer.reduction!r}; accepted: 'float', 'fixed'")
     if trainer.nonfinite not in ("raise", "skip"):
         raise UserError(f"nonfinite {trainer.nonfinite!r}; accepted: 'raise', 'skip'")
     for what, value in (

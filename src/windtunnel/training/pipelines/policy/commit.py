@@ -18,8 +18,7 @@ with a coordinator that does not fail for good, Gray, 1978.)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from windtunnel.training.pipelines.model import Layout
 
@@ -43,23 +42,6 @@ class Standing:
     layout: Layout | None = None
     since: int = 0
     settings: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """As values of JSON."""
-        return asdict(self)
-
-    @staticmethod
-    def of(plain: dict[str, Any]) -> Standing:
-        """The inverse of `plain`."""
-        layout = plain["layout"]
-        if layout is not None:
-            pipelines = tuple(tuple(hosts) for hosts in layout["pipelines"])
-            layout = Layout(pipelines, tuple(layout["microbatches"]))
-        numbers = {
-            name: {int(index): value for index, value in plain[name].items()}
-            for name in ("versions", "nbytes")
-        }
-        return Standing(**{**plain, **numbers, "layout": layout})
 
 
 @dataclass(frozen=True)
