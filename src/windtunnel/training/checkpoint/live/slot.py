@@ -128,8 +128,8 @@ class Slot:
         return slot
 
     @staticmethod
-    def open(path: Path, *, touch: bool = True) -> Slot:
-        """A slot that exists. ``touch``: map its pages now rather than at the first write.
+    def open(path: Path) -> Slot:
+        """A slot that exists, with its pages mapped now rather than at the first write.
 
         Raises:
             CopyError: the file is no slot. OSError: it is not there.
@@ -142,10 +142,9 @@ class Slot:
             mapped = mmap.mmap(fd, size)
         finally:
             os.close(fd)
-        if touch:
-            for at in range(0, size, 8 * BLOCK):
-                with contextlib.suppress(OSError):
-                    mapped.madvise(_POPULATE_WRITE, at, min(8 * BLOCK, size - at))
+        for at in range(0, size, 8 * BLOCK):
+            with contextlib.suppress(OSError):
+                mapped.madvise(_POPULATE_WRITE, at, min(8 * BLOCK, size - at))
         return Slot(path, mapped)
 
     @property

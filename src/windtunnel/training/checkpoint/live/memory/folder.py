@@ -4,9 +4,6 @@ The host's own shards and the copies that it holds for peers lie alike; which is
 and that changes. A shelf that nobody has asked for in the present generation is *left over*: its steps may
 still be what the job goes back to, so it stays until a newer step is committed, and is deleted then.
 
-Files tell all there is to know, so a service that starts on a folder of an earlier one takes over what is
-there.
-
 Memory that is not there is refused before it is touched. A tmpfs file takes room of its file system, of the
 host's memory, and of the control group of who touches it. Reaching the first is an error that one can handle,
 the other two end in a killed process: so all are asked (`free`).
@@ -17,7 +14,6 @@ memory goes back when the last that holds a slot is done with it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -32,7 +28,7 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
-from windtunnel.training.checkpoint.live.slot import CopyError, Slot
+from windtunnel.training.checkpoint.live.slot import Slot
 from windtunnel.training.checkpoint.model import Copy, Shard
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
 
@@ -107,7 +103,6 @@ class Folder:
         self.shelves: list[Shelf] = []
         self._layouts: dict[str, int] = {}  # digest: the newest generation that asked for it
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._adopt()
 
     @property
     def nbytes(self) -> int:
@@ -298,26 +293,6 @@ class Folder:
             slot.path.rename(target)
             slot.path = target
             shelf.slots[index] = slot
-
-    def _adopt(self) -> None:
-        """Take over what an earlier service left; what is no slot of ours goes."""
-        for path in self.path.glob("layout-*"):
-            self._layouts[path.name.removeprefix("layout-")] = -1
-        for path in sorted(self.path.glob("*.slot")):
-            header = slots.read_header(path)
-            with contextlib.suppress(OSError, ValueError, CopyError):
-                shard, world, capacity, index, _ = path.name.split(".")
-                if header is None or (header.shard.name, header.capacity) != (shard, int(capacity)):
-                    raise CopyError
-                shelf = self.shelf(shard, int(world))
-                if shelf is None or shelf.capacity != int(capacity):
-                    shelf = Shelf(shard, int(world), int(capacity))
-                    self.shelves.append(shelf)
-                shelf.slots[len(shelf.slots)] = Slot.open(path, touch=False)
-                if int(index) != len(shelf.slots) - 1:
-                    self._shrink(shelf, [])
-                continue
-            path.unlink(missing_ok=True)
 
 
 def free(folder: Path) -> tuple[int, str]:
