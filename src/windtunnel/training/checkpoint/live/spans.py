@@ -33,7 +33,7 @@ from windtunnel.training.checkpoint.settings import Settings
 from windtunnel.training.elastic import group_sockets
 
 PERIOD = 0.0015  # seconds between two looks at the sockets
-TOLD = 32  # changes of the window that are written down
+MOST_RECORDED = 32  # changes of the window
 _WINDOW = 16  # newest steps that the profile is made of
 _NEAR = 0.01  # of the bytes of a step: places so close are the same one
 _NEAREST = 4096  # bytes
@@ -121,14 +121,14 @@ class Profile:
         self._since = None
 
     def _usual(self) -> list[Span]:
-        found: list[list[Span]] = []
+        places: list[list[Span]] = []
         for span in sorted((s for spans in self._seen for s in spans), key=lambda s: s.place):
-            if found and span.place - found[-1][0].place <= self._near:
-                found[-1].append(span)
+            if places and span.place - places[-1][0].place <= self._near:
+                places[-1].append(span)
             else:
-                found.append([span])
+                places.append([span])
         usual = []
-        for alike in found:
+        for alike in places:
             if 2 * len(alike) > len(self._seen):
                 lengths = sorted(span.seconds for span in alike)
                 # One may be short by chance; a window that is open too long does little harm.
@@ -187,7 +187,7 @@ class IdleSender:
         self._plans = 0
         self._serial = serials[job.generation] = serials.get(job.generation, -1) + 1
         self._stop = threading.Event()
-        self._told = 0
+        self._recorded = 0
         memory.open_window(OPEN)
         self._thread = threading.Thread(target=self._run, name="windtunnel-idle", daemon=True)
         self._thread.start()
@@ -246,8 +246,8 @@ class IdleSender:
         bandwidth = chosen.bandwidth or max(self._rates, default=None)
         mine = NetworkProfile(tuple(span.seconds for span in expected), self._nbytes, bandwidth)
         self._plans += 1
-        said = self._job.agree(f"idle/{self._serial}.{self._plans}", to_plain(mine))
-        ranks = tuple(from_plain(NetworkProfile, said[rank]) for rank in sorted(said))
+        answers = self._job.agree(f"idle/{self._serial}.{self._plans}", to_plain(mine))
+        ranks = tuple(from_plain(NetworkProfile, answers[rank]) for rank in sorted(answers))
         profiles = Profiles(ranks, chosen.copies, chosen.buffer, chosen.parts, chosen.startup, chosen.safety)
         spread = decide(profiles)
         assert isinstance(spread, Spread)
@@ -258,13 +258,13 @@ class IdleSender:
             self._job.event("decision", **eventlog.decided("training.checkpoint", "newest", profiles, spread))
         if bandwidth is None:
             return
-        told = f"{len(expected)} idle spans of {sum(mine.spans):.3g} s a step; "
-        told += f"{self._nbytes} bytes at {bandwidth:.3g}/s"
+        text = f"{len(expected)} idle spans of {sum(mine.spans):.3g} s a step; "
+        text += f"{self._nbytes} bytes at {bandwidth:.3g}/s"
         if self._always:
-            told += ": no span has room, so checkpoints are sent beside the training's traffic"
+            text += ": no span has room, so checkpoints are sent beside the training's traffic"
         elif self.every > 1:
-            told += f": one is made every {self.every} steps"
-        self._job.event("note", text=f"network profile: {told}")
+            text += f": one is made every {self.every} steps"
+        self._job.event("note", text=f"network profile: {text}")
 
     def _run(self) -> None:
         last = traffic(self._sockets())
@@ -309,8 +309,8 @@ class IdleSender:
         if decision.act == "keep":
             return
         self._opened, self._endless = decision.act == "open", decision.endless
-        if self._told < TOLD and self._job.rank == 0:
-            self._told += 1
+        if self._recorded < MOST_RECORDED and self._job.rank == 0:
+            self._recorded += 1
             self._job.event("decision", **eventlog.decided("training.checkpoint", "newest", looked, decision))
         if decision.act == "open":
             self._memory.open_window(decision.seconds)
