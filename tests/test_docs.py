@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
-from support.pages import GUIDE_LINES, anchors, broken_links, problems
+from benchmarks import find
+from support.pages import GUIDE_LINES, anchors, broken_links, commands, examples, problems, wrong_words
 from windtunnel.capabilities import CAPABILITIES
+from windtunnel.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -102,6 +106,27 @@ def test_a_broken_link_is_found() -> None:
     assert broken_links(here, {here: text, other: "# The `title`\n"}) == [
         "other.md#gone leads to no heading", "lost.md leads to no file",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [*WRITTEN, ROOT / "README.md"], ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_are_commands_and_code_that_there_are(path: Path) -> None:
+    """Each call of the command line has its options, each benchmark its name; Python and YAML are read."""
+    text, group = path.read_text(), get_command(app)
+    wrong = [(words, wrong_words(words, group)) for words in commands(text, "windtunnel")]
+    assert [call for call in wrong if call[1]] == []
+    for words in commands(text, "python -m benchmarks"):
+        if words[0] != "NAME":
+            find(words[0])
+    for code in examples(text, "python"):
+        compile(code, path.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for content in examples(text, "yaml"):
+        assert isinstance(yaml.safe_load(content), dict)
+
+
+def test_a_wrong_example_is_found() -> None:
+    text = "```\nwindtunnel emulate --cluster a --slwo x train.py --mine\nsudo windtunnel sandbox lss\n```\n"
+    found = [wrong_words(words, get_command(app)) for words in commands(text, "windtunnel")]
+    assert found == [["--slwo"], ["lss"]]
 
 
 def test_every_verb_is_listed_with_words_for_each_option(hooks: Any) -> None:

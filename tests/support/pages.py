@@ -7,8 +7,10 @@ short, and it uses the field's words (the table "The words" of the design) in pl
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 LONGEST = 40
@@ -60,6 +62,50 @@ def problems(text: str, lines: int | None = None) -> list[str]:
             if word := re.search(rf"\b(?:{pattern})\b", sentence, re.I):
                 found.append(f"{word[0]!r} is a private word, say {instead}: {sentence}")
     return found
+
+
+def examples(text: str, *kinds: str) -> Iterator[str]:
+    """The code blocks of ``text`` whose language is one of ``kinds``; "" is a block without one."""
+    for block in FENCE.finditer(text):
+        first, *lines = block[0].splitlines()
+        if first.strip(" `").split(" ")[0] in kinds:
+            yield "\n".join(line.removeprefix(block[1]) for line in lines[:-1])
+
+
+def commands(text: str, program: str) -> Iterator[list[str]]:
+    """The words after ``program`` of each line that calls it in a block of shell."""
+    for block in examples(text, "", "bash", "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if match := re.match(rf"(?:sudo |\$ )?{program} (.*)", line):
+                yield shlex.split(match[1], comments=True)
+
+
+def wrong_words(words: list[str], command: Any) -> list[str]:
+    """The words of a command line that are no command of a group, or no option of the command. What follows
+    a script or ``--`` is the script's own."""
+    rest = list(words)
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        if rest[0] not in command.commands:
+            return [rest[0]]
+        command = command.commands[rest.pop(0)]
+    options = {
+        name: parameter
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    wrong, value = [], False
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if value:
+            value = False
+        elif word in ("--", "|", "-m") or word.endswith(".py"):
+            break
+        elif name in options:
+            value = not (equals or options[name].is_flag)
+        elif word.startswith("--") and word != "--help":
+            wrong.append(word)
+    return wrong
 
 
 def anchors(text: str) -> set[str]:
