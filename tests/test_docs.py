@@ -123,6 +123,29 @@ def test_examples_are_commands_and_code_that_there_are(path: Path) -> None:
         assert isinstance(yaml.safe_load(content), dict)
 
 
+def test_examples_import_names_that_there_are(hooks: Any, pages: Mapping[Path, str]) -> None:
+    trees = [ast.parse(code) for text in pages.values() for code in examples(text, "python")]
+    imports = {
+        (node.module, alias.name)
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("windtunnel")
+        for alias in node.names
+        if "hedge" not in (node.module or "")  # the capability that a page adds
+    }
+    assert len(imports) > 40
+    assert {pair for pair in imports if not there_is(hooks, *pair)} == set()
+
+
+def there_is(hooks: Any, module: str, name: str) -> bool:
+    """Whether ``module`` exports, defines or imports ``name``, by its stub or its source, or holds it."""
+    if hooks.is_module(module, name) or (hooks.SOURCE / module.replace(".", "/") / f"{name}.py").exists():
+        return True
+    stub = hooks.source(module).with_suffix(".pyi")
+    text = (stub if stub.exists() else hooks.source(module)).read_text()
+    return re.search(rf"\b{name}\b", text) is not None
+
+
 def test_a_wrong_example_is_found() -> None:
     text = "```\nwindtunnel emulate --cluster a --slwo x train.py --mine\nsudo windtunnel sandbox lss\n```\n"
     found = [wrong_words(words, get_command(app)) for words in commands(text, "windtunnel")]
