@@ -161,34 +161,27 @@ class Handle:
         waited on ranks that are no more is dealt out to those that are.
 
         Raises:
-            UserError: it is of another number of ranks, or of another model, or damaged, or one rank's is
-                missing; what waits here still does.
+            UserError: it is of another number of ranks, or of another model, or one rank's is missing; what
+                waits here still does.
         """
-        try:
-            self._load([state] if isinstance(state, Mapping) else state, own=isinstance(state, Mapping))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            raise UserError(
-                f"gradsync: the state is damaged ({error!r:.100}); that of a handle is accepted"
-            ) from error
-
-    def _load(self, given: Sequence[Mapping[str, Any]], *, own: bool) -> None:
-        states = sorted(given, key=lambda one: int(one["rank"]))
-        rank, world, was = dist.get_rank(self.ddp.process_group), self.plan.world, int(states[0]["world"])
+        own = isinstance(state, Mapping)
+        states = sorted([state] if isinstance(state, Mapping) else state, key=lambda state: state["rank"])
+        rank, world, was = dist.get_rank(self.ddp.process_group), self.plan.world, states[0]["world"]
         if own and was != world:
             raise UserError(
                 f"gradsync: the state is one of {was} ranks, the plan is for {world}; the states of all "
                 "former ranks are accepted"
             )
-        ranks = [int(state["rank"]) for state in states]
+        ranks = [state["rank"] for state in states]
         if not own and ranks != [*range(was)]:
             raise UserError(
                 f"gradsync: the states are of ranks {ranks}; those of all {was} former ranks are accepted"
             )
         waits = redistributed([state["feedback"] for state in states], *((0, 1) if own else (rank, world)))
+        self._feedback.load_state_dict(waits, self._device)
         if self._executor is not None:
             self._executor.load(states[0]["steps"])
-        self._feedback.load_state_dict(waits, self._device)
-        if self._executor is None:
+        else:
             self._add(waits["residuals"])
 
     def _add(self, names: Iterable[str]) -> None:
