@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 LONG = {"adding-a-capability.md"}  # a whole capability, whose code has a limit of its own
 README_LINES = 90
+HEADLINES = 6  # rows of results in a guide
 WRITTEN = sorted(DOCS.rglob("*.md"))
 
 
@@ -70,10 +71,18 @@ def test_the_readme_is_short_and_plain() -> None:
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda capability: capability.name)
 def test_a_guide_has_its_parts(capability: Any) -> None:
-    """What to run, what comes out, when it helps, and its limits."""
+    """What to run, what comes out and how to read it, when it helps, and its limits."""
     titles = anchors((DOCS / f"{capability.page}.md").read_text())
-    assert titles & {"when-it-helps-and-when-not", "when-it-pays-and-when-not"}
-    assert titles & {"what-comes-out", "how-well-it-does"}
+    assert titles >= {"how-to-read-it", "when-it-helps-and-when-not", "limits"}
+    assert titles & {"run-it", "serve"} and titles & {"what-comes-out", "how-well-it-does"}
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+def test_a_guide_has_a_short_table_of_results(path: Path) -> None:
+    for section in re.findall(
+        r"^## (?:What comes out|How well it does)\n(.*?)(?=^## |\Z)", path.read_text(), re.M | re.S
+    ):
+        assert len(re.findall(r"^\|", section, re.M)) <= HEADLINES + 2
 
 
 def test_links_lead_to_a_page_and_a_heading(pages: Mapping[Path, str]) -> None:
