@@ -9,12 +9,12 @@ from graph_examples import graph
 from typer.testing import CliRunner
 
 from windtunnel.base.errors import UserError
-from windtunnel.cli.graph import register
+from windtunnel.cli.graph import group
 from windtunnel.report.chakra import COMM_COLL, COMP, write_graph
 from windtunnel.store.runs import Store
 
 app = typer.Typer()
-register(app)
+app.add_typer(group, name="graph")
 
 
 @pytest.fixture

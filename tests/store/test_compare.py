@@ -25,7 +25,7 @@ def own_home(tmp_path, monkeypatch):
 def invoke():
     app = typer.Typer()
     app.callback()(lambda: None)
-    cli.register(app)
+    app.add_typer(cli.group, name="runs")
     runner = CliRunner()
 
     def call(*words, **more):

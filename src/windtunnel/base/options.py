@@ -11,9 +11,11 @@ are made from them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
+
+from windtunnel.base.errors import UserError
 
 KEY = "option"
 REQUIRED: Any = ...
@@ -25,7 +27,8 @@ class Option:
     """How an option is written. ``kind``: the type of what is written. ``least``, ``most``, ``among``:
     what is accepted. ``flags``: as the command line has it, where not by its name. ``unit``: so many of
     what the field holds are one of what is written. ``environment``: the variable that is read where it
-    is not given. ``words``: what a file accepts, said in its errors."""
+    is not given. ``words``: what a file accepts, said in its errors. ``read``: makes the field's value of
+    what is written; its ValueError says what is accepted."""
 
     name: str
     default: Any
@@ -39,9 +42,16 @@ class Option:
     metavar: str | None = None
     flags: tuple[str, ...] = ()
     words: str = ""
+    read: Callable[[Any], Any] | None = None
 
     def value(self, written: Any) -> Any:
-        """What the field holds, of what was written."""
+        """What the field holds, of what was written. Raises UserError where that is not accepted."""
+        if self.read is not None:
+            try:
+                return self.read(written)
+            except ValueError as error:
+                text = ", ".join(written) if isinstance(written, list) else written
+                raise UserError(f"`{self.name}` {text!r} is not accepted; {error}") from None
         return written if self.unit is None or written is None else written * self.unit
 
 
@@ -50,17 +60,46 @@ def option(default: Any = REQUIRED, help: str = "", *, kind: Any = None, **more:
     metadata = {KEY: {"default": default, "kind": kind, "help": help, **more}}
     if default is REQUIRED:
         return dataclasses.field(metadata=metadata)
+    if (read := more.get("read")) and isinstance(read(default), dict):
+        return dataclasses.field(default_factory=lambda: read(default), metadata=metadata)
     unit = more.get("unit")
-    return dataclasses.field(default=default * unit if unit else default, metadata=metadata)
+    value = read(default) if read else default * unit if unit else default
+    return dataclasses.field(default=value, metadata=metadata)
 
 
 def options(kind: type) -> Iterator[Option]:
     """The options that the dataclass ``kind`` declares, in order. Fields that are none are passed over."""
+    types = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if KEY in field.metadata:
             given = dict(field.metadata[KEY])
-            written = given.pop("kind") or field.type
+            written = given.pop("kind") or types[field.name]
             yield Option(name=field.name, kind=written, **given)
+
+
+def read_pairs(written: list[str] | None) -> dict[str, str]:
+    """``KEY=VALUE`` texts as a mapping."""
+    values = {}
+    for text in written or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ValueError("write KEY=VALUE")
+        if key in values:
+            raise ValueError(f"{key} is given twice")
+        values[key] = value
+    return values
+
+
+def or_none(read: Callable[[str], Any], accepted: str) -> Callable[[str], Any]:
+    """``read``, where ``none`` is accepted too."""
+
+    def read_or_none(text: str) -> Any:
+        try:
+            return None if text.lower() == "none" else read(text)
+        except ValueError:
+            raise ValueError(f"give {accepted}, or 'none'") from None
+
+    return read_or_none
 
 
 def settled(kind: type, written: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Link:
         self._errors, self._timeout, self._start, self._objects = errors, timeout, start, objects or {}
         self._idle: list[_Connection] = []
 
-    def call(self, protocol: type, name: str, on: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, protocol: type, name: str, on: str, /, *args: Any, **kwargs: Any) -> Any:
         """The result of a method of the object ``on``.
 
         Raises:

@@ -6,6 +6,7 @@ command of a sandbox is over in milliseconds, and must not cost half a second of
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -16,13 +17,16 @@ from typer.core import TyperGroup
 
 from windtunnel.cli.values import read_plainly
 
+SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+"""Settings of a command that runs a script: what follows SCRIPT is the script's own."""
+
 
 class Group(TyperGroup):
     """A verb that has verbs of its own; its help has the whole first sentence of each."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = [(name, one.get_short_help_str(limit=1000)) for name, one in known if one and not one.hidden]
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, verb.get_short_help_str(limit=1000)) for name, verb in commands if verb]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
@@ -33,17 +37,23 @@ class Group(TyperGroup):
         return rest
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, cmd_name)
-        if found is not None:
-            read_plainly(found.get_params(ctx))
-        return found
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            read_plainly(command.get_params(ctx))
+        return command
+
+
+def new_group(help: str, table: Mapping[str, str] | None = None) -> typer.Typer:
+    """A verb with verbs of its own: those that are added to it, or those of ``table``, see `Lazy`."""
+    kind = Group if table is None else type("Verbs", (Lazy,), {"table": table})
+    return typer.Typer(cls=kind, no_args_is_help=True, help=help)
 
 
 class Lazy(Group):
     """Verbs by name, each made when it is called or its help is asked for.
 
-    ``table``: where each stands, in the order of the help: a module of `windtunnel.cli` whose ``register``
-    adds it, or ``module:function``.
+    ``table``: where each is, in the order of the help: a module of `windtunnel.cli` with a ``group`` or a
+    function of the verb's name; or ``module:function``.
     """
 
     table: ClassVar[Mapping[str, str]]
@@ -58,18 +68,21 @@ class _Verbs(Mapping[str, Any]):
 
     def __init__(self, table: Mapping[str, str]) -> None:
         self._table = table
-        self._made: dict[str, Any] = {}
+        self._commands: dict[str, Any] = {}
 
     def __getitem__(self, verb: str) -> Any:
-        if verb not in self._made:
-            module, _, function = self._table[verb].partition(":")
-            holder, found = typer.Typer(rich_markup_mode=None), import_module(f"{__name__}.{module}")
-            if function:
-                holder.command(verb)(getattr(found, function))
+        if verb not in self._commands:
+            name, _, function = self._table[verb].partition(":")
+            module = import_module(f"{__name__}.{name}")
+            holder = typer.Typer(rich_markup_mode=None)
+            if function or not hasattr(module, "group"):
+                command = getattr(module, function or verb)
+                script = "arguments" in inspect.signature(command).parameters
+                holder.command(verb, context_settings=SCRIPT if script else None)(command)
             else:
-                found.register(holder)
-            self._made |= typer.main.get_group(holder).commands
-        return self._made[verb]
+                holder.add_typer(module.group, name=verb)
+            self._commands |= typer.main.get_group(holder).commands
+        return self._commands[verb]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._table)
@@ -90,7 +103,7 @@ def shown_progress(title: str) -> Iterator[Callable[[str, float], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=1.0)
 
-        def tell(what: str, fraction: float) -> None:
-            bar.update(task, description=f"{title}: {what}", completed=fraction)
+        def update(step: str, fraction: float) -> None:
+            bar.update(task, description=f"{title}: {step}", completed=fraction)
 
-        yield tell
+        yield update

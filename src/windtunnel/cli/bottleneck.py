@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from windtunnel.base.errors import UserError
-
-SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.command("bottleneck", context_settings=SETTINGS)(bottleneck)
+from windtunnel.cli.common import Arguments, Json, choice, numbers, print_json
 
 
 def bottleneck(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[SCRIPT|RUN]", help="A training script, or an emulation: its id, or last."),
+        typer.Argument(metavar="SCRIPT|RUN", help="A training script, or an emulation: its id, or last."),
     ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
-    ] = None,
+    arguments: Arguments = None,
     cluster: Annotated[
         str | None,
         typer.Option("--cluster", "-c", help="A name such as v100:8x8,nic=ethernet-25, or a file."),
@@ -44,7 +34,7 @@ def bottleneck(
         str, typer.Option(metavar="R,R", help="Gb/s of the links between ranks that run here.")
     ] = "0.1,0.25,0.5,1",
     page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say whether the network holds a job up, and what a faster one, compression or devices would give.
 
@@ -58,11 +48,11 @@ def bottleneck(
         from windtunnel.cli import shown_progress
         from windtunnel.training.bottleneck import report, run
 
-    if rules not in ("windtunnel", "netai20"):
-        raise UserError(f"`rules` {rules!r}; accepted are windtunnel, netai20")
+    choice("rules", rules, ("windtunnel", "netai20"))
     if what is None and rules == "windtunnel":
         raise UserError("bottleneck: a SCRIPT or a RUN is needed; --rules netai20 has models of its own")
-    counts, ranks, rates = _numbers("hosts", hosts), _numbers("live", live), _rates(live_rates)
+    counts, ranks = numbers("hosts", hosts, int, 2), numbers("live", live, int, 2)
+    rates = numbers("live_rates", live_rates, float, 1e-6)
     if ranks and rules == "netai20":
         raise UserError("`live` is compared with the rules windtunnel, not with netai20")
     program, words = what or "", arguments or []
@@ -85,36 +75,13 @@ def bottleneck(
             )  # fmt: skip
     if rules == "netai20":
         if as_json:
-            typer.echo(json.dumps({"rules": rules, "source": "simulated", "rows": rows}))
-        else:
-            console.print(report.paper(rows))
-        return
+            return print_json({"rules": rules, "source": "simulated", "rows": rows})
+        return console.print(report.paper(rows))
     if page is not None:
         report.write_page(page, analysis)
     if as_json:
-        typer.echo(json.dumps(analysis.plain()))
-        return
+        return print_json(analysis.plain())
     console.print(report.table(analysis))
     if analysis.live:
         console.print(report.live_table(analysis))
     console.print(analysis.sentence(), *report.needs(analysis), sep="\n", soft_wrap=True)
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",") if part.strip()]
-        if any(count < 2 for count in counts):
-            raise ValueError
-    except ValueError:
-        raise UserError(f"`{option}` {text!r}; accepted are numbers from 2 up, such as 2,4,8") from None
-    return counts
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        rates = [float(part) for part in text.split(",")]
-        if not all(0 < rate < math.inf for rate in rates):
-            raise ValueError
-    except ValueError:
-        raise UserError(f"`live_rates` {text!r}; accepted are Gb/s above 0, such as 0.1,1") from None
-    return rates

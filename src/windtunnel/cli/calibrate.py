@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.profiles import Calibrated
 from windtunnel.capabilities import CAPABILITIES
 from windtunnel.cli import shown_progress
+from windtunnel.cli.common import print_table
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Device
 
@@ -21,16 +21,11 @@ DEVICES = "windtunnel.training.emulate"
 """Whose profiles are of devices, by their names."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.command("calibrate")(calibrate)
-
-
 def calibrate(
     name: str = typer.Argument(
         "cpu", help="A device of the catalogue that this machine has, a capability, or 'show'."
     ),
-    shown: str = typer.Argument("", metavar="[DEVICE]", help="With 'show': the device to tell about."),
+    shown: str = typer.Argument("", metavar="DEVICE", help="With 'show': the device to tell about."),
     quick: bool = typer.Option(False, "--quick", help="Fewer and smaller cases: about half a minute."),
     threads: int = typer.Option(1, min=1, help="Threads of each rank on a CPU."),
     operators: Annotated[
@@ -44,10 +39,9 @@ def calibrate(
     Example: windtunnel calibrate agents.sandbox --quick
     """
     if name == "show":
-        _show(load_cluster(f"{shown or 'cpu'}:1x1").host.device)
-        return
+        return _show(load_cluster(f"{shown or 'cpu'}:1x1").host.device)
     if shown:
-        raise UserError(f"calibrate: argument {shown!r} is one too many, accepted is NAME or show DEVICE")
+        raise UserError(f"calibrate: argument {shown!r} is too much, accepted are NAME, or 'show' and DEVICE")
     capability = next((one.package for one in CAPABILITIES if one.calibrates and one.name == name), None)
     of_device = {} if capability else {"device": name, "threads": threads, "operators": operators}
     measured = import_module(f"{capability or DEVICES}.calibrate").calibrate_here
@@ -62,17 +56,13 @@ def _show(device: Device) -> None:
     from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, parameter_rows
     from windtunnel.training.emulate.twin.costs.profile import find_profile
 
-    console = Console()
     profile = find_profile(device.name)
     if profile is None:
-        console.print(f"{device.name}: no measured profile; operators cost what the roofline below says.")
+        typer.echo(f"{device.name}: no measured profile; operators cost what the roofline below says.")
     else:
-        console.print(f"{device.name}: {len(profile.operators)} operators measured", highlight=False)
+        typer.echo(f"{device.name}: {len(profile.operators)} operators measured")
         for key, value in profile.provenance.items():
-            console.print(f"  {key}: {value}", highlight=False)
+            typer.echo(f"  {key}: {value}")
         for phase, seconds in profile.host_overhead.items():
-            console.print(f"  overhead of an operator in {phase}: {seconds * 1e6:.2f} us", highlight=False)
-    table = Table("parameter", "value", "source")
-    for row in parameter_rows(DEFAULT, device):
-        table.add_row(*row)
-    console.print(table)
+            typer.echo(f"  overhead of an operator in {phase}: {seconds * 1e6:.2f} us")
+    print_table(("parameter", "value", "source"), parameter_rows(DEFAULT, device))

@@ -2,73 +2,58 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel.base.errors import ScriptError, UserError
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, print_json, print_table
 
 if TYPE_CHECKING:
     from windtunnel.training.checkpoint.model import StoredStep
 
-group = typer.Typer(cls=Group, no_args_is_help=True, help="Look after the checkpoints of a job in storage.")
+group = new_group("Look after the checkpoints of a job in storage.")
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="A folder, or a URL of fsspec such as s3://bucket/run.")
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="checkpoint")
-
-
 @group.command("list")
-def list_steps(
-    url: Url, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False
-) -> None:
+def list_steps(url: Url, as_json: Json = False) -> None:
     """Say which steps are there, and of those that cannot be restored why.
 
     Example: windtunnel checkpoint list s3://bucket/run
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from windtunnel.base.units import amount
 
-    found = _there(url)
+    rows: list[dict[str, Any]] = [
+        {
+            "step": stored.step, "generation": stored.generation,
+            "world": stored.shards[0].world if stored.shards else 0,
+            "bytes": sum(shard.nbytes for shard in stored.shards), "bad": stored.bad,
+        }
+        for stored in _steps(url)
+    ]  # fmt: skip
     if as_json:
-        rows = [
-            {
-                "step": one.step,
-                "generation": one.generation,
-                "world": one.shards[0].world if one.shards else 0,
-                "bytes": sum(shard.nbytes for shard in one.shards),
-                "bad": one.bad,
-            }
-            for one in found
-        ]
-        typer.echo(json.dumps(rows))
-        return
-    table = Table("step", "generation", "ranks", "bytes", "")
-    for one in found:
-        size = amount(sum(shard.nbytes for shard in one.shards)) if not one.bad else ""
-        world = str(one.shards[0].world) if not one.bad else ""
-        table.add_row(str(one.step), str(one.generation), world, size, one.bad or "complete")
-    Console().print(table)
+        return print_json(rows)
+    cells = []
+    for row in rows:
+        counts = ("", "", row["bad"]) if row["bad"] else (str(row["world"]), amount(row["bytes"]), "complete")
+        cells.append((str(row["step"]), str(row["generation"]), *counts))
+    print_table((">step", ">generation", ">ranks", ">bytes", ""), cells)
 
 
 @group.command()
 def verify(
     url: Url,
-    step: Annotated[int | None, typer.Option(min=0, help="Only this one.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Only this step.")] = None,
 ) -> None:
-    """Read all shards of all complete steps and hold them against their checksums.
+    """Read all shards of all complete steps and compare them with their checksums.
 
     Exit status 1 if any is missing or damaged.
 
@@ -77,20 +62,20 @@ def verify(
     from windtunnel.store.objects import ObjectError
     from windtunnel.training.checkpoint.live.storage import read_shard
 
-    found = [one for one in _there(url) if not one.bad and step in (None, one.step)]
-    if not found:
+    complete = [stored for stored in _steps(url) if not stored.bad and step in (None, stored.step)]
+    if not complete:
         which = "complete checkpoint" if step is None else f"complete step {step}"
         raise UserError(f"{url}: no {which} is there to verify")
     failed = []
-    for one in found:
-        for shard in one.shards:
+    for stored in complete:
+        for shard in stored.shards:
             try:
                 read_shard(url, shard)
             except ObjectError as error:
-                failed.append(f"step {one.step}, generation {one.generation}: {error}")
-        typer.echo(f"step {one.step}, generation {one.generation}: {len(one.shards)} shards read")
+                failed.append(f"step {stored.step}, generation {stored.generation}: {error}")
+        typer.echo(f"step {stored.step}, generation {stored.generation}: {len(stored.shards)} shards read")
     if failed:
-        raise ScriptError(f"{url}: not all is whole", "\n".join(failed))
+        raise ScriptError(f"{url}: a shard is missing or damaged", "\n".join(failed))
 
 
 @group.command()
@@ -103,11 +88,11 @@ def prune(
     """
     from windtunnel.training.checkpoint.live.storage import prune as remove
 
-    _there(url)
-    with _told():
-        gone = remove(url, keep)
-        kept = ", ".join(str(one.step) for one in _there(url) if not one.bad) or "none"
-    typer.echo(f"removed {len(gone)} steps; kept {kept}")
+    _steps(url)
+    with _object_errors():
+        removed = remove(url, keep)
+    left = ", ".join(str(stored.step) for stored in _steps(url) if not stored.bad) or "none"
+    typer.echo(f"removed {len(removed)} steps; kept {left}")
 
 
 @group.command()
@@ -122,14 +107,14 @@ def export(
     """
     from windtunnel.training.checkpoint.live.dcp import export_stored
 
-    whole = [one.step for one in _there(url) if not one.bad]
+    complete = [stored.step for stored in _steps(url) if not stored.bad]
     if step is None:
-        if not whole:
+        if not complete:
             raise UserError(f"{url}: no complete checkpoint is there")
-        step = max(whole)
+        step = max(complete)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not an empty folder; give one that is, or a new one")
-    with _told():
+    with _object_errors():
         names = export_stored(url, step, folder)
     typer.echo(f"step {step}: {len(names)} tensors in {folder}")
 
@@ -146,24 +131,24 @@ def import_step(
     """
     from windtunnel.training.checkpoint.live.dcp import import_stored
 
-    with _told():
+    with _object_errors():
         names = import_stored(folder, url, step)
     typer.echo(f"step {step}: {len(names)} tensors in {url}")
 
 
-def _there(url: str) -> list[StoredStep]:
+def _steps(url: str) -> list[StoredStep]:
     from windtunnel.training.checkpoint.live.storage import steps
 
-    with _told():
-        found = steps(url)
-    if not found:
-        raise UserError(f"{url}: no checkpoints are there; accepted is what a job was given as its storage")
-    return found
+    with _object_errors():
+        stored = steps(url)
+    if not stored:
+        raise UserError(f"{url}: no checkpoints are there; give the storage that a job was given")
+    return stored
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """A store that fails is told in one sentence."""
+def _object_errors() -> Iterator[None]:
+    """The failure of a store as bad input, in one sentence."""
     from windtunnel.store.objects import ObjectError
 
     try:

@@ -9,24 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel.base.errors import LessError, UserError
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json
 
 if TYPE_CHECKING:
     from windtunnel.control.debug.live.trace import Trace
     from windtunnel.store.eventlog import EventLog
 
-group = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Past requests of a service: asked about, replayed, tried anew."
-)
+group = new_group("Past requests of a service: asked about, replayed, tried anew.")
 Where = Annotated[str, typer.Argument(metavar="TRACE", help="A run's id, 'last', or a folder with a trace.")]
 Query = Annotated[str, typer.Argument(help="Over requests, transactions, reads, writes, as_of(table, n).")]
 Database = Annotated[str | None, typer.Option(metavar="URL", help="A server, for a trace of Postgres.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="debug")
 
 
 @group.command("sql")

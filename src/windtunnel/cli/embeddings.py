@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from windtunnel.cli import Group
+from windtunnel.base.errors import UserError
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, print_json, print_table, quantity
 
-group = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    help="Embedding tables: how they are asked for, and where their rows should lie.",
-)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="embeddings")
+group = new_group("Embedding tables: how they are asked for, and where their rows should lie.")
 
 
 SHOWN = 25
@@ -56,7 +49,7 @@ def profile(
     window: Annotated[
         int | None, typer.Option(min=1, help="Samples of a window of drift; default: a file is a window.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What logs of lookups say of their tables: skew, pooling, coverage, unused rows, drift.
 
@@ -82,60 +75,51 @@ def profile(
         )  # fmt: skip
         found.save(out)
     if as_json:
-        typer.echo(json.dumps({"folder": str(out), "tables": [
-            {**to_plain(one), **to_plain(found.facts[one.name])} for one in found.tables
-        ]}))  # fmt: skip
-        return
+        tables = [to_plain(table) | to_plain(found.facts[table.name]) for table in found.tables]
+        return print_json({"folder": str(out), "tables": tables})
     _show(found, out)
 
 
 def _by_name(option: str, given: Sequence[str] | None, kind: Callable[[str], Value]) -> dict[str, Value]:
     """``NAME=VALUE`` by name; a ``VALUE`` alone is that of ``*``."""
-    from windtunnel.base.errors import UserError
-
-    found = {}
-    for one in given or ():
-        name, equals, value = one.rpartition("=")
+    values = {}
+    for text in given or ():
+        name, equals, value = text.rpartition("=")
         try:
-            found[name if equals else "*"] = kind(value.replace("_", "") if kind is int else value)
+            values[name if equals else "*"] = kind(value.replace("_", "") if kind is int else value)
         except ValueError:
             raise UserError(
-                f"{option} {one}: {value!r} is not accepted, accepted is a whole number"
+                f"{option} {text}: {value!r} is not accepted, accepted is a whole number"
             ) from None
-    return found
+    return values
 
 
-def _show(found: Any, out: Path) -> None:
+def _show(profile: Any, out: Path) -> None:
     import numpy as np
-    from rich.console import Console
-    from rich.table import Table
 
     from windtunnel.base import units
 
-    shown = Table(box=None, header_style="bold")
-    titles = ("table", "rows", "unused", "lookups", "pooling", "p99", "coverage", "1%", "10%", "kept")
-    for title in titles:
-        shown.add_column(title, justify="left" if title == "table" else "right", no_wrap=title != "table")
-    order = sorted(found.tables, key=lambda table: -found.facts[table.name].lookups)
-    for one in order[:SHOWN]:
-        facts = found.facts[one.name]
+    order = sorted(profile.tables, key=lambda table: -profile.facts[table.name].lookups)
+    rows = []
+    for table in order[:SHOWN]:
+        facts = profile.facts[table.name]
         kept = [day.kept_share / day.hot_share for day in facts.windows[1:] if day.hot_share]
-        shares = (1 - facts.rows_used / one.rows, *one.share(one.rows * np.array([0.01, 0.1])), one.coverage)
+        top = table.share(table.rows * np.array([0.01, 0.1]))
+        shares = (1 - facts.rows_used / table.rows, *top, table.coverage)
         unused, percent, tenth, covered = (f"{share * 100:.0f} %" for share in shares)
-        shown.add_row(
-            one.name, units.count(one.rows), unused, units.decimal(facts.lookups).strip(),
-            f"{one.pooling:.1f}", str(facts.lengths[2]) if facts.lengths else "-", covered, percent, tenth,
+        rows.append((
+            table.name, units.count(table.rows), unused, units.decimal(facts.lookups).strip(),
+            f"{table.pooling:.1f}", str(facts.lengths[2]) if facts.lengths else "-", covered, percent, tenth,
             f"{sum(kept) / len(kept) * 100:.0f} %" if kept else "-",
-        )  # fmt: skip
-    console = Console()
-    console.print(shown)
-    console.print(
-        "1%, 10%: share of lookups that go to so many of the rows, the hottest; kept: of the lookups of a"
-        " window's hot rows, what those of the window before get in it",
-        style="dim",
+        ))  # fmt: skip
+    head = ("table", ">rows", ">unused", ">lookups", ">pooling", ">p99", ">coverage", ">1%", ">10%", ">kept")
+    note = (
+        "1%, 10%: share of lookups that go to this share of the rows, the hottest; kept: of the lookups of a"
+        " window's hot rows, the share that the hot rows of the window before get in it"
     )
+    print_table(head, rows, note=note, rules=False)
     more = f", {len(order) - SHOWN} more than are shown" if len(order) > SHOWN else ""
-    console.print(f"{out}: statistics of {len(order)} tables{more}", highlight=False, soft_wrap=True)
+    typer.echo(f"{out}: statistics of {len(order)} tables{more}")
 
 
 @group.command("plan")
@@ -173,7 +157,7 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Write there what TorchRec needs to shard as the plan says."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Which table lies on which device, and which of its rows in fast memory.
 
@@ -185,7 +169,10 @@ def plan(
         from windtunnel.data.embeddings import files
         from windtunnel.data.embeddings.run import plan_run, show
 
-    sizes = [_size(name, one) for name, one in (("--memory", memory), ("--host-memory", host_memory))]
+    sizes = [
+        None if text is None else quantity(name, text, "bytes", zero=True)
+        for name, text in (("memory", memory), ("host_memory", host_memory))
+    ]
     for option, path in (("--out", out), ("--torchrec", torchrec)):
         _check_place(option, path)
     made = plan_run(
@@ -199,26 +186,12 @@ def plan(
 
         write_sharding(torchrec, made.wanted.tables, made.plan)
     if as_json:
-        typer.echo(json.dumps(made.plain()))
+        print_json(made.plain())
     else:
         show(made)
 
 
-def _size(option: str, given: str | None) -> float | None:
-    from windtunnel.base.errors import UserError
-    from windtunnel.base.units import parse_quantity
-
-    try:
-        return None if given is None else parse_quantity(given, "bytes", zero=True)
-    except ValueError as error:
-        raise UserError(f"{option} is {given!r}, {error}") from None
-
-
 def _check_place(option: str, path: Path | None) -> None:
-    import os
-
-    from windtunnel.base.errors import UserError
-
     if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
         raise UserError(
             f"{option} {path}: a file in a folder that is there and may be written to is accepted"

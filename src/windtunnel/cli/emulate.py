@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from windtunnel.cli.common import Arguments, Json, Script, print_json
 from windtunnel.cli.options import takes
 from windtunnel.training.emulate.options import Options
 
 DEFAULT = Options()
-SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command("emulate", context_settings=SETTINGS)(emulate)
 
 
 @takes(Options)
 def emulate(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
-    ] = None,
+    script: Script,
+    arguments: Arguments = None,
     cluster: Annotated[
         str, typer.Option("--cluster", "-c", help="A name such as h100-sxm:16x8, or a YAML file.")
     ] = "h100-sxm:1x8",
@@ -43,7 +35,7 @@ def emulate(
     baseline: Annotated[
         str | None, typer.Option(help="What slower compares with: a run's id or a summary.json.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Emulate SCRIPT on a cluster that is not there: iteration time, waits, memory of every rank.
 
@@ -77,7 +69,7 @@ def emulate(
         run, failed = error.run, error
     summary = run.summary.to_json()
     if as_json:
-        typer.echo(json.dumps(summary))
+        print_json(summary)
     else:
         page = run.directory / "report.html"
         print_summary(summary, Console(), page if page.exists() else None)

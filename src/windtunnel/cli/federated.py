@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.units import amount, parse_quantity, seconds, share
-from windtunnel.cli import Group
+from windtunnel.base.units import amount, seconds, share
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, emit, print_json, print_table, quantity
 
-federated = typer.Typer(
-    name="federated",
-    cls=Group,
-    help="Federated learning: what a round costs, who learns how fast, and a Flower app in groups (FedP2P).",
-    no_args_is_help=True,
+group = new_group(
+    "Federated learning: what a round costs, who learns how fast, and a Flower app in groups (FedP2P)."
 )
 Devices = Annotated[int, typer.Option(metavar="N", help="Devices that there are.")]
 Groups = Annotated[int, typer.Option(metavar="N", help="Groups of a round; 0: as many as are best.")]
 ServerLink = Annotated[str, typer.Option(metavar="RATE", help="The server's link, such as 100Mb/s.")]
 DeviceLink = Annotated[str, typer.Option(metavar="RATE", help="Each device's link, such as 20Mb/s.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.add_typer(federated)
+def _rate(name: str, text: str) -> float:
+    return quantity(name, text, "bytes/s")
 
 
-def _quantity(unit: str, name: str, text: str) -> float:
-    try:
-        return parse_quantity(text, unit)
-    except ValueError as error:
-        raise UserError(f"`{name}` {text!r}: {error}") from None
-
-
-_rate: Callable[[str, str], float] = partial(_quantity, "bytes/s")
-
-
-@federated.command()
+@group.command()
 def plan(
     devices: Devices = 50,
     groups: Groups = 0,
     model_bytes: Annotated[str, typer.Option(metavar="BYTES", help="The model, such as 4MB.")] = "4e6",
     server_link: ServerLink = "100Mb/s",
     device_link: DeviceLink = "20Mb/s",
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Say what a round of each scheme costs, and whether groups pay.
 
@@ -59,27 +41,23 @@ def plan(
     from windtunnel.edge.federated import plan as planned
 
     plans = planned(
-        devices=devices, groups=groups, model_bytes=_quantity("bytes", "model_bytes", model_bytes),
+        devices=devices, groups=groups, model_bytes=quantity("model_bytes", model_bytes, "bytes"),
         server_link=_rate("server_link", server_link), device_link=_rate("device_link", device_link),
     )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps({"source": "by formula", "plans": [asdict(row) for row in plans]}))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    rows = Table(
-        "scheme", "groups", "a round", "over the server's link", "over all links", "pays", title="by formula"
-    )
-    for row in plans:
-        rows.add_row(
+        return print_json({"source": "by formula", "plans": plans})
+    rows = [
+        (
             row.scheme, str(row.groups), seconds(row.cost.seconds), amount(row.cost.server_bytes),
             amount(row.cost.all_bytes), "yes" if row.pays else "no",
-        )  # fmt: skip
-    Console(highlight=False).print(rows)
+        )
+        for row in plans
+    ]  # fmt: skip
+    head = ("scheme", "groups", "a round", "over the server's link", "over all links", "pays")
+    print_table(head, rows, "by formula")
 
 
-@federated.command()
+@group.command()
 def run(
     data: Annotated[str, typer.Option(help="digits, synthetic:A,B, or a FILE.npz with x and y.")] = "digits",
     split: Annotated[str, typer.Option(help="iid, dirichlet:A or shards:K.")] = "dirichlet:0.1",
@@ -98,7 +76,7 @@ def run(
     seeds: Annotated[int, typer.Option(metavar="N", help="Seeds, each with a split of its own.")] = 1,
     server_link: ServerLink = "100Mb/s",
     device_link: DeviceLink = "20Mb/s",
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Let the schemes learn the same samples: accuracy by round, time, and bytes. The links are emulated.
 
@@ -122,24 +100,21 @@ def run(
         rows = [
             summary(outcome) | {"curve": [done.accuracy for done in outcome.rounds]} for outcome in outcomes
         ]
-        typer.echo(
-            json.dumps({"run": run_id, "source": "links emulated, learning computed", "outcomes": rows})
-        )
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("scheme", "seed", "groups", "accuracy", "time", "over the server's link", "over all links")
+        source = "links emulated, learning computed"
+        return print_json({"run": run_id, "source": source, "outcomes": rows})
+    cells = []
     for outcome in outcomes:
         last = outcome.rounds[-1]
-        table.add_row(
+        cells.append((
             outcome.scheme, str(outcome.seed), str(outcome.groups), share(outcome.accuracy),
             seconds(last.seconds), amount(last.server_bytes), amount(last.all_bytes),
-        )  # fmt: skip
-    Console(highlight=False).print(table)
+        ))  # fmt: skip
+    print_table(
+        ("scheme", "seed", "groups", "accuracy", "time", "over the server's link", "over all links"), cells
+    )
 
 
-@federated.command()
+@group.command()
 def up(
     app: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A Flower app; without it one that learns digits.")
@@ -150,7 +125,7 @@ def up(
     model_bytes: Annotated[str, typer.Option(metavar="BYTES", help="The model is padded to this.")] = "1MB",
     server_link: ServerLink = "20Mb/s",
     device_link: DeviceLink = "20Mb/s",
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Run a Flower app on devices of this machine, each in a network of its own. Needs root.
 
@@ -160,15 +135,11 @@ def up(
 
     result = started(
         app=app, devices=devices, groups=groups, rounds=rounds,
-        model_bytes=_quantity("bytes", "model_bytes", model_bytes),
+        model_bytes=quantity("model_bytes", model_bytes, "bytes"),
         server_link=_rate("server_link", server_link), device_link=_rate("device_link", device_link),
     )  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps(asdict(result)))
-        return
-    typer.echo(
+    first = (
         f"{result.rounds} rounds in {seconds(result.seconds)}, {amount(result.server_bytes)} over the"
         f" server's link, {amount(result.all_bytes)} over all (measured)"
     )
-    for line in result.events:
-        typer.echo(line)
+    emit(as_json, result, (first, *result.events))

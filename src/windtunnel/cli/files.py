@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel.base.errors import LessError, UserError
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, choice, emit, quantity
 
 if TYPE_CHECKING:
-    from windtunnel.data.files.model import Mode, Status
+    from windtunnel.data.files.model import Status
 
-group = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Files on the disks of several hosts, of which some may fail."
-)
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+group = new_group("Files on the disks of several hosts, of which some may fail.")
 Name = Annotated[str, typer.Option(help="Under which lines://NAME finds the files on this host.")]
 ModeOption = Annotated[str, typer.Option(help="linefs, serial (no pipeline), or host (no cores set aside).")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="files")
 
 
 @group.command("serve")
@@ -48,25 +40,21 @@ def serve(
     """
     from windtunnel.base import ranges
     from windtunnel.base.keys import Keys
-    from windtunnel.base.units import parse_quantity
     from windtunnel.data.files.live.host import serve as run
-    from windtunnel.data.files.model import LEAST_RING, HostSpec
+    from windtunnel.data.files.model import LEAST_RING, MODES, HostSpec
 
     Keys.read(secret_file, "--secret-file")
     address, _, port = listen.rpartition(":")
     if not address or not port.isdigit():
         raise UserError(f"--listen {listen!r} is no address; accepted is such as 10.0.0.1:7000")
-    try:
-        ring = int(parse_quantity(log_size, "bytes")) // 4096 * 4096
-    except ValueError as error:
-        raise UserError(f"--log-size {log_size!r}: {error}") from None
+    ring = int(quantity("log_size", log_size, "bytes")) // 4096 * 4096
     try:
         set_aside = ranges.read(cores)
     except ValueError:
         raise UserError(f"--cores {cores!r}: accepted are numbers of cores, such as 6,7") from None
     spec = HostSpec(
-        host, str(folder.absolute()), store, str(secret_file.absolute()), domain, listen, _mode(mode), copies,
-        least, max(LEAST_RING, ring), set_aside,
+        host, str(folder.absolute()), store, str(secret_file.absolute()), domain, listen,
+        choice("mode", mode, MODES), copies, least, max(LEAST_RING, ring), set_aside,
     )  # fmt: skip
     run(spec, name)
 
@@ -77,26 +65,20 @@ def status(name: Name = "demo", as_json: Json = False) -> None:
 
     Example: windtunnel files status --name files
     """
-    from windtunnel.base.plain import to_plain
     from windtunnel.data.files.live.client import connect
     from windtunnel.data.files.model import Status
 
     files = connect(name)
     rows = files.status()
     files.close()
-    if as_json:
-        typer.echo(json.dumps([row if isinstance(row, str) else to_plain(row) for row in rows]))
-    else:
-        for row in rows:
-            typer.echo(row if isinstance(row, str) else _words(row))
+    emit(as_json, rows, (row if isinstance(row, str) else _line(row) for row in rows))
     holders = [row for row in rows if isinstance(row, Status)]
     if not holders or len(holders) < holders[0].copies:
-        raise LessError(
-            f"files: {len(holders)} hosts of {holders[0].copies if holders else 'those asked for'}"
-        )
+        needed = holders[0].copies if holders else "those asked for"
+        raise LessError(f"files: {len(holders)} hosts of {needed}")
 
 
-def _words(row: Status) -> str:
+def _line(row: Status) -> str:
     role = "primary" if row.leads else "follows"
     stalled = f", stalled: {row.stalled}" if row.stalled else ""
     return (
@@ -130,29 +112,26 @@ def fsck(
     """
     from windtunnel.data.files.check import check
 
-    found = {str(folder): check(folder) for folder in folders}
-    alike = len({frozenset(one.digests.items()) for one in found.values()}) <= 1
-    if as_json:
-        rows = {
-            name: {"files": len(one.digests), "operations": one.position.sequence - 1, "logged": one.logged,
-                   "damage": one.damage}
-            for name, one in found.items()
-        }  # fmt: skip
-        typer.echo(json.dumps({"hosts": rows, "alike": alike}))
-    else:
-        for name, one in found.items():
-            done = one.position.sequence - 1
-            typer.echo(
-                f"{name}: {len(one.digests):,} files and folders after {done:,} operations, {one.logged:,} of"
-                " them only in the log"
-            )
-            for words in one.damage:
-                typer.echo(f"  {words}")
-    damaged = [name for name, one in found.items() if one.damage]
-    if damaged or not alike:
-        raise LessError(
-            f"files: {', '.join(damaged)} damaged" if damaged else "files: the hosts are not alike"
+    hosts = {str(folder): check(folder) for folder in folders}
+    alike = len({frozenset(host.digests.items()) for host in hosts.values()}) <= 1
+    rows: dict[str, dict[str, Any]] = {
+        name: {"files": len(host.digests), "operations": host.position.sequence - 1, "logged": host.logged,
+               "damage": host.damage}
+        for name, host in hosts.items()
+    }  # fmt: skip
+    lines = [
+        line
+        for name, row in rows.items()
+        for line in (
+            f"{name}: {row['files']:,} files and folders after {row['operations']:,} operations,"
+            f" {row['logged']:,} of them only in the log",
+            *(f"  {damage}" for damage in row["damage"]),
         )
+    ]
+    emit(as_json, {"hosts": rows, "alike": alike}, lines)
+    damaged = [name for name, host in hosts.items() if host.damage]
+    if damaged or not alike:
+        raise LessError(f"files: {', '.join(damaged)} damaged" if damaged else "files: the hosts differ")
 
 
 @group.command("demo")
@@ -168,16 +147,14 @@ def demo(
     Example: windtunnel files demo --replicas 3 --kill primary
     """
     from windtunnel.data.files.live.demo import demo as run
+    from windtunnel.data.files.model import MODES
 
     if kill and freeze:
         raise UserError("files: --kill and --freeze are given; accepted is one of them")
     if kill and kill != "primary" and not kill.isdigit():
         raise UserError(f"files: --kill {kill!r} is no host; accepted are primary and 1 to {replicas}")
-    report = run(replicas, kill=kill, freeze=freeze, mode=_mode(mode))
-    if as_json:
-        typer.echo(json.dumps(report, indent=2))
-    else:
-        typer.echo(_report(report))
+    report = run(replicas, kill=kill, freeze=freeze, mode=choice("mode", mode, MODES))
+    emit(as_json, report, [_report(report)])
     if report["lost_bytes"] or not report["equal"] or report["damage"]:
         raise LessError(f"files: {report['lost_bytes']} bytes lost, hosts equal: {report['equal']}")
 
@@ -195,11 +172,3 @@ def _report(report: dict[str, Any]) -> str:
         f"lost: {report['lost_bytes']} bytes; fsync: median {report['fsync_p50_s'] * 1e3:.1f} ms, longest"
         f" {report['fsync_longest_s']:.2f} s; hosts equal: {'yes' if report['equal'] else 'no'}"
     )
-
-
-def _mode(mode: str) -> Mode:
-    from windtunnel.data.files.model import MODES
-
-    if mode not in MODES:
-        raise UserError(f"files: --mode {mode!r} is unknown; accepted are {', '.join(MODES)}")
-    return mode

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from windtunnel.cli import Group
+from windtunnel.cli import SCRIPT, new_group
+from windtunnel.cli.common import Arguments, Json, Script, print_json
 
-group = typer.Typer(cls=Group, no_args_is_help=True, help="Gradient synchronisation that chooses for itself.")
-SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
-Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script with DDP.")]
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")]
+group = new_group("Gradient synchronisation that chooses for itself.")
 Ranks = Annotated[int, typer.Option(min=1, help="Processes that train, on this host.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="gradsync")
-
-
-@group.command("profile", context_settings=SETTINGS)
+@group.command("profile", context_settings=SCRIPT)
 def profile(
     script: Script,
     arguments: Arguments = None,
@@ -45,7 +36,7 @@ def profile(
     typer.echo(f"Profile  {out}")
 
 
-@group.command("apply", context_settings=SETTINGS)
+@group.command("apply", context_settings=SCRIPT)
 def apply(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A file of a plan.")],
     script: Script,
@@ -69,7 +60,7 @@ def apply(
     apply_to_script(script, arguments or (), ranks, plan, profile, check_every)
 
 
-@group.command("plan", context_settings=SETTINGS)
+@group.command("plan", context_settings=SCRIPT)
 def plan(
     script: Annotated[
         str | None, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script, emulated.")
@@ -117,9 +108,8 @@ def plan(
     if out is not None:
         write(out, made.plan)
     if as_json:
-        typer.echo(json.dumps(made.plain()))
-    else:
-        show(made)
+        return print_json(made.plain())
+    show(made)
 
 
 @group.command("explain")
@@ -136,6 +126,5 @@ def explain(
 
     made = stored(run)
     if as_json:
-        typer.echo(json.dumps(made.plain()))
-    else:
-        show(made, reasons=True)
+        return print_json(made.plain())
+    show(made, reasons=True)

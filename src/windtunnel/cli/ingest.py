@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel.base.errors import LessError, UserError
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import (
+    Host,
+    Json,
+    Port,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    choice,
+    emit,
+    print_json,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from windtunnel.base.keys import Keys
@@ -24,18 +35,8 @@ Least = Annotated[int, typer.Option("--min", min=1, help="Workers that there are
 Most = Annotated[int, typer.Option("--max", min=0, help="At most; 0: as many as this host has processors.")]
 On = Annotated[str, typer.Option(metavar="ENGINE", help="Workers on ray or ray://HOST:PORT.")]
 SecretFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The session's secret.")]
-Tls = Annotated[Path | None, typer.Option(metavar="FILE", help="Encrypt: certificate, its key, the CA.")]
 
-group = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    help="Samples for trainers: read, transformed and batched by workers beside them.",
-)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="ingest")
+group = new_group("Samples for trainers: read, transformed and batched by workers beside them.")
 
 
 @group.command("layout")
@@ -48,7 +49,7 @@ def layout(
     rows: Annotated[
         int | None, typer.Option(min=1, help="Of a row group; default: as many as take 256 MiB of memory.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a table anew as its sessions read it: features as columns, those read together side by side.
 
@@ -64,18 +65,18 @@ def layout(
     with shown_progress("layout") as progress:
         made = lay_out(table, known, out, group_rows=rows, progress=progress)
     if as_json:
-        typer.echo(json.dumps(to_plain(made) | {"folder": str(made.folder)}))
-        return
-    cells = [
-        [path.name, *(words for one in pair for words in (
-            f"{one.reads:,}", units.size(one.nbytes), f"{one.amplification:.2f}"
-        ))]
-        for path, *pair in zip(sessions, made.before, made.after, strict=True)
-    ]  # fmt: skip
-    told = ("reads", "bytes", "amplification")
-    _print(
-        "counted", ["session", *(f"{one} before" for one in told), *(f"{one} after" for one in told)], cells
-    )
+        return print_json(to_plain(made) | {"folder": str(made.folder)})
+    cells = []
+    for path, before, after in zip(sessions, made.before, made.after, strict=True):
+        counts = [
+            text
+            for row in (before, after)
+            for text in (f"{row.reads:,}", units.size(row.nbytes), f"{row.amplification:.2f}")
+        ]
+        cells.append((path.name, *counts))
+    kinds = ("reads", "bytes", "amplification")
+    head = ("session", *(f"{kind} {when}" for when in ("before", "after") for kind in kinds))
+    print_table(head, cells, "counted")
     typer.echo(
         f"{made.folder}: {len(made.order):,} columns, row groups of {made.group_rows:,} rows; the same rows"
         f" for every session; {units.share(made.reuse.popular)} of its bytes serve 80 % of the bytes read"
@@ -91,7 +92,7 @@ def characterise(
     demand: Annotated[
         float | None, typer.Option(help="Rows a second that the trainers take: what they would stall.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What a session asks of storage, processors, memory and network, by reading it once.
 
@@ -103,25 +104,12 @@ def characterise(
     from windtunnel.data.ingest.characterise import characterise, lines
 
     if demand is not None and not demand > 0:
-        raise UserError(f"--demand {demand:g} is not accepted, accepted are rows a second above 0")
+        raise UserError(f"`demand` {demand:g} is not accepted; accepted are rows a second above 0")
     with shown_progress("characterise") as progress:
         found = characterise(session.read(path), splits=splits, demand=demand, progress=progress)
     if as_json:
-        typer.echo(json.dumps(to_plain(found) | {"amplification": found.amplification, "rate": found.rate}))
-        return
-    _print(str(path), ["what", "figure", "how it is known"], [list(one) for one in lines(found)])
-
-
-def _print(title: str, headings: list[str], cells: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    shown: Any = Table(title=title, title_justify="left", box=None, header_style="bold")
-    for place, heading in enumerate(headings):
-        shown.add_column(heading, justify="right" if place == 1 else "left", overflow="fold")
-    for line in cells:
-        shown.add_row(*line)
-    Console().print(shown)
+        return print_json(to_plain(found) | {"amplification": found.amplification, "rate": found.rate})
+    print_table(("what", ">figure", "how it is known"), lines(found), str(path))
 
 
 @group.command("demo")
@@ -135,7 +123,7 @@ def demo(
     kill: Annotated[bool, typer.Option("--kill", help="Kill a worker on the way.")] = False,
     loaders: Annotated[int, typer.Option(min=0, help="Processes of a DataLoader before the service.")] = 0,
     on: On = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Train a small model on a synthetic table through the service: stalls, ramp, every row once.
 
@@ -144,25 +132,21 @@ def demo(
     from windtunnel.data.ingest.live.demo import demo as run
 
     with TemporaryDirectory(prefix="windtunnel-ingest-") as folder:
-        told = run(
+        result = run(
             Path(folder), _settings(workers, least, most), seconds=seconds, rows=rows, step=step, kill=kill,
             loaders=loaders, on=on,
         )  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps(told))
-    else:
-        for line in _words(told):
-            typer.echo(line)
-    if not told["exactly_once"]:
-        raise LessError(f"{told['rows_wrong']} rows did not come exactly once an epoch")
+    emit(as_json, result, _demo_lines(result))
+    if not result["exactly_once"]:
+        raise LessError(f"{result['rows_wrong']} rows did not come exactly once an epoch")
 
 
 @group.command("master")
 def master(
     session: Annotated[Path, typer.Argument(metavar="SESSION", help="The session's file (YAML).")],
     folder: Annotated[Path, typer.Option(metavar="DIR", help="Of its log, secret and address.")] = HERE,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
     workers: Workers = "auto",
     least: Least = 1,
     most: Most = 0,
@@ -171,15 +155,16 @@ def master(
     secret: Annotated[
         Path | None, typer.Option("--secret-file", metavar="FILE", help="What clients and workers must know.")
     ] = None,
-    tls_cert: Tls = None,
-    tls_key: Tls = None,
-    tls_ca: Tls = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     on: On = "",
 ) -> None:
     """Serve a session to trainers until interrupted; one that was killed goes on where its log ends.
 
     Example: windtunnel ingest master session.yaml --folder ingest --workers auto
     """
+    from windtunnel.base.tls import given
     from windtunnel.data.ingest import session as files
     from windtunnel.data.ingest.live.serve import serve
 
@@ -188,7 +173,7 @@ def master(
 
     settings = _settings(workers, least, most, host=host, port=port, ends=ends, on_error=on_error)
     serve(
-        files.read(session), folder, settings, secret=secret, tls=_tls(tls_cert, tls_key, tls_ca),
+        files.read(session), folder, settings, secret=secret, tls=given(tls_cert, tls_key, tls_ca),
         on=on, ready=ready,
     )  # fmt: skip
 
@@ -200,9 +185,9 @@ def worker(
     host: Annotated[str, typer.Option(help="Address to serve at, as clients reach it.")] = "127.0.0.1",
     name: Annotated[str, typer.Option(help="Default: host and process.")] = "",
     patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for a master.")] = 30.0,
-    tls_cert: Tls = None,
-    tls_key: Tls = None,
-    tls_ca: Tls = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
 ) -> None:
     """Read, transform and batch splits for a master, until it lets this worker go.
 
@@ -210,16 +195,17 @@ def worker(
     """
     import signal
 
+    from windtunnel.base.tls import given
     from windtunnel.data.ingest.live.protocol import Lost
     from windtunnel.data.ingest.live.worker import Worker
 
-    keys = _keys(secret_file, _tls(tls_cert, tls_key, tls_ca))
-    made = Worker(name or f"{host}-{os.getpid()}", master, keys, host, patience)
+    keys = _keys(secret_file, given(tls_cert, tls_key, tls_ca))
+    process = Worker(name or f"{host}-{os.getpid()}", master, keys, host, patience)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: made.stop())
-    typer.echo(f"Worker   {made.address}")
+        signal.signal(number, lambda *_: process.stop())
+    typer.echo(f"Worker   {process.address}")
     try:
-        made.run()
+        process.run()
     except Lost as error:
         typer.echo(f"Ended    {error}")
 
@@ -229,42 +215,43 @@ def status(
     master: Annotated[str, typer.Option(metavar="HOST:PORT", help="Default: of the folder's master.")] = "",
     folder: Annotated[Path, typer.Option(metavar="DIR", help="The master's folder.")] = HERE,
     secret_file: SecretFile = None,
-    tls_cert: Tls = None,
-    tls_key: Tls = None,
-    tls_ca: Tls = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    as_json: Json = False,
 ) -> None:
     """Show how far a session is, its clients and its workers.
 
     Example: windtunnel ingest status --folder ingest
     """
+    from windtunnel.base.tls import given
     from windtunnel.data.ingest.live.protocol import Link
 
-    address, kept = folder / "address", folder / "secret"
+    address, secret = folder / "address", folder / "secret"
     if not master and not address.exists():
-        raise UserError(f"ingest status: --folder {folder}: no master runs there; accepted is --master, too")
-    keys = _keys(secret_file or (kept if kept.exists() else None), _tls(tls_cert, tls_key, tls_ca))
+        raise UserError(f"ingest status: no master runs in --folder {folder}; give its folder, or --master")
+    keys = _keys(secret_file or (secret if secret.exists() else None), given(tls_cert, tls_key, tls_ca))
     link = Link(master or address.read_text(), keys)
-    told = {**link.call("snapshot"), "served_by": link.call("workers")["workers"]}
-    if as_json:
-        typer.echo(json.dumps(told))
-        return
-    typer.echo(
-        f"Epoch    {told['epoch']} of {told['epochs']}: {told['done']} of {told['splits']} splits done"
-    )
-    if 0 < told["came"] < told["world"]:
-        typer.echo(
-            f"Waits    for {told['world'] - told['came']} of {told['world']} ranks; no split is given out "
+    state = {**link.call("snapshot"), "served_by": link.call("workers")["workers"]}
+    emit(as_json, state, _status_lines(state))
+
+
+def _status_lines(state: dict[str, Any]) -> Iterator[str]:
+    yield f"Epoch    {state['epoch']} of {state['epochs']}: {state['done']} of {state['splits']} splits done"
+    if 0 < state["came"] < state["world"]:
+        yield (
+            f"Waits    for {state['world'] - state['came']} of {state['world']} ranks; no split is given out "
             "before all are here, or back at their checkpoint"
         )
-    for name, one in told["clients"].items():
-        typer.echo(f"Client   {name}: {one['steps']} batches, waited {one['stalled']:.1f} s")
-    for name, one in told["served_by"].items():
-        typer.echo(f"Worker   {name} at {one['address']}: {one['made']} batches, busy {one['busy']:.1f} s")
-    for one in told["skipped"]:
-        typer.echo(f"Skipped  split {one['split']} ({one['rows']} rows): {one['why']}")
-    if told["failed"]:
-        typer.echo(f"Failed   {told['failed']}")
+    for name, client in state["clients"].items():
+        yield f"Client   {name}: {client['steps']} batches, waited {client['stalled']:.1f} s"
+    for name, process in state["served_by"].items():
+        counts = f"{process['made']} batches, busy {process['busy']:.1f} s"
+        yield f"Worker   {name} at {process['address']}: {counts}"
+    for split in state["skipped"]:
+        yield f"Skipped  split {split['split']} ({split['rows']} rows): {split['why']}"
+    if state["failed"]:
+        yield f"Failed   {state['failed']}"
 
 
 def _settings(workers: str, least: int, most: int, **more: Any) -> Settings:
@@ -272,10 +259,7 @@ def _settings(workers: str, least: int, most: int, **more: Any) -> Settings:
     from windtunnel.data.ingest.policy import Scaling
 
     for option, accepted in (("ends", ("uneven", "pad", "drop")), ("on_error", ("fail", "skip"))):
-        if more.get(option, accepted[0]) not in accepted:
-            raise UserError(
-                f"--{option.replace('_', '-')} {more[option]}: accepted are {', '.join(accepted)}"
-            )
+        choice(option, more.get(option, accepted[0]), accepted)
     if workers != "auto" and not (workers.isascii() and workers.isdigit() and len(workers) < 5):
         raise UserError(
             f"--workers {workers}: accepted are auto and a whole number, 0 for only those of others"
@@ -300,22 +284,15 @@ def _keys(secret: Path | None, tls: tuple[str, ...]) -> Keys:
     return replace(keys, tls=Certificates.load(tls)) if tls else keys
 
 
-def _tls(*paths: Path | None) -> tuple[str, ...]:
-    given = tuple(str(one) for one in paths if one is not None)
-    if len(given) not in (0, 3):
-        raise UserError("--tls-cert, --tls-key, --tls-ca: accepted are all three, or none")
-    return given
-
-
-def _words(told: dict[str, Any]) -> Iterator[str]:
-    yield f"Rows     {told['rows']} in {told['epochs']} epochs, each exactly once: {told['exactly_once']}"
-    yield f"Steps    {told['steps']} of {told['step_seconds'] * 1e3:.0f} ms in {told['seconds']:.1f} s"
+def _demo_lines(demo: dict[str, Any]) -> Iterator[str]:
+    yield f"Rows     {demo['rows']} in {demo['epochs']} epochs, each exactly once: {demo['exactly_once']}"
+    yield f"Steps    {demo['steps']} of {demo['step_seconds'] * 1e3:.0f} ms in {demo['seconds']:.1f} s"
     yield (
-        f"Stalls   {told['stall']:.1%} of the time, {told['stall_second_half']:.1%} of its second half "
-        f"({told['stall_second_half_within_epochs']:.1%} without first batches of epochs)"
+        f"Stalls   {demo['stall']:.1%} of the time, {demo['stall_second_half']:.1%} of its second half "
+        f"({demo['stall_second_half_within_epochs']:.1%} without first batches of epochs)"
     )
-    yield f"Used     {told['processors_used']:.1f} of {told['processors']} processors, by workers and trainer"
-    yield f"Ramp     {told['ramp_seconds']:.0f} s until there were none"
-    yield "Workers  " + ", ".join(f"{one['workers']} from {one['seconds']:.0f} s" for one in told["workers"])
-    if told["killed"]:
-        yield f"Killed   {', '.join(told['killed'])}; {told['duplicates_dropped']} came twice, dropped"
+    yield f"Used     {demo['processors_used']:.1f} of {demo['processors']} processors, by workers and trainer"
+    yield f"Ramp     {demo['ramp_seconds']:.0f} s until there were none"
+    yield "Workers  " + ", ".join(f"{row['workers']} from {row['seconds']:.0f} s" for row in demo["workers"])
+    if demo["killed"]:
+        yield f"Killed   {', '.join(demo['killed'])}; {demo['duplicates_dropped']} came twice, dropped"

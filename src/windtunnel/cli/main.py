@@ -17,21 +17,17 @@ from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.capabilities import CAPABILITIES
 from windtunnel.cli import Lazy
 
-ALSO = {"train": ("host", "node")}
-"""Further verbs of a module."""
+OF_ALL = ("advise", "replay", "runs", "graph", "cluster", "network", "calibrate")
 
 
 class Verbs(Lazy):
     """First the verbs of the capabilities, then those of all runs. Each is in the module of its name."""
 
     table: ClassVar[Mapping[str, str]] = {
-        verb: module
-        for module in (
-            *(verb for capability in CAPABILITIES for verb in capability.verbs), "advise", "replay", "runs",
-            "graph", "cluster", "network", "calibrate",
-        )
-        for verb in (module, *ALSO.get(module, ()))
-    }  # fmt: skip
+        **{verb: verb for capability in CAPABILITIES for verb in capability.verbs},
+        "host": "train:host",
+        **{verb: verb for verb in OF_ALL},
+    }
 
     def invoke(self, ctx: Any) -> Any:
         try:

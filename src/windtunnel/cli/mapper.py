@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, emit, print_json, print_table
 
-group = typer.Typer(cls=Group, no_args_is_help=True, help="What layers cost on a chip that is a drawing.")
+group = new_group("What layers cost on a chip that is a drawing.")
 Chip = Annotated[
     str, typer.Option("--accelerator", "-a", metavar="NAME|FILE", help="eyeriss, tpu, cpu, or a YAML file.")
 ]
@@ -19,13 +19,7 @@ Layers = Annotated[
 ]
 Dataflow = Annotated[str, typer.Option(metavar="A|B", help="Only this unrolling, such as 'C|K'; '' for all.")]
 Policy = Annotated[str, typer.Option(help="energy, or fastest: fewest cycles, then least energy.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="For the cluster.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="mapper")
 
 
 @group.command("search")
@@ -66,13 +60,12 @@ def allocate(accelerator: Chip, layer: Layers, dataflow: Dataflow = "C|K", as_js
     from windtunnel.silicon.mapper.run import allocate as make
 
     made = make(read_layers(layer), read_accelerator(accelerator), dataflow)
-    if as_json:
-        typer.echo(json.dumps({"energy_gain": made.gain, **to_plain(made)}))
-        return
-    for name, one in (("base", made.base), ("best", made.best)):
-        held = ", ".join(f"{level.name} {size(level.capacity)}" for level in one.accelerator.levels)
-        typer.echo(f"{name}  {one.energy:.4g} J  {one.cycles:.4g} cycles  {held}")
-    typer.echo(f"{made.gain:.2f} times less energy, the best of {len(made.points)} sizes (emulated)")
+    lines = []
+    for name, point in (("base", made.base), ("best", made.best)):
+        levels = ", ".join(f"{level.name} {size(level.capacity)}" for level in point.accelerator.levels)
+        lines.append(f"{name}  {point.energy:.4g} J  {point.cycles:.4g} cycles  {levels}")
+    lines.append(f"{made.gain:.2f} times less energy, the best of {len(made.points)} sizes (emulated)")
+    emit(as_json, {"energy_gain": made.gain, **to_plain(made)}, lines)
 
 
 @group.command("profile")
@@ -97,24 +90,13 @@ def profile(
 
 def _show(chip: Any, what: str, rows: list[tuple[str, Any]], as_json: bool, more: Any) -> None:
     """Seconds, joules, and the bytes of each level: as a table, or with ``more`` as JSON."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from windtunnel.base.plain import to_plain
     from windtunnel.base.units import amount, seconds
 
     names = [level.name for level in chip.levels]
     if as_json:
-        costs = {name: to_plain(one) for name, one in rows}
-        typer.echo(json.dumps({"levels": names, "costs": costs, "details": to_plain(more)}))
-        return
-    table = Table(what, box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("time", "energy", *names):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, one in rows:
-        table.add_row(name, seconds(one.seconds), f"{one.joules:.4g} J", *map(amount, one.bytes))
-    console = Console()
-    console.width = console.width if console.is_terminal else 120
-    console.print(table)
+        return print_json({"levels": names, "costs": dict(rows), "details": more})
+    cells = [
+        (name, seconds(cost.seconds), f"{cost.joules:.4g} J", *map(amount, cost.bytes)) for name, cost in rows
+    ]
     note = f"{chip.name}, emulated; bytes are read and written at each level"
-    console.print(note, style="dim", highlight=False)
+    print_table((what, ">time", ">energy", *(f">{name}" for name in names)), cells, note=note, rules=False)

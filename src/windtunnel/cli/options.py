@@ -2,47 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
 
-from windtunnel.base.options import REQUIRED, Option, options, settled
+from windtunnel.base.options import KEY, REQUIRED, Option, options, settled
+
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def takes(kind: type, parameter: str = "options") -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The command has the options of the dataclass ``kind`` in place of its ``parameter``, and is called with
-    one of that kind."""
+    an object of that kind. Arguments of the command are fields too, where ``kind`` needs them."""
     declared = list(options(kind))
+    needed = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if KEY not in field.metadata and field.default is field.default_factory is dataclasses.MISSING
+    ]
 
     def taking(command: Callable[..., None]) -> Callable[..., None]:
         def call(**given: Any) -> None:
-            own = {one.name: given.pop(one.name) for one in declared}
-            command(**given, **{parameter: kind(**settled(kind, own))})
+            own = {option.name: given.pop(option.name) for option in declared}
+            own = settled(kind, own) | {name: given[name] for name in needed}
+            command(**given, **{parameter: kind(**own)})
 
         def parameters() -> Iterator[inspect.Parameter]:
-            for one in inspect.signature(command, eval_str=True).parameters.values():
-                if one.name == parameter:
+            for own in inspect.signature(command, eval_str=True).parameters.values():
+                if own.name == parameter:
                     yield from map(_parameter, declared)
                 else:
-                    yield one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+                    yield own.replace(kind=KEYWORD)
 
-        call.__signature__ = inspect.Signature(list(parameters()))  # type: ignore[attr-defined]
-        call.__doc__, call.__name__ = command.__doc__, command.__name__
-        call.__annotations__ = {name: one.annotation for name, one in call.__signature__.parameters.items()}  # type: ignore[attr-defined]
-        return call
+        return described(call, command, parameters())
 
     return taking
 
 
-def _parameter(one: Option) -> inspect.Parameter:
+def described(
+    call: Callable[..., None], command: Callable[..., None], parameters: Iterable[inspect.Parameter]
+) -> Callable[..., None]:
+    """``call`` with the name and help of ``command``, and with ``parameters``."""
+    call.__signature__ = inspect.Signature(list(parameters))  # type: ignore[attr-defined]
+    call.__doc__, call.__name__ = command.__doc__, command.__name__
+    call.__annotations__ = {name: own.annotation for name, own in call.__signature__.parameters.items()}  # type: ignore[attr-defined]
+    return call
+
+
+def _parameter(option: Option) -> inspect.Parameter:
     info = typer.Option(
-        *one.flags, help=one.help, min=one.least, max=one.most, envvar=one.environment, metavar=one.metavar
-    )
-    several = one.kind == list[str]
-    default = None if several else inspect.Parameter.empty if one.default is REQUIRED else one.default
-    kind: Any = one.kind | None if several else one.kind
-    return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
-    )
+        *option.flags, help=option.help, min=option.least, max=option.most, envvar=option.environment,
+        metavar=option.metavar,
+    )  # fmt: skip
+    several = option.kind == list[str]
+    required = option.default is REQUIRED
+    default = None if several else inspect.Parameter.empty if required else option.default
+    kind: Any = option.kind | None if several else option.kind
+    return inspect.Parameter(option.name, KEYWORD, default=default, annotation=Annotated[kind, info])

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Html, Json, print_json
 from windtunnel.cli.options import takes
 from windtunnel.training.goodput.request import PlanRequest
 
-group = typer.Typer(
-    cls=Group, no_args_is_help=True, help="What a cluster's failures will cost, and what to do about them."
-)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="plan")
-
-
-@group.callback()
-def _plan() -> None:
-    pass
+group = new_group("What a cluster's failures will cost, and what to do about them.")
 
 
 @group.command("resilience")
 @takes(PlanRequest, "request")
 def resilience(
     request: PlanRequest,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
+    as_json: Json = False,
+    html: Html = None,
 ) -> None:
     """Recommend intervals, copies, placement and the way to go on, with the reasons and the command.
 
@@ -52,8 +35,7 @@ def resilience(
     if html is not None:
         report.write_page(html, made, request.cluster)
     if as_json:
-        typer.echo(json.dumps(report.plain(made)))
-        return
+        return print_json(report.plain(made))
     console = Console()
     report.show(made, console)
     if html is not None:

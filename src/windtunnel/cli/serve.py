@@ -9,23 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.command("serve")(serve)
+from windtunnel.cli.common import Host, Json, Port, print_json
 
 
 def serve(
     model: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="A model's directory, or a config.json (random weights)."),
+        typer.Argument(metavar="DIR", help="A model's directory, or a config.json (random weights)."),
     ] = None,
     config: Annotated[
         str | None, typer.Option(metavar="NAME", help="A model built at random, such as tiny-hybrid.")
     ] = None,
     name: Annotated[str, typer.Option(help="What clients call it; its own name by default.")] = "",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     branching: Annotated[
         str,
         typer.Option(
@@ -94,7 +91,7 @@ def serve(
     branches: Annotated[
         str, typer.Option(metavar="SPEC", help="Emulated: synthetic, as share=0.6,count=3-10,tokens=90.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Serve a model over OpenAI's HTTP API until it is interrupted.
 
@@ -164,7 +161,7 @@ def _emulate(as_json: bool, **asked: Any) -> None:
 
     made = simulate(**asked)
     if as_json:
-        typer.echo(json.dumps({"run": made.run, **made.summary, "about": made.about}))
+        print_json({"run": made.run, **made.summary, "about": made.about})
         return
     from rich.console import Console
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command("sweep")(sweep)
+from windtunnel.cli.common import Json, print_json
 
 
 def sweep(
@@ -23,7 +19,7 @@ def sweep(
     ] = None,
     resume: Annotated[bool, typer.Option(help="Keep the points that an earlier call has done.")] = True,
     report: Annotated[bool, typer.Option(help="Write the report of each run, too.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the points as one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Emulate a script over a grid of clusters and arguments: which is fastest, smallest, cheapest?
 
@@ -43,16 +39,12 @@ def sweep(
         done = api.sweep(spec, jobs=jobs, on=on, resume=resume, report=report, progress=progress)
     what, found = done.sweep, done.result
     if as_json:
-        typer.echo(
-            json.dumps(
-                json_of(found, sweep_id=what.id, name=what.name, left_out=what.left_out, page=str(done.page))
-            )
-        )
+        named = {"sweep_id": what.id, "name": what.name, "left_out": what.left_out, "page": str(done.page)}
+        print_json(json_of(found, **named))
     else:
-        console = Console()
-        print_sweep(found, console, f"Sweep {what.name}")
+        print_sweep(found, Console(), f"Sweep {what.name}")
         if what.left_out:
-            console.print(f"{what.left_out} more points are left out by the conditions.", style="dim")
-        console.print(f"Page  [bold]{done.page}[/]", soft_wrap=True, highlight=False)
+            typer.echo(f"{what.left_out} more points are left out by the conditions.")
+        typer.echo(f"Page  {done.page}")
     if not found.done:
         raise ScriptError(f"all {len(found.rows)} points failed, the first because: {found.rows[0]['error']}")

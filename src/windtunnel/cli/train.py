@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from windtunnel.cli.common import Arguments, Json
 from windtunnel.cli.options import takes
 from windtunnel.training.elastic.spec import JobSpec
 
@@ -22,14 +23,6 @@ CERTIFICATE = typer.Option(
 KEY = typer.Option(metavar="FILE", help="The certificate's private key (mode 0600).")
 CA = typer.Option(metavar="FILE", help="The CA whose certificates all hosts of the job have.")
 RESUMED = ("resume", "as_json", "secret_file", "tls_cert", "tls_key", "tls_ca")
-SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
-    app.command("train", context_settings=SETTINGS)(train)
-    app.command("host")(host)
-    app.command("node", hidden=True)(host)  # torchrun's word
 
 
 @takes(JobSpec)
@@ -38,9 +31,7 @@ def train(
     script: Annotated[
         Path | None, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")
     ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
-    ] = None,
+    arguments: Arguments = None,
     options: JobSpec = DEFAULT,
     secret_file: Annotated[Path | None, SECRET] = None,
     tls_cert: Annotated[Path | None, CERTIFICATE] = None,
@@ -56,9 +47,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run's files; else one in the store.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="stdout gets the summary as one JSON object, and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Run SCRIPT on emulated hosts, and carry it over their failures.
 

@@ -1,6 +1,5 @@
 """``windtunnel trust``: attestation and shields, against a host that attacks them."""
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -8,18 +7,13 @@ from typing import Annotated
 import typer
 
 from windtunnel.base.errors import LessError, UserError
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, emit
 
-group = typer.Typer(cls=Group, no_args_is_help=True, help="Training where host and storage are not trusted.")
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+group = new_group("Training where host and storage are not trusted.")
 Demo = Annotated[bool, typer.Option("--demo", help="A simulated device and a hostile host, as processes.")]
 Tier = Annotated[str, typer.Option(help="simulator, or tpm: Debian's swtpm stands beside the device.")]
 Mode = Annotated[str, typer.Option(help="mac, versions, tree, or all.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="trust")
 
 
 @group.command("attest")
@@ -35,7 +29,7 @@ def attest(demo: Demo = False, tier: Tier = "simulator", as_json: Json = False) 
     with TemporaryDirectory() as folder:
         rows = demonstrate(Path(folder), tier=tier)
     lines = ("  ".join(f"{name}: {value}" for name, value in row.items()) for row in rows)
-    typer.echo(json.dumps(rows) if as_json else "\n".join(lines))
+    emit(as_json, rows, lines)
     if wrong := [row["attack"] for row in rows if row["refused"] == (row["attack"] == "none")]:
         raise LessError(f"trust attest: not refused, or refused without an attack: {', '.join(wrong)}")
 
@@ -52,11 +46,13 @@ def attack(mode: Mode = "all", as_json: Json = False) -> None:
         modes = shield.MODES if mode == "all" else [mode]
         found = {each: shield.attack(each, Path(folder)) for each in modes}
     missed = {each: [name for name in row if not row[name]] for each, row in found.items()}
-    if as_json:
-        typer.echo(json.dumps(found))
-    for each, row in found.items() if not as_json else ():
+    lines = []
+    for each, row in found.items():
         detected = [name for name in row if row[name] and name != "honest"]
-        typer.echo(f"{each}: undetected {', '.join(missed[each]) or 'none'}; detected {', '.join(detected)}")
+        lines.append(
+            f"{each}: undetected {', '.join(missed[each]) or 'none'}; detected {', '.join(detected)}"
+        )
+    emit(as_json, found, lines)
     for each, names in missed.items():
         if names != (["replay", "rollback"] if each == "mac" else []):  # the control must miss them
             raise LessError(f"trust attack: {each} does not find out: {', '.join(names) or 'nothing'}")

@@ -1,9 +1,9 @@
 """Values of the command line that are plainly of their type, read without Pydantic.
 
 Typer makes a Pydantic adapter for every parameter of a call, and what it imports for that takes longer than
-all else that a short command does. So text for a text, digits for a number and a path without conditions are
-read here. Whatever is not as plain (a choice, a number out of its range, a folder that must be there) goes to
-Typer's own adapter as before: there is one set of rules, and one of messages.
+all else that a short command does. So text for a text, digits for a number and a path that may be read are
+read here. What is not as plain (a choice, a number out of its range) goes to Typer's own adapter as before:
+there is one set of rules, and one of messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 NUMBERS = {int: re.compile(r"-?\d{1,15}"), float: re.compile(r"-?\d{1,15}(\.\d{1,15})?")}
 
@@ -24,10 +24,6 @@ def read_plainly(parameters: Iterable[Any]) -> None:
         own = getattr(parameter, "get_runtime_param", None)
         if own is not None and "get_runtime_param" not in vars(parameter):
             parameter.get_runtime_param = _Plain(own).itself
-
-
-class _NotPlain(Exception):
-    """This is for Typer's adapter."""
 
 
 @dataclass(frozen=True)
@@ -43,41 +39,28 @@ class _Plain:
         several = param.multiple or param.nargs == -1
         if value is None:
             return () if several else None
-        described = param.type_descriptor
-        kind, settings = described.annotation, described.parameter_info
+        kind, settings = param.type_descriptor.annotation, param.type_descriptor.parameter_info
         try:
-            if get_origin(kind) is list and several and not isinstance(value, str):
-                return [_read(one, get_args(kind)[0], settings) for one in value]
+            if several:
+                return [_read(item, get_args(kind)[0], settings) for item in value]
             return _read(value, kind, settings)
-        except _NotPlain:
+        except ValueError:
             return self.own().coerce(value, param=param, ctx=ctx)
 
 
 def _read(value: Any, kind: Any, settings: Any) -> Any:
+    """Raises ValueError for what is Typer's to read."""
     if settings.parser is None:
         if kind is str and type(value) is str:
             return value
-        if kind in NUMBERS and not settings.clamp:
-            return _number(value, kind, settings)
-        if kind is Path and isinstance(value, str | Path):
-            return _path(Path(value), settings)
-    raise _NotPlain
-
-
-def _number(value: Any, kind: type[int | float], settings: Any) -> int | float:
-    if isinstance(value, str) and NUMBERS[kind].fullmatch(value):
-        value = kind(value)
-    low, high = settings.min, settings.max
-    if type(value) is not kind or (low is not None and value < low) or (high is not None and value > high):
-        raise _NotPlain
-    number: int | float = value
-    return number
-
-
-def _path(path: Path, settings: Any) -> Path:
-    conditions = settings.exists, settings.writable, settings.resolve_path, settings.allow_dash
-    if any(conditions) or settings.path_type is not None or not (settings.file_okay and settings.dir_okay):
-        raise _NotPlain
-    if settings.readable and os.path.exists(path) and not os.access(path, os.R_OK):
-        raise _NotPlain
-    return path
+        if kind is Path and (os.access(value, os.R_OK) or not os.path.exists(value)):
+            return Path(value)
+        if kind in NUMBERS:
+            number = kind(value) if isinstance(value, str) and NUMBERS[kind].fullmatch(value) else value
+            low, high = settings.min, settings.max
+            inside = (
+                type(number) is kind and (low is None or number >= low) and (high is None or number <= high)
+            )
+            if inside:
+                return number
+    raise ValueError

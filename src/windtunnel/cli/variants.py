@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Host, Port
 
 if TYPE_CHECKING:
     from windtunnel.serving.variants.model import Variant
 
-group = typer.Typer(cls=Group, no_args_is_help=True, help="Models that are asked for by what they must do.")
+group = new_group("Models that are asked for by what they must do.")
 Home = Annotated[Path, typer.Option(metavar="DIR", help="Where variants are registered.")]
 HERE = Path("variants")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="variants")
 
 
 @group.command("add")
@@ -58,8 +54,8 @@ def listed(home: Home = HERE) -> None:
 @group.command("serve")
 def serve(
     home: Home = HERE,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     grpc_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Answer gRPC there, too; 0: any free one.")
     ] = None,

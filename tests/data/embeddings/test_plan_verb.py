@@ -61,7 +61,10 @@ def test_a_plan_for_statistics_is_shown(home: Path) -> None:
         (("--synthetic", "rm4"), "synthetic tables 'rm4' are unknown, did you mean rm"),
         (("--synthetic", "rm1"), r"the tables take 317 GiB, 2 devices have 1\.98 GiB"),
         (("--synthetic", "small", "--policy", "fair"), "policy 'fair' is unknown; accepted are recshard"),
-        (("--synthetic", "small", "--memory", "much"), r"--memory is 'much', accepted is a number"),
+        (
+            ("--synthetic", "small", "--memory", "much"),
+            r"--memory 'much' is not accepted; accepted is a number",
+        ),
         (("--synthetic", "small", "--out", "none/x"), "--out none/x: a file in a folder that is there"),
     ],
 )

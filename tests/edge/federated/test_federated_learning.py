@@ -141,7 +141,9 @@ def test_the_commands_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     plans = {row["scheme"]: row for row in json.loads(planned.stdout)["plans"]}
     assert plans["fedp2p"]["pays"] and not plans["fedavg"]["pays"]
     refused = CliRunner().invoke(app, ["federated", "plan", "--server-link", "fast"])
-    assert "--server-link 'fast': accepted is a positive number of bytes/s" in str(refused.exception)
+    assert "--server-link 'fast' is not accepted; accepted is a positive number of bytes/s" in str(
+        refused.exception
+    )
 
 
 def test_rounds_and_seeds_are_checked() -> None:

@@ -188,7 +188,7 @@ def test_an_interrupted_calibration_goes_on_and_a_finished_one_starts_again(tmp_
 def run(*words):
     app = typer.Typer()
     app.callback()(lambda: None)
-    verb.register(app)
+    app.command("calibrate")(verb.calibrate)
     return CliRunner().invoke(app, ["calibrate", *words])
 
 

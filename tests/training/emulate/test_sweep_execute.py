@@ -14,7 +14,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from windtunnel.base.errors import ScriptError
-from windtunnel.cli.sweep import register
+from windtunnel.cli.sweep import sweep as verb
 from windtunnel.training.emulate.sweep import execute as group_module
 from windtunnel.training.emulate.sweep import load_sweep, print_sweep, result, run_sweep, write_page
 from windtunnel.training.emulate.sweep.execute import Row
@@ -155,7 +155,7 @@ def test_table_and_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def command(*arguments: str) -> Any:
     app = Typer()
     app.callback()(lambda: None)
-    register(app)
+    app.command("sweep")(verb)
     return CliRunner().invoke(app, ["sweep", *arguments])
 
 

@@ -51,7 +51,7 @@ class _Daemon(Link):
             },
         )  # fmt: skip
 
-    def call(self, protocol: type, name: str, on: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, protocol: type, name: str, on: str, /, *args: Any, **kwargs: Any) -> Any:
         with self._in_words():
             return super().call(protocol, name, on, *args, **kwargs)
 

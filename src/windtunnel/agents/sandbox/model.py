@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Generic, Literal, TypeVar
 
+from windtunnel.base.options import option, or_none, read_pairs
+from windtunnel.base.units import parse_quantity
+
 
 class TurnClass(IntEnum):
     """What a turn left behind, weakest first. A stronger class covers all that a weaker one covers."""
@@ -137,41 +140,76 @@ class References:
     mapped: frozenset[str] = frozenset()
 
 
+def read_bytes(text: str) -> int:
+    """``2G``, ``512M``, or a number of bytes."""
+    return int(parse_quantity(text, "bytes of memory"))
+
+
+def _read_disk(text: str) -> int | None:
+    limit: int | None = or_none(read_bytes, "a size such as 512M or 20G, 'auto'")(text)
+    return limit
+
+
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one sandbox; None: unbounded. Bytes, and CPUs as a float (1.5 = one and a half)."""
+    """Bounds of one sandbox; None: unbounded. Bytes, and CPUs as a float (1.5 = one and a half).
 
-    memory: int | None = 2 * 2**30
-    cpus: float | None = None
-    pids: int | None = 512
-    disk: int | None = 0
-    """What it may use beyond its image; 0: what the host gives, which is bounded where the host can."""
+    ``disk``: beyond the image; 0 is 'auto'.
+    """
+
+    memory: int | None = option(
+        "2G", "Such as 512M or 2G, or 'none'.", kind=str, metavar="SIZE",
+        read=or_none(read_bytes, "a size such as 512M or 2G"),
+    )  # fmt: skip
+    cpus: float | None = option(
+        "none", "Such as 1.5, or 'none'.", kind=str, metavar="N", read=or_none(float, "a number such as 1.5")
+    )
+    pids: int | None = option(
+        "512", "Processes and threads, or 'none'.", kind=str, metavar="N",
+        read=or_none(int, "a number such as 512"),
+    )  # fmt: skip
+    disk: int | None = option(
+        "auto", "Beyond the image: such as 20G, or 'none'. 'auto': 10G, less in a small pool, and none where "
+        "a limit cannot be held.",
+        kind=str, metavar="SIZE", read=lambda text: 0 if text == "auto" else _read_disk(text),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """How a sandbox is made.
-
-    ``image``: ``host`` (this machine's own base packages), ``host+PACKAGE,/FOLDER`` (with more of its
-    packages and folders), a directory, a tarball, an OCI image layout, or the name of an image imported
-    before. ``services``: commands that a restore without process images starts again.
-    """
+    """How a sandbox is made. ``image`` may also be the name of an image that was imported before."""
 
     name: str
-    image: str = "host"
-    network: str = "off"
-    """One of `NETWORKS`; ``egress:host,*.host`` reaches these alone, ``egress`` every public host."""
+    image: str = option(
+        "host", "'host' (this machine's own programs; 'host+PACKAGE,/FOLDER': more of them), a directory, a "
+        "tarball, an OCI layout, or 'docker://NAME' of a registry (by skopeo).",
+    )  # fmt: skip
+    network: str = option(
+        "off", "off: loopback alone. host: this host and nothing behind it. proxy: the model API alone. "
+        "egress: public hosts, or those listed, by an HTTP proxy that logs.",
+        metavar="off|host|proxy|egress[:HOST,*.HOST]",
+    )  # fmt: skip
     limits: Limits = field(default_factory=Limits)
-    environment: dict[str, str] = field(default_factory=dict)
-    workdir: str = "/workspace"
+    environment: dict[str, str] = option(  # noqa: RUF009 - a field
+        None, "Environment of its shells.", kind=list[str], read=read_pairs, flags=("--env",),
+        metavar="KEY=VALUE",
+    )  # fmt: skip
+    workdir: str = option("/workspace", "Where its shells start.")
     hostname: str = ""
-    services: dict[str, str] = field(default_factory=dict)
-    proxy_upstream: str = ""
-    """Base URL of the model API that the proxy forwards to, for ``network="proxy"``."""
-    allow_less: bool = False
-    """What cannot be kept or brought back stops nothing: it is told."""
-    proxy_key_file: str = ""
-    """File of the host that holds the key of that API; it is read at each request."""
+    services: dict[str, str] = option(  # noqa: RUF009 - a field
+        None, "Started with it, and again by a restore that lost it.", kind=list[str], read=read_pairs,
+        flags=("--service",), metavar="NAME=COMMAND",
+    )  # fmt: skip
+    proxy_upstream: str = option(
+        "", "Base URL of the model API behind --network proxy.", flags=("--upstream",), metavar="URL"
+    )
+    allow_less: bool = option(
+        False, "What this sandbox cannot keep is reported, and never an error.", flags=("--allow-less",)
+    )
+    proxy_key_file: str = option(
+        "", "Holds that API's key, which the daemon reads at each request; mode 600.", flags=("--key-file",),
+        metavar="FILE",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
-import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from windtunnel.cli.common import Json, LogFile, emit, print_columns, print_json, stop_event
 
 if TYPE_CHECKING:
     from windtunnel.control.database import Control
@@ -22,7 +21,6 @@ _WHERE = (
     "sqlite:///FILE or postgresql://USER@HOST/NAME; $WINDTUNNEL_CONTROL, or control.db in windtunnel's home."
 )
 Database = Annotated[str | None, typer.Option("--db", metavar="URL", help=_WHERE)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Policy = Annotated[str, typer.Option(help="least, fifo, locality, priority or gang.")]
 _HANDLERS = "windtunnel.control.database.handlers:HANDLERS"
 _PS = {
@@ -44,23 +42,14 @@ def _open(db: str | None, create: bool = False) -> Control:
     return open_control(_url(db), option="--db", create=create)
 
 
-def _stopped() -> threading.Event:
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
+def _warn(text: str) -> None:
+    typer.echo(f"windtunnel: {text}", err=True)
 
 
-def _warn(words: str) -> None:
-    typer.echo(f"windtunnel: {words}", err=True)
-
-
-def _show(table: tuple[list[str], list[tuple[Any, ...]]]) -> None:
+def _print_rows(table: tuple[list[str], list[tuple[Any, ...]]]) -> None:
     names, rows = table
-    cells = [names, *([f"{one:.3f}" if isinstance(one, float) else str(one) for one in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    cells = [[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    print_columns(names, cells)
 
 
 def _plain(table: tuple[list[str], list[tuple[Any, ...]]]) -> list[dict[str, Any]]:
@@ -78,7 +67,7 @@ def init(db: Database = None) -> None:
 def serve(
     db: Database = None,
     policy: Policy = "least",
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Log decisions there, for replay.")] = None,
+    log: LogFile = None,
 ) -> None:
     """Schedule what waits, until interrupted; several may run at once.
 
@@ -87,7 +76,7 @@ def serve(
     from windtunnel.control.database import serve as schedule
     from windtunnel.store.eventlog import EventLog
 
-    stop, control = _stopped(), _open(db)
+    stop, control = stop_event(), _open(db)
     typer.echo(f"Schedules  {control.engine.url.render_as_string()} by {policy}")
     schedule(control, stop, policy=policy, log=EventLog(log) if log else None, say=_warn)
 
@@ -105,7 +94,7 @@ def worker(
     """
     from windtunnel.control.database import WorkerProcess
 
-    stop, process = _stopped(), WorkerProcess(_open(db), name or platform.node(), slots, data, lease, _warn)
+    stop, process = stop_event(), WorkerProcess(_open(db), name or platform.node(), slots, data, lease, _warn)
     typer.echo(f"Works  {process.name}, {slots} slots, at {process.control.engine.url.render_as_string()}")
     process.run(stop)
 
@@ -133,7 +122,7 @@ def submit(
     typer.echo("\n".join(map(str, _open(db).run("submit", tasks=tasks))))
 
 
-def ps(db: Database = None, as_json: AsJson = False) -> None:
+def ps(db: Database = None, as_json: Json = False) -> None:
     """Show workers, states, and who waits for what.
 
     Example: windtunnel control ps
@@ -141,16 +130,16 @@ def ps(db: Database = None, as_json: AsJson = False) -> None:
     control = _open(db)
     tables = {name: control.query(statement) for name, statement in _PS.items()}
     if as_json:
-        typer.echo(json.dumps({name: _plain(table) for name, table in tables.items()}))
-    for table in tables.values() if not as_json else ():
-        _show(table)
+        return print_json({name: _plain(table) for name, table in tables.items()})
+    for table in tables.values():
+        _print_rows(table)
         typer.echo()
 
 
 def sql(
     statement: Annotated[str, typer.Argument(metavar="STATEMENT", help="One that reads.")],
     db: Database = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Ask the tables and the views waiting, load and history; nothing can be changed.
 
@@ -160,7 +149,7 @@ def sql(
     if as_json:
         typer.echo(json.dumps(_plain(table), default=str))
     else:
-        _show(table)
+        _print_rows(table)
 
 
 def demo(
@@ -173,7 +162,7 @@ def demo(
     policy: Policy = "least",
     seed: Annotated[int, typer.Option(help="Of who is killed when.")] = 0,
     record: Annotated[bool, typer.Option("--record", help="As one process, for windtunnel debug.")] = False,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Run tasks here while processes are killed, and show that none is lost or done twice.
 
@@ -200,12 +189,11 @@ def demo(
             wrap=wrap if record else None,
         )  # fmt: skip
     run.finish(result)
-    if as_json:
-        typer.echo(json.dumps({"run": run.id, **result}))
-    else:
-        for name, value in (*result.items(), ("replay", f"windtunnel replay {run.id} --policy fifo")):
-            words = f"{value:.3f} (measured)" if isinstance(value, float) else value
-            typer.echo(f"{name.replace('_', ' '):22}{', '.join(words) if isinstance(words, list) else words}")
+    lines = []
+    for name, value in (*result.items(), ("replay", f"windtunnel replay {run.id} --policy fifo")):
+        text = f"{value:.3f} (measured)" if isinstance(value, float) else value
+        lines.append(f"{name.replace('_', ' '):22}{', '.join(text) if isinstance(text, list) else text}")
+    emit(as_json, {"run": run.id, **result}, lines)
     if result["done"] != tasks or result["effects"] != tasks:
         raise LessError(
             f"demo: {result['done']} of {tasks} tasks were done, with {result['effects']} effects"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,31 +9,26 @@ from typing import Annotated
 
 import typer
 
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, choice, emit
 
-group = typer.Typer(cls=Group, no_args_is_help=True, help="Agents that learn on a host (SOL).")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="node")
+group = new_group("Agents that learn on a host (SOL).")
 
 
 @group.command("demo")
 def demo(
     agent: Annotated[str, typer.Argument(help="harvest lends idle CPU time, memory sends cold pages away.")],
     seconds: Annotated[float, typer.Option(min=1, help="Of each of both runs.")] = 6.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Lend what a bursty load leaves of this host, or send cold memory away, as root; show what that does.
 
     Example: windtunnel control node demo harvest --json
     """
-    from windtunnel.base.errors import LessError, UserError
+    from windtunnel.base.errors import LessError
     from windtunnel.control.node import measured, paged
 
-    if agent not in ("harvest", "memory"):
-        raise UserError(f"control node demo: AGENT is {agent!r}, accepted are harvest and memory")
+    choice("agent", agent, ("harvest", "memory"))
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         if agent == "memory":
@@ -48,7 +42,7 @@ def demo(
     names = {"validation": "rejected", "model": "distrusted", "expiry": "default", "actuator": "mitigate"}
     acted = {guard: after["counts"].get(name, 0) for guard, name in names.items()}
     result = {"without": before, "with": after, "safeguards": acted, "kind": "measured"}
-    typer.echo(json.dumps(result) if as_json else f"{words} (measured)\nsafeguards acted: {acted}")
+    emit(as_json, result, (f"{words} (measured)", f"safeguards acted: {acted}"))
     if not after.get("restored", after.get("slow")) or not after["counts"].get("predict"):
         raise LessError("control node demo: no prediction was used, no memory went, or a quota is as lent")
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from windtunnel.cli import Group
+from windtunnel.base.errors import UserError
+from windtunnel.cli import new_group
+from windtunnel.cli.common import LogFile, choice, stop_event
 
-group = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Gradients summed by a switch (SwitchML, ATP, ESA)."
-)
-Log = Annotated[Path | None, typer.Option(metavar="FILE", help="Log decisions there, for replay.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="aggregation")
+group = new_group("Gradients summed by a switch (SwitchML, ATP, ESA).")
 
 
 @group.command("serve")
@@ -36,35 +26,33 @@ def serve(
     ] = "server",
     loss: Annotated[float, typer.Option(help="Throw away this share of all packets, for trials.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of what is thrown away.")] = 0,
-    log: Log = None,
+    log: LogFile = None,
 ) -> None:
     """Be the switch: add fragments of gradients that workers send, until interrupted.
 
     Example: windtunnel network aggregation serve --bind 10.0.0.9:7000 --server 10.0.0.8:7001 --slots 512
     """
-    from windtunnel.base.errors import UserError
     from windtunnel.network.aggregation.live.switch import Switch
 
-    if results not in ("server", "direct"):
-        raise UserError(f"network aggregation: --results {results!r} is unknown; accepted are server, direct")
-    there = _address(server, "--server")
-    with _bound(bind) as sock, _stopped() as stopped:
+    choice("results", results, ("server", "direct"))
+    address, stop = _address(server, "--server"), stop_event()
+    with _bind(bind) as sock:
         switch = Switch(
-            sock, there, slots=slots, policy=policy, jobs=jobs, direct=results == "direct", loss=loss,
+            sock, address, slots=slots, policy=policy, jobs=jobs, direct=results == "direct", loss=loss,
             seed=seed, log=log,
         )  # fmt: skip
         typer.echo(f"Switch  {':'.join(map(str, sock.getsockname()))}, {slots} slots, {policy}")
-        switch.serve(stopped)
+        switch.serve(stop.is_set)
         typer.echo(f"Stopped  {switch.report()}")
 
 
 @group.command("server")
-def server(
+def serve_sums(
     switch: Annotated[str, typer.Option(metavar="HOST:PORT", help="The switch that it is behind.")],
     bind: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the switch finds it.")
     ] = "0.0.0.0:7001",
-    log: Log = None,
+    log: LogFile = None,
 ) -> None:
     """Be the parameter server: add what the switch does not, until interrupted.
 
@@ -72,45 +60,28 @@ def server(
     """
     from windtunnel.network.aggregation.live.server import Server
 
-    there = _address(switch, "--switch")
-    with _bound(bind) as sock, _stopped() as stopped:
-        found = Server(sock, there, log)
+    address, stop = _address(switch, "--switch"), stop_event()
+    with _bind(bind) as sock:
+        server = Server(sock, address, log)
         typer.echo(f"Server  {':'.join(map(str, sock.getsockname()))}")
-        found.serve(stopped)
-        typer.echo(f"Stopped  {found.report()}")
+        server.serve(stop.is_set)
+        typer.echo(f"Stopped  {server.report()}")
 
 
-def _address(told: str, option: str) -> tuple[str, int]:
+def _address(text: str, option: str) -> tuple[str, int]:
     from windtunnel.network.aggregation.live.wire import address
 
-    return address(told, f"network aggregation: {option}")
+    return address(text, f"network aggregation: {option}")
 
 
-@contextmanager
-def _bound(bind: str) -> Iterator[socket.socket]:
-    from windtunnel.base.errors import UserError
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.bind(_address(bind, "--bind"))
-        except OSError as error:
-            raise UserError(
-                f"network aggregation: --bind {bind} cannot be had ({error.strerror}), accepted is a free"
-                " port of this host"
-            ) from error
-        yield sock
-
-
-@contextmanager
-def _stopped() -> Iterator[Callable[[], bool]]:
-    """Whether an interrupt or the end was asked for."""
-    asked: list[int] = []
-    before = {
-        number: signal.signal(number, lambda told, _: asked.append(told))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+def _bind(text: str) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        sock.bind(_address(text, "--bind"))
+    except OSError as error:
+        sock.close()
+        raise UserError(
+            f"network aggregation: --bind {text} cannot be had ({error.strerror}), accepted is a free port of"
+            " this host"
+        ) from error
+    return sock

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, LogFile, emit
 
 SHORT = 0.05
 """Of their time, without a CPU: more, and the figures are of this machine."""
-group = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Jobs of computing and sending, in one order (MXDAG)."
-)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="dag")
-
-
-@group.callback()
-def _dag() -> None:
-    pass
+group = new_group("Jobs of computing and sending, in one order (MXDAG).")
 
 
 @group.command("run")
@@ -48,28 +37,31 @@ def run(
             help="Run them: programs (or spins) and TCP flows on hosts that are namespaces of this one.",
         ),
     ] = False,
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Log decisions there, for replay.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all as one JSON value.")] = False,
+    log: LogFile = None,
+    as_json: Json = False,
 ) -> None:
     """Say when the jobs of a file end, by which schedule, and which tasks that hangs on.
 
     Example: windtunnel network dag run jobs.yaml --schedule all --what-if 'shuffle=1 GB'
     """
-    from windtunnel.base.units import seconds
     from windtunnel.network.dag.planning import plan
 
     made = plan(file, schedule, what_if or (), log, real=real)
-    if as_json:
-        typer.echo(json.dumps(made))
-        return
-    for name, one in made["jobs"].items():
-        typer.echo(f"{name}: {' -> '.join(one['critical'])}, {seconds(one['length'])} with nobody in its way")
-        for way in one["copaths"]:
-            typer.echo(f"  beside it {' -> '.join(way['tasks'])}, {seconds(way['spare'])} to spare")
+    emit(as_json, made, _lines(made))
+
+
+def _lines(made: dict[str, Any]) -> Iterator[str]:
+    from windtunnel.base.units import seconds
+
+    for name, job in made["jobs"].items():
+        yield f"{name}: {' -> '.join(job['critical'])}, {seconds(job['length'])} with nobody in its way"
+        for path in job["copaths"]:
+            yield f"  beside it {' -> '.join(path['tasks'])}, {seconds(path['spare'])} to spare"
     for title, runs in (("", made["runs"]), ("what if: ", made["what_if"])):
-        for name, found in runs.items():
-            ends = ", ".join(f"{job} {seconds(took)}" for job, took in found["jobs"].items())
-            typer.echo(f"{title}{name}: {seconds(found['mean'])} a job ({ends})")
-            if "emulated" in found:
-                busy = f"; SHORT OF CPU: spins lacked {found['short']:.0%}" if found["short"] > SHORT else ""
-                typer.echo(f"  measured; emulated {seconds(found['emulated'])}{busy}")
+        for name, result in runs.items():
+            ends = ", ".join(f"{job} {seconds(took)}" for job, took in result["jobs"].items())
+            yield f"{title}{name}: {seconds(result['mean'])} a job ({ends})"
+            if "emulated" in result:
+                short = result["short"]
+                busy = f"; SHORT OF CPU: spins lacked {short:.0%}" if short > SHORT else ""
+                yield f"  measured; emulated {seconds(result['emulated'])}{busy}"

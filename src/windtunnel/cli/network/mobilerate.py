@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, LogFile, choice, print_json, print_table, quantity
 
 if TYPE_CHECKING:
     from windtunnel.network.mobilerate.outcome import World
 
 TRACE = "near-stationary, driving, lossy, a file of Mahimahi's format or CSV, or a folder of files."
-group = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Send over mobile links: full rate, and a short queue (SIRA-H)."
-)
+group = new_group("Send over mobile links: full rate, and a short queue (SIRA-H).")
 Policies = Annotated[str, typer.Option(metavar="A,B,…", help="Of ours sira-h, sira-h-literal, sira.")]
 Seconds = Annotated[float, typer.Option(min=1, max=3600, help="How long each sends.")]
 Delay = Annotated[str, typer.Option(help="A round trip when nothing waits.")]
 Packets = Annotated[int, typer.Option(min=1, max=2**20, help="What the link's queue holds.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of a drawn trace, and of losses.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="mobilerate")
-
-
-@group.callback()
-def _mobilerate() -> None:
-    pass
 
 
 @group.command("run")
@@ -47,13 +33,10 @@ def run(
 
     Example: windtunnel network mobilerate run --trace driving --policy sira-h,cubic,bbr,vegas --json
     """
-    from windtunnel.base.errors import UserError
     from windtunnel.network.mobilerate.twin import ARMS, emulate
     from windtunnel.traces.bandwidth import traces
 
-    arms, world = policy.split(","), _world(delay, packets)
-    if unknown := [arm for arm in arms if arm not in ARMS]:
-        raise UserError(f"--policy names {unknown[0]!r}, accepted are {', '.join(ARMS)}")
+    arms, world = [choice("policy", name, ARMS) for name in policy.split(",")], _world(delay, packets)
     rows = [
         {"trace": sampled.name, "policy": arm, **emulate(sampled, arm, seconds, seed, world=world).plain()}
         for sampled in traces(trace, seconds, seed)
@@ -71,7 +54,7 @@ def link(
     policy: Policies = "sira-h,cubic,reno,bbr", seconds: Seconds = 20.0, delay: Delay = "40 ms",
     packets: Packets = 500, seed: Seed = 0,
     server: Annotated[str, typer.Option(help="With a program: another one, for the other side.")] = "",
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Log decisions there, for replay.")] = None,
+    log: LogFile = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Let real packets over a mobile link: a relay over TUN between two networks of this machine. Needs root.
@@ -103,38 +86,28 @@ def link(
 
 
 def _world(delay: str, packets: int) -> World:
-    from windtunnel.base.errors import UserError
-    from windtunnel.base.units import parse_quantity
     from windtunnel.network.mobilerate.outcome import World
 
-    try:
-        return World(parse_quantity(delay, "seconds", zero=True), packets)
-    except ValueError as fault:
-        raise UserError(f"--delay is {delay!r}, {fault}") from fault
+    return World(quantity("delay", delay, "seconds", zero=True), packets)
 
 
-def _show(kind: str, rows: list[dict[str, Any]], as_json: bool, seconds: float, world: World) -> None:
+def _show(kind: str, rows: list[dict[str, Any]], as_json: bool, duration: float, world: World) -> None:
+    from windtunnel.base.units import NONE, seconds
+
     if as_json:
-        settings = {"figures": kind, "seconds": seconds, "delay_s": world.delay, "packets": world.packets}
-        typer.echo(json.dumps(settings | {"results": rows}))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    from windtunnel.base import units
-
-    names = ("trace", "policy", "rate", "of the link", "mean wait", "p95", "dropped", "")
-    table = Table(*names, box=None, pad_edge=False, header_style="dim")
+        settings = {"figures": kind, "seconds": duration, "delay_s": world.delay, "packets": world.packets}
+        return print_json(settings | {"results": rows})
+    cells = []
     for row in rows:
-        cells = [units.NONE] * 5
+        figures = [NONE] * 5
         if "left_out" not in row:
-            waits = [units.seconds(row[f"queue_{name}_s"]) for name in ("mean", "p95")]
+            waits = [seconds(row[f"queue_{name}_s"]) for name in ("mean", "p95")]
             rate = f"{row['rate_bytes_per_s'] * 8e-6:.2f} Mb/s"
-            cells = [rate, f"{row['use']:.1%}", *waits, str(row["dropped"])]
+            figures = [rate, f"{row['use']:.1%}", *waits, str(row["dropped"])]
         thrown = f"{row['thrown_away']} thrown away" if row.get("thrown_away") else ""
-        table.add_row(row["trace"], row["policy"], *cells, row.get("left_out", thrown))
-    console, trip = Console(), units.seconds(world.delay)
-    console.print(table)
-    console.print(
-        f"[dim]{kind} · {seconds:g} s each, a round trip of {trip}, {world.packets} packets of queue[/]"
-    )
+        cells.append((row["trace"], row["policy"], *figures, row.get("left_out", thrown)))
+    print_table(
+        ("trace", "policy", "rate", "of the link", "mean wait", "p95", "dropped", ""), cells, rules=False,
+        note=f"{kind} · {duration:g} s each, an RTT of {seconds(world.delay)}, a queue of {world.packets} "
+        "packets",
+    )  # fmt: skip

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from windtunnel.cli import Group
+from windtunnel.base.errors import LessError, UserError
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, LogFile, emit, numbers, quantity
 
-group = typer.Typer(
-    cls=Group, no_args_is_help=True, help="From one rack to many over passive splitters (Shufflecast)."
-)
+group = new_group("From one rack to many over passive splitters (Shufflecast).")
 Split = Annotated[int, typer.Option("--split", help="Outputs of each splitter, p.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything as one JSON value.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="multicast")
-
-
-def _quantity(text: str, unit: str, option: str) -> float:
-    from windtunnel.base.errors import UserError
-    from windtunnel.base.units import parse_quantity
-
-    try:
-        return parse_quantity(text, unit)
-    except ValueError as error:
-        raise UserError(f"{option}: {text!r} is not understood, {error}") from None
-
-
-@group.callback()
-def _multicast() -> None:
-    pass
 
 
 @group.command("plan")
@@ -58,7 +37,7 @@ def plan(
     parts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Watts, prices, losses of your parts (YAML).")
     ] = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Who relays what, which multicasts go at once, and how long it takes beside an electrical network.
 
@@ -66,40 +45,41 @@ def plan(
 
     Example: windtunnel network multicast plan --racks 24 --split 2 --from 0,5 --size 10GB
     """
-    from windtunnel.base.errors import UserError
     from windtunnel.network.multicast import planning
     from windtunnel.network.multicast.twin import World
 
-    if not all(word.strip().isdecimal() for word in sources.split(",")):
-        raise UserError(f"--from: {sources!r} is not understood, accepted are racks such as 0,3")
-    if not 0 <= loss < 1:
-        raise UserError(f"--loss: {loss} is not accepted, accepted is 0 to less than 1")
+    _check_loss(loss)
     world = World(
-        _quantity(rate, "bytes/s", "--rate"), _quantity(hop, "seconds", "--hop"),
-        int(_quantity(packet, "bytes", "--packet")), loss,
+        quantity("rate", rate, "bytes/s"), quantity("hop", hop, "seconds"),
+        int(quantity("packet", packet, "bytes")), loss,
     )  # fmt: skip
     made = planning.plan(
-        racks, splitter, [int(word) for word in sources.split(",")], _quantity(size, "bytes", "--size"),
+        racks, splitter, numbers("sources", sources, int, 0), quantity("size", size, "bytes"),
         world, failed or (), planning.read_parts(parts) if parts else None,
     )  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps(made))
-        return
-    typer.echo(
+    emit(as_json, made, _lines(racks, splitter, made))
+
+
+def _lines(racks: int, splitter: int, made: dict[str, Any]) -> Iterator[str]:
+    yield (
         f"{racks} racks, splitters of {splitter}: {made['columns']} columns, {made['relay_groups']} relay"
         f" groups, {made['hops']} hops"
     )
-    for number, one in enumerate(made["rounds"], 1):
-        typer.echo(f"round {number}           from {', '.join(map(str, one))}")
-    typer.echo(f"transmissions     {', '.join(map(str, made['transmissions']))}")
-    for name, one in made["emulated"].items():
-        more = f", {one['repairs']:,} repairs" if one["repairs"] else ""
-        typer.echo(
-            f"{name:<27} {one['seconds'] * 1e3:>12,.3f} ms  {one['bytes_sent'] / 1e9:,.2f} GB sent{more}"
-        )
-    for name, one in (made["parts"] or {}).items():
-        lost = f", split loss {one['split_loss_db']:.1f} dB" if "split_loss_db" in one else ""
-        typer.echo(f"{name:<27} {one['watts']:,.1f} W, price {one['price']:,.0f}{lost}")
+    for number, senders in enumerate(made["rounds"], 1):
+        yield f"round {number}           from {', '.join(map(str, senders))}"
+    yield f"transmissions     {', '.join(map(str, made['transmissions']))}"
+    for name, result in made["emulated"].items():
+        more = f", {result['repairs']:,} repairs" if result["repairs"] else ""
+        gigabytes = result["bytes_sent"] / 1e9
+        yield f"{name:<27} {result['seconds'] * 1e3:>12,.3f} ms  {gigabytes:,.2f} GB sent{more}"
+    for name, part in (made["parts"] or {}).items():
+        lost = f", split loss {part['split_loss_db']:.1f} dB" if "split_loss_db" in part else ""
+        yield f"{name:<27} {part['watts']:,.1f} W, price {part['price']:,.0f}{lost}"
+
+
+def _check_loss(loss: float) -> None:
+    if not 0 <= loss < 1:
+        raise UserError(f"`loss` {loss:g} is not accepted; accepted is a share from 0 to less than 1")
 
 
 @group.command("send")
@@ -115,8 +95,8 @@ def send(
     loss: Annotated[float, typer.Option(help="Racks throw away this share of what comes, for trials.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of what is thrown away.")] = 0,
     deadline: Annotated[float, typer.Option(help="Seconds until it is given up.")] = 600.0,
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Log decisions there, for replay.")] = None,
-    as_json: AsJson = False,
+    log: LogFile = None,
+    as_json: Json = False,
 ) -> None:
     """Send a file to all racks of a fabric made of processes, network namespaces and tc on this machine.
 
@@ -127,30 +107,25 @@ def send(
     """
     from functools import partial
 
-    from windtunnel.base.errors import LessError, UserError
     from windtunnel.network.multicast.live.rack import serve
     from windtunnel.network.multicast.live.racks import Racks
     from windtunnel.network.multicast.live.send import send as run
     from windtunnel.network.multicast.policy.shuffle import shuffle_of
 
-    if not 0 <= loss < 1:
-        raise UserError(f"--loss: {loss} is not accepted, accepted is 0 to less than 1")
+    _check_loss(loss)
     if not file.is_file():
         raise UserError(f"{file}: there is no such file, accepted is one to send")
-    standing = Racks(
-        shuffle_of(racks, splitter), _quantity(rate, "bytes/s", "--rate"), partial(serve, parts={})
-    )
+    standing = Racks(shuffle_of(racks, splitter), quantity("rate", rate, "bytes/s"), partial(serve, parts={}))
     try:
-        found = run(standing, file, source, out=out, loss=loss, seed=seed, log=log, deadline=deadline)
+        sent = run(standing, file, source, out=out, loss=loss, seed=seed, log=log, deadline=deadline)
     finally:
         standing.close()
-    counted = ("relayed", "asked", "answered", "refused")
-    told = {"bytes": found.nbytes, "seconds": found.seconds, "racks": sorted(found.racks), "lost": found.lost}
-    told |= {name: found.total(name) for name in counted}
-    if as_json:
-        typer.echo(json.dumps(told))
-    else:
-        typer.echo(f"{found.nbytes:,} bytes to {len(found.racks) - 1} racks in {found.seconds * 1e3:,.0f} ms")
-        typer.echo(", ".join(f"{told[name]:,} packets {name}" for name in counted))
-    if found.lost:
-        raise LessError(f"not all racks have it: {'; '.join(found.lost.values())}")
+    counts = {name: sent.total(name) for name in ("relayed", "asked", "answered", "refused")}
+    result = {"bytes": sent.nbytes, "seconds": sent.seconds, "racks": sorted(sent.racks), "lost": sent.lost}
+    lines = (
+        f"{sent.nbytes:,} bytes to {len(sent.racks) - 1} racks in {sent.seconds * 1e3:,.0f} ms",
+        ", ".join(f"{count:,} packets {name}" for name, count in counts.items()),
+    )
+    emit(as_json, result | counts, lines)
+    if sent.lost:
+        raise LessError(f"not all racks have it: {'; '.join(sent.lost.values())}")

@@ -1,15 +1,11 @@
 """``windtunnel network probe``: what this host can do with networks."""
 
-from __future__ import annotations
-
-import json
 from dataclasses import asdict
-from typing import Annotated
 
-import typer
+from windtunnel.cli.common import Json, print_json, print_table
 
 
-def probe(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False) -> None:
+def probe(as_json: Json = False) -> None:
     """Say what this host can do with networks, and what goes without each thing that it lacks.
 
     Queues and programs are tried in a network namespace that goes with the trial.
@@ -18,17 +14,8 @@ def probe(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON v
     """
     from windtunnel.linux.probe import probed
 
-    found = probed()
+    facilities = probed()
     if as_json:
-        typer.echo(json.dumps([asdict(one) | {"present": one.present} for one in found]))
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("", "what", "gives", "why it is missing")
-    for one in found:
-        mark = "[green]✓[/]" if one.present else "[red]✗[/]"
-        table.add_row(mark, one.name, escape(one.gives), escape(one.missing))
-    console = Console()
-    (console if console.is_terminal else Console(width=120)).print(table)
+        return print_json([asdict(facility) | {"present": facility.present} for facility in facilities])
+    rows = [("✓" if row.present else "✗", row.name, row.gives, row.missing) for row in facilities]
+    print_table(("", "what", "gives", "why it is missing"), rows)

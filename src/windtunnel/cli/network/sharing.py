@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windtunnel.cli import Group
+from windtunnel.base.errors import UserError
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, LogFile, print_json, print_table
 
 if TYPE_CHECKING:
     from windtunnel.network.sharing.live.attachment import Attachment
 
-group = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Bandwidth shares on an interface of this host (Augmented Queue)."
-)
+group = new_group("Bandwidth shares on an interface of this host (Augmented Queue).")
 Device = Annotated[str, typer.Argument(metavar="IFACE", help="An interface of this host.")]
 File = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="Who shares it, and how: docs/sharing.md.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 Lend = Annotated[
     bool, typer.Option("--lend", help="Stay, and lend what some leave to others until interrupted.")
 ]
-Log = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="With --lend: log decisions there, for replay.")
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="sharing")
 
 
 @group.command("attach")
-def attach(device: Device, spec: File, lends: Lend = False, log: Log = None) -> None:
+def attach(device: Device, spec: File, lends: Lend = False, log: LogFile = None) -> None:
     """Put shares on an interface; they stay until they are cleared, whoever runs.
 
     Example: windtunnel network sharing attach eth0 shares.yaml --lend
@@ -48,7 +37,7 @@ def attach(device: Device, spec: File, lends: Lend = False, log: Log = None) -> 
 
 
 @group.command("set")
-def set_(device: Device, spec: File, lends: Lend = False, log: Log = None) -> None:
+def set_(device: Device, spec: File, lends: Lend = False, log: LogFile = None) -> None:
     """Give the entities that are attached other rates, limits and marks.
 
     Example: windtunnel network sharing set eth0 shares.yaml
@@ -69,29 +58,24 @@ def show(device: Device, as_json: Json = False) -> None:
     """
     from windtunnel.network.sharing.live import attachment
 
-    standing = []
-    for found in attachment.opened(device):
-        standing.append((found, attachment.shown(found)))
-        found.close()
+    shares = []
+    for attached in attachment.opened(device):
+        shares.append((attached, attachment.shown(attached)))
+        attached.close()
     if as_json:
-        value = [
-            {"hook": found.hook, "by": found.by, "entities": [asdict(row) for row in rows]}
-            for found, rows in standing
-        ]
-        typer.echo(json.dumps(value))
-        return
-    from rich.console import Console
-    from rich.table import Table
+        return print_json([
+            {"hook": attached.hook, "by": attached.by, "entities": rows} for attached, rows in shares
+        ])  # fmt: skip
+    from windtunnel.base.units import amount, rate
 
-    from windtunnel.base import units
-
-    for found, rows in standing:
-        title = f"{device}, {found.hook}, by {found.by}"
-        table = Table("entity", "rate", "lent", "ahead", "passed", "marked", "dropped", title=title)
-        for row in rows:
-            rates = [units.rate(row.rate), units.rate(row.lent), units.amount(row.gap)]
-            table.add_row(row.name, *rates, *map(units.amount, (row.passed, row.marked, row.dropped)))
-        Console().print(table)
+    for attached, rows in shares:
+        cells = [
+            (row.name, rate(row.rate), rate(row.lent), amount(row.gap),
+             *map(amount, (row.passed, row.marked, row.dropped)))
+            for row in rows
+        ]  # fmt: skip
+        head = ("entity", "rate", "lent", "ahead", "passed", "marked", "dropped")
+        print_table(head, cells, f"{device}, {attached.hook}, by {attached.by}")
 
 
 @group.command("clear")
@@ -107,10 +91,8 @@ def clear(device: Device) -> None:
 
 
 def _stay(found: Attachment, lends: bool, log: Path | None) -> None:
-    from windtunnel.base.errors import UserError
-
     if log is not None and not lends:
-        raise UserError("network sharing: --log is given without --lend, accepted is both")
+        raise UserError("network sharing: --log needs --lend")
     if not lends:
         found.close()
         return

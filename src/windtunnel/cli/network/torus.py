@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from windtunnel.cli import Group
+from windtunnel.cli import new_group
+from windtunnel.cli.common import Json, emit
 
-group = typer.Typer(cls=Group, no_args_is_help=True, help="Plan an all-to-all in an optical torus.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to ``app``."""
-    app.add_typer(group, name="torus")
-
-
-@group.callback()
-def _torus() -> None:
-    pass
+group = new_group("Plan an all-to-all in an optical torus.")
 
 
 @group.command("plan")
@@ -39,7 +29,7 @@ def plan(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="For the paths (CSV); torus-DIMS.csv by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON value.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Give every pair of nodes a route and a wavelength, so that no two meet on a link.
 
@@ -51,16 +41,16 @@ def plan(
     from windtunnel.network.torus.planning import plan as make
 
     made = make(dims, failed or (), method, out).plain()
-    if as_json:
-        typer.echo(json.dumps(made))
-        return
-    typer.echo(f"{dims}: {made['nodes']} nodes, {made['pairs']:,} pairs, by {made['method']}, no conflicts")
-    typer.echo(f"wavelengths       {made['wavelengths']} (lower bound {made['lower_bound']})")
+    lines = [
+        f"{dims}: {made['nodes']} nodes, {made['pairs']:,} pairs, by {made['method']}, no conflicts",
+        f"wavelengths       {made['wavelengths']} (lower bound {made['lower_bound']})",
+    ]
     if failed:
         published = made["backup_lower_bound_published"]
         also = f", published for such a failure: {published}" if published is not None else ""
-        typer.echo(f"rerouted          {made['rerouted']:,} pairs")
-        typer.echo(
-            f"backup among them {made['backup_wavelengths']} (lower bound {made['backup_lower_bound']}{also})"
-        )
-    typer.echo(f"paths             {made['file']}")
+        lines += [
+            f"rerouted          {made['rerouted']:,} pairs",
+            f"backup among them {made['backup_wavelengths']}"
+            f" (lower bound {made['backup_lower_bound']}{also})",
+        ]
+    emit(as_json, made, (*lines, f"paths             {made['file']}"))

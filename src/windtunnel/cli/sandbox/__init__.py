@@ -2,64 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
 
-from windtunnel.cli import Lazy
+from windtunnel.cli import new_group
+from windtunnel.cli.common import TlsCa, TlsCert, TlsKey
 from windtunnel.cli.sandbox.common import Place
 
-BOXES, CHECKPOINTS, COMMANDS, DAEMON = (
-    f"sandbox.{module}:" for module in ("boxes", "checkpoints", "commands", "daemon")
-)
+VERBS = {
+    "daemon": ("doctor", "setup", "serve", "down", "mcp"),
+    "boxes": ("create", "list_all", "ps", "stop", "remove", "put", "get", "port"),
+    "commands": ("execute", "interact"),
+    "checkpoints": (
+        "checkpoint", "restore", "rollback", "fork", "export", "import_", "notice", "gc", "verify", "log",
+        "diff",
+    ),
+    "emulate": ("emulate",),
+}  # fmt: skip
+"""The functions of each module, from the host to what is done with checkpoints."""
+NAMES = {"list_all": "ls", "remove": "rm", "execute": "exec", "interact": "shell", "import_": "import"}
 
-
-class Verbs(Lazy):
-    """The commands, from the host to what is done with checkpoints."""
-
-    table: ClassVar[Mapping[str, str]] = {
-        "doctor": DAEMON + "doctor",
-        "setup": DAEMON + "setup",
-        "serve": DAEMON + "serve",
-        "down": DAEMON + "down",
-        "create": BOXES + "create",
-        "ls": BOXES + "list_all",
-        "ps": BOXES + "ps",
-        "stop": BOXES + "stop",
-        "rm": BOXES + "remove",
-        "put": BOXES + "put",
-        "get": BOXES + "get",
-        "port": BOXES + "port",
-        "exec": COMMANDS + "execute",
-        "shell": COMMANDS + "interact",
-        "checkpoint": CHECKPOINTS + "checkpoint",
-        "restore": CHECKPOINTS + "restore",
-        "rollback": CHECKPOINTS + "rollback",
-        "fork": CHECKPOINTS + "fork",
-        "export": CHECKPOINTS + "export",
-        "import": CHECKPOINTS + "import_",
-        "notice": CHECKPOINTS + "notice",
-        "gc": CHECKPOINTS + "gc",
-        "verify": CHECKPOINTS + "verify",
-        "log": CHECKPOINTS + "log",
-        "diff": CHECKPOINTS + "diff",
-        "mcp": DAEMON + "mcp",
-        "emulate": "sandbox.emulate:emulate",
-    }
-
-
-sandbox = typer.Typer(
-    name="sandbox",
-    cls=Verbs,
-    help="Sandboxes for agents that can be checkpointed, restored, forked and rolled back.\n\n"
+group = new_group(
+    "Sandboxes for agents that can be checkpointed, restored, forked and rolled back.\n\n"
     "Commands talk to the daemon of a home folder and start it when none runs.",
-    no_args_is_help=True,
+    {
+        NAMES.get(function, function): f"sandbox.{module}:{function}"
+        for module, functions in VERBS.items()
+        for function in functions
+    },
 )
 
 
-@sandbox.callback()
+@group.callback()
 def where(
     context: typer.Context,
     home: Annotated[
@@ -78,11 +54,9 @@ def where(
             help="A daemon at tcp://HOST:PORT, instead of a home; the token is WINDTUNNEL_SANDBOX_TOKEN.",
         ),
     ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate, for TCP and HTTP.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key; mode 600.")] = None,
-    tls_ca: Annotated[Path | None, typer.Option(metavar="FILE", help="The CA of both sides.")] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
 ) -> None:
     # A home that is named on the command line means that home, also where the environment names a URL.
     source = context.get_parameter_source("home")
@@ -93,8 +67,3 @@ def where(
 
         tls = given(tls_cert, tls_key, tls_ca)
     context.obj = Place(str(home) if home is not None and (named or not url) else url, tls)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.add_typer(sandbox)

@@ -1,4 +1,4 @@
-"""What the commands of ``windtunnel sandbox`` share: options, the connection, and how things are printed.
+"""What the commands of ``windtunnel sandbox`` share: the connection, and how things are printed.
 
 Tables are plain text: to import what draws nicer ones would double what a short command costs.
 """
@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel.base import units
 from windtunnel.base.errors import HostError, UserError
-from windtunnel.base.plain import to_plain
+from windtunnel.cli import common
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.client import Client, RemoteBox
-    from windtunnel.agents.sandbox.model import Lack
 
-T = TypeVar("T")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sandbox.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of a table.")]
 
 
 @dataclass(frozen=True)
@@ -36,6 +31,20 @@ class Place:
 
     where: str | None
     tls: tuple[str, ...]
+
+    @property
+    def home(self) -> Path | None:
+        """The home; None where it is a URL."""
+        from windtunnel.agents.sandbox.place import default_home
+
+        where = self.where or ""
+        return None if "://" in where else Path(where).absolute() if where else default_home()
+
+    def need_home(self) -> Path:
+        """The home; UserError where it is a URL."""
+        if (home := self.home) is None:
+            raise UserError(f"sandbox: this command needs a home of this host, not {self.where}; give --home")
+        return home
 
 
 def client(context: typer.Context, *, start: bool = True) -> Client:
@@ -48,24 +57,14 @@ def client(context: typer.Context, *, start: bool = True) -> Client:
 
 
 def box(context: typer.Context, name: str) -> RemoteBox:
-    """The sandbox of that name. Whether it exists is found out by the first thing that is asked of it."""
+    """The sandbox of that name. Whether it exists is found out by the first call to it."""
     from windtunnel.agents.sandbox.client import RemoteBox
 
     return RemoteBox(client(context)._link, name)
 
 
-def home_of(context: typer.Context) -> Path:
-    """The home that the command line means; UserError where it means a URL."""
-    from windtunnel.agents.sandbox.place import default_home
-
-    where = context.obj.where or ""
-    if "://" in where:
-        raise UserError(f"sandbox: this command is about a home of this host, not about {where}; give --home")
-    return Path(where).absolute() if where else default_home()
-
-
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(to_plain(value), indent=2, ensure_ascii=False))
+    common.print_json(value, indent=2)
 
 
 @contextlib.contextmanager
@@ -79,28 +78,6 @@ def less_as_json(as_json: bool) -> Iterator[None]:
         if as_json:
             print_json(error.manifest or error.report)
         raise
-
-
-def lacking(lacks: Sequence[Lack]) -> None:
-    """What was not reached, one a line."""
-    for lack in lacks:
-        typer.echo(f"  lacks {lack.what}: {lack.why}")
-
-
-def show_table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), title: str = ""
-) -> None:
-    """Columns as wide as what they hold, those of ``right`` with numbers."""
-    cells = [head, *(tuple(map(printable, row)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    if title:
-        typer.echo(f"\n{title}")
-    for row in cells:
-        padded = [
-            cell.rjust(width) if name in right else cell.ljust(width)
-            for name, cell, width in zip(head, row, widths, strict=True)
-        ]
-        typer.echo("  ".join(padded).rstrip())
 
 
 def printable(text: str) -> str:
@@ -118,38 +95,8 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def amount(text: str, option: str, accepted: str, kind: Callable[[str], T]) -> T | None:
-    """A number, read by ``kind``, or None for ``none``; whether it can be is the host's to say."""
-    if text.lower() == "none":
-        return None
-    try:
-        return kind(text)
-    except ValueError as error:
-        raise UserError(
-            f"sandbox: {option} {text!r} is not accepted; give a number {accepted}, or 'none'"
-        ) from error
-
-
-def bytes_of(text: str) -> int:
-    """``2G``, ``512M``, or a number of bytes."""
-    return int(units.parse_quantity(text, "bytes of memory"))
-
-
-def pairs(given: list[str], option: str) -> dict[str, str]:
-    """``KEY=VALUE`` options as a mapping."""
-    values = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise UserError(f"sandbox create: {option} {text!r} is not accepted; write {option} KEY=VALUE")
-        if key in values:
-            raise UserError(f"sandbox create: {option} {key} is given twice")
-        values[key] = value
-    return values
-
-
 @contextlib.contextmanager
-def told_of_file(what: str, more: str = "") -> Iterator[None]:
+def file_errors(what: str, more: str = "") -> Iterator[None]:
     """What is wrong with a file of this machine, in a sentence: a full disk is a fault of the host."""
     try:
         yield
@@ -158,10 +105,3 @@ def told_of_file(what: str, more: str = "") -> Iterator[None]:
             raise
         kind = HostError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else UserError
         raise kind(f"{what}: {error.strerror}{f'; {more}' if more else ''}") from error
-
-
-def local_url(text: str) -> str:
-    """A URL as it is; a path of this machine made absolute, since the daemon has another directory."""
-    if not text.strip():
-        raise UserError("sandbox: the URL is empty; give a folder, or a URL such as s3://bucket/path")
-    return text if "://" in text else os.path.abspath(os.path.expanduser(text))

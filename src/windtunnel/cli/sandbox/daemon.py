@@ -9,17 +9,11 @@ from typing import Annotated
 import typer
 
 from windtunnel.base.errors import ScriptError, UserError
-from windtunnel.cli.sandbox.common import (
-    AsJson,
-    amount,
-    bytes_of,
-    client,
-    home_of,
-    print_json,
-)
+from windtunnel.cli.common import Json, quantity
+from windtunnel.cli.sandbox.common import client, print_json
 
 
-def doctor(context: typer.Context, as_json: AsJson = False) -> None:
+def doctor(context: typer.Context, as_json: Json = False) -> None:
     """Say what this host has, what that gives, and the exact command for what is missing.
 
     Also what a crash has left in the home: 'gc' removes it.
@@ -32,8 +26,8 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     from windtunnel.agents.sandbox.place import Home
     from windtunnel.agents.sandbox.policy.standing import LOST, NEVER
 
-    facilities = examine()
-    left = leftovers(Home(home_of(context))) if "://" not in (context.obj.where or "") else []
+    facilities, home = examine(), context.obj.home
+    left = leftovers(Home(home)) if home else []
     if as_json:
         kinds = {each.kind: each.why for each in LOST}
         return print_json({"facilities": facilities, "kinds": kinds, "never": NEVER, "leftovers": left})
@@ -42,16 +36,14 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
         if each.remedy or not each.present:
             typer.echo(f"    to have it: {each.remedy or 'cannot be had here'}")
     typer.echo(ladder(facilities))
-    typer.echo("\nof what processes hold, no checkpoint brings back:")
-    for kind in LOST:
-        typer.echo(f"  {kind.kind}: {kind.why}")
-    typer.echo("\nand of no process:")
-    for words in NEVER:
-        typer.echo(f"  {words}")
-    if left:
-        typer.echo("\nleft by a crash ('windtunnel sandbox gc' removes it):")
-        for line in left:
-            typer.echo(f"  {line}")
+    parts = (
+        ("no checkpoint brings back", [f"{lost.kind}: {lost.why}" for lost in LOST]),
+        ("and of no process", NEVER),
+        ("left by a crash ('windtunnel sandbox gc' removes it)", left),
+    )
+    for title, lines in parts:
+        if lines:
+            typer.echo("\n  ".join((f"\n{title}:", *lines)))
 
 
 def setup(
@@ -82,12 +74,12 @@ def setup(
     except CriuError as error:
         raise ScriptError(f"sandbox setup: {error}") from error
     typer.echo(f"CRIU {'.'.join(map(str, program.version))} works: {program.path}")
-    folder = Home(home_of(context)).pool
+    folder = Home(context.obj.need_home()).pool
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if btrfs.is_btrfs(folder.parent) or not (missing := btrfs.usable(folder)):
         where = "the btrfs that it lies on"
         if not btrfs.is_btrfs(folder.parent):
-            wanted = amount(pool_size or "none", "--pool-size", "such as 32G", bytes_of)
+            wanted = int(quantity("pool_size", pool_size, "bytes of memory")) if pool_size else None
             size = btrfs.make_pool(folder, wanted)
             where = f"{btrfs.image_of(folder)}, {size >> 20} MiB"
         typer.echo(f"the files of sandboxes are snapshots on {where}")
@@ -119,20 +111,20 @@ def serve(
 
     Example: windtunnel sandbox serve --tcp 8080 --token token.txt
     """
-    place = home_of(context)
+    home = context.obj.need_home()
     if print_unit:
         from windtunnel.agents.sandbox.daemon.unit import unit
 
         options = {"--tcp": tcp, "--http": http, "--token": token and token.absolute()}
         words = [str(word) for option, value in options.items() if value for word in (option, value)]
-        return typer.echo(unit(place, context.obj.tls, words), nl=False)
+        return typer.echo(unit(home, context.obj.tls, words), nl=False)
     from windtunnel.agents.sandbox.daemon.launch import certificates, checked_token
     from windtunnel.agents.sandbox.daemon.server import end, run
     from windtunnel.base.keys import Keys
 
     given = checked_token(_token(token)).encode() if tcp or http else b""
     run(
-        place, keys=Keys(given, certificates(context.obj.tls)) if given else None,
+        home, keys=Keys(given, certificates(context.obj.tls)) if given else None,
         tcp=_listen("--tcp", tcp), http=_listen("--http", http),
         ready=lambda where: typer.echo(f"serving on {where}"),
     )  # fmt: skip
@@ -147,10 +139,9 @@ def down(context: typer.Context) -> None:
     """
     from windtunnel.agents.sandbox.daemon.launch import answers
 
-    home = home_of(context) if "://" not in (context.obj.where or "") else None
+    home = context.obj.home
     if home is not None and not answers(home):
-        typer.echo(f"no daemon of {home} runs")
-        return
+        return typer.echo(f"no daemon of {home} runs")
     with client(context, start=False) as daemon:
         running = sum(info.status == "running" for info in daemon.boxes())
         daemon.down()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from windtunnel.base import units
 from windtunnel.base.errors import UserError
-from windtunnel.cli.sandbox.common import AsJson, show_table
+from windtunnel.cli.common import Html, Json, choice, numbers, print_columns, print_json
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.twin.questions import Answers
-
-Number = TypeVar("Number", int, float)
 
 
 def emulate(
@@ -47,8 +44,8 @@ def emulate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of sessions, starts and deaths.")] = 0,
-    as_json: AsJson = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
+    as_json: Json = False,
+    html: Html = None,
 ) -> None:
     """Emulate hosts full of sandboxes: how many one bears, what a notice saves, how fast forks run.
 
@@ -57,8 +54,6 @@ def emulate(
 
     Example: windtunnel sandbox emulate --hosts 4 --density 16,64 --html density.html
     """
-    from dataclasses import asdict
-
     from windtunnel.agents.sandbox.costs import load_costs
     from windtunnel.agents.sandbox.policy import POLICIES, PolicyName
     from windtunnel.agents.sandbox.traces.schema import load
@@ -66,58 +61,33 @@ def emulate(
     from windtunnel.agents.sandbox.twin.page import write_page
     from windtunnel.agents.sandbox.twin.questions import Setting, answer
     from windtunnel.agents.sandbox.twin.world import EmulatedHost
+    from windtunnel.base.plain import to_plain
 
-    sizes = {"memory": memory, "disk": disk, "network": network, "session-memory": session_memory, "run": run}
+    sizes = {"memory": memory, "disk": disk, "network": network, "session_memory": session_memory, "run": run}
     for name, value in sizes.items():
         if not 0 < value < 1e18:
-            raise UserError(f"sandbox emulate: {name} {value:g} is not accepted; use a positive number")
-    names = policy or list(POLICIES)
-    for name in names:
-        if name not in POLICIES:
-            raise UserError(f"sandbox emulate: policy {name!r} is not accepted; use {', '.join(POLICIES)}")
-    numbers = _numbers("density", density, int, 1, 2000)
-    notices = _numbers("notice", notice, float, 0.001, 86400)
+            raise UserError(f"`{name}` {value:g} is not accepted, accepted is a number above 0")
     profile = load_costs(costs)
     setting = Setting(
         machine=EmulatedHost(cores=cores, memory=memory, disk=disk, network=network, workers=workers),
-        costs=profile.costs,
-        hosts=hosts,
-        seed=seed,
-        turns=turns,
-        traces=tuple(load(path) for path in trace or ()),
-        shape=Shape(memory=session_memory, run=run),
-    )
+        costs=profile.costs, hosts=hosts, seed=seed, turns=turns,
+        traces=tuple(load(path) for path in trace or ()), shape=Shape(memory=session_memory, run=run),
+    )  # fmt: skip
     answers = answer(
-        setting,
-        profile.origin,
-        policies=cast("list[PolicyName]", names),
-        numbers=numbers,
-        notices=notices,
-        forks=forks,
+        setting, profile.origin, forks=forks,
+        policies=cast("list[PolicyName]", [choice("policy", name, POLICIES) for name in policy or POLICIES]),
+        numbers=sorted(set(numbers("density", density, int, 1, 2000))) or [1],
+        notices=sorted(set(numbers("notice", notice, float, 0.001, 86400))),
         progress=lambda question: typer.echo(f"emulating: {question} …", err=True),
-    )
+    )  # fmt: skip
     if html is not None:
         write_page(html, answers, f"Sandboxes on {hosts} hosts of {cores} cores")
     if as_json:
-        typer.echo(json.dumps({"emulated": True, **asdict(answers)}, indent=2))
+        print_json({"emulated": True, **to_plain(answers)}, indent=2)
     else:
         _show(answers)
     if html is not None:
         typer.echo(f"page: {html}", err=True)
-
-
-def _numbers(name: str, text: str, kind: type[Number], least: float, most: float) -> list[Number]:
-    """Ascending, each once."""
-    try:
-        numbers = sorted({kind(part) for part in text.split(",")})
-    except ValueError:
-        numbers = []
-    if not numbers or not all(least <= value <= most for value in numbers):
-        raise UserError(
-            f"sandbox emulate: {name} {text!r} is not accepted; use numbers from {least:g} to {most:g} "
-            "with commas between"
-        )
-    return numbers
 
 
 Columns = dict[str, tuple[str, Callable[[Any], str]]]
@@ -171,4 +141,5 @@ def _show(answers: Answers) -> None:
     )
     for title, rows, columns in tables:
         cells = [[word(getattr(row, name)) for name, word in columns.values()] for row in rows]
-        show_table(list(columns), cells, list(columns)[1:], f"{title} (emulated)")
+        typer.echo(f"\n{title} (emulated)")
+        print_columns(list(columns), cells, list(columns)[1:])
