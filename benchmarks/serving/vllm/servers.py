@@ -155,7 +155,7 @@ def servers(
 def _engine(model: Path, port: int) -> list[str]:
     start = "from windtunnel.cli.main import main; main()"
     words = ["serve", str(model), "--name", "bench", "--port", str(port), "--admission", "wait"]
-    words += ["--prefix-cache", "none", "--dtype", "float32", "--threads", str(os.cpu_count()), "--log", "0"]
+    words += ["--prefix-cache", "none", "--dtype", "float32", "--threads", "1", "--log", "0"]
     return [os.environ.get(PYTHON, sys.executable), "-c", start, *words]
 
 
