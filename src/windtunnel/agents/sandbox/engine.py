@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
 
 from windtunnel.agents.sandbox.model import Turn
 from windtunnel.agents.sandbox.policy import Pick, Queued, Queues, picked
@@ -24,56 +24,46 @@ class EngineClosed(Exception):
     """The host was closed before the job could run."""
 
 
-@dataclass
 class Pending:
-    """The checkpoint of a turn, under way. ``wait`` gives the turn's line of the log, or raises its fault."""
+    """The checkpoint of a turn, under way. ``finished``: when it was settled, by the monotonic clock;
+    ``reported``: its fault was raised to somebody."""
 
-    box: str
-    job: str = ""
-    submitted: float = field(default_factory=time.monotonic)
-    started: float = 0.0
-    finished: float = 0.0
-    promoted: bool = False
-    error: BaseException | None = None
-    reported: bool = False
-    """The fault was raised to somebody."""
-    _engine: Engine | None = None
-    _turn: Turn | None = None
-    _done: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, box: str, job: str = "", engine: Engine | None = None) -> None:
+        self.box, self.job, self.finished, self.reported = box, job, 0.0, False
+        self._engine = engine
+        self._outcome: Future[Turn] = Future()
 
     @property
     def done(self) -> bool:
-        return self._done.is_set()
+        return self._outcome.done()
 
     def wait(self, timeout: float | None = None) -> Turn:
         """The turn's line of the log once its checkpoint is safe.
 
         Raises TimeoutError when it is not after ``timeout`` seconds, and whatever the checkpoint failed with.
         """
-        if not self._done.wait(timeout):
+        if not wait((self._outcome,), timeout).done:
             raise TimeoutError(f"the checkpoint of sandbox {self.box} is not done after {timeout} s")
-        if self.error is not None:
-            self.reported = True
-            raise self.error
-        assert self._turn is not None
-        return self._turn
+        self.reported |= self._outcome.exception() is not None
+        return self._outcome.result()
 
     def promote(self) -> None:
         """Somebody waits for this job now."""
         if self._engine is not None and not self.done:
             self._engine.promote(self)
 
-    def settle(self, turn: Turn | None, error: BaseException | None = None) -> None:
+    def settle(self, outcome: Turn | BaseException) -> None:
         """End it: with the turn's line, or with the fault."""
-        self._turn, self.error = turn, error
         self.finished = time.monotonic()
-        self._done.set()
+        if isinstance(outcome, BaseException):
+            self._outcome.set_exception(outcome)
+        else:
+            self._outcome.set_result(outcome)
 
 
 def settled(box: str, turn: Turn) -> Pending:
     """A pending checkpoint that has nothing left to do."""
     pending = Pending(box)
-    pending.started = pending.submitted
     pending.settle(turn)
     return pending
 
@@ -111,8 +101,7 @@ class Engine:
             if self._closing:
                 raise EngineClosed("the host is being closed")
             self._count += 1
-            pending = Pending(box, job=f"{box}/{self._count}", promoted=urgent)
-            pending._engine = self
+            pending = Pending(box, f"{box}/{self._count}", self)
             self._jobs[pending.job] = (pending, work)
             self._queues.add(pending.job, urgent=urgent)
             self._changed.notify()
@@ -120,8 +109,7 @@ class Engine:
 
     def promote(self, pending: Pending) -> None:
         with self._changed:
-            if self._queues.promote(pending.job):
-                pending.promoted = True
+            self._queues.promote(pending.job)
 
     def waiting(self) -> int:
         """Jobs that no worker has taken yet."""
@@ -145,12 +133,9 @@ class Engine:
                     self._changed.wait()
                 pick = self._decide(queued)
                 pending, work = self._jobs.pop(self._queues.take(pick))
-            pending.started = time.monotonic()
             try:
                 if len(queued.urgent) + len(queued.normal) > 1:
                     self._chosen(pending.box, queued, pick)
-                turn = work()
+                pending.settle(work())
             except BaseException as error:  # it belongs to whoever waits for the job
-                pending.settle(None, error)
-            else:
-                pending.settle(turn)
+                pending.settle(error)

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from windtunnel.agents.sandbox import checks
 from windtunnel.agents.sandbox import machine as machines
@@ -91,7 +92,8 @@ Past = tuple[tuple[str, ...], Set[str], tuple[str, ...], tuple[str, ...]]
 class Host:
     """All sandboxes of one home folder. One process at a time holds a home; the sandboxes outlive it.
 
-    ``policy`` chooses what a turn's end keeps. Raises UserError when another process holds the home.
+    ``policy`` chooses what a turn's end keeps. ``lock``: that of the home, where the caller has it. Raises
+    UserError when another process holds the home.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Host:
         pool_size: int | None = None,
         criu: bool = True,
         on_event: Callable[[Event], None] | None = None,
+        lock: IO[str] | None = None,
     ) -> None:
         self.home = Home((home or default_home()).absolute())
         self._rootless = launch.rootless()
@@ -113,7 +116,7 @@ class Host:
         for folder in (self.home.path, self.home.boxes):
             folder.mkdir(parents=True, exist_ok=True)
         self.home.path.chmod(0o700)
-        self._lock_file = self.home.lock()
+        self._lock_file = lock or self.home.lock()
         machines.wait_for_guard(self.home)
         self.home.clear_dumps()
         self._on_event = on_event

@@ -18,6 +18,8 @@ CHANNEL = ".windtunnel"
 
 UNVERIFIED = ".unverified"
 """How the name of such a note ends (``Home.unverified``)."""
+LOCK = "lock"
+"""In a home: the file that its process holds locked."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 
 
@@ -77,7 +79,7 @@ class Home:
 
     def lock(self) -> IO[str]:
         """The lock of this home, held until it is closed; UserError where another process has it."""
-        file = (self.path / "lock").open("a+")
+        file = (self.path / LOCK).open("a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -85,8 +87,8 @@ class Home:
             holder = file.read().strip() or "another process"
             file.close()
             raise UserError(
-                f"sandbox: home {self.path} is held by process {holder}; use its daemon, or another home "
-                "(WINDTUNNEL_SANDBOX_HOME)"
+                f"sandbox: home {self.path} is held by process {holder}; use its daemon, which "
+                "'windtunnel sandbox down' ends, or another home (WINDTUNNEL_SANDBOX_HOME)"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))

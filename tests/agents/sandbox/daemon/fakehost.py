@@ -415,7 +415,7 @@ class FakeHost:
         self.closed = True
 
 
-def open_host(home: Path, report: Callable[[Any], None]) -> FakeHost:
+def open_host(home: Path, report: Callable[[Any], None], lock: IO[str]) -> FakeHost:
     return FakeHost(home, report)
 
 

@@ -167,7 +167,7 @@ def test_a_daemon_that_cannot_start_says_why(daemon_home: Path, monkeypatch: pyt
 
 def test_the_home_is_free_when_its_daemon_has_gone(daemon_home: Path) -> None:
     with held(daemon_home):
-        assert (daemon_home / "daemon.lock").read_text() == str(os.getpid())
+        assert (daemon_home / "lock").read_text() == str(os.getpid())
     with held(daemon_home):
         pass
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
-from windtunnel.agents.sandbox.place import default_home
+from windtunnel.agents.sandbox.place import LOCK, default_home
 from windtunnel.base.errors import HostError, UserError
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def wait_gone(home: Path) -> None:
     Raises SandboxError when it is still there after `GONE_SECONDS`.
     """
     deadline = time.monotonic() + GONE_SECONDS
-    with (home / "daemon.lock").open("rb") as lock:
+    with (home / LOCK).open("rb") as lock:
         while time.monotonic() < deadline:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

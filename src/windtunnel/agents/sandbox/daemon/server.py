@@ -1,7 +1,7 @@
 """The daemon's life: its home, where it listens, its signals, and its end.
 
-One daemon for a home: it holds a lock that the kernel frees when it dies, so a socket that is left over can
-be told from one that is in use. It ends on SIGTERM, on request, or, if it was started in passing, when there
+One daemon for a home: it holds the home's lock, which the kernel frees when it dies, so a socket that is left
+over can be told from one that is in use. It ends on SIGTERM, on request, or, if it was started in passing, when there
 has been no sandbox and no call for a while. The sandboxes run on in each case, and the next daemon takes
 them over.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import select
@@ -24,13 +23,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from windtunnel import __version__
 from windtunnel.agents.sandbox.daemon.launch import ERRORS, answers, refuse_open, socket_of
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import Event, Facility
-from windtunnel.agents.sandbox.place import checked_name
+from windtunnel.agents.sandbox.place import Home, checked_name
 from windtunnel.agents.sandbox.protocol import AnyDaemon, AnyHost, AnySandbox, Health, PendingTurn
 from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.base.keys import SHORTEST, Keys
@@ -126,18 +125,18 @@ def run(
         if where is not None:
             check(option, where, keys)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with held(home):
-        host = open_host(home, _log_event)
+    with held(home) as lock:
+        host = open_host(home, _log_event, lock)
         try:
             _live(host, home, keys, tcp, http, idle_seconds, ready)
         finally:
             _close(host)
 
 
-def open_host(home: Path, on_event: Callable[[Event], None]) -> AnyHost:
+def open_host(home: Path, on_event: Callable[[Event], None], lock: IO[str]) -> AnyHost:
     from windtunnel.agents.sandbox.host import Host
 
-    return Host(home, on_event=on_event)
+    return Host(home, on_event=on_event, lock=lock)
 
 
 def facilities() -> list[Facility]:
@@ -204,36 +203,22 @@ def _finished(service: Service, seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def held(home: Path) -> Iterator[None]:
-    """Be the daemon of ``home`` within the block. Raises UserError where another one is."""
+def held(home: Path) -> Iterator[IO[str]]:
+    """Be the daemon of ``home`` within the block, with its lock. Raises UserError where another process has
+    that, and does not end."""
     socket_of(home)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = os.open(home / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        deadline = time.monotonic() + TAKEOVER_SECONDS
-        while not _locked(lock):
-            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-            if answers(home):
-                raise UserError(
-                    f"sandbox: a daemon of home {home} runs already (process {holder}); "
-                    "'windtunnel sandbox down' ends it"
-                )
-            if time.monotonic() > deadline:
-                raise UserError(f"sandbox: process {holder} holds home {home} but does not answer")
+    deadline = time.monotonic() + TAKEOVER_SECONDS
+    while True:
+        try:
+            lock = Home(home).lock()
+            break
+        except UserError:
+            if answers(home) or time.monotonic() > deadline:
+                raise
             time.sleep(0.05)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _locked(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    with lock:
+        yield lock
 
 
 def _close(host: AnyHost) -> None:
