@@ -1,9 +1,9 @@
 """The daemon's life: its home, where it listens, its signals, and its end.
 
 One daemon for a home: it holds the home's lock, which the kernel frees when it dies, so a socket that is left
-over can be told from one that is in use. It ends on SIGTERM, on request, or, if it was started in passing, when there
-has been no sandbox and no call for a while. The sandboxes run on in each case, and the next daemon takes
-them over.
+over can be told from one that is in use. It ends on SIGTERM, on request, or, if it was started in passing,
+when there has been no sandbox and no call for a while. The sandboxes run on in each case, and the next
+daemon takes them over.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,10 +233,10 @@ def _link_all(images: Path, into: Path) -> None:
 
 @dataclass(frozen=True)
 class Before:
-    """A folder that is surely the image of this recipe."""
+    """A folder that is surely an image, and where the whole pages of each of its files lie in the store."""
 
     folder: Path
-    recipe: Recipe
+    places: Mapping[str, Places]
 
 
 class Writer:
@@ -334,12 +334,8 @@ class _Earlier:
 
     def __init__(self, before: Before | None, name: str) -> None:
         self._places, self._file = np.empty(0, np.int64), -1
-        if before is not None:
-            for other, size, first in before.recipe.begins():
-                if other == name:
-                    # a last page that is not full is hashed like a new one
-                    self._places = before.recipe.places[first : first + size // PAGE]
-        if before is not None and len(self._places):
+        if before is not None and name in before.places:
+            self._places = before.places[name]
             with contextlib.suppress(FileNotFoundError):
                 self._file = os.open(before.folder / name, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -147,7 +147,10 @@ class Store:
         """The copy of that image, if there is one."""
         if (folder := self._copies.folder(id)) is not None:
             with contextlib.suppress(ObjectError):
-                return Before(folder, self.database.recipe(db, id))
+                recipe = self.database.recipe(db, id)
+                # a last page that is not full is hashed like a new one
+                places = {name: recipe.places[at : at + size // PAGE] for name, size, at in recipe.begins()}
+                return Before(folder, places)
         return None
 
     def drop(self, manifests: Iterable[str] = (), images: Iterable[str] = ()) -> None:
