@@ -261,13 +261,13 @@ def _sizes_once() -> None:
     places, in as many parts as there are ranks."""
     kind: Any = _StridedShard
     size_of = kind.local_shard_size_and_offset
-    known: dict[tuple[Any, ...], tuple[int, int]] = {}
+    known: dict[tuple[Any, ...], tuple[int, int | None]] = {}
 
     def once(self: Any, size: Any, chunks: Any, rank: Any, *mode: Any, **more: Any) -> Any:
-        plain = type(size) is int and type(rank) is int and not (mode or more)
+        plain = type(size) is int and type(rank) is int and mode in ((), (0,), (2,)) and not more
         if not plain or torch.get_default_device().type != "cpu":  # elsewhere each is an operator
             return size_of(self, size, chunks, rank, *mode, **more)
-        key = self, size, chunks, rank
+        key = self, size, chunks, rank, *mode
         if key not in known:
             known[key] = size_of(*key)
         return known[key]
