@@ -53,8 +53,8 @@ def calibrate(
 
 
 def _show(device: Device) -> None:
-    from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, parameter_rows
     from windtunnel.training.emulate.twin.costs.profile import find_profile
+    from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, parameter_rows
 
     profile = find_profile(device.name)
     if profile is None:

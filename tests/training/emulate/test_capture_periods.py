@@ -14,9 +14,8 @@ import windtunnel as wt
 from windtunnel.report import text
 from windtunnel.training.emulate.graph import EventKind, Slice
 from windtunnel.training.emulate.options import Options
-from windtunnel.training.emulate.program import Script
+from windtunnel.training.emulate.program import Period, Script, find_period
 from windtunnel.training.emulate.run import emulate
-from windtunnel.training.emulate.steps import Period, find_period
 
 PERIODS = "periods.py"
 ONE = "h100-sxm:1x1"

@@ -9,7 +9,7 @@ import pytest
 from capturing import capture, steady_events
 
 from windtunnel.training.emulate.graph import EventKind, Phase, Slice
-from windtunnel.training.emulate.steps import Calls
+from windtunnel.training.emulate.program import Calls
 
 # What a step has: forward passes of a layer, and calls of optimisers.
 STEPS = {

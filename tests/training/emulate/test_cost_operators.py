@@ -12,8 +12,8 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.calibrate.operators import Recorder
 from windtunnel.training.emulate.graph import Operator, TensorMeta
 from windtunnel.training.emulate.twin.costs.operators import cost_of
-from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, ISOLATED
 from windtunnel.training.emulate.twin.costs.profile import contiguous
+from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, ISOLATED
 from windtunnel.training.emulate.twin.costs.work import counted_flops, executed_flops, kind_of, moved_bytes
 
 aten = torch.ops.aten

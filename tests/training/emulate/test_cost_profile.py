@@ -10,7 +10,6 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase, TensorMeta
 from windtunnel.training.emulate.twin.costs.operators import cost_of, host_seconds, host_table
-from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, ISOLATED, parameter_rows
 from windtunnel.training.emulate.twin.costs.profile import (
     DeviceProfile,
     contiguous,
@@ -21,6 +20,7 @@ from windtunnel.training.emulate.twin.costs.profile import (
     save_profile,
     signature,
 )
+from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, ISOLATED, parameter_rows
 
 GPU = load_cluster("h100-sxm:1x1").host.device
 CPU = load_cluster("cpu:1x1").host.device

@@ -12,9 +12,9 @@ from slice_worlds import Tracer, capture_of, mesh_groups
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.policy import Check, Condition, Decision, Known, Observation, Source, decide
+from windtunnel.training.emulate.policy.checks import CHECK_LIMIT
 from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.groups import Deadlock
-from windtunnel.training.emulate.policy.observation import CHECK_LIMIT
 from windtunnel.training.emulate.policy.stitch import stitch
 
 INVOLVED = (Condition("train.py:1"),)

@@ -3,7 +3,8 @@
 All ranks share this machine, so the time of a step that sends nothing is measured in the same world, with
 all ranks computing: once they have begun, their collectives return at once (`silent`). Then the job runs as
 it is, over links of each stated rate. A rank's steps are those that the optimisers' calls tell, or the
-program (`emulate.steps`). It runs ``STEPS`` of them, or to the program's end, and waits there for the others.
+program (`emulate.program`). It runs ``STEPS`` of them, or to the program's end, and waits there for the
+others.
 
 What is emulated is paced: operators take so much longer, or less, that a step in which nothing is sent takes
 as long as measured. So what is judged is the network alone.
@@ -33,10 +34,9 @@ from windtunnel.base.errors import HangError, ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.linux import network
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
-from windtunnel.training.emulate import steps
 from windtunnel.training.emulate.emulation import Changes, EmulationResult, Progress, retimed, simulate
 from windtunnel.training.emulate.options import Options
-from windtunnel.training.emulate.program import FUNCTION, Function, Program, run_program, what
+from windtunnel.training.emulate.program import FUNCTION, Calls, Function, Program, on_mark, run_program, what
 
 WARM, STEPS = 3, 15
 """Steps that are not counted, and those that are."""
@@ -195,7 +195,7 @@ def main(told: list[Any], _: list[int]) -> None:
     torch.set_num_threads(1)
     store = FileStore(f"{directory}/store", world)
     ends: list[float] = []
-    calls: steps.Calls[float] = steps.Calls()
+    calls: Calls[float] = Calls()
 
     def enough() -> None:
         seconds = [after - before for before, after in pairwise(ends[WARM - 1 :])]
@@ -230,7 +230,7 @@ def main(told: list[Any], _: list[int]) -> None:
         ended([time.perf_counter()])
 
     marked: list[bool] = []
-    steps.on_mark.append(mark)
+    on_mark.append(mark)
     register_optimizer_step_post_hook(updated)
     try:
         run_program(

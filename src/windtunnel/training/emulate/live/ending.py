@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_leaves
 from windtunnel.training.emulate.graph import OUTLINED, Note, NoteKind, Slice
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.observe import Observer
-from windtunnel.training.emulate.steps import find_period
+from windtunnel.training.emulate.program import find_period
 
 FURTHER = 2
 """Steps that are run at most as they are beyond those that were needed to see the period."""

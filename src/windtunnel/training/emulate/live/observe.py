@@ -22,7 +22,6 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from windtunnel.training.emulate import steps
 from windtunnel.training.emulate.graph import (
     EVENT,
     Category,
@@ -41,6 +40,7 @@ from windtunnel.training.emulate.live.collector import Collector
 from windtunnel.training.emulate.live.progress import Loops
 from windtunnel.training.emulate.live.world import WorldView
 from windtunnel.training.emulate.policy.alike import only_reads
+from windtunnel.training.emulate.program import Calls, find_period, on_mark
 
 LEFT_OUT = (EventKind.FREE, EventKind.SYNC, EventKind.CALL)
 """Of the kind of a step. Where Python's collector runs differs from step to step, so frees of cycles do."""
@@ -92,7 +92,7 @@ class Observer:
         self._stack: list[int] = []
         self._site_ids: dict[str, int] = {}
         self._stepping = 0  # calls of optimisers that have not ended: a wrapper's and those inside it
-        self._calls: steps.Calls[After] = steps.Calls()
+        self._calls: Calls[After] = Calls()
         self._reads: list[bool] = []  # of each row of the operators' table
         self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._updated: set[int] = set()  # parameters, and the optimisers that were called
@@ -108,7 +108,7 @@ class Observer:
         register_module_forward_hook(self._leave, always_call=True)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        steps.on_mark.append(self._marked)
+        on_mark.append(self._marked)
         base: Any = torch.optim.Optimizer
         make = base.__init__
 
@@ -401,7 +401,7 @@ class Observer:
     def slice(self, whole: bool = False) -> Slice:
         """What was recorded up to the end of the first period, as plain data; ``whole``: to the end of the
         script."""
-        period = steps.find_period(self.kinds)
+        period = find_period(self.kinds)
         count, length = self.settled or (period.end, period.length)
         ends = self.steps[:count]
         events = self.events() if whole or not ends else self.events()[: ends[-1][1]]

@@ -61,6 +61,7 @@ def install(surface: Surface) -> None:
     _supply_functions(surface)
     install_streams(native)
     install_storages(native)
+    _supply_tensor_types()
     cuda: Any = torch.cuda
     cuda._initialized = True
     cuda.is_bf16_supported = lambda including_emulation=True: (
@@ -319,3 +320,49 @@ def _print_from_host() -> None:
         return original(tensor.detach().cpu() if tensor.is_cuda else tensor, indent)  # type: ignore[no-any-return]
 
     module._tensor_str = tensor_str
+
+
+class _TensorType(type):
+    """``torch.cuda.FloatTensor`` and its like: made by calling, asked of by ``isinstance``."""
+
+    dtype: torch.dtype
+    is_cuda = True
+    is_sparse = False
+    layout = torch.strided
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
+
+    def __call__(cls, *given: Any, device: Any = "cuda") -> torch.Tensor:
+        if len(given) == 1 and not isinstance(given[0], int | torch.Size):
+            return torch.as_tensor(given[0], dtype=cls.dtype, device=device)
+        return torch.empty(*given or (0,), dtype=cls.dtype, device=device)
+
+
+def _supply_tensor_types() -> None:
+    types = {
+        "BFloat16Tensor": torch.bfloat16, "BoolTensor": torch.bool, "ByteTensor": torch.uint8,
+        "CharTensor": torch.int8, "DoubleTensor": torch.float64, "FloatTensor": torch.float32,
+        "HalfTensor": torch.float16, "IntTensor": torch.int32, "LongTensor": torch.int64,
+        "ShortTensor": torch.int16,
+    }  # fmt: skip
+    for name, dtype in types.items():
+        # libtorch reads a type's whole name, as ``tensor.type(torch.cuda.HalfTensor)`` gives it
+        setattr(torch.cuda, name, _TensorType(f"torch.cuda.{name}", (), {"dtype": dtype}))
+    original = torch.set_default_tensor_type
+    on_device = False
+
+    def set_default_tensor_type(given: Any) -> None:
+        nonlocal on_device
+        name = given if isinstance(given, str) else getattr(given, "__name__", "")
+        if name.startswith("torch.cuda."):
+            torch.set_default_dtype(types[name.rpartition(".")[2]])
+            torch.set_default_device("cuda")
+            on_device = True
+            return
+        original(given)
+        if on_device:
+            torch.set_default_device(None)
+            on_device = False
+
+    torch.set_default_tensor_type = set_default_tensor_type

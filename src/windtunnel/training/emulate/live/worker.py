@@ -44,7 +44,7 @@ BEGAN = time.time()
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OF_RANKS = (
-    "answers", "chunks", "collector", "ending", "fused", "host", "kernels", "machine", "mailbox", "names",
+    "chunks", "collector", "ending", "fused", "host", "kernels", "machine", "mailbox", "names",
     "observe", "saving", "substitutes", "surface", "untouched", "values", "world",
 )  # fmt: skip
 """What `_prepare` takes, beside this module."""
@@ -275,7 +275,6 @@ def _prepare(
     import torch
 
     from windtunnel.training.emulate.live import (
-        answers,
         chunks,
         collector,
         fused,
@@ -326,7 +325,7 @@ def _prepare(
     if device.kind == "gpu":
         collector.settle_backwards(native)
         surface.install(surface.Surface(native, device, request.devices_per_host))
-        answers.install(native)
+        names.install_answers(native)
         untouched.install(native)
         machine.install(device, request.devices_per_host, directory / f"programs-{rank}")
         native.wt_device(request.devices_per_host, device.capability[0] * 10 + device.capability[1], local)

@@ -1,6 +1,6 @@
 """Which ranks of a job to capture, and what all the others do: slices, classes, and the stitched world."""
 
-from windtunnel.training.emulate.policy.observation import (
+from windtunnel.training.emulate.policy.checks import (
     Capture,
     Check,
     Condition,

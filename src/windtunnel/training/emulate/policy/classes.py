@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 
 from windtunnel.training.emulate.graph import Note, NoteKind, Slice
 from windtunnel.training.emulate.policy.alike import difference, digest
-from windtunnel.training.emulate.policy.checks import stand_ins
+from windtunnel.training.emulate.policy.checks import (
+    CAPTURE_LIMIT,
+    CHECK_LIMIT,
+    REFUSED,
+    Capture,
+    Decision,
+    Known,
+    Observation,
+    stand_ins,
+)
 from windtunnel.training.emulate.policy.groups import (
     Axes,
     Deadlock,
@@ -27,15 +36,6 @@ from windtunnel.training.emulate.policy.groups import (
     ranks_words,
     seen_families,
     seen_peers,
-)
-from windtunnel.training.emulate.policy.observation import (
-    CAPTURE_LIMIT,
-    CHECK_LIMIT,
-    REFUSED,
-    Capture,
-    Decision,
-    Known,
-    Observation,
 )
 from windtunnel.training.emulate.policy.search import decide
 

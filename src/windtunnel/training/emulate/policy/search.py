@@ -24,9 +24,8 @@ from itertools import pairwise, product
 from math import prod
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.emulate.policy.checks import verify
+from windtunnel.training.emulate.policy.checks import Capture, Decision, Known, Observation, verify
 from windtunnel.training.emulate.policy.groups import Point
-from windtunnel.training.emulate.policy.observation import Capture, Decision, Known, Observation
 
 
 def decide(observation: Observation) -> Decision:

@@ -116,44 +116,41 @@ class Wait:
     """what would change it, a sentence"""
 
 
+OTHER_WAITS = {
+    "launch": (
+        "the host thread, which issues operators more slowly than the device runs them",
+        "A larger batch, torch.compile, CUDA graphs or fused optimisers make fewer and longer kernels.",
+    ),
+    "pipeline_bubble": (
+        "other pipeline stages (pipeline bubble)",
+        "More microbatches, an interleaved or zero-bubble schedule, or fewer stages shrink the bubble.",
+    ),
+    "idle": (
+        "the other ranks' end of the step",
+        "Balance the work of the ranks: this one has less than the slowest.",
+    ),
+}
+"""What and remedy of the kinds that need no look at the job."""
+
+
 def largest_waits(
     job: WorldJob, cluster: Cluster, split: Split, iteration: float, most: int = 3
 ) -> list[Wait]:
     """At most ``most`` waits, the largest first."""
     found: dict[tuple[str, str], float] = defaultdict(float)
     for (kind, row, node), seconds in split.reasons.items():
-        if kind == "compute":
-            continue
         if kind.startswith("communication:"):
             found[_communication(job, cluster, row, node)] += seconds
-        elif kind == "launch":
-            found[_LAUNCH] += seconds
-        elif kind == "pipeline_bubble":
-            found[_BUBBLE] += seconds
         elif kind == "imbalance":
             found[_imbalance(job, cluster, split)] += seconds
-        else:
-            found[_IDLE] += seconds
+        elif kind != "compute":
+            found[OTHER_WAITS[kind]] += seconds
     ordered = sorted(found.items(), key=lambda item: -item[1])[:most]
     return [
         Wait(what, seconds, seconds / iteration, remedy)
         for (what, remedy), seconds in ordered
         if seconds > SMALLEST_SHARE * iteration
     ]
-
-
-_LAUNCH = (
-    "the host thread, which issues operators more slowly than the device runs them",
-    "A larger batch, torch.compile, CUDA graphs or fused optimisers make fewer and longer kernels.",
-)
-_BUBBLE = (
-    "other pipeline stages (pipeline bubble)",
-    "More microbatches, an interleaved or zero-bubble schedule, or fewer stages shrink the bubble.",
-)
-_IDLE = (
-    "the other ranks' end of the step",
-    "Balance the work of the ranks: this one has less than the slowest.",
-)
 
 
 def _imbalance(job: WorldJob, cluster: Cluster, split: Split) -> tuple[str, str]:

@@ -31,13 +31,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from windtunnel.linux.system import end_with_parent
-from windtunnel.training.emulate import steps
 from windtunnel.training.emulate.live import failure, machine, values, world
 from windtunnel.training.emulate.live.host import Held
 from windtunnel.training.emulate.live.hybrid.group import Group, LiveWorld
 from windtunnel.training.emulate.live.hybrid.link import Clock, Link, cpu_seconds, cuda_seconds
 from windtunnel.training.emulate.live.mailbox import Mailbox, Want
-from windtunnel.training.emulate.program import run_program
+from windtunnel.training.emulate.program import Calls, on_mark, run_program
 
 FOLLOWED = 2
 """Steps in which tensor memory is counted."""
@@ -71,14 +70,14 @@ class Steps:
     def __init__(self, link: Link, memory: Held | None, attach: int) -> None:
         self.link, self.memory, self.attach = link, memory, attach
         self.mode = memory.follow() if memory is not None else None
-        self.calls: steps.Calls[Figures] = steps.Calls()
+        self.calls: Calls[Figures] = Calls()
         self.ended = 0
         self.loss: float | None = None
         self.marked = False
 
     def install(self) -> None:
         register_optimizer_step_post_hook(self._updated)
-        steps.on_mark.append(self._marked)
+        on_mark.append(self._marked)
         run = torch.autograd.graph._engine_run_backward
 
         def run_and_settle(tensors: Any, *args: Any, **kwargs: Any) -> Any:

@@ -29,13 +29,13 @@ from functools import lru_cache
 
 from windtunnel.cluster.model import Cluster, Placement
 from windtunnel.training.emulate.graph import Alternative, Collective, Group
-from windtunnel.training.emulate.twin.costs.parameters import (
+from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
+from windtunnel.training.emulate.twin.costs.roofline import (
     DEFAULT,
     CostParameters,
     GlooParameters,
     NcclParameters,
 )
-from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 
 LL, LL128, SIMPLE = 0, 1, 2
 PROTOCOLS = ("LL", "LL128", "Simple")

@@ -21,9 +21,8 @@ import numpy as np
 
 from windtunnel.cluster.model import Cluster, Device
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase, Slice
-from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, CostParameters
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
-from windtunnel.training.emulate.twin.costs.roofline import roofline_seconds
+from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, CostParameters, roofline_seconds
 from windtunnel.training.emulate.twin.costs.work import (
     Kind,
     counted_flops,

@@ -25,8 +25,7 @@ from typing import Any
 from windtunnel.calibration import profiles
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Operator, TensorMeta
-from windtunnel.training.emulate.twin.costs.parameters import CostParameters
-from windtunnel.training.emulate.twin.costs.roofline import roofline_seconds
+from windtunnel.training.emulate.twin.costs.roofline import CostParameters, roofline_seconds
 from windtunnel.training.emulate.twin.costs.work import (
     Kind,
     attention_shapes,

@@ -1,12 +1,19 @@
-"""The modelled time of an operator, from the device's peaks and the efficiency curves of `parameters`."""
+"""Modelled times of operators, from peaks and efficiency curves, and every constant of the cost models.
+
+`CostParameters` has the constants, each with its source; ``windtunnel calibrate show DEVICE``
+prints them. A figure marked "inference" was reasoned from neighbours, not read or measured. What belongs to a
+part (peaks, bandwidths, the clock held under the power limit, link efficiencies) stands in the cluster
+catalogue instead.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Operator
-from windtunnel.training.emulate.twin.costs.parameters import CostParameters, GpuParameters
 from windtunnel.training.emulate.twin.costs.work import (
     Kind,
     attention_shapes,
@@ -18,6 +25,186 @@ from windtunnel.training.emulate.twin.costs.work import (
     moved_bytes,
     stored_bytes,
 )
+
+FA2 = "FlashAttention-2, arXiv:2307.08691, figures 4 to 7"
+FA3 = "FlashAttention-3, arXiv:2407.08608, figures 5 and 6"
+FITTED = "fitted to llm-foundry's published rows of A100 and H100 (benchmarks/training/emulate), one for all"
+TRITON = FITTED + ": by how much a step grows with the sequence, {} TFLOP/s in the job"
+NCCL = "NCCL 2.18+, src/graph/tuning.cc"
+
+
+def figure(value: Any, source: str) -> Any:
+    """A field of a parameter table with its source beside it."""
+    return field(default=value, metadata={"source": source})
+
+
+@dataclass(frozen=True)
+class GpuParameters:
+    """Device-side time of operators on a GPU. Efficiencies are fractions of the device's peak."""
+
+    # What an operator takes by itself over what it takes inside a job, where clocks are lower under hours of
+    # load and caches colder. Measured profiles tell the former.
+    in_job: float = figure(0.80, FITTED)
+    in_job_matmul: float = figure(0.90, FITTED + "; instead of in_job for matrix products and convolutions")
+    beside_collectives: float = figure(
+        0.40,
+        "arXiv:2507.03114: computation beside collectives on A100 and H100 slows by up to 40 %; " + FITTED,
+    )
+    matmul_issue: float = figure(0.97, "inference: what a full wave reaches of the sustained tensor rate")
+    matmul_k_fill: float = figure(160.0, "inference: prologue and epilogue of a tile, in elements of K")
+    float32_matmul: Literal["float32", "tf32"] = figure(
+        "float32", "PyTorch: float32_matmul_precision 'highest'"
+    )
+    float32_issue: float = figure(0.85, "inference: SIMT SGEMM against the float32 peak")
+    conv_issue: float = figure(
+        0.70, "inference: cuDNN implicit GEMM on ResNet shapes, channels last or first"
+    )
+    attention_forward_ampere: float = figure(0.72, FA2 + ": 225 of 312 TFLOP/s on A100, head dimension 128")
+    attention_backward_ampere: float = figure(0.62, FA2 + ": 196 of 312 TFLOP/s on A100")
+    attention_forward_hopper: float = figure(0.375, FA2 + ": 370 of 989 TFLOP/s on H100")
+    attention_backward_hopper: float = figure(0.33, FA2 + ": up to 335 of 989 TFLOP/s on H100")
+    cudnn_forward_hopper: float = figure(0.60, FA3 + ": cuDNN 9 at 500 to 640 TFLOP/s, head dimension 128")
+    cudnn_backward_hopper: float = figure(0.50, FA3 + ": cuDNN 9 backward at 450 to 550 TFLOP/s")
+    triton_forward_ampere: float = figure(0.48, TRITON.format(120))
+    triton_backward_ampere: float = figure(0.35, TRITON.format(87))
+    triton_forward_hopper: float = figure(0.285, TRITON.format(226))
+    triton_backward_hopper: float = figure(0.20, TRITON.format(158))
+    memory_efficient_attention: float = figure(0.36, FA2 + ": xformers (CUTLASS) 110 to 120 TFLOP/s on A100")
+    flex_attention: float = figure(0.85, "PyTorch blog 'FlexAttention', 2024: 85 to 90 % of FlashAttention-2")
+    attention_small_head: float = figure(0.85, FA2 + ": head dimension 64 against 128")
+    attention_sequence_fill: float = figure(300.0, "inference from " + FA2 + ": sequence 512 against 16k")
+    # Fractions of the memory bandwidth that large operators of a kind reach, reads and writes together.
+    memory_elementwise: float = figure(0.89, "device copy of 4.3 of 4.8 TB/s measured on an H200")
+    memory_copy: float = figure(0.89, "device copy of 4.3 of 4.8 TB/s measured on an H200")
+    memory_strided_copy: float = figure(0.60, "inference: transposing copy through shared memory")
+    memory_norm: float = figure(0.82, "inference: two passes over rows in registers")
+    memory_norm_backward: float = figure(0.60, "inference: second kernel for the weight's gradient")
+    memory_softmax: float = figure(0.75, "inference: rows longer than shared memory are read again")
+    memory_reduction: float = figure(0.85, "inference")
+    memory_embedding: float = figure(0.70, "inference: whole rows gathered")
+    memory_embedding_backward: float = figure(0.35, "inference: sort of indices and atomic rows")
+    memory_optimizer: float = figure(0.85, "inference: multi-tensor apply, seven streams")
+    memory_matmul: float = figure(0.80, "inference: matrix-vector shapes")
+    memory_other: float = figure(0.60, "inference")
+    l2_speedup: float = figure(
+        1.8, "inference: L2 against HBM bandwidth on A100 and H100, Chips and Cheese 2023"
+    )
+    kernel_seconds: float = figure(
+        2.0e-6, "inference: the shortest kernels in public profiles take 1.5 to 2.5 us"
+    )
+    kernel_gap: float = figure(0.8e-6, "inference: start to start of empty kernels back to back in a stream")
+    pcie_pinned: float = figure(0.82, "inference: pinned host memory, fraction of the PCIe rate")
+    pcie_bandwidth: float = figure(31.5e9, "PCIe 4.0 x16; the host's own link replaces it where it is known")
+    host_copy_seconds: float = figure(8e-6, "inference: cudaMemcpyAsync of a few bytes")
+    foreach_tensors_per_kernel: int = figure(
+        48, "PyTorch, multi_tensor_apply.cuh: 110 to 24 tensors a launch"
+    )
+
+
+@dataclass(frozen=True)
+class CpuParameters:
+    """Time of operators on one core of a CPU, where no profile was measured."""
+
+    matmul: float = figure(0.75, "inference: oneDNN or MKL on one core, large matrices")
+    matmul_fill: float = figure(2e5, "inference: FLOP lost to packing and dispatch")
+    attention: float = figure(0.40, "inference")
+    conv: float = figure(0.55, "inference")
+    memory: float = figure(0.70, "inference: streaming by one core")
+    cache_speedup: float = figure(3.0, "inference: last-level cache against memory")
+    operator_seconds: float = figure(3e-6, "inference: dispatch of one operator from Python")
+
+
+@dataclass(frozen=True)
+class HostParameters:
+    """Seconds that the host thread spends on one event of a job on GPUs (eager PyTorch on a server CPU)."""
+
+    forward_operator: float = figure(7.0e-6, "inference: eager PyTorch with autograd, 6 to 10 us")
+    backward_operator: float = figure(5.0e-6, "inference: the autograd engine in C++")
+    recompute_operator: float = figure(7.0e-6, "inference: forward again from the backward thread")
+    optimizer_operator: float = figure(6.0e-6, "inference: foreach and fused calls without autograd")
+    view: float = figure(2.0e-6, "inference: a view with autograd metadata")
+    allocation: float = figure(0.3e-6, "inference: a hit in the caching allocator")
+    event: float = figure(1.0e-6, "inference: cudaEventRecord or cudaStreamWaitEvent")
+    sync: float = figure(5.0e-6, "inference: return from cudaStreamSynchronize")
+    collective: float = figure(25e-6, "inference: c10d and ncclLaunchKernel, 20 to 30 us")
+
+
+@dataclass(frozen=True)
+class NcclParameters:
+    """Latencies in seconds and bandwidth factors of NCCL's own tuner, by algorithm and protocol.
+
+    A triple is (LL, LL128, Simple).
+    """
+
+    ring_base: tuple[float, float, float] = figure((6.6e-6, 14.0e-6, 8.4e-6), NCCL)
+    tree_base: tuple[float, float, float] = figure((6.8e-6, 14.0e-6, 8.4e-6), NCCL)
+    ring_nvlink: tuple[float, float, float] = figure((0.6e-6, 1.9e-6, 3.4e-6), NCCL)
+    ring_pcie: tuple[float, float, float] = figure((1.0e-6, 2.5e-6, 5.7e-6), NCCL)
+    ring_network: tuple[float, float, float] = figure((2.7e-6, 4.0e-6, 14.0e-6), NCCL)
+    tree_nvlink: tuple[float, float, float] = figure((0.6e-6, 1.25e-6, 28e-6), NCCL)
+    tree_pcie: tuple[float, float, float] = figure((1.0e-6, 1.9e-6, 28e-6), NCCL)
+    tree_network: tuple[float, float, float] = figure((5.0e-6, 8.5e-6, 28e-6), NCCL)
+    nvls_latency: float = figure(23e-6, NCCL)
+    nvls_network: float = figure(14e-6, NCCL + " (NVLSTree)")
+    network_post: float = figure(1.5e-6, NCCL + ", 1 to 2 us a message, three times that under Simple")
+    ring_ll: float = figure(0.25, NCCL + ": fraction of the bus bandwidth under LL")
+    ring_ll128: float = figure(0.92, NCCL)
+    ring_ll128_one_rank: float = figure(0.7, NCCL + ": one rank a host drives its NIC")
+    tree_bandwidth: float = figure(0.92, NCCL)
+    tree_ll: float = figure(1 / 3.8, NCCL)
+    tree_ll128_host: float = figure(7 / 9, NCCL)
+    tree_ll128: float = figure(120 / 128, NCCL)
+    ll_limit_host: float = figure(87.7e9, NCCL + ", llMaxBws of one Ampere or Hopper host (Volta: 39)")
+    ll_limit_network: float = figure(19e9, NCCL)
+    nvls_bandwidth: float = figure(0.61, "nccl-tests, 8 x H100: 480 GB/s bus bandwidth, 1.75 x 0.61 x 450")
+    pat_base: float = figure(8.0e-6, NCCL + " (2.23, PAT)")
+    pat_network: float = figure(4.0e-6, NCCL + " (2.23, PAT), a step of the tree")
+    pat_rank: float = figure(2.8e-6, NCCL + " (2.23, PAT), its linear part")
+    pat_bandwidth: float = figure(0.75, NCCL + " (2.23, PAT)")
+    all_to_all_peer: float = figure(0.6e-6, "inference: one send and receive inside a grouped launch")
+    all_to_all_efficiency: float = figure(0.85, "inference: of the link's large-message rate")
+    message_base: float = figure(8.4e-6, NCCL + ", base latency of Simple")
+    single_rank: float = figure(3e-6, "inference: a group of one is one device copy")
+
+
+@dataclass(frozen=True)
+class GlooParameters:
+    """Gloo on CPU tensors; ``windtunnel calibrate cpu`` measures the machine's own."""
+
+    call_seconds: float = figure(60e-6, "inference: queueing to gloo's worker thread and back")
+    step_seconds: float = figure(25e-6, "inference: one TCP message over loopback")
+    loopback_bandwidth: float = figure(2.0e9, "inference: one TCP stream over loopback and the copy of it")
+    reduce_bandwidth: float = figure(4.0e9, "inference: summing of one segment by one core")
+
+
+@dataclass(frozen=True)
+class CostParameters:
+    """All of the above."""
+
+    gpu: GpuParameters = GpuParameters()
+    cpu: CpuParameters = CpuParameters()
+    host: HostParameters = HostParameters()
+    nccl: NcclParameters = NcclParameters()
+    gloo: GlooParameters = GlooParameters()
+
+
+DEFAULT = CostParameters()
+# Operators by themselves, as they are benchmarked.
+ISOLATED = CostParameters(gpu=GpuParameters(in_job=1.0, in_job_matmul=1.0))
+
+
+def parameter_rows(params: CostParameters, device: Device) -> list[tuple[str, str, str]]:
+    """Rows of (name, value, source) of the tables that apply to ``device``, for printing."""
+    tables = ("cpu", "gloo") if device.kind == "cpu" else ("gpu", "host", "nccl")
+    rows = []
+    for table in tables:
+        part = getattr(params, table)
+        for item in fields(part):
+            value = getattr(part, item.name)
+            text = ", ".join(f"{v:.3g}" for v in value) if isinstance(value, tuple) else str(value)
+            rows.append((f"{table}.{item.name}", text, item.metadata["source"]))
+    return rows
+
 
 # Tile shapes that cuBLAS picks from, with the fraction of the full rate that their inner loop reaches: the
 # smaller the tile, the more shared-memory traffic for each product. Inference from CUTLASS profiler tables.
