@@ -68,6 +68,21 @@ class SweepResult:
         unit = "device hours" if self.cost_unit == "device-hours" else "cost"
         return f"{unit} for a million tokens" if self.cost_per_token else f"{unit} for an iteration"
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is shown of a point, in short."""
+        what = "dev-h" if self.cost_unit == "device-hours" else "cost"
+        cost = f"{what}/Mtok" if self.cost_per_token else f"{what}/iter"
+        return ("iteration", "tok/s/dev", "MFU", "reserved", "fits", cost)
+
+    def figures(self, row: Row) -> tuple[str, ...]:
+        """The words for `columns` of a point that is done."""
+        return (
+            units.seconds(row["iteration_time_s"]), units.count(row["tokens_per_second_per_device"]),
+            units.share(row["mfu"]), units.size(row["peak_reserved_bytes"]), "yes" if row["fits"] else "no",
+            f"{self.cost(row):.4g}",
+        )  # fmt: skip
+
 
 def result(rows: list[Row]) -> SweepResult:
     """Compare the outcomes of a sweep by time, worst peak reserved memory and cost.
@@ -125,18 +140,19 @@ def print_sweep(sweep_result: SweepResult, console: Console, title: str) -> None
         table.add_column("on", no_wrap=True)
     for option in options:
         table.add_column(option.lstrip("-"), justify="right", overflow="fold")
-    for name in ("iteration", "tok/s/dev", "MFU", "reserved", "fits", _cost_name(sweep_result)):
+    for name in sweep_result.columns:
         table.add_column(name, justify="right", no_wrap=True)
     for row in sweep_result.rows:
         where = [short[row["cluster"]]] if short else []
         chosen = [markup(value_text(row["chosen"].get(option))) for option in options]
+        failed = row["status"] == "failed"
         table.add_row(
             "[green]★[/]" if row["pareto"] else "",
             str(row["point"]),
             *where,
             *chosen,
-            *_figures(sweep_result, row),
-            style="bold" if row["pareto"] else "dim" if row["status"] == "failed" else None,
+            *(["[red]failed[/]"] if failed else _coloured(sweep_result.figures(row))),
+            style="bold" if row["pareto"] else "dim" if failed else None,
         )
     console.print(markup(title), style="bold", highlight=False)
     for name, place in short.items():
@@ -162,22 +178,9 @@ def value_text(value: object) -> str:
     return str(value)
 
 
-def _cost_name(sweep_result: SweepResult) -> str:
-    what = "dev-h" if sweep_result.cost_unit == "device-hours" else "cost"
-    return f"{what}/Mtok" if sweep_result.cost_per_token else f"{what}/iter"
-
-
-def _figures(sweep_result: SweepResult, row: Row) -> list[str]:
-    if row["status"] == "failed":
-        return ["[red]failed[/]", *[units.NONE] * 5]
-    return [
-        units.seconds(row["iteration_time_s"]),
-        units.count(row["tokens_per_second_per_device"]),
-        units.share(row["mfu"]),
-        units.size(row["peak_reserved_bytes"]),
-        "[green]yes[/]" if row["fits"] else "[red]no[/]",
-        f"{sweep_result.cost(row):.4g}",
-    ]
+def _coloured(figures: tuple[str, ...]) -> list[str]:
+    colours = {"yes": "green", "no": "red"}
+    return [f"[{colours[text]}]{text}[/]" if text in colours else text for text in figures]
 
 
 GIB = 2.0**30
@@ -260,34 +263,14 @@ def _chosen(row: Row) -> str:
 
 
 def _hover(sweep_result: SweepResult, row: Row) -> str:
-    lines = [
-        f"<b>{row['point']}: {escape(_chosen(row))}</b>", escape(row["cluster"]),
-        f"iteration {units.seconds(row['iteration_time_s'])}",
-        f"{units.count(row['tokens_per_second_per_device'])} tokens/s per device",
-        f"MFU {units.share(row['mfu'])}",
-        f"reserved {units.size(row['peak_reserved_bytes'])} of {units.size(row['memory_bytes'])}",
-        f"{sweep_result.cost_title}: {sweep_result.cost(row):.4g}", f"run {row['run_id']}",
-    ]  # fmt: skip
-    return "<br>".join(lines)
+    words = zip(sweep_result.columns, sweep_result.figures(row), strict=True)
+    lines = [f"<b>{row['point']}: {escape(_chosen(row))}</b>", escape(row["cluster"])]
+    return "<br>".join([*lines, *map(" ".join, words), f"run {row['run_id']}"])
 
 
 def _table(sweep_result: SweepResult, folder: Path) -> str:
-    texts = ("cluster", "arguments", "run")
-    heads = (
-        "#",
-        "cluster",
-        "arguments",
-        "iteration",
-        "tokens/s/device",
-        "MFU",
-        "reserved",
-        "headroom",
-        "fits",
-    )
-    head = "".join(
-        f"<th{'' if name in texts else ' class=number'}>{escape(name)}</th>"
-        for name in (*heads, sweep_result.cost_title, "run")
-    )
+    numbers = "".join(f"<th class=number>{escape(name)}</th>" for name in sweep_result.columns)
+    head = f"<th class=number>#</th><th>cluster</th><th>arguments</th>{numbers}<th>run</th>"
     lines = "".join(_line(sweep_result, row, folder) for row in sweep_result.rows)
     return f"<table><tr>{head}</tr>{lines}</table>"
 
@@ -297,19 +280,14 @@ def _line(sweep_result: SweepResult, row: Row, folder: Path) -> str:
         f"<td>{escape(words)}</td>" for words in (row["cluster"], _chosen(row))
     )
     if row["status"] == "failed":
-        return f'<tr>{what}<td class="bad" colspan="8">{escape(row["error"])}</td></tr>'
-    cells = (
-        units.seconds(row["iteration_time_s"]), units.count(row["tokens_per_second_per_device"]),
-        units.share(row["mfu"]), units.size(row["peak_reserved_bytes"]), units.size(row["headroom_bytes"]),
-        "yes" if row["fits"] else "no",
-        f"{sweep_result.cost(row):.4g}",
-    )  # fmt: skip
-    figures = "".join(
-        f'<td class="number{" bad" if cell == "no" else ""}">{escape(cell)}</td>' for cell in cells
+        columns = len(sweep_result.columns) + 1
+        return f'<tr>{what}<td class="bad" colspan="{columns}">{escape(row["error"])}</td></tr>'
+    cells = "".join(
+        f'<td class="number{" bad" if cell == "no" else ""}">{escape(cell)}</td>'
+        for cell in sweep_result.figures(row)
     )
     front = ' class="front"' if row["pareto"] else ""
-    run = f"<td>{_run_link(row, folder)}</td>"
-    return f"<tr{front}>{what}{figures}{run}</tr>"
+    return f"<tr{front}>{what}{cells}<td>{_run_link(row, folder)}</td></tr>"
 
 
 def _run_link(row: Row, folder: Path) -> str:
