@@ -73,10 +73,10 @@ class Operator:
         return tensor_metas
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """A process group: its global ranks in group order, and what it is for (``"dp"``, ``"tp"``…, from the
-    mesh dimension; ``"world"`` for the default group; ``""`` when unknown)."""
+    mesh dimension; ``"world"`` for the default group; ``""`` when unknown). A tuple, since a large world has
+    thousands, which every rank hands over."""
 
     name: str
     ranks: tuple[int, ...]

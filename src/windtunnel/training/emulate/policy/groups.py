@@ -88,19 +88,23 @@ class Families:
         Groups are found by name and, where names differ between ranks, by label and ranks. Raises
         `ValueError` for a group that is not among the world's.
         """
-        by_name = {(group.name, group.ranks): i for i, group in enumerate(slice_.world_groups)}
-        by_ranks: dict[tuple[str, tuple[int, ...]], int] = {}
-        for i, group in enumerate(slice_.world_groups):
-            by_ranks.setdefault((group.label, group.ranks), i)
         found = []
-        for group in slice_.groups:
-            place = by_name.get((group.name, group.ranks), by_ranks.get((group.label, group.ranks), -1))
+        for group in slice_.groups:  # a few, of thousands in the world
+            place = _place(group, slice_.world_groups)
             if place < 0:
                 raise ValueError(
                     f"group {group.name!r} of rank {slice_.rank} is not among the world's groups"
                 )
             found.append(int(self.family_of[place]))
         return found
+
+
+def _place(group: Group, groups: list[Group]) -> int:
+    """The place of ``group`` among ``groups``, -1 where it is not there."""
+    if group in groups:
+        return groups.index(group)
+    alike = (i for i, one in enumerate(groups) if one.label == group.label and one.ranks == group.ranks)
+    return next(alike, -1)
 
 
 def find_families(groups: Sequence[Group], world_size: int) -> Families:
