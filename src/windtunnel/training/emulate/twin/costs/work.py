@@ -152,7 +152,7 @@ def first_tensor(op: Operator) -> TensorMeta | None:
 
 Shape = tuple[int, ...]
 
-# What `live.fused` and `live.flex` record, forward and backward: queries, keys and values (batch, heads,
+# What `live.fused` records, forward and backward: queries, keys and values (batch, heads,
 # sequence, head dimension) first, and last whether causal and the share of the scores that the mask leaves.
 WITH_SHARE = words("flash_attention cudnn_attention efficient_attention flex_attention")
 
