@@ -17,7 +17,7 @@ from windtunnel.training.checkpoint.model import Commit, Copy, Log, Persisted, S
 from windtunnel.training.checkpoint.policy.restore import BadCopy
 from windtunnel.training.elastic.policy import rules
 from windtunnel.training.emulate import policy as emulate
-from windtunnel.training.emulate.policy.groups import FamilySeen
+from windtunnel.training.emulate.policy.groups import FamilyShape
 from windtunnel.training.emulate.policy.search import name_of
 from windtunnel.training.gradsync import policy as gradsync
 from windtunnel.training.gradsync.model import (
@@ -277,9 +277,9 @@ def emulate_drawn() -> Iterator[tuple[str, emulate.Observation]]:
     for _ in range(120):
         name = rng.choice(list(MESHES))
         world = 16 if name != "deep" else 32
-        families = [FamilySeen(label, size, True, stride) for label, size, stride in MESHES[name]]
+        families = [FamilyShape(label, size, True, stride) for label, size, stride in MESHES[name]]
         if name == "half":
-            families = [FamilySeen("dp", 8, True, 0, tuple(range(8)) * 2)]
+            families = [FamilyShape("dp", 8, True, 0, tuple(range(8)) * 2)]
         odd = rng.choice([(), (0,), (world - 1,), (world // 2,), (5, 6), tuple(range(9, world))])
         kind = {rank: (rank in odd) + 2 * (rank // 4 if name == "pipeline" else 0) for rank in range(world)}
         if name == "deep":

@@ -182,7 +182,7 @@ def capture(
     def choose(observation: Observation) -> Decision:
         each = statistics.fmean(session.seconds) if session.seconds else None
         found, sources = (
-            conditions(session.asked, session.files, cluster.world_size, cluster.devices_per_host)
+            conditions(session.rank_answers, session.files, cluster.world_size, cluster.devices_per_host)
             if options.ranks == "auto" and observation.captured
             else ((), ())
         )
@@ -221,8 +221,8 @@ def capture(
             Note(f"rank {rank} could not be checked and is assumed to do what its class does: {why}")
             for rank, why in sorted(session.refused.items())
         ]
-        said = session.said() if options.live else {}
-        return replace(classes, notes=[*classes.notes, *refused], said=said)
+        messages = session.messages() if options.live else {}
+        return replace(classes, notes=[*classes.notes, *refused], messages=messages)
 
 
 def costs_of(
@@ -465,7 +465,7 @@ def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]
     """
     count = np.bincount(rows[phases != Phase.RECOMPUTE], minlength=len(slice_.operators))
     trained: dict[object, float] = defaultdict(float)
-    asked: dict[object, float] = defaultdict(float)
+    looked_up: dict[object, float] = defaultdict(float)
     for row in np.flatnonzero(count):
         op = slice_.operators[row]
         if not _looks_up(op):
@@ -475,8 +475,8 @@ def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]
         if base_name(op.name) == "embedding_dense_backward":
             trained[op.inputs[2]] += entries
         else:
-            asked[tensors[0].shape] += entries
-    return max((trained or asked).values(), default=0.0)
+            looked_up[tensors[0].shape] += entries
+    return max((trained or looked_up).values(), default=0.0)
 
 
 def _copies(slice_: Slice) -> int:

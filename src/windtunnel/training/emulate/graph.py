@@ -224,8 +224,8 @@ class Slice:
     ``marked``: `windtunnel.step` ends its steps. ``flow``: from the first compiled region on, for each
     operator the call of a region that it belongs to (0: none), how many tensors it reads and writes, and for
     each of these, in the order of the operator's row, its block (-1: none) and byte offset. ``communicated``:
-    blocks that collectives read or write. ``asked``: where the user's own ``files`` asked which rank it is,
-    with the first answers.
+    blocks that collectives read or write. ``rank_answers``: where the user's own ``files`` asked which rank
+    it is, with the first answers.
     """
 
     rank: int
@@ -251,7 +251,7 @@ class Slice:
     ended: bool = False
     varies: int = 0
     marked: bool = False
-    asked: dict[Place, list[int]] = field(default_factory=dict)
+    rank_answers: dict[Place, list[int]] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
     def outline(self) -> Slice:

@@ -169,7 +169,7 @@ def coordinate(result: EmulationResult, live: Sequence[int]) -> tuple[Coordinato
 def _prepare(result: EmulationResult, live: Sequence[int], directory: Path) -> None:
     """Write what the processes read."""
     cluster, options = result.cluster, result.options
-    for name, content in result.classes.said.items():
+    for name, content in result.classes.messages.items():
         (directory / name).write_bytes(content)
     if isinstance(result.program, Function):
         (directory / FUNCTION).write_bytes(result.program.pickled())
@@ -247,7 +247,7 @@ class _Processes:
             return
         log = log_file(self.directory, rank).read_text(errors="replace")
         tail = failure.shorten(log, LOG_LINES)
-        if reason := failure.told(self.directory, rank):
+        if reason := failure.reason(self.directory, rank):
             raise ScriptError(f"{reason} (as live rank {rank})", tail)
         if status < 0:
             raise ScriptError(f"live rank {rank} was killed by signal {-status}", tail)

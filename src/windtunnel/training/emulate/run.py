@@ -217,10 +217,10 @@ COMPARED = ("script", "args", "cluster", "slow", "jitter", "alloc_conf")
 
 @dataclass(frozen=True)
 class FailOn:
-    """What fails a run. ``asked``: as it was given; ``slower``: the share by which an iteration may be longer
-    than the baseline's, None where that was not asked."""
+    """What fails a run. ``words``: as they were given. ``slower``: the share by which an iteration may be
+    longer than the baseline's, None where that does not matter."""
 
-    asked: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     slower: float | None = None
 
     @classmethod
@@ -231,9 +231,9 @@ class FailOn:
             UserError: a word is not known, or two limits of slowness are given.
         """
         texts = [given] if isinstance(given, str) else given
-        asked = dict.fromkeys(word.strip() for one in texts for word in one.split(","))
+        words = dict.fromkeys(word.strip() for one in texts for word in one.split(","))
         limits = []
-        for word in asked:
+        for word in words:
             share = re.fullmatch(r"slower:(\d+(?:\.\d+)?)\s*%", word)
             if share is not None:
                 limits.append(float(share[1]) / 100)
@@ -241,11 +241,11 @@ class FailOn:
                 raise UserError(f"`fail_on`: {word!r} is not known; {ACCEPTED}")
         if len(limits) > 1:
             raise UserError("`fail_on`: slower is given twice, give one limit")
-        return cls(tuple(asked), limits[0] if limits else None)
+        return cls(tuple(words), limits[0] if limits else None)
 
     @property
     def hang(self) -> bool:
-        return "hang" in self.asked
+        return "hang" in self.words
 
     def baseline(self, named: str | None, inputs: Mapping[str, Any], store: Store) -> BaselineFacts | None:
         """What the run is compared with; None where nothing is. ``named``: a run of ``store`` or the file of
@@ -282,10 +282,10 @@ class FailOn:
 
     def judge(self, summary: Summary, baseline: BaselineFacts | None) -> VerdictFacts | None:
         """Whether the run passes, and why not; None where nothing was asked."""
-        if not self.asked:
+        if not self.words:
             return None
         reasons = []
-        if "oom" in self.asked and not summary.fits:
+        if "oom" in self.words and not summary.fits:
             reasons.append(text.worst_out_of_memory(summary.to_json()))
         if self.slower is not None and baseline is not None:
             ratio = summary.iteration_time_s / baseline.iteration_time_s
@@ -295,7 +295,7 @@ class FailOn:
                     f"{units.share(ratio - 1)} longer than the {units.seconds(baseline.iteration_time_s)} of "
                     f"{baseline.name}, where {units.share(self.slower)} is allowed"
                 )
-        return VerdictFacts(fail_on=self.asked, passed=not reasons, reasons=tuple(reasons), baseline=baseline)
+        return VerdictFacts(fail_on=self.words, passed=not reasons, reasons=tuple(reasons), baseline=baseline)
 
 
 def _read_summary(file: Path) -> Any:

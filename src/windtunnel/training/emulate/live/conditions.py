@@ -80,16 +80,16 @@ Found = Value | Each | Mixed | None
 
 
 def conditions(
-    asked: Mapping[Place, Mapping[int, list[int]]], files: Iterable[str], world_size: int,
+    answers: Mapping[Place, Mapping[int, list[int]]], files: Iterable[str], world_size: int,
     devices_per_host: int,
 ) -> tuple[tuple[Condition, ...], tuple[Source, ...]]:  # fmt: skip
-    """The conditions on the rank in the user's ``files``. ``asked``: for each place, what ranks were told."""
-    files = tuple(dict.fromkeys((*files, *sorted(place.file for place in asked))))
+    """The conditions on the rank in the user's ``files``. ``answers``: of each place, to each rank."""
+    files = tuple(dict.fromkeys((*files, *sorted(place.file for place in answers))))
     names, read = _names(tuple(_texts(files)))
-    reader = _Reader(asked, world_size, devices_per_host, names)
+    reader = _Reader(answers, world_size, devices_per_host, names)
     found = reader.read()
-    unread = sorted({place.file for place in asked} - read)
-    if unread or (asked and len(read) < len(files)):
+    unread = sorted({place.file for place in answers} - read)
+    if unread or (answers and len(read) < len(files)):
         found.append(Condition(f"source of {os.path.basename(unread[0] if unread else files[0])} not read"))
     return tuple(found), tuple(reader.sources)
 
@@ -118,7 +118,7 @@ def _names(texts: tuple[tuple[str, bytes], ...]) -> tuple[Names, frozenset[str]]
 
 @dataclass
 class _Reader:
-    asked: Mapping[Place, Mapping[int, list[int]]]
+    answers: Mapping[Place, Mapping[int, list[int]]]
     world_size: int
     devices_per_host: int
     names: Names
@@ -129,7 +129,7 @@ class _Reader:
 
     def read(self) -> list[Condition]:
         """The conditions, in the order of the source."""
-        for place, told in self.asked.items():
+        for place, told in self.answers.items():
             self._rows[place] = self._sources(place, told)
         found: dict[tuple[str, tuple[int, ...], bool], str] = {}
         for node, scope in self.names.scope_of.items():

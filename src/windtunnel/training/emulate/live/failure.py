@@ -106,13 +106,13 @@ def show(error: BaseException) -> None:
     print("".join(told.format()), end="", file=sys.stderr)
 
 
-def tell(directory: Path, rank: int, text: str) -> None:
+def write_reason(directory: Path, rank: int, text: str) -> None:
     """Leave the sentence for the process that asked for the rank."""
     (directory / f"reason-{rank}.txt").write_text(text)
 
 
-def told(directory: Path, rank: int) -> str:
-    """What `tell` left, or nothing."""
+def reason(directory: Path, rank: int) -> str:
+    """What `write_reason` left, or nothing."""
     path = directory / f"reason-{rank}.txt"
     return path.read_text() if path.exists() else ""
 

@@ -3,7 +3,8 @@
 Every launcher says in its own variables which rank a process is; here they all say the same. A host of the
 cluster is called ``host3``, and such a name leads to this machine. ``nvidia-smi`` comes first in the ``PATH``
 (`nvidia_smi`), and NVML's Python module is answered where it is installed: both know the name, the memory and
-the number of the devices, and no more. Where the user's program asks for its rank is written down (`Asked`).
+the number of the devices, and no more. `RankReads` writes down where the
+user's program asks for its rank.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from windtunnel.base.importing import after_import
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Place
-from windtunnel.training.emulate.live import failure, machine, nvidia_smi
+from windtunnel.training.emulate.live import failure, nvidia_smi
 from windtunnel.training.emulate.live.names import refuse
 
 RANK = (
@@ -121,7 +122,7 @@ def install(device: Device, count: int, directory: Path) -> None:
     after_import("pynvml", answer)
 
 
-VARIABLES = (*machine.RANK, *machine.LOCAL, *machine.HOST)
+VARIABLES = (*RANK, *LOCAL, *HOST)
 """Of the environment, that differ from rank to rank."""
 THROUGH = ("os.py", "<frozen os>", "_collections_abc.py", "<frozen _collections_abc>")
 """Files of Python through which the environment is read."""
@@ -130,7 +131,7 @@ MOST = 8
 
 
 @dataclass
-class Asked:
+class RankReads:
     """Where the user's program asks which rank it is, and what it is told there.
 
     It asks in a few ways: the environment, ``torch.distributed``, a device mesh, a process group. Each answer
@@ -138,9 +139,9 @@ class Asked:
     the source, so that what becomes of it can be read there (`windtunnel.training.emulate.live.conditions`).
     What libraries ask for themselves is not: how they treat ranks is theirs, and witnesses show it.
 
-    ``told``: for each place, the first answers."""
+    ``answers``: for each place, the first answers."""
 
-    told: dict[Place, list[int]] = field(default_factory=dict)
+    answers: dict[Place, list[int]] = field(default_factory=dict)
     _own: dict[str, bool] = field(default_factory=dict)
     _places: dict[tuple[CodeType, int], Place] = field(default_factory=dict)
     _before: frozenset[str] = field(default_factory=lambda: frozenset(sys.modules))
@@ -154,9 +155,9 @@ class Asked:
         environment: Any = type(os.environ)
         environment.__getitem__ = self._listen_to_environment(environment.__getitem__)
         for name in ("get_rank", "get_node_local_rank"):
-            told = self._listen(getattr(c10d, name))
+            heard = self._listen(getattr(c10d, name))
             for module in (dist, c10d):
-                setattr(module, name, told)
+                setattr(module, name, heard)
         mesh: Any = DeviceMesh
         for name in ("get_rank", "get_local_rank", "get_coordinate"):
             setattr(mesh, name, self._listen(getattr(mesh, name)))
@@ -174,16 +175,16 @@ class Asked:
 
     def _listen(self, ask: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(ask)
-        def asked(*args: Any, **kwargs: Any) -> Any:
+        def read(*args: Any, **kwargs: Any) -> Any:
             answer = ask(*args, **kwargs)
             self._write(sys._getframe().f_back, answer)
             return answer
 
-        return asked
+        return read
 
-    def _listen_to_environment(self, read: Callable[..., str]) -> Callable[..., str]:
-        def asked(environment: Any, key: Any) -> str:
-            answer = read(environment, key)
+    def _listen_to_environment(self, original: Callable[..., str]) -> Callable[..., str]:
+        def read(environment: Any, key: Any) -> str:
+            answer = original(environment, key)
             if key in VARIABLES:
                 frame: FrameType | None = sys._getframe().f_back
                 while frame is not None and frame.f_code.co_filename.endswith(THROUGH):
@@ -191,7 +192,7 @@ class Asked:
                 self._write(frame, int(answer) if answer.isdigit() else None)
             return answer
 
-        return asked
+        return read
 
     def _write(self, frame: FrameType | None, answer: Any) -> None:
         if frame is None:
@@ -208,6 +209,6 @@ class Asked:
             line, end_line, column, end_column = list(code.co_positions())[frame.f_lasti // 2]
             place = Place(code.co_filename, line or 0, end_line or 0, column or 0, end_column or 0)
             self._places[key] = place
-        answers = self.told.setdefault(place, [])
+        answers = self.answers.setdefault(place, [])
         if isinstance(answer, int) and len(answers) < MOST:
             answers.append(answer)

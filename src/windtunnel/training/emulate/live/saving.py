@@ -3,7 +3,7 @@
 The weights of a device that is not there have no values, and a file of zeros must never take the place of a
 real checkpoint: ``torch.save``, ``safetensors`` and ``torch.distributed.checkpoint`` copy what is on the
 device to the host and leave the file as it is. So they do with a host tensor that was copied from the device
-before; the native library knows those. What the script then moves and removes is answered by `Keeping`. What
+before; the native library knows those. What the script then moves and removes is answered by `Rotation`. What
 is read back (``torch.load``, ``torch.distributed.checkpoint.load``) is read for real.
 """
 
@@ -35,12 +35,12 @@ def install(native: ctypes.CDLL, note: Note, began: float) -> None:
     """Replace the functions that write checkpoints. ``note`` takes one sentence for the report; ``began``:
     when the emulation did, in seconds since the epoch. Call once."""
     original = torch.save
-    keeping = Keeping(note, began)
-    keeping.install()
+    rotation = Rotation(note, began)
+    rotation.install()
 
     def instead(of: str, tensors: list[torch.Tensor], where: Any, more: str = "") -> None:
         copy_to_host(tensors)
-        keeping.saved(where)
+        rotation.saved(where)
         note(f"{of}: device tensors are copied to the host and not written{more}")
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -172,7 +172,7 @@ SUFFIXES = (".bin", ".ckpt", ".distcp", ".pt", ".pth", ".safetensors")
 """What the names of files of weights end with."""
 
 
-class Keeping:
+class Rotation:
     """What a script moves and removes of checkpoints: none that was there before, none that was not written.
 
     A script's rotation must not remove the real ones, which nothing takes the place of, and later ranks must

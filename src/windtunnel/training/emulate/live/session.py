@@ -61,7 +61,9 @@ class Session:
         self.settled: tuple[int, int] | None = None  # the steps to run on other ranks, and the period
         self.ended: bool | None = None  # whether the script comes to its end soon after the steady step
         self.refused: dict[int, str] = {}  # ranks that could not be checked, and why
-        self.asked: dict[Place, dict[int, list[int]]] = {}  # of captured ranks: what each was told where
+        self.rank_answers: dict[
+            Place, dict[int, list[int]]
+        ] = {}  # of captured ranks: what each was told where
         self.files: tuple[str, ...] = ()
         self.seconds: list[float] = []  # that the process of each captured rank took
         self.requests = 0
@@ -114,8 +116,8 @@ class Session:
             slices = self._taken(ranks)
         self.captured.extend(ranks)
         for slice_ in slices:
-            for place, answers in slice_.asked.items():
-                self.asked.setdefault(place, {})[slice_.rank] = answers
+            for place, answers in slice_.rank_answers.items():
+                self.rank_answers.setdefault(place, {})[slice_.rank] = answers
             self.files = tuple(dict.fromkeys((*self.files, *slice_.files)))
         if self.ended is None and slices:
             self.ended = slices[0].ended
@@ -126,7 +128,7 @@ class Session:
                 self.heard.clear()  # they were run as far as the first one, and not as far as these
         return slices
 
-    def said(self) -> dict[str, bytes]:
+    def messages(self) -> dict[str, bytes]:
         """What the captured ranks said to others, as files of their mailbox."""
         return {
             path.name: path.read_bytes() for path in self.directory.iterdir() if MESSAGE.fullmatch(path.name)
@@ -188,7 +190,7 @@ class Session:
                 break
             rank = message["rank"]
             if message["status"] == failure.REFUSED and outline:
-                self.refused[rank] = failure.told(directory, rank)
+                self.refused[rank] = failure.reason(directory, rank)
             elif message["status"] != 0 and not self._is_beyond(rank):
                 raise _failure(message, directory)
             self.seconds.append(message["seconds"])
@@ -249,7 +251,7 @@ def _failure(message: dict[str, Any], directory: Path) -> ScriptError:
             f"the script hung as rank {rank}: for {seconds:.0f} s {did}",
             f"{tail}\n{failure.shorten(dump, LOG_LINES)}",
         )
-    reason = failure.told(directory, rank)
+    reason = failure.reason(directory, rank)
     if reason:
         return ScriptError(f"{reason} (as rank {rank})", tail)
     if status == -9:

@@ -210,7 +210,7 @@ class Values:
                 return call(*args)
             except BaseException as error:  # an exception does not pass through C++
                 failure.show(error)
-                failure.tell(self.world.mailbox.directory, self.world.rank, failure.sentence(error))
+                failure.write_reason(self.world.mailbox.directory, self.world.rank, failure.sentence(error))
                 os._exit(1)
 
         return guarded

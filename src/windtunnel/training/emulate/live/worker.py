@@ -310,9 +310,9 @@ def _prepare(
     the_world = world.WorldView(rank, request.world_size, mailbox, notes.append)
 
     def write(slice_: Slice) -> None:
-        told = replace(slice_, asked=questions.told, files=questions.files(request.script))
-        kept = told.outline() if request.outline else told
-        data = pickle.dumps(kept, protocol=pickle.HIGHEST_PROTOCOL)
+        whole = replace(slice_, rank_answers=reads.answers, files=reads.files(request.script))
+        written = whole.outline() if request.outline else whole
+        data = pickle.dumps(written, protocol=pickle.HIGHEST_PROTOCOL)
         atomic.replace(directory / f"slice-{rank}.pkl", data)
 
     def leave() -> None:
@@ -333,7 +333,7 @@ def _prepare(
     else:
         host.install(native)
         world.install(the_world, native, "cpu")
-    questions = machine.Asked()
+    reads = machine.RankReads()
     loops = Loops(failure.loop_file(directory, rank), lambda: native.wt_row_count(0) + native.wt_row_count(1))
     observer = Observer(
         native, the_world, device.name, ending.step, ending.marked, loops, request.settled, request.marked
@@ -358,7 +358,7 @@ def _prepare(
         kernels.install_deepspeed(observer, launches)
         fused.install(observer, launches)
         install_flex(observer)
-    questions.install()
+    reads.install()
     native.wt_record_on(1)
     return observer, ending
 
@@ -375,16 +375,18 @@ def _run_program(request: Request, rank: int, observer: Any, ending: Any) -> int
                 return 0
             if not isinstance(stop.code, int):
                 print(stop.code, file=sys.stderr)
-            failure.tell(directory, rank, f"{failure.where(stop)}the script called exit({stop.code!r})")
+            failure.write_reason(
+                directory, rank, f"{failure.where(stop)}the script called exit({stop.code!r})"
+            )
             return code
     except BaseException as error:
         if _beside_the_point(request, ending, error):
             return 0
         failure.show(error)
-        failure.tell(directory, rank, failure.sentence(error))
+        failure.write_reason(directory, rank, failure.sentence(error))
         return failure.REFUSED if request.outline and failure.is_refusal(error) else 1
     if len(observer.events()) == 0:
-        failure.tell(directory, rank, "the script ended without any work on a device")
+        failure.write_reason(directory, rank, "the script ended without any work on a device")
         return 3
     observer.program_ended()
     if not observer.steps:

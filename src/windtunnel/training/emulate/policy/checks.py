@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.training.emulate.policy.groups import Axes, FamilySeen, find_axes
+from windtunnel.training.emulate.policy.groups import Axes, FamilyShape, find_axes
 
 CAPTURE_LIMIT = 256
 CHECK_LIMIT = 16
@@ -80,7 +80,7 @@ class Observation:
     ranks: str = "auto"
     limit: int = CAPTURE_LIMIT
     captured: dict[int, int] = field(default_factory=dict)
-    families: tuple[FamilySeen, ...] = ()
+    families: tuple[FamilyShape, ...] = ()
     peers: tuple[int, ...] = ()
     jobs: int = 1
     seconds_each: float | None = None

@@ -30,12 +30,12 @@ from windtunnel.training.emulate.policy.groups import (
     Axes,
     Deadlock,
     Families,
-    FamilySeen,
+    FamilyShape,
+    family_shapes,
     find_families,
+    message_peers,
     ranges,
     ranks_words,
-    seen_families,
-    seen_peers,
 )
 from windtunnel.training.emulate.policy.search import decide
 
@@ -62,8 +62,8 @@ class Classes:
     """A partition of the world. ``rank_class[rank]`` is the row in ``classes``.
 
     ``assumed``: ranks for which no captured rank stands by right, but only the nearest; ``notes`` says so.
-    ``checked``: ranks that were run for their outlines only, which are those of their classes. ``said``: what
-    the captured ranks said to others, by the name of a message, where live ranks are to hear it.
+    ``checked``: ranks that were run for their outlines only, which are those of their classes. ``messages``:
+    what the captured ranks said to others, by the name of a message, where live ranks are to hear it.
     """
 
     world_size: int
@@ -74,7 +74,7 @@ class Classes:
     assumed: Longs
     notes: list[Note] = field(default_factory=list)
     checked: tuple[int, ...] = ()
-    said: dict[str, bytes] = field(default_factory=dict)
+    messages: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def captured(self) -> list[int]:
@@ -87,7 +87,7 @@ class Classes:
 
 
 @dataclass
-class Seen:
+class Evidence:
     """What has been run so far: a digest for each captured rank, one slice for each distinct digest, and the
     outlines (as digests) of these and of the ranks that were only checked."""
 
@@ -129,8 +129,8 @@ class Seen:
         return next(iter(self.slice_of.values()))
 
     @cached_property
-    def _of_the_first(self) -> tuple[tuple[FamilySeen, ...], tuple[int, ...]]:
-        return seen_families(self.first, self.families), seen_peers(self.first)
+    def _of_the_first(self) -> tuple[tuple[FamilyShape, ...], tuple[int, ...]]:
+        return family_shapes(self.first, self.families), message_peers(self.first)
 
     def observe(self, ranks: str, limit: int, checks: int = 0) -> Observation:
         """What the policy is told."""
@@ -170,39 +170,41 @@ def slice_world(
         Deadlock: two ranks made different process groups.
     """
     named = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
-    seen = Seen(world_size)
+    evidence = Evidence(world_size)
     checks = CHECK_LIMIT if check is not None else 0
-    while not isinstance(decision := choose(seen.observe(named, limit, checks)), Known):
+    while not isinstance(decision := choose(evidence.observe(named, limit, checks)), Known):
         if isinstance(decision, Capture):
-            _take(seen, capture, list(decision.ranks))
+            _take(evidence, capture, list(decision.ranks))
         else:
             assert check is not None
             for rank, slice_ in zip(decision.ranks, check(list(decision.ranks)), strict=True):
-                seen.check(rank, slice_)
-    return _classes(seen, decision)
+                evidence.check(rank, slice_)
+    return _classes(evidence, decision)
 
 
-def _take(seen: Seen, capture: Slices, ranks: list[int]) -> None:
+def _take(evidence: Evidence, capture: Slices, ranks: list[int]) -> None:
     slices = {slice_.rank: slice_ for slice_ in capture(ranks)}
     for rank in ranks:
         if rank not in slices:
             raise RuntimeError(f"capture returned no slice of rank {rank}")
-        seen.add(slices[rank])
+        evidence.add(slices[rank])
 
 
-def _classes(seen: Seen, known: Known) -> Classes:
+def _classes(evidence: Evidence, known: Known) -> Classes:
     """Classes in which every rank has the graph of the captured rank that stands for it."""
-    captured = np.array(sorted(seen.digest_of), np.int64)
-    stand_in, assumed = stand_ins(seen.observe("", 0), known)
-    doubts = [_doubt(seen, assumed)] if len(assumed) else []
+    captured = np.array(sorted(evidence.digest_of), np.int64)
+    stand_in, assumed = stand_ins(evidence.observe("", 0), known)
+    doubts = [_doubt(evidence, assumed)] if len(assumed) else []
     checked = tuple(
-        sorted(r for r, number in seen.checked.items() if number != REFUSED and r not in seen.digest_of)
+        sorted(
+            r for r, number in evidence.checked.items() if number != REFUSED and r not in evidence.digest_of
+        )
     )
 
-    names = list(seen.slice_of)
+    names = list(evidence.slice_of)
     row_of_digest = {name: row for row, name in enumerate(names)}
-    row_of_rank = np.zeros(seen.world_size, np.int32)
-    row_of_rank[captured] = [row_of_digest[seen.digest_of[rank]] for rank in captured.tolist()]
+    row_of_rank = np.zeros(evidence.world_size, np.int32)
+    row_of_rank[captured] = [row_of_digest[evidence.digest_of[rank]] for rank in captured.tolist()]
     rank_class = row_of_rank[stand_in]
     # Classes in the order of their first members reads best: pp=0, pp=1, …
     present, first = np.unique(rank_class, return_index=True)
@@ -214,22 +216,29 @@ def _classes(seen: Seen, known: Known) -> Classes:
     classes: list[RankClass] = []
     taken: Counter[str] = Counter()
     for row, old in enumerate(order.tolist()):
-        slice_ = seen.slice_of[names[old]]
+        slice_ = evidence.slice_of[names[old]]
         members = np.flatnonzero(rank_class == row)
-        name = _name(seen.axes, members)
+        name = _name(evidence.axes, members)
         taken[name] += 1
         name = f"{name} ({taken[name]})" if taken[name] > 1 else name
         mine = tuple(int(rank) for rank in captured if rank_class[rank] == row)
-        classes.append(RankClass(name, slice_, members, mine, _note(seen, slice_, members, rank_class)))
+        classes.append(RankClass(name, slice_, members, mine, _note(evidence, slice_, members, rank_class)))
     notes = [Note(cls.note) for cls in classes if cls.note]
     return Classes(
-        seen.world_size, classes, seen.families, seen.axes, rank_class, assumed, notes + doubts, checked
+        evidence.world_size,
+        classes,
+        evidence.families,
+        evidence.axes,
+        rank_class,
+        assumed,
+        notes + doubts,
+        checked,
     )
 
 
-def _doubt(seen: Seen, assumed: Longs) -> Note:
+def _doubt(evidence: Evidence, assumed: Longs) -> Note:
     """Warns that the captured ranks which stand in for these play another part."""
-    parts = [axis.name for axis in seen.axes.axes if axis.positional]
+    parts = [axis.name for axis in evidence.axes.axes if axis.positional]
     return Note(
         f"{ranks_words(assumed)} have places in {' and '.join(parts)} that no captured rank has;"
         " the nearest captured ranks stand in for them (use `ranks` auto to capture one of each)",
@@ -246,14 +255,14 @@ def _name(axes: Axes, members: Longs) -> str:
     return " ".join(words) or "all"
 
 
-def _note(seen: Seen, slice_: Slice, members: Longs, rank_class: NDArray[np.int32]) -> str:
+def _note(evidence: Evidence, slice_: Slice, members: Longs, rank_class: NDArray[np.int32]) -> str:
     """Why the class is not that of the rank at the origin of its part, where it is not."""
-    axes = seen.axes
+    axes = evidence.axes
     point = axes.point(slice_.rank)
     origin = axes.rank(tuple(i if axis.positional else 0 for axis, i in zip(axes.axes, point, strict=True)))
-    if origin not in seen.digest_of or rank_class[origin] == rank_class[slice_.rank]:
+    if origin not in evidence.digest_of or rank_class[origin] == rank_class[slice_.rank]:
         return ""
-    base = seen.slice_of[seen.digest_of[origin]]
+    base = evidence.slice_of[evidence.digest_of[origin]]
     verb = "differs" if len(members) == 1 else "differ"
-    why = difference(base, slice_, seen.families)
+    why = difference(base, slice_, evidence.families)
     return f"{ranks_words(members)} {verb} from rank {origin}: {why}" if why else ""

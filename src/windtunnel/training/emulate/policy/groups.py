@@ -174,7 +174,7 @@ class Axes:
 
 
 @dataclass(frozen=True)
-class FamilySeen:
+class FamilyShape:
     """A family that covers the world, in short: the place of rank r is ``r // stride % size``, or
     ``places[r]`` where there is no such ``stride`` (it then is 0). ``used``: the first rank calls in it."""
 
@@ -191,32 +191,30 @@ class FamilySeen:
         return np.array(self.places, np.int32)
 
 
-def seen_families(slice_: Slice, families: Families) -> tuple[FamilySeen, ...]:
+def family_shapes(slice_: Slice, families: Families) -> tuple[FamilyShape, ...]:
     """The families that could be an axis, as rank ``slice_.rank`` knows and uses them."""
     family_of = families.of_slice(slice_)
     used = {family_of[row.group] for row in slice_.collectives}
-    family_seens = []
+    shapes = []
     for number, family in enumerate(families.families):
         if not family.covers or family.size == 1:
             continue
         stride = int(np.argmax(family.index_of == 1))
-        family_seen = FamilySeen(family.name, family.size, number in used, stride)
-        if not stride or not np.array_equal(family_seen.index(families.world_size), family.index_of):
-            family_seen = FamilySeen(
-                family.name, family.size, number in used, 0, tuple(family.index_of.tolist())
-            )
-        family_seens.append(family_seen)
-    return tuple(family_seens)
+        shape = FamilyShape(family.name, family.size, number in used, stride)
+        if not stride or not np.array_equal(shape.index(families.world_size), family.index_of):
+            shape = FamilyShape(family.name, family.size, number in used, 0, tuple(family.index_of.tolist()))
+        shapes.append(shape)
+    return tuple(shapes)
 
 
-def seen_peers(slice_: Slice) -> tuple[int, ...]:
+def message_peers(slice_: Slice) -> tuple[int, ...]:
     """The ranks to which or from which ``slice_`` has messages."""
     sent = slice_.events[slice_.events["kind"] == EventKind.COLLECTIVE]["ref"]
     rows = [slice_.collectives[row] for row in np.unique(sent)]
     return tuple(sorted({row.peer for row in rows if row.kind in POINT_TO_POINT}))
 
 
-def find_axes(world_size: int, rank: int, families: Sequence[FamilySeen], peers: Sequence[int]) -> Axes:
+def find_axes(world_size: int, rank: int, families: Sequence[FamilyShape], peers: Sequence[int]) -> Axes:
     """Choose axes by what ``rank`` uses, which sends to or receives from ``peers``.
 
     A family becomes an axis when every place in it occurs with every place on the axes before it, so that the

@@ -181,11 +181,13 @@ def _run(request: Request, rank: int, directory: Path) -> int:
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
         if code:
-            failure.tell(directory, rank, f"{failure.where(stop)}the script called exit({stop.code!r})")
+            failure.write_reason(
+                directory, rank, f"{failure.where(stop)}the script called exit({stop.code!r})"
+            )
         return code
     except BaseException as error:
         failure.show(error)
-        failure.tell(directory, rank, failure.sentence(error))
+        failure.write_reason(directory, rank, failure.sentence(error))
         return 1
     return 0
 
