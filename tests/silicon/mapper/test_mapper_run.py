@@ -27,8 +27,7 @@ from windtunnel.silicon.mapper.twin import cost, price, stream
 from windtunnel.store.eventlog import NAME
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.graph import Operator, TensorMeta
-from windtunnel.training.emulate.twin.costs.operators import cost_of
-from windtunnel.training.emulate.twin.costs.profile import encode, find_profile, signature
+from windtunnel.training.emulate.twin.costs.profile import cost_of, encode, find_profile, signature
 
 MM = Operator(
     "aten.mm.default",

@@ -17,7 +17,7 @@ from windtunnel.training.emulate.graph import (
     sentences,
 )
 from windtunnel.training.emulate.live.failure import sentence
-from windtunnel.training.emulate.twin.costs.operators import cost_of
+from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.costs.work import counted_flops, executed_flops, kind_of, moved_bytes
 
 ALL = ("probed", "flash", "xformers", "linear", "float8", "core", "refused", "parallel", "apex")

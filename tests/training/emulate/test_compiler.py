@@ -17,7 +17,7 @@ from windtunnel.training.emulate.twin.compiler import compiled
 from windtunnel.training.emulate.twin.compiler.fusion import Item, kernels
 from windtunnel.training.emulate.twin.compiler.loops import Loops, parts_of
 from windtunnel.training.emulate.twin.compiler.partition import least_kept
-from windtunnel.training.emulate.twin.costs.operators import cost_of
+from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.costs.work import kind_of, moved_bytes
 
 X = meta(4096, 4096)

@@ -11,8 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.calibrate.operators import Recorder
 from windtunnel.training.emulate.graph import Operator, TensorMeta
-from windtunnel.training.emulate.twin.costs.operators import cost_of
-from windtunnel.training.emulate.twin.costs.profile import contiguous
+from windtunnel.training.emulate.twin.costs.profile import contiguous, cost_of
 from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, ISOLATED
 from windtunnel.training.emulate.twin.costs.work import counted_flops, executed_flops, kind_of, moved_bytes
 

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase, TensorMeta
-from windtunnel.training.emulate.twin.costs.operators import cost_of, host_seconds, host_table
 from windtunnel.training.emulate.twin.costs.profile import (
     DeviceProfile,
     contiguous,
+    cost_of,
     decode,
     encode,
     find_profile,
+    host_seconds,
+    host_table,
     read_profile,
     save_profile,
     signature,

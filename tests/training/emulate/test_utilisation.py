@@ -12,7 +12,7 @@ from windtunnel.cluster.catalogue import device, device_names
 from windtunnel.cluster.model import UNITS
 from windtunnel.training.emulate.emulation import Work, utilisation
 from windtunnel.training.emulate.graph import DTYPE_BYTES, Operator, TensorMeta
-from windtunnel.training.emulate.twin.costs.operators import cost_of
+from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.costs.work import counted_flops
 
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")

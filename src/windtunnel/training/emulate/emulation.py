@@ -42,8 +42,12 @@ from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
 from windtunnel.training.emulate.program import Program
 from windtunnel.training.emulate.twin.compiler import compiled
 from windtunnel.training.emulate.twin.costs.collectives import collective_seconds, full_bytes
-from windtunnel.training.emulate.twin.costs.operators import host_table, operator_seconds
-from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, find_profile
+from windtunnel.training.emulate.twin.costs.profile import (
+    DeviceProfile,
+    find_profile,
+    host_table,
+    operator_seconds,
+)
 from windtunnel.training.emulate.twin.costs.roofline import DEFAULT, host_copy_bytes
 from windtunnel.training.emulate.twin.costs.work import (
     base_name,

@@ -33,8 +33,7 @@ from windtunnel.training.emulate.graph import EventKind
 from windtunnel.training.emulate.policy.groups import COLLECTIVE, Channel
 from windtunnel.training.emulate.twin.costs import work
 from windtunnel.training.emulate.twin.costs.collectives import full_bytes
-from windtunnel.training.emulate.twin.costs.operators import cost_of
-from windtunnel.training.emulate.twin.costs.profile import VERSION, encode, signature
+from windtunnel.training.emulate.twin.costs.profile import VERSION, cost_of, encode, signature
 from windtunnel.training.emulate.twin.job import WorldJob
 
 OPERATORS = "operators.json"

@@ -29,7 +29,7 @@ from windtunnel.report.timeline import (
 from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.emulate.exports import JOB, graph_nodes, joins
 from windtunnel.training.emulate.graph import COMM_STREAM, Category, EventKind, Phase
-from windtunnel.training.emulate.twin.costs.operators import cost_of
+from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.costs.work import base_name, counted_flops, moved_bytes
 from windtunnel.training.emulate.twin.emulate import Timing
 from windtunnel.training.emulate.twin.program import HOST, HOST_COMM_STREAM, StepProgram

@@ -37,7 +37,7 @@ from windtunnel.training.emulate.twin.costs.collectives import (
     or_alternative,
     sharing_of,
 )
-from windtunnel.training.emulate.twin.costs.operators import cost_of
+from windtunnel.training.emulate.twin.costs.profile import cost_of
 from windtunnel.training.emulate.twin.findings import CollectiveUse
 from windtunnel.trust.gpu.schemes import messages
 

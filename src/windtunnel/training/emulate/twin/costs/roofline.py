@@ -1,5 +1,11 @@
 """Modelled times of operators, from peaks and efficiency curves, and every constant of the cost models.
 
+An operator takes as long as its arithmetic at the rate that its kind and shape allow, or as its memory
+traffic at the bandwidth that its kind reaches, whichever is longer, and no less than the shortest kernel. For
+matrix products the rate follows from how tiles fill the multiprocessors in waves; for attention from the
+kernel's published throughput and the length of the sequence. Williams, Waterman and Patterson, "Roofline",
+CACM 2009.
+
 `CostParameters` has the constants, each with its source; ``windtunnel calibrate show DEVICE``
 prints them. A figure marked "inference" was reasoned from neighbours, not read or measured. What belongs to a
 part (peaks, bandwidths, the clock held under the power limit, link efficiencies) stands in the cluster
