@@ -167,6 +167,23 @@ def case_tell_who_i_am():
     assert store.get("key") == b"value"
 
 
+def case_groups_of_others():
+    """They are counted without being made: names, results and errors stay as they are."""
+    others = [rank for rank in range(WORLD) if rank != RANK]
+    before = dist.distributed_c10d._world.group_count
+    for _ in range(3):
+        assert dist.new_group(others[:1]) == dist.GroupMember.NON_GROUP_MEMBER
+    for wrong in (others[:1] * 2, [others[0], WORLD]):
+        try:
+            dist.new_group(wrong)
+        except ValueError:
+            continue
+        raise AssertionError(f"a group of {wrong} was made")
+    mine = dist.new_group([RANK])
+    assert dist.distributed_c10d._world.group_count == before + 4
+    assert mine.group_name == str(before + 3)
+
+
 def case_work_future():
     x = torch.empty(64, device="cuda")
     work = dist.all_reduce(x, async_op=True)
