@@ -46,10 +46,11 @@ def is_engine(on: str) -> bool:
     return is_ray(on) or on in (SLURM, KUBERNETES)
 
 
-def own_address() -> str:
-    """The address under which other hosts reach this one: that of its default route, else the loopback."""
+def own_address(peer: str = "203.0.113.1") -> str:
+    """The address from which this host would reach ``peer``, unless given any: the loopback where it has no
+    way there."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
-        sock.connect(("192.0.2.1", 9))  # of documentation: nothing is sent
+        sock.connect((peer, 9))  # nothing is sent
         return str(sock.getsockname()[0])
     return "127.0.0.1"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SUPERVISOR, OFFER, STORE = "supervisor", "offer", "store"
+SUPERVISOR, STORE = "supervisor", "store"
 """The names under which these services are meant (`base.handshake`)."""
 
 

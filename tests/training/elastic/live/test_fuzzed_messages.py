@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from support import secret
 from windtunnel.base import handshake, schema, wire
+from windtunnel.base.calls import SERVICE
 from windtunnel.base.listener import Listener
 from windtunnel.base.wire import WireError
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
@@ -24,7 +25,7 @@ from windtunnel.training.elastic.live.agent.link import LocalServer
 from windtunnel.training.elastic.live.messages import FROM_AGENT, FROM_SUPERVISOR, FROM_WORKER
 from windtunnel.training.elastic.live.rendezvous import Offer
 from windtunnel.training.elastic.live.supervisor import Supervisor
-from windtunnel.training.elastic.model import OFFER, MemberHost, Membership
+from windtunnel.training.elastic.model import MemberHost, Membership
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.elastic.policy.state import Settings
 
@@ -179,7 +180,7 @@ def test_the_local_server_and_the_offer_live(tmp_path: Path) -> None:
     def strike(message: dict[str, Any]) -> None:
         for sock in (
             wire.connect(f"unix:{tmp_path}/s", 5.0),
-            handshake.connect(offer.address, 5.0, secret.KEYS, OFFER),
+            handshake.connect(offer.address, 5.0, secret.KEYS, SERVICE),
         ):
             with sock, contextlib.suppress(OSError):
                 wire.send(sock, message)

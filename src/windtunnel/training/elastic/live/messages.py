@@ -103,4 +103,3 @@ FROM_WORKER: Table = {
     "failed": fields(error=text),
     "inject": fields(action=text, shard=maybe(text), rate=maybe(number)),
 }
-TO_OFFER: Table = {"job": anything}

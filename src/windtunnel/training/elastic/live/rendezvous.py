@@ -1,51 +1,48 @@
-"""How a host that is not ours learns what the job is: it asks the launcher, which listens for it.
+"""How a host that is not emulated learns what the job is: it calls the launcher, which serves that (`rpc`).
 
-Both show that they know the job's secret (`base.handshake`). Then one frame each way: ``{op: "job"}``, and
-the `AgentConfig` that the host is to use. Its own address is the one that the connection came from, unless it
-knows better.
+Both show that they know the job's secret. The answer is the `AgentConfig` that the host is to use; its own
+address is the one from which it reaches the launcher, unless it knows better.
 """
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any, Protocol
 
-from windtunnel.base import handshake, schema, wire
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.keys import Keys
-from windtunnel.base.listener import Listener
-from windtunnel.base.tls import Untrusted
+from windtunnel.base.remote import Link
+from windtunnel.base.rpc import Server, Service
+from windtunnel.linux.hosts import own_address
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.live.messages import TO_OFFER
-from windtunnel.training.elastic.model import OFFER
 
 PATIENCE = 10.0
 
 
+class Jobs(Protocol):
+    """What a launcher serves."""
+
+    def config(self) -> dict[str, Any]:
+        """`AgentConfig.plain`; the names of files of secret and certificates are to be set by the host."""
+
+
 class Offer:
-    """Listens at ``address`` ("host:port") and answers with what ``config()`` makes."""
+    """Serves at ``address`` ("host:port") what ``config()`` makes."""
 
     def __init__(self, address: str, keys: Keys, config: Callable[[], AgentConfig]) -> None:
-        host, port = split(address, "--listen")
+        split(address, "--listen")
         self._config = config
         try:
-            sock = socket.create_server((host, port), backlog=64)
-        except OSError as error:
-            raise UserError(f"--listen {address}: {error.strerror}") from error
-        self.address = f"{host}:{sock.getsockname()[1]}"
-        self._listener = Listener(sock, self._serve, keys=keys, services=lambda: (OFFER,), name="offer")
+            self._server = Server(Service.of(Jobs, self), f"tcp:{address}", keys)
+        except UserError as error:
+            raise UserError(f"--listen {address}: {error}") from error
+        self.address = self._server.address.removeprefix("tcp:")
+        self.close = self._server.close
 
-    def close(self) -> None:
-        self._listener.close()
-
-    def _serve(self, sock: socket.socket) -> None:
-        sock.settimeout(PATIENCE)
-        message, following = wire.receive(sock)
-        wire.skip(sock, following)
-        schema.require(message, TO_OFFER)
-        wire.send(sock, {"op": "job", "config": self._config().plain()})
+    def config(self) -> dict[str, Any]:
+        """As `Jobs`."""
+        return self._config().plain()
 
 
 def ask(launcher: str, keys: Keys, address: str = "", domain: str = "") -> AgentConfig:
@@ -55,24 +52,25 @@ def ask(launcher: str, keys: Keys, address: str = "", domain: str = "") -> Agent
         UserError: nobody listens there, or somebody else, or the secret is not that of the job, or one side
             does not take the other's certificate.
     """
-    split(launcher, "host")
+    host, _ = split(launcher, "host")
+    link = Link(f"tcp:{launcher}", keys=keys, timeout=PATIENCE)
     try:
-        with handshake.connect(launcher, PATIENCE, keys, OFFER) as sock:
-            wire.send(sock, {"op": "job"})
-            plain = wire.receive(sock)[0]["config"]
-            here = sock.getsockname()[0]
-    except handshake.Refused as error:
+        plain = link.call(Jobs, "config", "")
+    except PermissionError as error:
         raise UserError(f"host {launcher}: {error}; give this host the secret of that job") from error
-    except Untrusted as error:
-        raise UserError(f"host {launcher}: {error}") from error
-    except (OSError, KeyError) as error:
+    except (OSError, HostError) as error:
         raise UserError(
             f"host {launcher}: no launcher with --external-hosts answers there ({error})"
         ) from error
+    finally:
+        link.close()
     config = AgentConfig.of(plain)
-    root = f"{config.memory_root}-host"
     return replace(
-        config, address=address or here, domain=domain, forkserver=None, memory_root=str(Path(root))
+        config,
+        address=address or own_address(host),
+        domain=domain,
+        forkserver=None,
+        memory_root=f"{config.memory_root}-host",
     )
 
 
