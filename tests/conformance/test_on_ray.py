@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from support.ports import free_port
 from support.waiting import until
 from training.host_helpers import STAYS, environment, script
+from windtunnel.base.errors import UserError
 from windtunnel.linux.hosts import Lost, RayCluster
 from windtunnel.store import eventlog
 from windtunnel.training import launch as training
@@ -128,8 +130,15 @@ def test_workers_of_ingest_are_actors(nodes: Any, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["exactly_once"]
 
 
+def client() -> RayCluster | None:
+    """Ray's proxy at times cannot start its server for a client: it forks while gRPC is at work."""
+    with contextlib.suppress(UserError):
+        return RayCluster(f"ray://127.0.0.1:{CLIENTS}", namespace="client")
+    return None
+
+
 def test_a_client_has_actors_on_nodes_of_their_own(nodes: Any) -> None:
-    with RayCluster(f"ray://127.0.0.1:{CLIENTS}", namespace="client") as cluster:
+    with until(client) as cluster:
         assert cluster.total("CPU") >= 4
         places = cluster.places(2)
         actors = [
