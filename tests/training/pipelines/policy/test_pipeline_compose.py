@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -35,9 +36,14 @@ def uneven_set(n0: int, count: int, failures: int, seed: int) -> TemplateSet:
     return TemplateSet(n0, failures, tuple(made))
 
 
+def shares_of(pipelines: Sequence[tuple[float, float]], total: int) -> tuple[int, ...]:
+    """Microbatches of pipelines with these (seconds a microbatch, beside them)."""
+    return distribute(pipelines, {kind: kind for kind in pipelines}, total)
+
+
 def seconds_of(set: TemplateSet, sizes: tuple[int, ...], microbatches: int, reduce: float) -> float:
     shapes = [fill_and_step(set.of(size)) for size in sizes]
-    dealt = distribute([step for _, step in shapes], [fill for fill, _ in shapes], microbatches)
+    dealt = shares_of([(step, fill) for fill, step in shapes], microbatches)
     slowest = max(fill + b * step for (fill, step), b in zip(shapes, dealt, strict=True))
     return slowest + reduce * (len(sizes) - 1) / len(sizes)
 
@@ -47,7 +53,7 @@ def seconds_of(set: TemplateSet, sizes: tuple[int, ...], microbatches: int, redu
 def test_shares_are_optimal(pipelines: list[tuple[float, float]], more: int) -> None:
     times, fill = [t for t, _ in pipelines], [f for _, f in pipelines]
     total = len(pipelines) + more
-    dealt = distribute(times, fill, total)
+    dealt = shares_of(pipelines, total)
 
     def last(each: tuple[int, ...]) -> float:
         return max(f + b * t for f, b, t in zip(fill, each, times, strict=True))
@@ -57,25 +63,17 @@ def test_shares_are_optimal(pipelines: list[tuple[float, float]], more: int) -> 
 
 
 def test_shares_of_equal_pipelines_differ_by_one_at_most() -> None:
-    assert distribute([0.1, 0.1, 0.1], [0.3, 0.3, 0.3], 8) == (3, 3, 2)
+    assert shares_of([(0.1, 0.3)] * 3, 8) == (3, 3, 2)
 
 
 def test_shares_of_very_many_pipelines() -> None:
-    dealt = distribute([0.3 + 0.01 * (i % 7) for i in range(2000)], [1.0] * 2000, 50_000)
+    dealt = shares_of([(0.3 + 0.01 * (i % 7), 1.0) for i in range(2000)], 50_000)
     assert sum(dealt) == 50_000 and max(dealt) <= 29
 
 
-@pytest.mark.parametrize(
-    ("times", "fill", "total", "says"),
-    [
-        ([1.0, 1.0], [0.0, 0.0], 1, "1 microbatches for 2"),
-        ([], [], 1, "0 times"),
-        ([0.0], [1.0], 1, "positive"),
-    ],
-)
-def test_shares_that_are_refused(times: list[float], fill: list[float], total: int, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        distribute(times, fill, total)
+def test_a_microbatch_that_takes_no_time_is_refused() -> None:
+    with pytest.raises(UserError, match="positive"):
+        shares_of([(0.0, 1.0)], 1)
 
 
 @pytest.mark.parametrize("seed", range(12))

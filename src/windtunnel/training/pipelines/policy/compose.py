@@ -72,7 +72,7 @@ def usable(set: TemplateSet, hosts: int, microbatches: int) -> int:
 def share(set: TemplateSet, sizes: Sequence[int], microbatches: int) -> tuple[int, ...]:
     """Microbatches for pipelines of these ``sizes``."""
     shapes = {size: fill_and_step(set.of(size)) for size in dict.fromkeys(sizes)}
-    return _handed_out(sizes, {size: (step, fill) for size, (fill, step) in shapes.items()}, microbatches)
+    return distribute(sizes, {size: (step, fill) for size, (fill, step) in shapes.items()}, microbatches)
 
 
 def fill_and_step(template: Template) -> tuple[float, float]:
@@ -228,35 +228,22 @@ class _Problem:
         return tuple(sorted(sizes))
 
 
-def distribute(times: Sequence[float], fill: Sequence[float], total: int) -> tuple[int, ...]:
-    """``total`` microbatches over pipelines with the least time of the last to finish; at least 1 for each.
-
-    Pipeline ``i`` takes ``fill[i] + b times[i]`` seconds for ``b`` microbatches. The next microbatch always
-    goes to the pipeline that would finish first with it, which makes the last one to finish as early as it
-    can be: any other division gives some pipeline a microbatch that this one has put later. (Oobleck solves a
-    mixed-integer program for the least variance of ``b times[i]``, Jang et al., SOSP 2023, section 4.3; the
-    least maximum is what a synchronous step waits for.) Pipelines that are alike are served at once, and only
-    what does not go round is handed out one by one.
-
-    ``times``: seconds for each microbatch more; ``fill``: seconds beside them.
-
-    Raises:
-        UserError: there are fewer microbatches than pipelines, or a time is not positive.
-    """
-    if len(times) != len(fill) or not times:
-        raise UserError(f"{len(times)} times and {len(fill)} fills; one of each is needed for each pipeline")
-    if total < len(times):
-        raise UserError(
-            f"{total} microbatches for {len(times)} pipelines; each pipeline needs at least one microbatch"
-        )
-    pipelines = list(zip(times, fill, strict=True))
-    return _handed_out(pipelines, {kind: kind for kind in pipelines}, total)
-
-
-def _handed_out(
+def distribute(
     pipelines: Sequence[Kind], shapes: Mapping[Kind, tuple[float, float]], total: int
 ) -> tuple[int, ...]:
-    """`distribute` for pipelines of some kinds; ``shapes``: seconds for each microbatch, and beside them."""
+    """``total`` microbatches over no more ``pipelines`` than that, with the least time of the last to
+    finish; at least 1 for each.
+
+    ``shapes``: of each kind of pipeline, the seconds for each microbatch, and those beside them. The next
+    microbatch always goes to the pipeline that would finish first with it, which makes the last one to finish
+    as early as it can be: any other division gives some pipeline a microbatch that this one has put later.
+    (Oobleck solves a mixed-integer program for the least variance of ``b times[i]``, Jang et al., SOSP 2023,
+    section 4.3; the least maximum is what a synchronous step waits for.) Pipelines that are alike are served
+    at once, and only what does not go round is handed out one by one.
+
+    Raises:
+        UserError: a microbatch takes no time.
+    """
     counts = Counter(pipelines)
     kinds = {kind: (round(step * _TICKS), round(base * _TICKS)) for kind, (step, base) in shapes.items()}
     if min(step for step, _ in kinds.values()) < 1:
