@@ -85,7 +85,8 @@ def test_a_host_goes_while_the_last_step_is_written_to_storage(
     with running(
         tmp_path, faults=[f"kill:host=1,point=after_replicated,step={last}"], **settings
     ) as launched:
-        same(launched, sharded)
+        results = end_well(launched)  # no step follows this recovery
+        assert {str(rank): result["digest"] for rank, result in results.items()} == sharded["digests"]
         assert [event["step"] for event in of(launched, "persisted")][-1:] == [last]
 
 
