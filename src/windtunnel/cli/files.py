@@ -61,7 +61,7 @@ def serve(
 
 @group.command("status")
 def status(name: Name = "demo", as_json: Json = False) -> None:
-    """Who holds the files, up to which operation. Exit status 3: fewer hosts than were asked for.
+    """The hosts that hold the files, up to which operation. Exit status 3: fewer hosts than were asked for.
 
     Example: windtunnel files status --name files
     """

@@ -49,8 +49,12 @@ def serve(
         str | None,
         typer.Option("--prefix-kv", metavar="SIZE", help="For what is kept; 1GiB, emulated half of --kv."),
     ] = None,
-    ttft: Annotated[float | None, typer.Option(min=0, help="Seconds promised until the first token.")] = None,
-    tpot: Annotated[float | None, typer.Option(min=0, help="Seconds promised for each further one.")] = None,
+    ttft: Annotated[
+        float | None, typer.Option(min=0, help="Objective: seconds until the first token.")
+    ] = None,
+    tpot: Annotated[
+        float | None, typer.Option(min=0, help="Objective: seconds for each further one.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="Of the worker; 0: one for each idle core.")] = 0,
     dtype: Annotated[

@@ -59,7 +59,7 @@ def serve(
     grpc_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Answer gRPC there, too; 0: any free one.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="Who answers a query, and what is loaded.")] = "cheapest",
+    policy: Annotated[str, typer.Option(help="The rule of dispatching and loading.")] = "cheapest",
     on: Annotated[str, typer.Option(metavar="ENGINE", help="Replicas on ray or ray://HOST:PORT.")] = "",
 ) -> None:
     """Answer requests over the Open Inference Protocol until interrupted.

@@ -19,7 +19,7 @@ group = new_group("Jobs of computing and sending, in one order (MXDAG).")
 @group.command("run")
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.yaml", help="Jobs and what they run on: docs/dag.md.")
+        Path, typer.Argument(metavar="FILE.yaml", help="The jobs and their cluster: docs/dag.md.")
     ],
     schedule: Annotated[str, typer.Option(help="mxdag, fair, fifo, sebf, cpath, or all.")] = "mxdag",
     what_if: Annotated[

@@ -17,10 +17,10 @@ group = new_group("Keep this host's own queue short, whoever sends (CERA).")
 def run(
     device: Annotated[str, typer.Argument(metavar="IFACE", help="The interface whose queue is kept short.")],
     spec: Annotated[
-        Path, typer.Argument(metavar="SPEC.yaml", help="Whose flows are held back: docs/hostrate.md.")
+        Path, typer.Argument(metavar="SPEC.yaml", help="The senders and their queue: docs/hostrate.md.")
     ],
     policy: Annotated[
-        str, typer.Option(help="weights; published: windows as in the paper; free: nobody is held back.")
+        str, typer.Option(help="weights; published: windows as in the paper; free: no window is clamped.")
     ] = "weights",
     log: LogFile = None,
 ) -> None:

@@ -39,7 +39,7 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Who relays what, which multicasts go at once, and how long it takes beside an electrical network.
+    """The racks that relay, the multicasts that go at once, and the time beside an electrical network.
 
     Times are emulated. --json has every rack's rules.
 
@@ -100,7 +100,7 @@ def send(
 ) -> None:
     """Send a file to all racks of a fabric made of processes, network namespaces and tc on this machine.
 
-    Every rack holds what it got against a digest. A rack that is killed meanwhile is told, and the others get
+    Every rack holds what it got against a digest. A killed rack is reported, and the others get
     the file all the same. Needs root; nothing of it is left afterwards, whoever is killed.
 
     Example: windtunnel network multicast send weights.bin --racks 8 --split 2 --rate 100Mb/s --loss 0.05

@@ -23,7 +23,7 @@ def run(
     ] = "fair",
     aggregation: Annotated[
         str,
-        typer.Option(help="Who adds up all_reduces between hosts: none, or switches by switchml, atp, esa."),
+        typer.Option(help="Switches that add up all_reduces between hosts: none, switchml, atp or esa."),
     ] = "none",
     as_json: Json = False,
 ) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 group = new_group("Bandwidth shares on an interface of this host (Augmented Queue).")
 Device = Annotated[str, typer.Argument(metavar="IFACE", help="An interface of this host.")]
-File = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="Who shares it, and how: docs/sharing.md.")]
+File = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The tenants and shares: docs/sharing.md.")]
 Lend = Annotated[
     bool, typer.Option("--lend", help="Stay, and lend what some leave to others until interrupted.")
 ]
@@ -38,7 +38,7 @@ def attach(device: Device, spec: File, lends: Lend = False, log: LogFile = None)
 
 @group.command("set")
 def set_(device: Device, spec: File, lends: Lend = False, log: LogFile = None) -> None:
-    """Give the entities that are attached other rates, limits and marks.
+    """Give the attached tenants other rates, limits and marks.
 
     Example: windtunnel network sharing set eth0 shares.yaml
     """
