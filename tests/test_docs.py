@@ -65,6 +65,13 @@ def test_a_page_is_short_and_plain(path: Path) -> None:
     assert problems(path.read_text(), GUIDE_LINES if guide else None) == []
 
 
+def test_generated_pages_are_plain(hooks: Any) -> None:
+    """Each cell of a table is prose there. The Python API is left out: its docstrings are the package's own."""
+    for name, text in hooks.generated().items():
+        if not name.startswith("reference/api-"):
+            assert problems(text.replace("|", "\n\n")) == [], name
+
+
 def test_the_readme_is_short_and_plain() -> None:
     assert problems((ROOT / "README.md").read_text(), README_LINES) == []
 

@@ -310,9 +310,10 @@ class Summary:
     operators: tuple[OperatorFacts, ...]
     """operators by name"""
     provenance: dict[str, str]
-    """for a field's name, how its figures came about: `emulated` (worked out by windtunnel; also the meaning
-    of a field that is not named), `measured` (on a machine, in this run or in a profile), `published` (from a
-    source that the catalogue names) or `declared` (stated by the user or assumed, as a warning says)"""
+    """for a field's name, how its figures came about: `emulated` (worked out by
+    windtunnel; also the meaning of a field that is not named); `measured` (on a machine, in this run or in a
+    profile); `published` (from a source that the catalogue names); `declared` (stated by the user, or assumed
+    as a warning says)"""
     approximations: tuple[str, ...]
     """what is only approximated, a sentence each"""
     warnings: tuple[str, ...]
