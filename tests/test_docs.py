@@ -66,7 +66,7 @@ def test_a_page_is_short_and_plain(path: Path) -> None:
 
 
 def test_generated_pages_are_plain(hooks: Any) -> None:
-    """Each cell of a table is prose there. The Python API is left out: its docstrings are the package's own."""
+    """Cells of tables are prose there. The Python API is left out: it has the docstrings of the package."""
     for name, text in hooks.generated().items():
         if not name.startswith("reference/api-"):
             assert problems(text.replace("|", "\n\n")) == [], name

@@ -59,7 +59,7 @@ class MapReduce(BaseModel, extra="forbid"):
 
 
 class JobSpec(BaseModel, extra="forbid"):
-    """One of `KINDS`. ``flows``: that carry each message, for ``--sharing fifo``."""
+    """One of `KINDS`."""
 
     script: str | None = None
     """a training script, emulated at once"""

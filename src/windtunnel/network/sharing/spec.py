@@ -54,8 +54,7 @@ ACCEPTED = {
 
 
 class Others(BaseModel, extra="forbid"):
-    """``limit``: how far a tenant may be ahead of its rate (default: 2 ms of it, at least 512 KiB).
-    ``mark_at``: from where it is marked, with ``feedback: ecn``."""
+    """The share of a tenant, or of all other traffic."""
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """share of what rates leave of 98.5 % of the line"""

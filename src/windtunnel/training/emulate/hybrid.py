@@ -51,9 +51,7 @@ DYING = 10.0
 
 @dataclass(frozen=True)
 class LiveFacts:
-    """What a live rank did. ``iteration_time_s``, ``own_s``, ``waited_s``: virtual seconds of the mean step
-    with the replay in it; ``backend_s``: CPU seconds of windtunnel beside them. ``peak_tensor_bytes``: of the
-    second step. ``log``: the file with its output."""
+    """A live rank."""
 
     rank: int
     """the rank"""
@@ -79,9 +77,7 @@ class LiveFacts:
 
 @dataclass(frozen=True)
 class HybridFacts:
-    """Live ranks beside virtual ones. ``data``: the rule by which the virtual ones hold data. ``clock``: what
-    a live rank's time is. ``pace``: measured over modelled seconds of what a live rank does itself.
-    ``joins_after``: steps before the replay joins in."""
+    """Live ranks beside virtual ones."""
 
     data: str
     """the rule by which virtual ranks hold data"""

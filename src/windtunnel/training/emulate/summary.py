@@ -102,8 +102,7 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class CollectiveFacts:
-    """A distinct collective or message; ``bytes`` of the whole buffer, ``bus_bandwidth`` in bytes/s,
-    ``count`` in a period."""
+    """A distinct collective or message."""
 
     kind: str
     """`all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `reduce`, `gather`, `scatter`, `all_to_all`,
@@ -138,8 +137,7 @@ class CollectiveFacts:
 
 @dataclass(frozen=True)
 class OperatorFacts:
-    """Operators of one name, of an iteration of the critical rank together; ``count`` in a period.
-    ``source``: of their times."""
+    """Operators of one name, of an iteration of the critical rank together."""
 
     name: str
     """with overload, such as `aten.mm.default`"""
@@ -160,7 +158,7 @@ class OperatorFacts:
 
 @dataclass(frozen=True)
 class BaselineFacts:
-    """What an iteration was compared with: a run of the store or a file, and its time."""
+    """The iteration that `slower` compared with."""
 
     name: str
     """the id of a run, or a file"""
@@ -170,7 +168,7 @@ class BaselineFacts:
 
 @dataclass(frozen=True)
 class VerdictFacts:
-    """What the run was to fail on, as ``--fail-on`` said it, and why it does, a sentence each."""
+    """The result of ``--fail-on``."""
 
     fail_on: tuple[str, ...]
     """what was to fail the run: `oom`, `hang`, `slower:10%`"""
@@ -184,8 +182,7 @@ class VerdictFacts:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """Steps of a period that are alike. ``steps``: their places in it, from 1. Peaks are of the rank that
-    needs most. ``more``: collectives and operators that the usual step does not have."""
+    """Steps of a period that are alike."""
 
     count: int
     """steps of this kind"""
@@ -203,8 +200,7 @@ class StepFacts:
 
 @dataclass(frozen=True)
 class PeriodFacts:
-    """The sequence of steps that repeats: how many they are, what they take together, and their kinds, the
-    most frequent first. ``repeats``: it was seen to."""
+    """The sequence of steps that repeats."""
 
     steps: int
     """steps in the sequence that repeats"""
@@ -218,9 +214,7 @@ class PeriodFacts:
 
 @dataclass(frozen=True)
 class ConfidentialFacts:
-    """What ``scheme`` added to a mean step of the critical rank (copies) and of a rank that makes the calls
-    (collectives), whether they were waited for or not. ``messages``: encrypted and decrypted between GPUs.
-    ``source``: of the scheme's figures."""
+    """What a protection added to a mean step: to copies of the critical rank, and to collectives."""
 
     scheme: str
     """the name of the protection"""
@@ -238,7 +232,7 @@ class ConfidentialFacts:
 
 @dataclass(frozen=True)
 class ReplayFacts:
-    """Ranks and events that were replayed, and the seed of the jitter."""
+    """What was replayed."""
 
     simulated_ranks: int
     """ranks that were replayed; all others do the same as one of these"""

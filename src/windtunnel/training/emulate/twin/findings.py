@@ -104,7 +104,7 @@ SMALLEST_SHARE = 0.002
 
 @dataclass(frozen=True)
 class Wait:
-    """``seconds`` of the iteration, ``share`` of it, spent on ``what``; ``remedy`` is one sentence."""
+    """A wait of the slowest rank."""
 
     what: str
     """what the slowest rank waits for"""

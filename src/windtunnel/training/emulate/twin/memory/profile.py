@@ -27,8 +27,7 @@ CURVE_POINTS = 2000
 
 @dataclass(frozen=True, slots=True)
 class ScopeBytes:
-    """Bytes and number of the live blocks that were allocated within one module path, or outside modules for
-    one purpose."""
+    """Live blocks that were allocated within one module path, or outside modules for one purpose."""
 
     scope: str
     """a module path, or a purpose outside modules"""
