@@ -52,5 +52,5 @@ def test_the_demonstration_refuses_all_attacks() -> None:
 def test_bad_input_is_one_sentence() -> None:
     with pytest.raises(UserError, match="mode 'schedule' is unknown; accepted are mac, versions, tree"):
         said("attack", "--mode", "schedule")
-    with pytest.raises(UserError, match="accepted is --demo"):
+    with pytest.raises(UserError, match="give --demo"):
         said("attest")

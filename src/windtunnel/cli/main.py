@@ -45,9 +45,12 @@ class Verbs(Lazy):
 
 def _flags(command: Any) -> dict[str, str]:
     """The options of a verb, and of those below it, by the names of their parameters: messages have these
-    between backticks, as Python's callers know them."""
-    below = [_flags(one) for one in getattr(command, "commands", {}).values()]
-    own = {one.name: max(one.opts, key=len) for one in command.params if one.param_type_name == "option"}
+    between backticks, as Python's callers know them. An argument is written in capitals."""
+    below = [_flags(verb) for verb in getattr(command, "commands", {}).values()]
+    own = {
+        given.name: max(given.opts, key=len) if given.param_type_name == "option" else given.name.upper()
+        for given in command.params
+    }
     return {name: flag for flags in (*below, own) for name, flag in flags.items()}
 
 

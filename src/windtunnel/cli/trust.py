@@ -8,7 +8,7 @@ import typer
 
 from windtunnel.base.errors import LessError, UserError
 from windtunnel.cli import new_group
-from windtunnel.cli.common import Json, emit
+from windtunnel.cli.common import Json, choice, emit
 
 group = new_group("Training where host and storage are not trusted.")
 Demo = Annotated[bool, typer.Option("--demo", help="A simulated device and a hostile host, as processes.")]
@@ -25,7 +25,7 @@ def attest(demo: Demo = False, tier: Tier = "simulator", as_json: Json = False) 
     from windtunnel.trust.attest import demonstrate
 
     if not demo:
-        raise UserError("trust attest: no device is named; accepted is --demo")
+        raise UserError("trust attest: no device is named; give --demo, a simulated device")
     with TemporaryDirectory() as folder:
         rows = demonstrate(Path(folder), tier=tier)
     lines = ("  ".join(f"{name}: {value}" for name, value in row.items()) for row in rows)
@@ -43,7 +43,7 @@ def attack(mode: Mode = "all", as_json: Json = False) -> None:
     from windtunnel.trust import shield
 
     with TemporaryDirectory() as folder:
-        modes = shield.MODES if mode == "all" else [mode]
+        modes = shield.MODES if choice("mode", mode, (*shield.MODES, "all")) == "all" else [mode]
         found = {each: shield.attack(each, Path(folder)) for each in modes}
     missed = {each: [name for name in row if not row[name]] for each, row in found.items()}
     lines = []

@@ -48,7 +48,10 @@ def listed(home: Home = HERE) -> None:
     """
     from windtunnel.serving.variants.live.registry import registered
 
-    _show([one.variant for one in registered(home)])
+    variants = [entry.variant for entry in registered(home)]
+    if not variants:
+        return typer.echo(f"No variants in {home} yet: start with `windtunnel variants add`.")
+    _show(variants)
 
 
 @group.command("serve")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli.common import Json, LogFile, emit, print_columns, print_json, stop_event
+from windtunnel.cli.common import Json, LogFile, choice, emit, print_columns, print_json, stop_event
 
 if TYPE_CHECKING:
     from windtunnel.control.database import Control
@@ -171,11 +171,13 @@ def demo(
     from windtunnel.base.errors import LessError
     from windtunnel.cli import shown_progress
     from windtunnel.control.database.live import demo as live
+    from windtunnel.control.database.policy import POLICIES
     from windtunnel.control.debug import Recorder
     from windtunnel.store import eventlog
     from windtunnel.store.runs import Store
     from windtunnel.store.transactions import Transactions
 
+    choice("policy", policy, POLICIES)
     kill = (0 if record else 3) if kill is None else kill
     inputs: dict[str, Any] = {"workers": workers, "tasks": tasks, "kill": kill, "policy": policy}
     run = Store.open().begin("control.database", inputs, seed)
